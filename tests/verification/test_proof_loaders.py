@@ -27,8 +27,8 @@ class Real:
         samples: Any = train.samples_of(data, shape.batch, MICRO_BATCHES, shape.seed, SAMPLERS[shape.sampler]())
         samples.agree = functools.partial(self._agree, agreed)
         self.samples = samples
-        passport_of: Any = passport.passport_of
-        own = passport_of(MODEL, OPTIMIZER, data, self.samples, shape.seed)
+        fingerprint: Any = passport.fingerprint
+        own = fingerprint(MODEL, OPTIMIZER, data, self.samples, shape.seed)
         self._position = position.Position(own, self.samples)
 
     def _agree(self, agreed, epoch, digest):

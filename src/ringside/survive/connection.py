@@ -129,7 +129,7 @@ def _store(address: str, port: int, environ: Mapping[str, str], number: int) -> 
 # touched anything.
 
 
-def passport_of(
+def fingerprint(
     model: nn.Module, optimizer: torch.optim.Optimizer, dataset: object, samples: Samples, seed: int
 ) -> dict[str, str]:
     """Return what this worker is, by name."""
@@ -152,7 +152,7 @@ def encode(passport: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(passport)
 
 
-def refuse_strangers(own: Mapping[str, str], standing: bytes, name: str) -> None:
+def check_fingerprint(own: Mapping[str, str], standing: bytes, name: str) -> None:
     """Raise `MismatchError` unless this worker is what the job's first one wrote down.
 
     Args:

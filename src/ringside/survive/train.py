@@ -96,7 +96,7 @@ class Training:
         """
         job = self._driver.job
         known = self._driver.digests
-        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings, known)]
+        return [decision for _, decision in committed(job.rendezvous.registers, steps, job.settings, known)]
 
     @property
     def reason(self) -> str:
@@ -190,14 +190,14 @@ def training(
     number = _ended[own_job()]
     final = Final(_kept(number), checkpoint_dir)
     with _connection(final, number) as connection:
-        own = passport.passport_of(model, optimizer, dataset, samples, seed)
+        own = passport.fingerprint(model, optimizer, dataset, samples, seed)
         moved = {} if scheduler is None else {"scheduler": scheduler}
         state = JobState(model, optimizer, moved, Position(own, samples))
         if not final.is_over:
             _admit(connection, own)
         job = SurviveJob(
             rank=connection.rank,
-            meeting=Rendezvous(connection.registers, connection.ranks),
+            rendezvous=Rendezvous(connection.registers, connection.ranks),
             listening=Rendezvous(connection.listening, connection.ranks),
             settings=_settings(samples, shape, connection.ranks),
             state=state,
@@ -208,7 +208,7 @@ def training(
             final=final,
             per_micro_batch=reproducible,
             patience=Patience(silent_s=silent_s),
-            phases=Failpoints.of_environment(connection.rank, os.environ),
+            failpoints=Failpoints.of_environment(connection.rank, os.environ),
             stragglers=Stragglers(on_straggler),
             open_transport=None if connection.store is None else connection.open_transport,
         )
@@ -338,7 +338,7 @@ def _admit(connection: StoreConnection, own: dict[str, str]) -> None:
     """Leave the program with a status of its own if this rank is no member of this job."""
     standing = connection.registers.create("passport", passport.encode(own))
     try:
-        passport.refuse_strangers(own, standing, f"rank {connection.rank}")
+        passport.check_fingerprint(own, standing, f"rank {connection.rank}")
     except MismatchError as error:
         raise _refused(error) from None
 

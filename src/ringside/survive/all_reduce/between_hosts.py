@@ -68,9 +68,9 @@ class NetExchange:
         seat: This member.
         generation: Whom with.
         layout: How sums are laid out.
-        meeting: Where acknowledgements are shown.
-        lookout: Waits for the others.
-        phases: Where this process is.
+        rendezvous: Where acknowledgements are shown.
+        peer_wait: Waits for the others.
+        failpoints: Where this process is.
         open_transport: Makes groups of two, one for each link that is used.
     """
 
@@ -79,13 +79,13 @@ class NetExchange:
         seat: MemberId,
         generation: Generation,
         layout: HostLayout,
-        meeting: Rendezvous,
-        lookout: PeerWait,
-        phases: Failpoints,
+        rendezvous: Rendezvous,
+        peer_wait: PeerWait,
+        failpoints: Failpoints,
         open_transport: OpenTransport,
     ) -> None:
         self.seat, self.generation, self._layout = seat, generation, layout
-        self._meeting, self._lookout, self._phases = meeting, lookout, phases
+        self._rendezvous, self._peer_wait, self._failpoints = rendezvous, peer_wait, failpoints
         self._me = generation.members.index(seat)
         self.slots = [np.zeros(layout.size_bytes, dtype=np.uint8) for _ in layout.slots[seat.rank]]
         self._way = way_around(generation)
@@ -113,14 +113,14 @@ class NetExchange:
             raise self._parted()
         if self._exchange is None:
             self._exchange = Exchange(self._finished(self._opening))
-        self._phases.reached("before_send")
+        self._failpoints.reached("before_send")
         reduce = self._gather if self._per_micro_batch else self._reduce
         under_way = self._thread.submit(lambda: reduce(into))
-        self._phases.reached("after_send")
+        self._failpoints.reached("after_send")
         self._finished(under_way)
-        self._phases.reached("after_sum")
+        self._failpoints.reached("after_sum")
 
-    def tell_own(self, seconds: float) -> None:
+    def publish_own_time(self, seconds: float) -> None:
         """Say what a micro-batch took here, seconds."""
         self._own[self.seat.rank] = seconds
 
@@ -130,23 +130,23 @@ class NetExchange:
 
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
-        self._meeting.say(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
+        self._rendezvous.publish(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
 
     def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
         """Return the acknowledgements that the others show for an attempt."""
         found = []
         for seat in self.generation.members:
-            data = None if seat == self.seat else self._meeting.registers.read(self._ack_key(seat))
+            data = None if seat == self.seat else self._rendezvous.registers.read(self._ack_key(seat))
             if data is not None:
                 shown = decode(data, _shown, "an acknowledgement")
                 self._own[seat.rank] = shown.own_s
                 found.append(shown.ack)
         return [ack for ack in found if ack.tag == tag]
 
-    def ring(self, step: int) -> None:
+    def announce_decision(self, step: int) -> None:
         """Nothing is told: the others look at the register."""
 
-    def rung(self, step: int) -> bool:
+    def may_be_decided(self, step: int) -> bool:
         """Tell whether it is worth looking at the register, which it always is."""
         return True
 
@@ -182,7 +182,7 @@ class NetExchange:
 
     def _noticed(self, fold: Fold) -> Fold:
         def noticed(sources: Sequence[int], target: int, elements: int) -> None:
-            self._phases.reached("mid_chunk")
+            self._failpoints.reached("mid_chunk")
             fold(sources, target, elements)
 
         return noticed
@@ -199,7 +199,7 @@ class NetExchange:
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
         call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
         self._exchange.run(plan, held if gather else [memory], 1, folder(_BYTE, _SUM), call)
-        self._phases.reached("mid_chunk")
+        self._failpoints.reached("mid_chunk")
         placed = [
             (of, own[at * size : (at + 1) * size])
             for rank, own in zip(ranks, held, strict=True)
@@ -211,7 +211,7 @@ class NetExchange:
         """Wait for what the thread does; attend to other things meanwhile."""
         others = [seat for seat in self.generation.members if seat != self.seat]
         try:
-            self._lookout.wait(lambda: [] if work.is_completed() else others)
+            self._peer_wait.wait(lambda: [] if work.is_completed() else others)
             return work.wait(0)
         except Superseded:
             self.close()
@@ -229,10 +229,10 @@ class NetExchange:
         seat, left = self.generation.members[cause.vertex], cause.kind == "left"
         until = time.monotonic() + _JUDGE_S * (1 + left)
         while time.monotonic() < until:
-            if seat in self._lookout.dead():
+            if seat in self._peer_wait.dead():
                 return GaveUp(seat)
-            self._lookout.attend(())
-            self._lookout.pause(_LOOK_S)
+            self._peer_wait.attend(())
+            self._peer_wait.pause(_LOOK_S)
         return GaveUp() if left else self._without_link(seat)
 
     def _without_link(self, seat: MemberId) -> GaveUp:
@@ -251,8 +251,8 @@ class NetExchange:
         """Wait for the proposal of somebody who knows better."""
         until = time.monotonic() + longest_s
         while time.monotonic() < until:
-            self._lookout.attend(())
-            self._lookout.pause(_LOOK_S)
+            self._peer_wait.attend(())
+            self._peer_wait.pause(_LOOK_S)
 
     def _ack_key(self, seat: MemberId) -> str:
         return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"
