@@ -29,8 +29,8 @@ class Slow:
     def __str__(self) -> str:
         return f"slow:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was made {100 * (self.factor - 1):.0f} % slower from step {self.from_step} on"
 
 
@@ -61,8 +61,8 @@ class Pause:
         since = step - self.at_step
         return since == 0 or (since > 0 and self.every > 0 and since % self.every == 0)
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         when = f"every {self.every} steps from step {self.at_step} on" if self.every else f"in step {self.at_step}"
         return f"rank {self.rank} stood still for {self.seconds:g} s {when}"
 
@@ -84,8 +84,8 @@ class Kill:
     def __str__(self) -> str:
         return f"kill:rank={self.rank},at_step={self.at_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was killed in step {self.at_step}"
 
 
@@ -108,8 +108,8 @@ class Input:
     def __str__(self) -> str:
         return f"input:rank={self.rank},seconds={self.seconds!r},from_step={self.from_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         each = f"{1e3 * self.seconds:g} ms longer per step"
         return f"rank {self.rank} waited {each} for its input from step {self.from_step} on"
 
@@ -133,8 +133,8 @@ class Uneven:
     def __str__(self) -> str:
         return f"uneven:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was given {100 * (self.factor - 1):.0f} % more samples from step {self.from_step} on"
 
 
@@ -155,8 +155,8 @@ class Hang:
     def __str__(self) -> str:
         return f"hang:rank={self.rank},at_step={self.at_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} stood still for good in the backward pass of step {self.at_step}"
 
 
@@ -177,8 +177,8 @@ class Stop:
     def __str__(self) -> str:
         return f"stop:rank={self.rank},at_step={self.at_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was stopped (SIGSTOP) in step {self.at_step}"
 
 
@@ -201,8 +201,8 @@ class Diverge:
     def __str__(self) -> str:
         return f"diverge:rank={self.rank},at_step={self.at_step},by={self.by!r}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"one number of rank {self.rank}'s first parameter was changed by {self.by:g} before step {self.at_step}"
 
 

@@ -107,17 +107,28 @@ class NetExchange:
             GaveUp, Superseded: It cannot be finished.
         """
         if len(self.generation.members) == 1:
-            self._alone(into)
+            add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
             return
         if self._gone:
-            raise self._parted()
+            # No order of the members avoids the broken links: those who stay go on without the others, who wait a
+            # moment for that proposal.
+            if self.seat not in self._gone:
+                raise GaveUp(*self._gone)
+            until = time.monotonic() + _JUDGE_S
+            while time.monotonic() < until:
+                self._peer_wait.attend(())
+                self._peer_wait.pause(_LOOK_S)
+            raise GaveUp()
         if self._exchange is None:
-            self._exchange = Exchange(self._finished(self._opening))
+            self._exchange = Exchange(self._wait_for(self._opening))
         self._failpoints.reached("before_send")
-        reduce = self._gather if self._per_micro_batch else self._reduce
+        # One sum per rank is added up on its way; several per rank travel as they are, and are added up in order.
+        slots_of = self._layout.slots.items()
+        per_micro_batch = any(len(slots) > 1 or slots not in ((), (rank,)) for rank, slots in slots_of)
+        reduce = self._gather if per_micro_batch else self._reduce
         under_way = self._thread.submit(lambda: reduce(into))
         self._failpoints.reached("after_send")
-        self._finished(under_way)
+        self._wait_for(under_way)
         self._failpoints.reached("after_sum")
 
     def publish_own_time(self, seconds: float) -> None:
@@ -160,14 +171,7 @@ class NetExchange:
         self._thread.stop(timeout_s=0.0)
         self.slots = []
 
-    # ------------------------------------------------------------------------------------------ carrying
-
-    @property
-    def _per_micro_batch(self) -> bool:
-        return any(len(slots) > 1 or slots not in ((), (rank,)) for rank, slots in self._layout.slots.items())
-
-    def _alone(self, into: Bytes) -> None:
-        add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
+    # ------------------------------------------------------------------------------------------ the exchange
 
     def _reduce(self, into: Bytes) -> None:
         """Add up one sum per rank on the way."""
@@ -207,7 +211,7 @@ class NetExchange:
         ]
         add_up(self._layout.runs, [part for _, part in sorted(placed, key=lambda each: each[0])], into, 0, size)
 
-    def _finished(self, work: Work) -> Any:
+    def _wait_for(self, work: Work) -> Any:
         """Wait for what the thread does; attend to other things meanwhile."""
         others = [seat for seat in self.generation.members if seat != self.seat]
         try:
@@ -217,11 +221,11 @@ class NetExchange:
             self.close()
             raise
         except LinkError as error:
-            raise self._blamed(error.cause) from None
+            raise self._attribute(error.cause) from None
         except (RuntimeError, SignatureMismatch):  # others are at another generation
             raise GaveUp() from None
 
-    def _blamed(self, cause: LinkFailure) -> GaveUp:
+    def _attribute(self, cause: LinkFailure) -> GaveUp:
         """Find out whether a member is dead or only the link to it: give its heart time to beat.
 
         One that left knows better why: its proposal is awaited.
@@ -233,26 +237,11 @@ class NetExchange:
                 return GaveUp(seat)
             self._peer_wait.attend(())
             self._peer_wait.pause(_LOOK_S)
-        return GaveUp() if left else self._without_link(seat)
-
-    def _without_link(self, seat: MemberId) -> GaveUp:
-        """Go around the link to a member; where there is no way, without those who are cut off."""
+        if left:
+            return GaveUp()
+        # It lives, so the link is broken: go around it, or where there is no way, on without those that are cut off.
         gone, link = blamed(self.generation, self.seat, seat)
         return GaveUp(*gone, broken=link)
-
-    def _parted(self) -> GaveUp:
-        """Have those who stay go on without the others, who wait for them to say so."""
-        if self.seat not in self._gone:
-            return GaveUp(*self._gone)
-        self._wait_for_others(_JUDGE_S)
-        return GaveUp()
-
-    def _wait_for_others(self, longest_s: float) -> None:
-        """Wait for the proposal of somebody who knows better."""
-        until = time.monotonic() + longest_s
-        while time.monotonic() < until:
-            self._peer_wait.attend(())
-            self._peer_wait.pause(_LOOK_S)
 
     def _ack_key(self, seat: MemberId) -> str:
         return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"

@@ -144,7 +144,11 @@ class HostSums:
         Args:
             halfway: Called when half of it is done.
         """
-        placed = [(of, slot) for rank in self._members for of, slot in self._held(rank)]
+        placed = [
+            (order, slot)
+            for rank in self._members
+            for order, slot in zip(self.layout.slots[rank], self.views[rank].slots, strict=True)
+        ]
         sources = [slot for _, slot in sorted(placed, key=lambda each: each[0])]
         first, last = self._slice(self.rank)
         middle = first + slice_of(last - first, 0, 2)[1]
@@ -165,9 +169,6 @@ class HostSums:
 
     def _slice(self, rank: int) -> tuple[int, int]:
         return slice_of(self.layout.size_bytes, self._members.index(rank), len(self._members))
-
-    def _held(self, rank: int) -> list[tuple[int, NDArray[np.uint8]]]:
-        return list(zip(self.layout.slots[rank], self.views[rank].slots, strict=True))
 
 
 def _fence() -> None:
@@ -222,7 +223,9 @@ class HostExchange:
         Raises:
             GaveUp, Superseded: It cannot be finished.
         """
-        self._meet_all()
+        for rank, seat in self._seats.items():
+            if rank not in self._sums.views:
+                self._peer_wait.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
         self._failpoints.reached("before_send")
         self._sums.write_word(AttemptWord.READY, step + 1)
         self._failpoints.reached("after_send")
@@ -244,6 +247,7 @@ class HostExchange:
 
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
+        # ACKNOWLEDGED is written last: a reader that sees it sees the digests before it.
         self._sums.write_word(AttemptWord.DIGEST, int(ack.digest, 16))
         self._sums.write_word(AttemptWord.STATE, int(ack.state or "0", 16))
         self._sums.write_word(AttemptWord.ACKNOWLEDGED, ack.tag.step + 1)
@@ -255,8 +259,18 @@ class HostExchange:
             tag: The attempt.
             checked: Whether digests of the state belong to them.
         """
-        met = [rank for rank in self._seats if rank != self.seat.rank and self._meets(rank)]
-        return [self._shown(rank, tag, checked) for rank in met if self._has(rank, AttemptWord.ACKNOWLEDGED, tag.step)]
+        acks = []
+        for rank, seat in self._seats.items():
+            if rank == self.seat.rank:
+                continue
+            # After the last step nobody has waited for a member that joined: its memory may not be mapped yet.
+            with contextlib.suppress(GaveUp):  # its death is noticed otherwise
+                is_mapped = rank in self._sums.views or not self._unmet(seat)
+                if is_mapped and self._has(rank, AttemptWord.ACKNOWLEDGED, tag.step):
+                    digest = f"{self._sums.read_word(rank, AttemptWord.DIGEST):016x}"
+                    state = f"{self._sums.read_word(rank, AttemptWord.STATE):016x}" if checked else ""
+                    acks.append(Acknowledgement(tag, seat, digest, state))
+        return acks
 
     def announce_decision(self, step: int) -> None:
         """Tell the members that a step is decided, so that they read how."""
@@ -270,17 +284,6 @@ class HostExchange:
     def close(self) -> None:
         """Let go of all memory."""
         self._sums.close()
-
-    def _meet_all(self) -> None:
-        for rank, seat in self._seats.items():
-            if rank not in self._sums.views:
-                self._peer_wait.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
-
-    def _meets(self, rank: int) -> bool:
-        """Tell whether a member's memory can be read; after the last step nobody has waited for that."""
-        with contextlib.suppress(GaveUp):  # its death is noticed otherwise
-            return rank in self._sums.views or not self._unmet(self._seats[rank])
-        return False
 
     def _unmet(self, seat: MemberId) -> list[MemberId]:
         address = self._rendezvous.arena_of(self.generation.incarnation, self.generation.number, seat)
@@ -298,12 +301,8 @@ class HostExchange:
     def _has(self, rank: int, word: AttemptWord, step: int) -> bool:
         return self._sums.read_word(rank, word) == step + 1
 
-    def _shown(self, rank: int, tag: Tag, checked: bool) -> Acknowledgement:
-        digest, state = (f"{self._sums.read_word(rank, word):016x}" for word in (AttemptWord.DIGEST, AttemptWord.STATE))
-        return Acknowledgement(tag, self._seats[rank], digest, state if checked else "")
-
 
 def own_slots(generation: Generation, rank: int, per_micro_batch: bool) -> tuple[int, ...]:
     """Return what a member's slots hold, as numbers in the order of addition: micro-batches, or all of a rank's."""
-    mine = generation.micro_batches_of(rank)
-    return mine if per_micro_batch else (rank,) if mine else ()
+    own = generation.micro_batches_of(rank)
+    return own if per_micro_batch else (rank,) if own else ()

@@ -111,12 +111,12 @@ class Checkpoints:
             self.write(tree)
             self._failing = False
         except Exception as error:  # what goes wrong in DCP comes in several types
-            self._tell(f"no checkpoint of step {tree['step']} ({_first_line(error)})")
+            self._warn(f"no checkpoint of step {tree['step']} ({_first_line(error)})")
 
-    def _tell(self, what: str) -> None:
+    def _warn(self, problem: str) -> None:
         """Warn once until a checkpoint can be written again; training goes on meanwhile."""
         level = logging.INFO if self._failing else logging.WARNING
-        _log.log(level, "%s: training goes on, the one before stays; make room in %s", what, self.directory)
+        _log.log(level, "%s: training goes on, the one before stays; make room in %s", problem, self.directory)
         self._failing = True
 
     def write(self, tree: dict[str, Any]) -> Path:
