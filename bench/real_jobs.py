@@ -19,7 +19,7 @@ from typing import Any
 
 from ringside.errors import RingsideError
 from ringside.faults.inject import Hang, Kill, Stop, parse_fault
-from ringside.launch.follow import conclude, environment, follow
+from ringside.launch.follow import environment, finish_run, follow
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict
@@ -104,7 +104,7 @@ def run_job(job: Job, path: Path) -> Ended:
             deaths = launch.deaths
     if stop.signum:
         raise KeyboardInterrupt
-    concluded = conclude(path, deaths)
+    concluded = finish_run(path, deaths)
     fault = parse_fault(job.inject)
     ends = path / "ends.json"
     if concluded is None or (status and not isinstance(fault, Hang | Stop | Kill)):

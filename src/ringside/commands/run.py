@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
-from ringside.launch.follow import choose_directory, conclude, environment, follow
+from ringside.launch.follow import choose_directory, environment, finish_run, follow
 from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
 from ringside.monitor.alerts.live import afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         launch = Launch(with_defaults(line, _processes()), {**_environment(path), **alerts})
         status = follow(launch, path, stop, _show)
     with afterwards(hooks, path):
-        concluded = conclude(path, () if stop.signum else launch.deaths)
+        concluded = finish_run(path, () if stop.signum else launch.deaths)
     if concluded is not None:
         _print(path, *concluded)
     elif not (path / RUN).exists():

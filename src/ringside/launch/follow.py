@@ -113,7 +113,7 @@ class _Tail:
             return []
 
 
-def conclude(
+def finish_run(
     path: Path, deaths: Sequence[Death] = (), extra: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[Verdict]] | None:
     """Write a run's summary and report once its ranks have ended; return the summary and its verdicts.
