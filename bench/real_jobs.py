@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ringside.launch.follow_run import environment, finish_run, follow_run
+
 from ringside.errors import RingsideError
 from ringside.faults.inject import Hang, Kill, Stop, parse_fault
-from ringside.launch.follow import environment, finish_run, follow
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict
@@ -100,7 +101,7 @@ def run_job(job: Job, path: Path) -> Ended:
             status, deaths = _in_lab(path, job.ranks, words, variables, log), []
         else:
             launch = Launch([*launcher(job.ranks), *words], variables, sink=log.append)
-            status = follow(launch, path, stop, lambda run, found: _watch(job, launch, stop, began, run, found))
+            status = follow_run(launch, path, stop, lambda run, found: _watch(job, launch, stop, began, run, found))
             deaths = launch.deaths
     if stop.signum:
         raise KeyboardInterrupt

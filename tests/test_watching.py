@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from ringside.launch.follow_run import choose_directory, environment, finish_run, follow_run
 from tests.monitor.jobs import records_of, run_info
 from tests.recorded_runs import own_times
 
 from ringside.errors import UsageError
-from ringside.launch.follow import choose_directory, environment, finish_run, follow
 from ringside.launch.torchrun import StopRequest
 from ringside.monitor.run.directory import RUN, RunReader, RunWriter
 from ringside.monitor.verdict import Verdict
@@ -166,7 +166,7 @@ def shown_of(path: Path, launcher: Launcher, stop: StopRequest) -> tuple[int, li
     def show(run: RunFollower, new: list[ShownFinding]) -> None:
         shown.append((run.step, new))
 
-    return follow(launcher, path, stop, show), shown  # type: ignore[arg-type]
+    return follow_run(launcher, path, stop, show), shown  # type: ignore[arg-type]
 
 
 def test_what_is_new_is_shown_until_the_launcher_ends(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file
-from ringside.launch.follow import Show, choose_directory, environment, finish_run, follow
+from ringside.launch.follow_run import Show, choose_directory, environment, finish_run, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RunFollower, ShownFinding
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
     with stop_requests() as stop, show:
         launch = Launch(_torchrun(args, ranks, seed, fault), variables, sink=log.add)
-        status = follow(launch, path, stop, _ending_hangs(launch, fault, show))
+        status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))
     concluded = finish_run(path, [] if stop.signum else launch.deaths, _extra(show, fault, bool(stop.signum)))
     if stop.signum:
         return _stopped(args, path, concluded is not None, stop.exit_status)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
-from ringside.launch.follow import choose_directory, environment, finish_run, follow
+from ringside.launch.follow_run import choose_directory, environment, finish_run, follow_run
 from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
 from ringside.monitor.alerts.live import afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         _say(warning)
     with stop_requests(signals_to_handle(line, os.environ)) as stop:
         launch = Launch(with_defaults(line, _processes()), {**_environment(path), **alerts})
-        status = follow(launch, path, stop, _show)
+        status = follow_run(launch, path, stop, _show)
     with afterwards(hooks, path):
         concluded = finish_run(path, () if stop.signum else launch.deaths)
     if concluded is not None:

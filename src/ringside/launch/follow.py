@@ -69,7 +69,7 @@ def environment(path: Path) -> dict[str, str]:
     return {**os.environ, "RINGSIDE_RUN_DIR": str(path.absolute()), "RINGSIDE_LAUNCHED": "1"}
 
 
-def follow(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int:
+def follow_run(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int:
     """Watch until torchrun ends, or end it when asked to; return the exit status.
 
     Args:
