@@ -16,7 +16,7 @@ from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.errors import StoreGoneError, UsageError
-from ringside.launch.torchrun import take_apart
+from ringside.launch.torchrun import parse_command_line
 from ringside.survive.all_reduce.ring_order import cut_off, way_around
 from ringside.survive.audit import audit
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints, parse_trap
@@ -288,7 +288,7 @@ def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
     ],
 )
 def test_a_command_line_is_given_to_keepers(words, script):
-    line = kept(take_apart(words, ours=()))
+    line = kept(parse_command_line(words, ours=()))
     assert line.script == script
     assert line.flags.count("-m") == 1
     assert line.flags[-1] == "-m"

@@ -29,7 +29,14 @@ from pathlib import Path
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
 from ringside.launch.follow_run import choose_directory, environment, finish_run, follow_run
-from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
+from ringside.launch.torchrun import (
+    CommandLine,
+    Launch,
+    parse_command_line,
+    signals_to_handle,
+    stop_requests,
+    with_defaults,
+)
 from ringside.monitor.alerts.live import afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
 from ringside.monitor.run.directory import RUN
@@ -102,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = take_apart(args.words, ours=OURS, switches=(FLAG,))
+    line = parse_command_line(args.words, ours=OURS, switches=(FLAG,))
     line.check_script()
     line.check_ranks()
     if FLAG in line.ours:

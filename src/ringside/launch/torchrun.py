@@ -75,7 +75,7 @@ class CommandLine:
                 raise UsageError(f"--nproc-per-node takes a number from 1 on, or one of {words}, not {requested!r}")
 
 
-def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
+def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
     """Split words into torchrun's flags, the script with its arguments, and our flags.
 
     Args:
@@ -203,7 +203,7 @@ class Launch:
             preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
         )
         self.pid = self._child.pid
-        self._shutdown_timeout_s = shutdown_timeout_s(take_apart(arguments, ours=()), environ)
+        self._shutdown_timeout_s = shutdown_timeout_s(parse_command_line(arguments, ours=()), environ)
         self._process = Process(self.pid)
         self._watch = RankWatch(self.pid)
         self._threads = [threading.Thread(target=self._watch_ranks, name="ringside-ranks", daemon=True)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringside.errors import FinalStateError, StoreGoneError, UsageError
-from ringside.launch.torchrun import StopRequest, shutdown_timeout_s, stop_requests, take_apart
+from ringside.launch.torchrun import StopRequest, parse_command_line, shutdown_timeout_s, stop_requests
 from ringside.processes import Death, die_with_parent
 from ringside.survive.cluster.store_host import is_needed
 from ringside.survive.state.kept import KEPT, START, Head, Kept, Stage
@@ -149,7 +149,7 @@ def end(worker: subprocess.Popen[bytes], signum: int, environ: Mapping[str, str]
     worker.send_signal(signum)
     worker.send_signal(signal.SIGCONT)
     try:
-        return worker.wait(_SHARE * shutdown_timeout_s(take_apart(["train.py"], ours=()), environ))
+        return worker.wait(_SHARE * shutdown_timeout_s(parse_command_line(["train.py"], ours=()), environ))
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()
