@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ringside.launch.follow_run import environment, finish_run, follow_run
-
 from ringside.errors import RingsideError
 from ringside.faults.inject import Hang, Kill, Stop, parse_fault
+from ringside.launch.follow import environment, finish_run, follow_run
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from ringside.launch.follow_run import choose_directory, environment, finish_run, follow_run
 from tests.monitor.jobs import records_of, run_info
 from tests.recorded_runs import own_times
 
 from ringside.errors import UsageError
+from ringside.launch.follow import choose_directory, environment, finish_run, follow_run
 from ringside.launch.torchrun import StopRequest
 from ringside.monitor.run.directory import RUN, RunReader, RunWriter
 from ringside.monitor.verdict import Verdict

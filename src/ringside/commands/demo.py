@@ -51,7 +51,7 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file
-from ringside.launch.follow_run import Show, choose_directory, environment, finish_run, follow_run
+from ringside.launch.follow import Show, choose_directory, environment, finish_run, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RunFollower, ShownFinding

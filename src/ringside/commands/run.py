@@ -28,7 +28,7 @@ from pathlib import Path
 
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
-from ringside.launch.follow_run import choose_directory, environment, finish_run, follow_run
+from ringside.launch.follow import choose_directory, environment, finish_run, follow_run
 from ringside.launch.torchrun import (
     CommandLine,
     Launch,
