@@ -238,12 +238,12 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
         return None
     if name not in KINDS:
         raise _refused(spec, f"there is no fault {name!r}")
-    fault = KINDS[name](**_values(spec, KINDS[name], rest))
+    fault = KINDS[name](**_parse_values(spec, KINDS[name], rest))
     _check(spec, fault, ranks)
     return fault
 
 
-def _values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
+def _parse_values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
     types = {name: hint for name, hint in get_type_hints(kind).items() if hint in (int, float)}
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
@@ -252,21 +252,18 @@ def _values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
             raise _refused(spec, f"{kind.kind} takes {', '.join(f'{name}=' for name in types)} not {part!r}")
         if key in values:
             raise _refused(spec, f"{key} is given twice")
-        values[key] = _number(spec, key, value, types[key])
+        whole = types[key] is int
+        try:
+            number = types[key](value)
+        except ValueError:
+            raise _refused(spec, f"{key}={value!r} is no {'whole ' if whole else ''}number") from None
+        if number < 0 or not math.isfinite(number):
+            raise _refused(spec, f"{key}={value} cannot be")
+        values[key] = number
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in values]
     if missing:
         raise _refused(spec, f"{kind.kind} needs {' and '.join(f'{name}=' for name in missing)}")
     return values
-
-
-def _number(spec: str, key: str, text: str, kind: type[int] | type[float]) -> float:
-    try:
-        value = kind(text)
-    except ValueError:
-        raise _refused(spec, f"{key}={text!r} is no {'whole ' if kind is int else ''}number") from None
-    if value < 0 or not math.isfinite(value):
-        raise _refused(spec, f"{key}={text} cannot be")
-    return value
 
 
 def _check(spec: str, fault: Fault, ranks: int | None) -> None:
