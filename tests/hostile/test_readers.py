@@ -23,7 +23,7 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings
 from ringside.doctor.flight_recorder.dump import P2P
-from ringside.doctor.kineto.events import TraceEvent, kernel
+from ringside.doctor.kineto.events import TraceEvent, kernel_collective
 from ringside.doctor.nccl_log.communicators import Communicators
 from ringside.doctor.nccl_log.faults import fault_of, is_abort
 from ringside.doctor.nccl_log.lines import Line, nccl_lines
@@ -32,9 +32,10 @@ from ringside.doctor.nccl_log.torch_watchdog import TorchLines
 from ringside.errors import UsageError
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import finish, summarise
+from ringside.monitor.summary import finish_run, summarise
 from ringside.predict.tables import osu as tables_osu
 from ringside.text import size_bytes
+from ringside.view.html.run_report import render_report
 from ringside.view.html.waits_ring import longest_waits
 
 from .growth import growth
@@ -125,14 +126,14 @@ def test_a_reader_that_fails_at_one_file_reads_the_others(tmp_path: Path, monkey
     """Whatever the fault is: also one that nobody has thought of."""
     from ringside.doctor.flight_recorder import reader as flight_recorder
 
-    load = flight_recorder.load
+    load = flight_recorder.load_dump
 
     def failing(data: bytes) -> Any:
         if b"odd" in data:
             raise ZeroDivisionError("nobody thought of it")
         return load(data)
 
-    monkeypatch.setattr(flight_recorder, "load", failing)
+    monkeypatch.setattr(flight_recorder, "load_dump", failing)
     for rank in range(3):
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(state="odd" if rank == 1 else "started")))
     notes = {Path(note.file).name: note for note in examine([tmp_path]).notes}
@@ -230,7 +231,7 @@ def scanned(text: bytes) -> None:
     [
         lambda n: scanned(b'{"traceEvents": [' + b" " * n),
         lambda n: scanned(b'{"traceEvents": [{"ph": "X"}' + b" " * n),
-        lambda n: kernel("nccl" * n + " Kernel"),
+        lambda n: kernel_collective("nccl" * n + " Kernel"),
         lambda n: commands.main(["predict", "--preset", "p5", "--model", "1" * n + "x"]),
         lambda n: P2P.search("send " + "1" * n),
         lambda n: tables_osu.read("# OSU MPI" + "a" * n, "x"),
@@ -278,7 +279,6 @@ def test_a_run_of_many_ranks_is_summed_up_in_the_time_of_its_ranks() -> None:
     """Hole C3: `world_size` alone made it quadratic; nothing may be of [ranks, ranks]."""
     unknown: dict[str, Any] = {"name": "a", "command": [], "hosts": [], "pids": [], "engine": "", "algorithm": ""}
     from ringside.monitor.run.records import RunInfo
-    from ringside.view.html.run_report import render_report
 
     def work(ranks: int) -> None:
         records = [
@@ -362,10 +362,10 @@ def test_no_file_of_a_run_ends_its_report(tmp_path: Path, name: str, content: st
     (tmp_path / "steps.jsonl").write_text(STEP % (0, 1, 1) + STEP % (2, 1, 1))
     with (tmp_path / name).open("a") as file:
         file.write(content)
-    assert finish(tmp_path)["steps"] == 3
+    assert finish_run(tmp_path, render_report)["steps"] == 3
 
 
 def test_a_run_that_cannot_be_read_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(RUN_JSON % DEEP)
     with pytest.raises(UsageError, match="no run that this version can read"):
-        finish(tmp_path)
+        finish_run(tmp_path, render_report)

@@ -10,10 +10,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from bench.lab.measure import connection, round_trips, stream, together
 
 from ringside.errors import UsageError
 from ringside.lab import Lab
-from ringside.lab.measure import connection, round_trips, stream, together
 
 from .factory import LabFactory
 

@@ -9,13 +9,22 @@ from ringside.monitor.price import (
     SECONDS_PER_DAY,
     Meter,
     cost_rank_seconds,
-    lost_seconds,
-    repair,
-    slowdown_rank_seconds,
+    repair_ranks,
 )
 from ringside.monitor.slow_rank.detector import detect
 
 HOUR = 3_600.0
+
+
+def slowdown_rank_seconds(ranks: int, slowdown: float, seconds: float) -> float:
+    """What ranks lose in so many seconds while every step takes `1 + slowdown` times as long: the closed form."""
+    return ranks * seconds * slowdown / (1.0 + slowdown)
+
+
+def lost_seconds(own: np.ndarray, culprits: list[int]) -> np.ndarray:
+    """What each step lost to some ranks: the slowest as it was, minus as it would have been."""
+    slowest, repaired = (np.nan_to_num(times).max(axis=1) for times in (own, repair_ranks(own, culprits)))
+    return slowest - repaired
 
 
 WAITING = 127 / 128
@@ -85,13 +94,13 @@ def test_the_maximum_of_many_was_late_before(make_own: Callable[..., np.ndarray]
 def test_repaired_to_what_it_was_before() -> None:
     own = np.ones((50, 3))
     own[:, 0] = 1.2
-    np.testing.assert_allclose(repair(own, [0])[:, 0], 1.0)
-    np.testing.assert_allclose(repair(own, [0], [np.log(1.1)])[:, 0], 1.1)
+    np.testing.assert_allclose(repair_ranks(own, [0])[:, 0], 1.0)
+    np.testing.assert_allclose(repair_ranks(own, [0], [np.log(1.1)])[:, 0], 1.1)
 
 
 def test_a_fast_rank_is_not_made_slower() -> None:
     own = np.array([[0.5, 1.0]] * 9)
-    np.testing.assert_array_equal(repair(own, [0]), own)
+    np.testing.assert_array_equal(repair_ranks(own, [0]), own)
 
 
 def test_missing_values_and_nobody_left() -> None:

@@ -20,9 +20,10 @@ from ringside.files import append_to_file
 from ringside.launch.torchrun import Launch, StopRequest
 from ringside.monitor.run.directory import EVENTS, RUN, RunReader, finite
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
+from ringside.view.html.run_report import render_report
 from ringside.view.run.live import RunFollower, ShownFinding
 
 POLL_S = 0.12
@@ -113,7 +114,7 @@ class _Tail:
             return []
 
 
-def finish_run(
+def conclude_run(
     path: Path, deaths: Sequence[Death] = (), extra: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[Verdict]] | None:
     """Write a run's summary and report once its ranks have ended; return the summary and its verdicts.
@@ -133,7 +134,7 @@ def finish_run(
             event = {"unix": time.time(), "kind": "verdict", "verdict": msgspec.to_builtins(killed)}
             line = msgspec.json.encode(finite(event))
             append_to_file(path / EVENTS, b"\n" + line + b"\n")  # a torn last line ends here
-        summary = finish(path, extra=extra)
+        summary = finish_run(path, render_report, extra=extra)
     except (RingsideError, OSError) as error:
         _log.warning("the summary of this run is missing: %s", error)
         return None
