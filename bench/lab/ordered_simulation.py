@@ -43,8 +43,8 @@ class VertexOrder(Protocol):
     """In which order a vertex takes and sends; what `ringside.engine.net.exchange.ordering` makes is one."""
 
     @property
-    def takes(self) -> Sequence[Any]:
-        """What it takes: each has a `part`, (round, chunk, segment)."""
+    def receives(self) -> Sequence[Any]:
+        """What it receives: each has a `part`, (round, chunk, segment)."""
 
     @property
     def sends(self) -> Mapping[int, Sequence[Part]]:

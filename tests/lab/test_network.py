@@ -10,7 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from bench.lab.measure import connection, round_trips, stream, together
+from bench.lab.accuracy import connection, round_trips, stream, together
 
 from ringside.errors import UsageError
 from ringside.lab import Lab

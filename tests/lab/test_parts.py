@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench.lab import measure
+from bench.lab import accuracy as measure
 from tests.support.ranks import on_ranks
 
 from ringside.errors import RingsideError, UnsupportedError, UsageError
