@@ -175,6 +175,19 @@ def test_a_package_is_entered_where_it_says(package):
     assert entered - {f"ringside.{package}"} == set(ENTRANCES[package].split())
 
 
+def test_the_package_needs_nothing_of_the_repository_beside_it():
+    """Which lies not in a wheel: `verification`, `tests`, `bench`, `docs`."""
+    beside = ["verification", "tests", "bench", "docs", "examples"]
+    wrong = {
+        f"{name} imports {found}"
+        for name, path in modules().items()
+        for found in imports_of(name, path)
+        if is_in(found, beside)
+    }
+    assert not wrong, wrong
+    assert all((ROOT / folder).is_dir() for folder in beside)
+
+
 def test_what_is_imported_from_a_package_itself_is_in_its_list():
     """Its `__all__`, where it has one; of submodules the test above tells."""
     listed = ((name, own_list(path)) for name, path in modules("ringside").items() if package_of(name))

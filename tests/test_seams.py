@@ -15,7 +15,7 @@ from tests.support.modules import modules
 ROOT = Path(__file__).parent.parent
 SOURCES = {
     path.relative_to(ROOT).as_posix(): path
-    for folder in ("tests", "bench", "examples")
+    for folder in ("tests", "bench", "examples", "verification")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if path.name != "test_seams.py"  # which holds what its checks look for
 }

@@ -1,4 +1,4 @@
-"""What can happen in a small job, one thing at a time: the states that `checker.py` goes through, and the ways on."""
+"""What can happen in a small job, one thing at a time: the states that the search goes through, and the ways on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ringside.survive.all_reduce.ring_order import blamed, cut_off
-from ringside.survive.checker_links import link_of, used_by
-from ringside.survive.checker_state import (
+from ringside.survive.protocol import Member, MemberPhase
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
+from ringside.survive.protocol.generation import Generation, Link
+from ringside.survive.protocol.settings import ProtocolSettings, Rules
+from verification.survive.checker_links import link_of, used_by
+from verification.survive.checker_state import (
     CRASHES,
     CUTS,
     DIFFERENCES,
@@ -27,12 +33,6 @@ from ringside.survive.checker_state import (
     State,
     place_of,
 )
-from ringside.survive.protocol import Member, MemberPhase
-from ringside.survive.protocol import events as e
-from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
-from ringside.survive.protocol.generation import Generation, Link
-from ringside.survive.protocol.settings import ProtocolSettings, Rules
 
 
 class Move(NamedTuple):
@@ -99,91 +99,95 @@ class Moves:
     def _add(self, state: State, seat: MemberId, started: e.Started) -> State:
         member = Member(seat, 1, self.settings)
         node = Node(member, self._number(member), state=-1 if started.step is None else started.step)
-        at = len(state.nodes)
-        return self._tell(state._replace(nodes=(*state.nodes, node)), at, started)
+        place = len(state.nodes)
+        return self._handle(state._replace(nodes=(*state.nodes, node)), place, started)
 
     # ------------------------------------------------------------------------------------------ what can happen
 
     def moves(self, state: State) -> Iterator[Move]:
         """Yield everything that can happen next."""
-        for at, node in enumerate(state.nodes):
+        for place, node in enumerate(state.nodes):
             if not node.alive:
                 continue
             if not node.ended:
-                yield from self._own_moves(state, at, node)
-                yield from self._deliveries(state, at, node)
+                yield from self._own_moves(state, place, node)
+                yield from self._deliveries(state, place, node)
                 if self.bounds.foreign:
-                    yield from self._foreign(state, at, node)
+                    yield from self._foreign(state, place, node)
             if state.left[CRASHES]:
-                yield Move(f"{node.seat} crashes", partial(self._crash, state, at), True)
+                yield Move(f"{node.seat} crashes", partial(self._crash, state, place), True)
         yield from self._returns(state)
         if state.left[CUTS]:
             yield from self._cuts(state)
 
-    def _own_moves(self, state: State, at: int, node: Node) -> Iterator[Move]:
+    def _own_moves(self, state: State, place: int, node: Node) -> Iterator[Move]:
         seat = node.seat
         if node.todo:
-            yield Move(f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, at))
+            yield Move(f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, place))
         else:
-            yield Move(f"{seat}: tick", partial(self._tell, state, at, e.Tick(node.member.now + 2.0)))
+            yield Move(f"{seat}: tick", partial(self._handle, state, place, e.Tick(node.member.now + 2.0)))
         if self.bounds.gives_up and node.member.step is None and node.member.phase is not MemberPhase.FENCING:
-            yield Move(f"{seat} finds nobody", partial(self._tell, state, at, e.NobodyLeft()), True)
+            yield Move(f"{seat} finds nobody", partial(self._handle, state, place, e.NobodyLeft()), True)
         tag = node.member.tag
-        yield from self._ends(state, at, node)
+        yield from self._end_moves(state, place, node)
         if node.member.phase is not MemberPhase.EXCHANGING or tag is None:
             return
         record = node.member.generation
         assert record is not None
         if _all_there(state, node) and state.links.give(tag, seat, record):
-            yield Move(f"{seat}: result of {tag}", partial(self._result, state, at, tag))
+            yield Move(f"{seat}: result of {tag}", partial(self._result, state, place, tag))
             if state.left[DIFFERENCES]:
-                other = partial(self._result, state.spend(DIFFERENCES), at, tag, "other")
+                other = partial(self._result, state.spend(DIFFERENCES), place, tag, "other")
                 yield Move(f"{seat}: another result of {tag}", other, True)
-        yield from self._silence(state, at, node)
+        yield from self._silence(state, place, node)
         if state.left[RETRIES]:
             yield Move(
-                f"{seat}: exchange fails", partial(self._tell, state.spend(RETRIES), at, e.AttemptFailed(tag)), True
+                f"{seat}: exchange fails",
+                partial(self._handle, state.spend(RETRIES), place, e.AttemptFailed(tag)),
+                True,
             )
 
-    def _ends(self, state: State, at: int, node: Node) -> Iterator[Move]:
+    def _end_moves(self, state: State, place: int, node: Node) -> Iterator[Move]:
         """Let a rank want no further step, or be drained, and the leader find out at the end who does not come.
 
         For one that lives and that it has no link to, its patience ends.
         """
         seat, member = node.seat, node.member
         if state.left[QUITS] and member.phase is MemberPhase.EXCHANGING:
-            yield Move(f"{seat} wants to end", partial(self._tell, state.spend(QUITS), at, e.EndWanted()), True)
+            yield Move(f"{seat} wants to end", partial(self._handle, state.spend(QUITS), place, e.EndWanted()), True)
         if state.left[DRAINS] and member.is_leader and member.phase is MemberPhase.EXCHANGING:
             for rank in range(self.bounds.ranks):
-                drained = partial(self._tell, state.spend(DRAINS), at, e.DrainWanted(rank))
+                drained = partial(self._handle, state.spend(DRAINS), place, e.DrainWanted(rank))
                 yield Move(f"rank {rank} is to be drained", drained, True)
         if member.phase is not MemberPhase.CLOSING or not member.is_leader:
             return
         able = [peer.seat for peer in state.nodes if peer.alive and not peer.ended]
-        there = {other.rank for other in able if other == seat or state.links.carry(seat, other)}
+        there = {other.rank for other in able if other == seat or state.links.connect(seat, other)}
         gone = state.gone | (set(range(self.bounds.ranks)) - there)
         if gone != member.gone:
             known = state._replace(gone=gone)
             yield Move(
-                f"{seat} hears who does not come", partial(self._tell, known, at, e.RanksGone(tuple(sorted(gone))))
+                f"{seat} hears who does not come", partial(self._handle, known, place, e.RanksGone(tuple(sorted(gone))))
             )
 
-    def _deliveries(self, state: State, at: int, node: Node) -> Iterator[Move]:
+    def _deliveries(self, state: State, place: int, node: Node) -> Iterator[Move]:
         seat = node.seat
         for to, event in state.messages:
-            if to == at:
-                yield Move(f"{seat}: {type(event).__name__}", partial(self._tell, state, at, event))
+            if to == place:
+                yield Move(f"{seat}: {type(event).__name__}", partial(self._handle, state, place, event))
         for peer in state.nodes:
             other = peer.seat
-            if other not in node.members or other == seat or other in node.member.wishes.suspects:
+            if other not in node.members or other == seat or other in node.member.change.suspects:
                 continue
             if not peer.alive or peer.ended:
-                yield Move(f"{seat} sees that {other} is gone", partial(self._tell, state, at, e.PeerSuspected(other)))
+                yield Move(
+                    f"{seat} sees that {other} is gone", partial(self._handle, state, place, e.PeerSuspected(other))
+                )
             elif state.left[MISTAKES]:
-                suspected = partial(self._tell, state.spend(MISTAKES), at, e.PeerSuspected(other))
+                suspected = partial(self._handle, state.spend(MISTAKES), place, e.PeerSuspected(other))
                 yield Move(f"{seat} suspects {other}", suspected, True)
 
-    def _foreign(self, state: State, at: int, node: Node) -> Iterator[Move]:
+    def _foreign(self, state: State, place: int, node: Node) -> Iterator[Move]:
         """Let a message come that nobody in this job has sent: an offer of no member, or acknowledgements.
 
         These are of no member, or of a member's next incarnation, of which there is a generation with the same number.
@@ -200,12 +204,12 @@ class Moves:
             elsewhere = [(seat, replace(tag, incarnation=tag.incarnation + 1)) for seat in record.members[1:]]
             sent += [e.AckSeen(e.Acknowledgement(of, seat, "sum")) for seat, of in [(stranger, tag), *elsewhere]]
         for event in sent:
-            told = partial(self._tell, state, at, event)
+            told = partial(self._handle, state, place, event)
             yield Move(f"{node.seat}: {type(event).__name__} that is not of this job", told, True)
 
-    def _crash(self, state: State, at: int) -> State:
-        node = state.nodes[at]
-        return state.spend(CRASHES).put(at, node._replace(alive=False, todo=()))
+    def _crash(self, state: State, place: int) -> State:
+        node = state.nodes[place]
+        return state.spend(CRASHES).put(place, node._replace(alive=False, todo=()))
 
     def _returns(self, state: State) -> Iterator[Move]:
         for node in state.nodes:
@@ -235,51 +239,53 @@ class Moves:
             for links in state.links.fates(link, waiting):
                 yield Move(f"link {link} falls silent", partial(state.spend(CUTS)._replace, links=links), True)
 
-    def _silence(self, state: State, at: int, node: Node) -> Iterator[Move]:
+    def _silence(self, state: State, place: int, node: Node) -> Iterator[Move]:
         """Let a member find out that nothing comes over one of its links, or that no way is left."""
         tag, record, seat = node.member.tag, node.member.generation, node.seat
         assert tag is not None
         assert record is not None
         gone = cut_off(record) if record.broken else ()
         if gone and seat not in gone:
-            yield Move(f"{seat} goes on without others", partial(self._tell, state, at, e.AttemptFailed(tag, gone)))
+            yield Move(
+                f"{seat} goes on without others", partial(self._handle, state, place, e.AttemptFailed(tag, gone))
+            )
         for other in () if gone else record.members:
             link = link_of(seat, other)
             if other == seat or link not in state.links.silent or link not in used_by(record):
                 continue
             lives = any(peer.seat == other and peer.alive and not peer.ended for peer in state.nodes)
-            if lives and link not in node.member.wishes.broken:
+            if lives and link not in node.member.change.broken:
                 suspects, broken = blamed(record, seat, other)
                 failed = e.AttemptFailed(tag, suspects, (broken,))
-                yield Move(f"{seat} hears nothing over {link}", partial(self._tell, state, at, failed))
+                yield Move(f"{seat} hears nothing over {link}", partial(self._handle, state, place, failed))
 
     # ------------------------------------------------------------------------------------------ doing it
 
     def _number(self, member: Member) -> int:
         return self._numbers.setdefault(member.key, len(self._numbers))
 
-    def _tell(self, state: State, at: int, event: e.Event) -> State:
-        node = state.nodes[at]
+    def _handle(self, state: State, place: int, event: e.Event) -> State:
+        node = state.nodes[place]
         member = copy.copy(node.member)
         found = member.handle(event)
-        state = state.put(at, node._replace(member=member, number=self._number(member)))
+        state = state.put(place, node._replace(member=member, number=self._number(member)))
         for instruction in found:
-            state = self._carry_out(state, at, instruction)
+            state = self._execute(state, place, instruction)
         return state
 
-    def _carry_out(self, state: State, at: int, instruction: i.Instruction) -> State:
+    def _execute(self, state: State, place: int, instruction: i.Instruction) -> State:
         """Do what concerns only the process, or adds a message; put register calls in line."""
-        node = state.nodes[at]
+        node = state.nodes[place]
         me = node.seat
         match instruction:
             case i.Compute(tag):
-                return self._tell(state, at, e.WorkDone(tag)) if tag == node.member.tag else state
+                return self._handle(state, place, e.WorkDone(tag)) if tag == node.member.tag else state
             case i.RunExchange(tag):
                 return state._replace(taking_part=state.taking_part | {(tag, me)})
             case i.PublishAck(ack, to):
-                if node.lost == ack.tag or state.links.carry(me, to):
+                if node.lost == ack.tag or state.links.connect(me, to):
                     return state.send(to, e.AckSeen(ack))
-                return state.put(at, node._replace(lost=ack.tag))
+                return state.put(place, node._replace(lost=ack.tag))
             case i.AskToJoin(seat):
                 if not _is_let_in(state, node):
                     return state
@@ -292,9 +298,9 @@ class Moves:
                     state = state.send(seat, offer) if seat.rank in joining else state
                 return state
             case i.FetchState(source, tag):
-                return self._fetch(state, at, source, tag)
+                return self._receive_state(state, place, source, tag)
             case i.Apply(tag):
-                return self._apply(state, at, tag)
+                return self._apply(state, place, tag)
             case i.Discard() | i.Leave():
                 self._throws_away(state, node)
                 return state
@@ -303,46 +309,46 @@ class Moves:
             case i.Halt(reason):
                 raise Broken(f"{me} halts: {reason}")
             case i.KeepState(tag):
-                return self._keep(state, at, tag)
+                return self._keep_final(state, place, tag)
             case i.Finish(final):
-                return self._finish(state, at, final)
+                return self._finish(state, place, final)
             case i.Settle() | i.Checkpoint():
                 return state
-        return state.put(at, node._replace(todo=(*node.todo, instruction)))
+        return state.put(place, node._replace(todo=(*node.todo, instruction)))
 
-    def _fetch(self, state: State, at: int, source: MemberId, tag: Tag) -> State:
+    def _receive_state(self, state: State, place: int, source: MemberId, tag: Tag) -> State:
         peer = next((n for n in state.nodes if n.seat == source), None)
         if peer is None:
-            raise Broken(f"{state.nodes[at].seat} fetches state from {source}, who is no member")
-        if not peer.alive or not state.links.carry(state.nodes[at].seat, source):
-            return self._tell(state, at, e.FetchFailed(tag))
-        got = state.put(at, state.nodes[at]._replace(state=peer.state))
-        return self._tell(got, at, e.StateFetched(tag, str(peer.state)))
+            raise Broken(f"{state.nodes[place].seat} fetches state from {source}, who is no member")
+        if not peer.alive or not state.links.connect(state.nodes[place].seat, source):
+            return self._handle(state, place, e.FetchFailed(tag))
+        got = state.put(place, state.nodes[place]._replace(state=peer.state))
+        return self._handle(got, place, e.StateFetched(tag, str(peer.state)))
 
-    def _result(self, state: State, at: int, tag: Tag, digest: str = "sum") -> State:
-        node = state.nodes[at]
+    def _result(self, state: State, place: int, tag: Tag, digest: str = "sum") -> State:
+        node = state.nodes[place]
         held = state._replace(copies=state.copies | {(tag, node.seat)})
-        return self._tell(held, at, e.ResultReady(tag, digest, str(node.state)))
+        return self._handle(held, place, e.ResultReady(tag, digest, str(node.state)))
 
-    def _apply(self, state: State, at: int, tag: Tag) -> State:
-        node = state.nodes[at]
+    def _apply(self, state: State, place: int, tag: Tag) -> State:
+        node = state.nodes[place]
         stands = dict(state.decisions).get(place_of(tag))
         if not isinstance(stands, Commit):
             raise Broken(f"{node.seat} applies {tag} without COMMIT")
         if node.state != tag.step:
             raise Broken(f"{node.seat} applies {tag} to the state of step {node.state}")
-        return state.put(at, node._replace(state=tag.step + 1))
+        return state.put(place, node._replace(state=tag.step + 1))
 
-    def _keep(self, state: State, at: int, tag: Tag) -> State:
-        node = state.nodes[at]
+    def _keep_final(self, state: State, place: int, tag: Tag) -> State:
+        node = state.nodes[place]
         if self.rules.keep_final:
             kept = {**dict(state.kept), node.seat.rank: node.state}
             state = state._replace(kept=tuple(sorted(kept.items())))
-        return self._tell(state, at, e.StateKept(tag, str(node.state)))
+        return self._handle(state, place, e.StateKept(tag, str(node.state)))
 
-    def _finish(self, state: State, at: int, final: str) -> State:
+    def _finish(self, state: State, place: int, final: str) -> State:
         """Have the final state and come to what the script does after its last step, or end before that."""
-        node = state.nodes[at]
+        node = state.nodes[place]
         step = node.state if not final else int(final)
         if node.state != step and dict(state.kept).get(node.seat.rank) == step:
             node = node._replace(state=step)
@@ -352,7 +358,7 @@ class Moves:
             return state._replace(late=state.late | {node.seat.rank})
         if node.state != step:
             raise Broken(f"{node.seat} does what comes after the last step with the state of step {node.state}")
-        return state.put(at, node._replace(done=True))
+        return state.put(place, node._replace(done=True))
 
     def _throws_away(self, state: State, node: Node) -> None:
         decisions = dict(state.decisions)
@@ -361,35 +367,35 @@ class Moves:
             if seat == node.seat and tag.step == node.state and isinstance(stands, Commit):
                 raise Broken(f"{seat} throws the result of {tag} away, and it is committed")
 
-    def _next_call(self, state: State, at: int) -> State:
+    def _next_call(self, state: State, place: int) -> State:
         """Make the register call that is next, or give the answer to the one that was made."""
-        node = state.nodes[at]
+        node = state.nodes[place]
         call, rest = node.todo[0], node.todo[1:]
         match call:
             case i.ReadGeneration():
-                return state.answer(at, e.GenerationRead(dict(state.records).get(node.member.incarnation)))
+                return state.answer(place, e.GenerationRead(dict(state.records).get(node.member.incarnation)))
             case i.ProposeGeneration(expected, new):
-                return self._swap(state, at, expected, new)
+                return self._swap(state, place, expected, new)
             case i.TryCommit(tag, decision):
-                return self._create(state, at, tag, decision)
+                return self._create(state, place, tag, decision)
             case i.TryAbort(tag, generation):
-                return self._create(state, at, tag, Abort(generation))
+                return self._create(state, place, tag, Abort(generation))
             case i.EndGeneration(incarnation, number, by):
-                return self._end(state, at, Tag(incarnation, number, 0, 0), Abort(by))
+                return self._end(state, place, Tag(incarnation, number, 0, 0), Abort(by))
             case i.ReadDecision(tag):
-                return state.answer(at, e.DecisionRead(tag, _decided(state, tag).answer(tag.step)))
+                return state.answer(place, e.DecisionRead(tag, _decided(state, tag).answer(tag.step)))
             case e.GenerationRead() | e.DecisionRead() | e.GenerationEnded():
-                return self._tell(state.put(at, node._replace(todo=rest)), at, call)
+                return self._handle(state.put(place, node._replace(todo=rest)), place, call)
         raise Broken(f"{type(call).__name__} is no register call")
 
-    def _swap(self, state: State, at: int, expected: Generation | None, new: Generation) -> State:
+    def _swap(self, state: State, place: int, expected: Generation | None, new: Generation) -> State:
         records = dict(state.records)
         if records.get(new.incarnation) == expected:
             if expected is not None:
                 self._follows(state, expected, new)
             records[new.incarnation] = new
             state = state._replace(records=tuple(sorted(records.items(), key=lambda item: item[0])))
-        return state.answer(at, e.GenerationRead(records.get(new.incarnation)))
+        return state.answer(place, e.GenerationRead(records.get(new.incarnation)))
 
     def _follows(self, state: State, before: Generation, new: Generation) -> None:
         """Raise where a generation is no good successor of the one before it."""
@@ -404,26 +410,25 @@ class Moves:
         if voted and not new.closed and 2 * len(new.members) <= len(before.members):
             raise Broken(f"generation {new.number} goes on without half of the members, whose result was another")
 
-    def _create(self, state: State, at: int, tag: Tag, decision: Decision) -> State:
+    def _create(self, state: State, place: int, tag: Tag, decision: Decision) -> State:
         decided = _decided(state, tag)
         stands = decided.answer(tag.step)
         if stands is not None:
-            return state.answer(at, e.DecisionRead(tag, stands))
+            return state.answer(place, e.DecisionRead(tag, stands))
         decided.after(tag.step, decision)  # raises where a step would be left out
         if isinstance(decision, Commit):
             self._committed(state, tag, decision)
         decisions = {**dict(state.decisions), place_of(tag): decision}
         state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
-        return state.answer(at, e.DecisionRead(tag, decision))
+        return state.answer(place, e.DecisionRead(tag, decision))
 
-    def _end(self, state: State, at: int, tag: Tag, abort: Abort) -> State:
+    def _end(self, state: State, place: int, tag: Tag, abort: Abort) -> State:
         """Abort the step of a generation that would be decided next."""
         decided = _decided(state, tag)
         if decided.abort is None:
-            place = place_of(replace(tag, step=decided.last + 1))
-            decisions = {**dict(state.decisions), place: abort}
+            decisions = {**dict(state.decisions), place_of(replace(tag, step=decided.last + 1)): abort}
             state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
-        return state.answer(at, e.GenerationEnded(tag.generation))
+        return state.answer(place, e.GenerationEnded(tag.generation))
 
     def _committed(self, state: State, tag: Tag, commit: Commit) -> None:
         if state.given_up:
@@ -469,7 +474,7 @@ def _is_alone(state: State, node: Node) -> bool:
     if node.member.step is not None or record is None:
         return False
     able = [peer for peer in state.nodes if peer.alive and not peer.ended and peer.member.step is not None]
-    return not any(peer.seat in record.members and state.links.carry(node.seat, peer.seat) for peer in able)
+    return not any(peer.seat in record.members and state.links.connect(node.seat, peer.seat) for peer in able)
 
 
 def _is_let_in(state: State, node: Node) -> bool:
@@ -477,7 +482,7 @@ def _is_let_in(state: State, node: Node) -> bool:
     record = node.member.newest
     others = [] if record is None else [seat for seat in record.members if seat.rank != node.seat.rank]
     knocks = node.member.phase is MemberPhase.OUTSIDE and others
-    return not knocks or any(state.links.carry(node.seat, seat) for seat in others)
+    return not knocks or any(state.links.connect(node.seat, seat) for seat in others)
 
 
 __all__ = ["Move", "Moves", "waits"]

@@ -1,6 +1,6 @@
 """The model checker's search backward: which states lead on to an end, and how those came about that do not."""
 
-from ringside.survive.checker_graph import Graph
+from verification.survive.model_checker import Graph
 
 
 def graph(waits, ways, faults=()):

@@ -50,7 +50,7 @@ class LoaderWorker(Protocol):
     def position(self, step: int) -> object:
         """Return what a checkpoint says of the place in the samples before a step."""
 
-    def resume(self, said: object) -> None:
+    def resume(self, stated: object) -> None:
         """Raise `MismatchError` unless it may go on from what a checkpoint says."""
 
 
@@ -117,10 +117,10 @@ def run(case: Case, start: Start) -> HandedOut:
         workers = [worker(shape) for _ in range(RANKS)]
         for step in range(STEPS):
             if step == case.resumed:
-                said, agreed, shape = workers[0].position(step), {}, case.then or case.shape
+                stated, agreed, shape = workers[0].position(step), {}, case.then or case.shape
                 workers = [worker(shape) for _ in range(RANKS)]
                 for each in workers:
-                    each.resume(said)
+                    each.resume(stated)
             dying = [rank for at, rank in case.kills if at == step]
             alive = [rank for rank in range(RANKS) if rank not in dying]
             for micro_batch in range(MICRO_BATCHES):

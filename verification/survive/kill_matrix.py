@@ -10,11 +10,13 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ringside.survive.proof.exchange import rounds_of
-from ringside.survive.proof.faults import Fault, Kind, Phase, Point
-from ringside.survive.proof.model import Counting
-from ringside.survive.proof.world import Case, World, WorldRules
 from ringside.survive.protocol.settings import Rules
+from verification.survive.fault_injection import strike
+from verification.survive.faults import Fault, Kind, Phase, Point
+from verification.survive.sample_counting import Counting
+from verification.survive.simulated_exchange import rounds_of
+from verification.survive.simulated_process import Process
+from verification.survive.simulated_world import Case, World, WorldRules
 
 RANKS = 4
 STEP = 1
@@ -55,9 +57,14 @@ def run_case(case: Case, rules: Rules | None = None, outside: WorldRules | None 
         rules: Of the state machine; None: all are kept.
         outside: Of the world; None: all are kept.
     """
-    world = World(case, rules or Rules(), outside or WorldRules())
-    ledger = world.run()
-    return Result(case, ledger.broken, len(case.faults) - len(world.unstruck), ledger.commits, world.now)
+    world = make_world(case, rules, outside)
+    invariants = world.run()
+    return Result(case, invariants.broken, len(case.faults) - len(world.unstruck), invariants.commits, world.now)
+
+
+def make_world(case: Case, rules: Rules | None = None, outside: WorldRules | None = None) -> World[Process]:
+    """Return the world of a case, before anything has happened in it; arguments as of `run_case`."""
+    return World(case, rules or Rules(), outside or WorldRules(), Process, strike)
 
 
 def points(model: Counting) -> list[Point]:
@@ -119,4 +126,4 @@ def _fitted(fault: Fault, algorithm: str) -> Fault:
     return replace(fault, at=replace(at, round=at.round % rounds)) if at.phase.moves_data else fault
 
 
-__all__ = ["Result", "cases", "points", "run_case"]
+__all__ = ["Result", "cases", "make_world", "points", "run_case"]

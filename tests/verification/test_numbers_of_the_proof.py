@@ -9,8 +9,8 @@ from collections import defaultdict
 
 import pytest
 
-from ringside.survive.checker import Bounds, explore
-from ringside.survive.proof.matrix import cases, run_case
+from verification.survive.kill_matrix import cases, run_case
+from verification.survive.model_checker import Bounds, explore
 
 MATRIX = {
     "ALL_ASLEEP": (11, 57, 17.43428),

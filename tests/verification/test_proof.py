@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from ringside.schedule import by_name, run
-from ringside.survive.checker import Bounds, explore
-from ringside.survive.proof import process
-from ringside.survive.proof.__main__ import main
-from ringside.survive.proof.controls import break_rule, rules
-from ringside.survive.proof.exchange import Exchange, ring_order
-from ringside.survive.proof.faults import Fault, Kind, Phase, Point
-from ringside.survive.proof.ledger import LAST
-from ringside.survive.proof.matrix import ALGORITHMS, cases, run_case
-from ringside.survive.proof.model import Counting
-from ringside.survive.proof.process import Process
-from ringside.survive.proof.strikes import strike
-from ringside.survive.proof.world import Case, World, WorldRules
 from ringside.survive.protocol import Member
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from ringside.survive.protocol.settings import Rules
+from verification.survive import simulated_process
+from verification.survive.__main__ import main
+from verification.survive.fault_injection import strike
+from verification.survive.faults import Fault, Kind, Phase, Point
+from verification.survive.invariants import LAST
+from verification.survive.kill_matrix import ALGORITHMS, cases, make_world, run_case
+from verification.survive.model_checker import Bounds, explore
+from verification.survive.mutants import break_rule, rules
+from verification.survive.sample_counting import Counting
+from verification.survive.simulated_exchange import Exchange, ring_order
+from verification.survive.simulated_process import Process
+from verification.survive.simulated_world import Case
 
 
 def test_a_part_of_the_kill_matrix():
@@ -36,8 +36,8 @@ def test_a_part_of_the_kill_matrix():
 @pytest.mark.core
 @pytest.mark.parametrize("rule", rules())
 def test_a_broken_rule_is_noticed(rule):
-    control = break_rule(rule, enough=1)
-    assert control.ok, f"{control.tried} cases, and nothing was noticed"
+    mutant = break_rule(rule, enough=1)
+    assert mutant.ok, f"{mutant.tried} cases, and nothing was noticed"
 
 
 def test_without_faults_everything_is_done_once():
@@ -48,15 +48,15 @@ def test_without_faults_everything_is_done_once():
 
 
 def test_who_is_started_again_before_there_was_a_generation_founds_one():
-    world = World(Case(5, ()), Rules(), WorldRules())
+    world = make_world(Case(5, ()))
     world.after(0.01, lambda: strike(Kind.ALL_GONE, world, world.processes[MemberId(0, 1)]))
-    ledger = world.run()
-    assert (ledger.broken, ledger.commits, world.incarnation) == ({}, Counting().steps, 1)
+    invariants = world.run()
+    assert (invariants.broken, invariants.commits, world.incarnation) == ({}, Counting().steps, 1)
     assert all(seat.epoch == 2 for seat, process in world.processes.items() if process.finished)
 
 
 def test_an_answer_that_comes_after_the_incarnation_it_is_of_is_not_told():
-    world = World(Case(5, ()), Rules(), WorldRules())
+    world = make_world(Case(5, ()))
     here = Process(world, MemberId(0, 1))
     here.member = Member(here.seat, 2, world.settings)
     here.generation_stands(Generation(1, 3, 0))
@@ -81,7 +81,7 @@ def test_the_simulated_exchange_is_the_schedule_whatever_the_order_of_messages(a
     while under_way:
         part = under_way.pop(chance.randrange(len(under_way)))
         walk = walks[part.dst]
-        walk.take(part)
+        walk.receive(part)
         while walk.advance(0):
             under_way += [part for parts in walk.sends(0) for part in parts]
     assert [list(walk.result) for walk in walks] == run(by_name(algorithm, ranks), inputs).tolist()
@@ -109,7 +109,7 @@ def test_members_can_be_replayed(monkeypatch):
             self.happened.append((event, said))
             return said
 
-    monkeypatch.setattr(process, "Member", Recorded)
+    monkeypatch.setattr(simulated_process, "Member", Recorded)
     assert not run_case(Case(3, (Fault(Kind.ZOMBIE, 2, Point(Phase.MID_CHUNK, 1, 0, 3)),))).broken
     assert sum(len(member.happened) for member in told) > 100
     for member in told:
@@ -173,9 +173,9 @@ def test_without_the_rules_of_the_end_a_rank_that_comes_late_saves_an_untrained_
 
 
 def test_prove_prints_what_it_found(capsys, monkeypatch):
-    monkeypatch.setattr("ringside.survive.proof.__main__.SMALL_JOBS", (Bounds(ranks=2, steps=1, crashes=0),))
-    monkeypatch.setattr("ringside.survive.proof.__main__.LARGER_JOBS", (Bounds(ranks=1, steps=2, crashes=1),))
-    monkeypatch.setattr("ringside.survive.proof.__main__.rules", lambda: ("read_first",))
+    monkeypatch.setattr("verification.survive.__main__.SMALL_JOBS", (Bounds(ranks=2, steps=1, crashes=0),))
+    monkeypatch.setattr("verification.survive.__main__.LARGER_JOBS", (Bounds(ranks=1, steps=2, crashes=1),))
+    monkeypatch.setattr("verification.survive.__main__.rules", lambda: ("read_first",))
     assert main(["--cases", "3", "--quiet", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["ok"], told["cases"], len(told["controls"])) == (True, 3, 1)

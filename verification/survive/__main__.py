@@ -1,4 +1,4 @@
-"""Prove that steps are exactly-once: `python -m ringside.survive.proof`, or `make prove`.
+"""Prove that steps are exactly-once: `python -m verification.survive`, or `make prove`.
 
 Runs the kill matrix (every kind of fault × phase × round × bucket × rank, on a simulated network with seeded delays),
 breaks each rule in turn to see that the matrix notices, and looks at every state of small jobs. Exit status 1 if an
@@ -20,10 +20,10 @@ from rich.progress import track
 from rich.table import Table
 
 from ringside.errors import UsageError
-from ringside.survive.checker import Bounds, Explored, explore
-from ringside.survive.proof.controls import Control, break_rule, rules
-from ringside.survive.proof.faults import Kind, Phase
-from ringside.survive.proof.matrix import Result, cases, run_case
+from verification.survive.faults import Kind, Phase
+from verification.survive.kill_matrix import Result, cases, run_case
+from verification.survive.model_checker import Bounds, Explored, explore
+from verification.survive.mutants import Mutant, break_rule, rules
 
 SCHEMA = 1
 SHOWN = 10
@@ -73,18 +73,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"prove: {error}", file=sys.stderr)
         return error.exit_status
-    controls = [break_rule(rule, args.seed) for rule in _shown(rules(), "breaking rules", args.quiet)]
+    mutants = [break_rule(rule, args.seed) for rule in _shown(rules(), "breaking rules", args.quiet)]
     jobs = (*SMALL_JOBS, *LARGER_JOBS) if args.far else SMALL_JOBS
     explored = [explore(bounds) for bounds in _shown(jobs, "looking at every state", args.quiet)]
     if args.json:
-        print(json.dumps(to_json(args.seed, found, controls, explored), indent=1))
+        print(json.dumps(to_json(args.seed, found, mutants, explored), indent=1))
     else:
-        _print(found, controls, explored)
-    return 0 if _fine(found, controls, explored) else 1
+        _print(found, mutants, explored)
+    return 0 if _fine(found, mutants, explored) else 1
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m ringside.survive.proof", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m verification.survive", description=__doc__)
     parser.add_argument("--cases", type=int, metavar="N", help="how many cases of the matrix (default: each once)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of delays and of the order (default: 0)")
     parser.add_argument("--far", action="store_true", help="look at larger jobs as well: minutes, and gigabytes")
@@ -93,9 +93,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _shown(what: Iterable[Any], name: str, quiet: bool) -> Iterable[Any]:
+def _shown(items: Iterable[Any], name: str, quiet: bool) -> Iterable[Any]:
     hidden = quiet or not sys.stderr.isatty()
-    return track(list(what), name, console=Console(stderr=True), transient=True, disable=hidden)
+    return track(list(items), name, console=Console(stderr=True), transient=True, disable=hidden)
 
 
 def _matrix(count: int | None, seed: int, quiet: bool) -> list[Result]:
@@ -104,18 +104,18 @@ def _matrix(count: int | None, seed: int, quiet: bool) -> list[Result]:
     return [run_case(case) for case in _shown(cases(seed, count), "kill matrix", quiet)]
 
 
-def _fine(found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]) -> bool:
+def _fine(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> bool:
     proved = not any(result.broken for result in found) and not any(job.broken for job in explored)
-    return proved and all(control.ok for control in controls)
+    return proved and all(mutant.ok for mutant in mutants)
 
 
 def to_json(
-    seed: int, found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]
+    seed: int, found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]
 ) -> dict[str, Any]:
     """Return everything as plain data."""
     return {
         "schema": SCHEMA,
-        "ok": _fine(found, controls, explored),
+        "ok": _fine(found, mutants, explored),
         "seed": seed,
         "cases": len(found),
         "struck": sum(result.struck for result in found),
@@ -128,7 +128,7 @@ def to_json(
                 _counts(found).items(), key=lambda item: (item[0][0].name, item[0][1].name)
             )
         ],
-        "controls": [{**asdict(control), "ok": control.ok} for control in controls],
+        "controls": [{**asdict(mutant), "ok": mutant.ok} for mutant in mutants],
         "explored": [asdict(job) for job in explored],
     }
 
@@ -142,28 +142,28 @@ def _counts(found: Sequence[Result]) -> Counter[tuple[Kind, Phase]]:
     return Counter((fault.kind, fault.at.phase) for result in found for fault in result.case.faults[-1:])
 
 
-def _print(found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]) -> None:
+def _print(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    for line in _verdict(found, controls, explored):
+    for line in _verdict(found, mutants, explored):
         console.print(line, soft_wrap=True, markup=False)
     console.print(_faults_table(found))
-    console.print(_controls_table(controls))
+    console.print(_mutants_table(mutants))
     console.print(_explored_table(explored))
 
 
-def _verdict(found: Sequence[Result], controls: Sequence[Control], explored: Sequence[Explored]) -> list[str]:
+def _verdict(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> list[str]:
     broken = [result for result in found if result.broken]
     struck, faults = sum(r.struck for r in found), sum(len(r.case.faults) for r in found)
-    noticed = sum(control.ok for control in controls)
+    noticed = sum(mutant.ok for mutant in mutants)
     states = sum(job.states for job in explored)
     lines = [
         f"{len(found)} cases, {len(broken)} with a broken invariant; {struck} of {faults} faults found their moment",
-        f"{noticed} of {len(controls)} rules are noticed when they are broken",
+        f"{noticed} of {len(mutants)} rules are noticed when they are broken",
         f"{states} states of {len(explored)} small jobs looked at, {sum(bool(j.broken) for j in explored)} jobs broken",
     ]
     for result in broken[:SHOWN]:
-        what = "; ".join(f"{name}: {how}" for name, how in result.broken.items())
-        lines.append(f"  seed {result.case.seed}: {', '.join(map(str, result.case.faults))}: {what}")
+        broken_text = "; ".join(f"{name}: {how}" for name, how in result.broken.items())
+        lines.append(f"  seed {result.case.seed}: {', '.join(map(str, result.case.faults))}: {broken_text}")
     return lines + [f"  {job.bounds}: {' → '.join(job.broken)}" for job in explored if job.broken]
 
 
@@ -178,13 +178,13 @@ def _faults_table(found: Sequence[Result]) -> Table:
     return table
 
 
-def _controls_table(controls: Sequence[Control]) -> Table:
+def _mutants_table(mutants: Sequence[Mutant]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="each rule broken in turn")
     for heading in ("rule", "cases", "noticed", "by"):
         table.add_column(heading, justify="right" if heading in ("cases", "noticed") else "left")
-    for control in controls:
-        by = ", ".join(f"{name} ({count})" for name, count in control.by) or "NOT NOTICED"
-        table.add_row(control.rule, str(control.tried), str(control.noticed), by)
+    for mutant in mutants:
+        by = ", ".join(f"{name} ({count})" for name, count in mutant.by) or "NOT NOTICED"
+        table.add_row(mutant.rule, str(mutant.tried), str(mutant.noticed), by)
     return table
 
 

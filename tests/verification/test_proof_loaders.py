@@ -12,8 +12,8 @@ position = pytest.importorskip("ringside.survive.data.position")
 from ringside.errors import MismatchError  # noqa: E402
 from ringside.survive import connection as passport  # noqa: E402
 from ringside.survive import train  # noqa: E402
-from ringside.survive.proof import loaders  # noqa: E402
-from ringside.survive.proof.loaders import MICRO_BATCHES, SAMPLERS, SIZE, Shape  # noqa: E402
+from verification.survive import loaders  # noqa: E402
+from verification.survive.loaders import MICRO_BATCHES, SAMPLERS, SIZE, Shape  # noqa: E402
 
 MODEL = torch.nn.Linear(1, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1.0)
@@ -27,8 +27,8 @@ class Real:
         samples: Any = train.samples_of(data, shape.batch, MICRO_BATCHES, shape.seed, SAMPLERS[shape.sampler]())
         samples.agree = functools.partial(self._agree, agreed)
         self.samples = samples
-        passport_of: Any = passport.passport_of
-        own = passport_of(MODEL, OPTIMIZER, data, self.samples, shape.seed)
+        fingerprint: Any = passport.fingerprint
+        own = fingerprint(MODEL, OPTIMIZER, data, self.samples, shape.seed)
         self._position = position.Position(own, self.samples)
 
     def _agree(self, agreed, epoch, digest):

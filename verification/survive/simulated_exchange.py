@@ -73,7 +73,7 @@ class Exchange:
         self, tag: Tag, order: Sequence[int], rank: int, buckets: list[list[int]], algorithm: str = "ring"
     ) -> None:
         self.tag, self.order, self.rank, self.buckets = tag, tuple(order), rank, buckets
-        self.at = [0] * len(buckets)
+        self.rounds_done = [0] * len(buckets)
         self._vertex = self.order.index(rank)
         self._rounds = rounds_of(algorithm, len(order))
         self._chunks = by_name(algorithm, len(order)).chunks
@@ -82,7 +82,7 @@ class Exchange:
     @property
     def done(self) -> bool:
         """Whether all buckets are through all rounds."""
-        return all(at == len(self._rounds) for at in self.at)
+        return all(rounds_done == len(self._rounds) for rounds_done in self.rounds_done)
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -91,37 +91,37 @@ class Exchange:
 
     def sends(self, bucket: int) -> list[tuple[Part, ...]]:
         """Return what is sent in the round that a bucket is in, per chunk its messages in order."""
-        k = self.at[bucket]
+        k = self.rounds_done[bucket]
         if k == len(self._rounds):
             return []
         return [self._parts(bucket, k, dst, chunk) for src, dst, chunk, _ in self._rounds[k] if src == self._vertex]
 
-    def take(self, part: Part) -> None:
+    def receive(self, part: Part) -> None:
         """Keep a message until its round."""
         if part.src in self.order:
             self._came[part.bucket, part.round, part.chunk, part.segment, part.src] = part.values
 
     def advance(self, bucket: int) -> bool:
         """End the bucket's round if all of it has arrived; return whether it did."""
-        if self.at[bucket] == len(self._rounds) or self.missing(bucket) is not None:
+        if self.rounds_done[bucket] == len(self._rounds) or self.missing(bucket) is not None:
             return False
-        for src, dst, chunk, reduce in self._rounds[self.at[bucket]]:
+        for src, dst, chunk, reduce in self._rounds[self.rounds_done[bucket]]:
             if dst == self._vertex:
                 self._store(bucket, chunk, self._arrived(bucket, chunk, self.order[src]), reduce)
-        self.at[bucket] += 1
+        self.rounds_done[bucket] += 1
         return True
 
     def missing(self, bucket: int) -> int | None:
         """Return a rank from which something of the bucket's round has not come; None: all has."""
-        if self.at[bucket] == len(self._rounds):
+        if self.rounds_done[bucket] == len(self._rounds):
             return None
-        for src, dst, chunk, _ in self._rounds[self.at[bucket]]:
+        for src, dst, chunk, _ in self._rounds[self.rounds_done[bucket]]:
             if dst == self._vertex and any(key not in self._came for key in self._keys(bucket, chunk, self.order[src])):
                 return self.order[src]
         return None
 
     def _keys(self, bucket: int, chunk: int, src: int) -> list[tuple[int, int, int, int, int]]:
-        return [(bucket, self.at[bucket], chunk, segment, src) for segment in range(SEGMENTS)]
+        return [(bucket, self.rounds_done[bucket], chunk, segment, src) for segment in range(SEGMENTS)]
 
     def _arrived(self, bucket: int, chunk: int, src: int) -> list[int]:
         return [value for key in self._keys(bucket, chunk, src) for value in self._came[key]]

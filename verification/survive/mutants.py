@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from ringside.survive.proof.faults import Kind, Phase
-from ringside.survive.proof.ledger import INVARIANTS
-from ringside.survive.proof.matrix import LAST_STEP, cases, run_case
-from ringside.survive.proof.world import Case, WorldRules
 from ringside.survive.protocol.settings import Rules
+from verification.survive.faults import Kind, Phase
+from verification.survive.invariants import INVARIANTS
+from verification.survive.kill_matrix import LAST_STEP, cases, run_case
+from verification.survive.simulated_world import Case, WorldRules
 
 MOST_TRIED = 400
 ENOUGH = 12
@@ -27,7 +27,7 @@ _ONLY_SEEN_WHEN: dict[str, tuple[set[Kind], set[Phase]]] = {
 
 
 @dataclass(frozen=True)
-class Control:
+class Mutant:
     """What came of breaking one rule.
 
     Args:
@@ -55,7 +55,7 @@ def rules() -> tuple[str, ...]:
     return tuple(field.name for kind in (Rules, WorldRules) for field in fields(kind))
 
 
-def break_rule(rule: str, seed: int = 0, enough: int = ENOUGH) -> Control:
+def break_rule(rule: str, seed: int = 0, enough: int = ENOUGH) -> Mutant:
     """Run cases with one rule broken until it was noticed often enough.
 
     Args:
@@ -76,7 +76,7 @@ def break_rule(rule: str, seed: int = 0, enough: int = ENOUGH) -> Control:
         if noticed == enough or tried == MOST_TRIED:
             break
     counts = sorted(((name, count) for name, count in by.items() if count), key=lambda row: -row[1])
-    return Control(rule, tried, noticed, tuple(counts), example)
+    return Mutant(rule, tried, noticed, tuple(counts), example)
 
 
 def _without(rule: str) -> tuple[Rules, WorldRules]:
@@ -93,4 +93,4 @@ def _cases_for(rule: str, seed: int) -> Iterator[Case]:
             yield case
 
 
-__all__ = ["Control", "break_rule", "rules"]
+__all__ = ["Mutant", "break_rule", "rules"]

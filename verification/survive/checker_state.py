@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ringside.survive.checker_links import Links
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
+from verification.survive.checker_links import Links
 
 Place = tuple[int, int, int]  # incarnation, step, generation
 Call = i.Instruction | e.Event  # a register call to be made, or its answer to be given
@@ -137,23 +137,23 @@ class State(NamedTuple):
         events = (self.messages, self.taking_part, self.copies)
         return (nodes, registers, *events, self.left, self.links, self.given_up, self.kept, self.gone, self.late)
 
-    def put(self, at: int, node: Node) -> State:
+    def put(self, index: int, node: Node) -> State:
         """Return this with another process in a place."""
-        return self._replace(nodes=(*self.nodes[:at], node, *self.nodes[at + 1 :]))
+        return self._replace(nodes=(*self.nodes[:index], node, *self.nodes[index + 1 :]))
 
     def spend(self, which: int) -> State:
         """Return this with one less left of what may happen."""
         return self._replace(left=tuple(n - (k == which) for k, n in enumerate(self.left)))
 
-    def answer(self, at: int, event: e.Event) -> State:
+    def answer(self, index: int, event: e.Event) -> State:
         """Return this with an answer in place of the register call that a process made."""
-        node = self.nodes[at]
-        return self.put(at, node._replace(todo=(event, *node.todo[1:])))
+        node = self.nodes[index]
+        return self.put(index, node._replace(todo=(event, *node.todo[1:])))
 
     def send(self, to: MemberId, event: e.Event) -> State:
         """Return this with a message under way; to nobody, if there is no such process."""
-        at = next((k for k, node in enumerate(self.nodes) if node.seat == to), None)
-        return self if at is None else self._replace(messages=self.messages | {(at, event)})
+        index = next((k for k, node in enumerate(self.nodes) if node.seat == to), None)
+        return self if index is None else self._replace(messages=self.messages | {(index, event)})
 
 
 def place_of(tag: Tag) -> Place:

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from ringside.survive import checker_links, checker_moves
 from ringside.survive.all_reduce.ring_order import RingOrder, blamed
-from ringside.survive.checker import Bounds, explore
-from ringside.survive.checker_links import Links, link_of, used_by
 from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Generation, MembershipChange
 from ringside.survive.protocol.settings import Rules
+from verification.survive import checker_links, checker_transitions
+from verification.survive.checker_links import Links, link_of, used_by
+from verification.survive.model_checker import Bounds, explore
 
 ONE_LINK = Bounds(ranks=2, steps=1, crashes=0, cuts=1)
 SEATS = tuple(MemberId(rank, 1) for rank in range(4))
@@ -29,7 +29,7 @@ def nobody_goes_around(monkeypatch):
         "cut_off": lambda record: (),
         "blamed": lambda record, own, peer: ((), link_of(own, peer)),
     }
-    for module in (checker_links, checker_moves):
+    for module in (checker_links, checker_transitions):
         for name in plain.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, plain[name])
     used_by.cache_clear()
@@ -63,7 +63,7 @@ def test_it_is_noticed_when_somebody_goes_around_a_link_to_one_who_has_gone(monk
     monkeypatch.setattr(
         MembershipChange, "left_after", lambda self, base: replace(kept(self, base), broken=self.broken)
     )
-    monkeypatch.setattr(checker_moves, "MOST_ATTEMPTS", 4)  # or it takes longer
+    monkeypatch.setattr(checker_transitions, "MOST_ATTEMPTS", 4)  # or it takes longer
     assert explore(ONE_LINK).broken[0].startswith("rank 0 (epoch 1) halts: step 0 was begun 4 times in vain")
 
 

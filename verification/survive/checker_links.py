@@ -36,9 +36,9 @@ class Links(NamedTuple):
     passed: frozenset[Tag] = frozenset()
     starved: frozenset[tuple[Tag, MemberId]] = frozenset()
 
-    def carry(self, one: MemberId, other: MemberId) -> bool:
+    def connect(self, a: MemberId, b: MemberId) -> bool:
         """Tell whether there is a connection between two processes."""
-        return link_of(one, other) not in self.silent
+        return link_of(a, b) not in self.silent
 
     def give(self, tag: Tag, seat: MemberId, generation: Generation) -> bool:
         """Tell whether the exchange of an attempt that all have come to ends for a member."""
@@ -59,9 +59,9 @@ class Links(NamedTuple):
             yield Links(silent, passed, self.starved | lost)
 
 
-def link_of(one: MemberId, other: MemberId) -> Link:
+def link_of(a: MemberId, b: MemberId) -> Link:
     """Return the link between the ranks of two processes."""
-    low, high = sorted((one.rank, other.rank))
+    low, high = sorted((a.rank, b.rank))
     return low, high
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ringside.survive.proof.model import Counting, Weights, digest
 from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
+from verification.survive.sample_counting import Counting, Weights, digest
 
 SAMPLES = "every sample exactly once"
 DECISIONS = "one decision per step and generation"
@@ -31,7 +31,7 @@ Place = tuple[int, int, int]  # incarnation, step, generation
 
 
 @dataclass
-class Ledger:
+class Invariants:
     """What has happened in one run, and what must not have.
 
     Args:
@@ -138,9 +138,9 @@ class Ledger:
             SEATS, seat in record.members, f"{seat} takes part in generation {record.number} without being named"
         )
 
-    def stored(self, mine: Tag, theirs: Tag) -> None:
+    def stored(self, own: Tag, theirs: Tag) -> None:
         """A message was stored into the memory of an attempt."""
-        self.holds(STORES, mine == theirs, f"{theirs} into {mine}")
+        self.holds(STORES, own == theirs, f"{theirs} into {own}")
 
     def given_up(self, incarnation: int) -> None:
         """An incarnation begins; those before it are over."""
@@ -162,4 +162,4 @@ def _place(tag: Tag) -> Place:
     return tag.incarnation, tag.step, tag.generation
 
 
-__all__ = ["INVARIANTS", "Ledger"]
+__all__ = ["INVARIANTS", "Invariants"]
