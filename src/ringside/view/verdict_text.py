@@ -37,7 +37,7 @@ class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-def tell(content: dict[str, Any], summary: dict[str, Any]) -> VerdictText:
+def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictText:
     """Return one of a summary's verdicts in words.
 
     Args:

@@ -9,7 +9,7 @@ from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.run.algorithm_changes import notes
 from ringside.monitor.run.records import RunInfo
 from ringside.text import duration, share, size
-from ringside.view.verdict_text import all_is_well, no_verdict, tell
+from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 SHOWN_RANKS = 16
 
@@ -41,7 +41,7 @@ def escape(text: str) -> str:
 
 
 def _verdicts(summary: dict[str, Any]) -> list[str]:
-    told = [tell(content, summary) for content in summary["verdicts"]]
+    told = [verdict_text(content, summary) for content in summary["verdicts"]]
     if not told:
         return [f"**{escape(no_verdict(summary))}** {escape(all_is_well(summary))}"]
     return [

@@ -20,7 +20,7 @@ from ringside.text import UNKNOWN, digits, duration, moment, ratio, share, size
 from ringside.view.html.charts import ChartMark, Series, chart
 from ringside.view.html.waits_ring import longest_waits, ring
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import FEWEST_STEPS, VerdictText, all_is_well, answers_section, no_verdict, tell
+from ringside.view.verdict_text import FEWEST_STEPS, VerdictText, all_is_well, answers_section, no_verdict, verdict_text
 
 # -------------------------------------------------------------------------------------------------
 # The links between hosts in a run's report: what each carried, how fast, and for how long.
@@ -82,7 +82,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         records: All step records, in any order, or a table of them.
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
-    verdicts = [tell(verdict, summary) for verdict in summary["verdicts"]]
+    verdicts = [verdict_text(verdict, summary) for verdict in summary["verdicts"]]
     # Of a slow link neither end is to blame.
     blamed = [told.verdict for told in verdicts if told.verdict.kind != "slow_link"]
     culprits = {rank for verdict in blamed for rank in verdict.ranks if 0 <= rank < table.ranks}

@@ -20,7 +20,7 @@ from ringside.monitor.summary import assess
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration, share
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import all_is_well, no_verdict, tell
+from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 if TYPE_CHECKING:
     import pandas
@@ -71,7 +71,7 @@ class Run:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """What was found, in order."""
-        return [tell(content, self.summary).verdict for content in self.summary["verdicts"]]
+        return [verdict_text(content, self.summary).verdict for content in self.summary["verdicts"]]
 
     @cached_property
     def step_seconds(self) -> Floats:
@@ -118,7 +118,7 @@ class Run:
         return frame[~frame["own_seconds"].isna()].reset_index(drop=True)
 
     def __repr__(self) -> str:
-        found = "; ".join(tell(content, self.summary).headline for content in self.summary["verdicts"])
+        found = "; ".join(verdict_text(content, self.summary).headline for content in self.summary["verdicts"])
         return f"<Run {self.info.name!r}: {self.summary['steps']} steps of {self.ranks} ranks. {found or self._calm()}>"
 
     def _calm(self) -> str:
@@ -126,7 +126,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The verdict, and a table of the ranks, the slowest first: for notebooks, light or dark."""
-        told = [tell(content, self.summary) for content in self.summary["verdicts"]]
+        told = [verdict_text(content, self.summary) for content in self.summary["verdicts"]]
         if told:
             words = "".join(
                 f"<p><b>{html.escape(one.headline)}</b> {html.escape(one.when)}<br>{html.escape(one.why)}<br>"

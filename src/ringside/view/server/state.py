@@ -19,7 +19,7 @@ from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, rank_time, share, size, title
 from ringside.view.html.waits_ring import Wait, longest_waits
 from ringside.view.run.live import FEW, LiveRun, ShownFinding
-from ringside.view.verdict_text import VerdictText, answer, sign, tell
+from ringside.view.verdict_text import VerdictText, answer, sign, verdict_text
 
 ARROWS = 24
 DRAWN_RANKS = 64
@@ -129,7 +129,7 @@ def _settled_verdicts(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _told(content: dict[str, Any], context: dict[str, Any], *, over: bool) -> dict[str, Any] | None:
     try:
-        told = tell(content, context)
+        told = verdict_text(content, context)
     except (msgspec.ValidationError, ArithmeticError, KeyError, TypeError, ValueError):
         return None  # a verdict that says nonsense; the others are shown
     return {**_words(told), "over": over}
