@@ -7,7 +7,7 @@ import pytest
 from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question, Rings, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import figure, title
-from ringside.view.findings_text import tell, what_if_line
+from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.html.doctor import render_page
 from ringside.view.html.nccl_rings import style
 from ringside.view.verdict_text import answer
@@ -50,7 +50,7 @@ def test_units_stand_with_the_value_not_with_the_name() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [(), (3,), (3, 4), tuple(range(20))])
 def test_every_kind_has_a_headline_that_is_a_sentence(kind: str, ranks: tuple[int, ...]) -> None:
-    said = tell(verdict(kind, ranks)).headline
+    said = finding_text(verdict(kind, ranks)).headline
     assert said[0].isupper()
     assert said.endswith(".")
     assert len(said) < 120

@@ -29,7 +29,7 @@ from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.view.findings_text import tell, what_if_line
+from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import answer
 
@@ -80,7 +80,7 @@ def print_findings(findings: Findings, console: Console) -> None:
     elif not findings.verdicts:
         console.print(Text("Nothing wrong was found.", style="bold"))
     for verdict in findings.verdicts:
-        told = tell(verdict)
+        told = finding_text(verdict)
         console.print(Text(told.headline, style="bold red"))
         for line in (told.why, told.price and f"Price: {told.price}", told.next and f"Next: {told.next}"):
             if line:

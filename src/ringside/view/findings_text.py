@@ -22,7 +22,7 @@ class FindingText:
     next: str
 
 
-def tell(verdict: Verdict) -> FindingText:
+def finding_text(verdict: Verdict) -> FindingText:
     """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
     cost = verdict.cost_rank_seconds
     return FindingText(

@@ -10,7 +10,7 @@ from itertools import groupby
 from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration, figure, label, title
-from ringside.view.findings_text import tell, what_if_line
+from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.html.nccl_rings import rings_figure
 from ringside.view.tui.console import without_controls
 from ringside.view.verdict_text import answers_section
@@ -97,7 +97,7 @@ def _asset(name: str) -> str:
 
 
 def _title(findings: Findings) -> str:
-    return html.escape(tell(findings.verdicts[0]).headline if findings.verdicts else "Nothing wrong was found")
+    return html.escape(finding_text(findings.verdicts[0]).headline if findings.verdicts else "Nothing wrong was found")
 
 
 def _header(findings: Findings) -> str:
@@ -125,7 +125,7 @@ def _no_verdict(kind: str, sign: str, headline: str, said: str) -> str:
 
 
 def _verdict(verdict: Verdict, *, first: bool) -> str:
-    told = tell(verdict)
+    told = finding_text(verdict)
     level = "h1" if first else "h2"
     parts = (("Why", told.why), ("Price", told.price), ("Next", told.next))
     rows = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in parts if text)
