@@ -14,9 +14,10 @@ from ringside.monitor.job.questions import QUESTIONS, Question
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict, headline
+from ringside.view.html.page import answers_section
 from ringside.view.html.run_report import render_report
 from ringside.view.terminal import closing
-from ringside.view.verdict_text import answer, answers_section, sign
+from ringside.view.verdict_text import answer, sign
 
 SLOW_LINK = Verdict(kind="slow_link", ranks=[0, 1], since_step=5, detected_step=9, excess_ratio=3.0, cause="the wire")
 

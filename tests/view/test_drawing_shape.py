@@ -155,7 +155,7 @@ def test_labels_make_way_for_each_other():
 
 
 def test_the_page_tries_the_same_places_for_labels():
-    script = (Path(drawing_layout.__file__).parents[1] / "drawing.js").read_text()
+    script = (Path(drawing_layout.__file__).parents[1] / "static" / "schedule" / "drawing.js").read_text()
     (tried,) = re.findall(r"for \(const t of \[at, ([\d., ]+)\]\)", script)
     assert tuple(map(float, tried.split(", "))) == drawing_layout.TRIED
 

@@ -30,7 +30,7 @@ from ringside.view.server.guard import check_address, holder, listen
 from ringside.view.server.runs import key_of, newest_run
 from ringside.view.server.state import now, topology
 
-WEB = Path(__file__).parents[2] / "src" / "ringside" / "view" / "web"
+WEB = Path(__file__).parents[2] / "src" / "ringside" / "view" / "static" / "live"
 
 
 def floats(text: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ringside.errors import UsageError
 from ringside.text import duration, share
+from ringside.view.assets import read_asset
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange
@@ -26,7 +27,7 @@ try:
 except ImportError as error:
     raise UsageError(f"the live view needs {error.name}: pip install 'ringside[notebook]'") from None
 
-WEB = Path(__file__).parent / "web"
+
 SHOWN_RANKS = 64
 SPARK_CELLS = 48
 WIDE = 10_000
@@ -45,8 +46,8 @@ class LiveView(anywidget.AnyWidget):
         UsageError: It is no such address.
     """
 
-    _esm = (WEB / "notebook.js").read_text()
-    _css = (WEB / "notebook.css").read_text()
+    _esm = read_asset("live/notebook.js")
+    _css = read_asset("live/notebook.css")
     state = traitlets.Dict().tag(sync=True)
 
     def __init__(self, run: str | os.PathLike[str]) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from ringside.monitor.job.questions import QUESTIONS, Question
+from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline, percent
-from ringside.text import duration, figure, rank_time, title
+from ringside.text import duration, rank_time
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 
@@ -133,7 +131,7 @@ def _capital(text: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# The four questions of a profile with their answers, in words and for pages.
+# The four questions of a profile with their answers, in words.
 
 
 def sign(question: Question) -> str:
@@ -145,29 +143,6 @@ def answer(question: Question) -> str:
     """Return `Yes.`, `No.` or that it cannot be told, and why."""
     said = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
     return f"{said}. {sentence(question.words)}".strip()
-
-
-def answers_section(answers: Mapping[str, Question]) -> str:
-    """Return the questions that were asked, with answers and numbers, as a section of a page; empty if there are none.
-
-    Args:
-        answers: By their names in `QUESTIONS`.
-    """
-    rows = []
-    for name, text in QUESTIONS.items():
-        question = answers.get(name)
-        if question is not None:
-            said = sign(question)
-            numbers = " · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items())
-            rows.append(
-                f'<li><b class="{said}">{said}</b><div><p>{html.escape(text)}</p>'
-                f'<p class="words">{html.escape(sentence(question.words) or answer(question))}</p>'
-                f'<p class="numbers">{html.escape(numbers)}</p></div></li>'
-            )
-    if not rows:
-        return ""
-    return f"""<section class="details" aria-label="Questions"><h2>Four questions of every profile</h2>
-<ul class="questions">{"".join(rows)}</ul></section>"""
 
 
 def sentence(text: str) -> str:

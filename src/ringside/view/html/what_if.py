@@ -9,9 +9,9 @@ from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share
 from ringside.view.html.gantt import gantt
-from ringside.view.html.page import footer, page, table, tiles, verdict
+from ringside.view.html.markup import NOTHING, Markup
+from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import hardware
-from ringside.view.schedule.svg import asset
 from ringside.view.what_if_text import PARTS, Rates, asked, ends_of, positive, prices, sentence, sure, way
 
 NOTE = (
@@ -36,28 +36,28 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     longer = answer.delta.value
     kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
     headline = sentence(answer)
-    body = [
-        verdict(f"what if {asked(change)}", headline[:1].upper() + headline[1:] + ".", _lines(answer, played[1]), kind),
-        tiles(_tiles(answer, rates)),
+    before, after = answer.step_s
+    steps = " → ".join(map(sure, answer.steps)) + (f", {share(after / before - 1)}" if before else "")
+    then = played[1]
+    lines = [
+        ("Step", steps),
+        ("Guilty", "; ".join(map(str, then.blamed[:PARTS])) if then is not None else ""),
+        ("Where", hardware(answer.before.topology)),
+        *(("Extrapolated", why) for why in answer.extrapolated),
+    ]
+    sections = [
+        verdict_section(f"what if {asked(change)}", headline[:1].upper() + headline[1:] + ".", lines, kind=kind),
+        tiles(_figures(answer, rates)),
         *_pictures(played),
-        *_shares(played),
+        _shares_table(played),
         footer(NOTE),
     ]
     ranks = answer.before.topology.ranks
-    return page(f"What if {asked(change)}", "what if", body, meta=f"{ranks} ranks", js=asset("report.js"))
+    return render_page(f"What if {asked(change)}", "what if", f"{ranks} ranks", sections, scripts=("report.js",))
 
 
-def _lines(answer: Answer, after: Timeline | None) -> Iterator[tuple[str, str]]:
-    before, then = answer.step_s
-    ends = " → ".join(map(sure, answer.steps))
-    yield "Step", ends + (f", {share(then / before - 1)}" if before else "")
-    yield "Guilty", "; ".join(map(str, after.blamed[:PARTS])) if after is not None else ""
-    yield "Where", hardware(answer.before.topology)
-    for why in answer.extrapolated:
-        yield "Extrapolated", why
-
-
-def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
+def _figures(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and remark of every tile."""
     hours = answer.rank_hours_per_day
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
@@ -67,8 +67,8 @@ def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
             value, _, more = text.partition(" (")
             yield "price a day", value, more.replace(")", ",", 1)
         yield "own work", *_change(work(answer.before), work(answer.after))
-    yield "left of synchronisation", *_change(*(one.seconds for one in answer.left))
-    before, after = (one.bucket for one in answer.left)
+    yield "left of synchronisation", *_change(*(left.seconds for left in answer.left))
+    before, after = (left.bucket for left in answer.left)
     if before is not None and after is not None:
         yield "one bucket", *_change(before, after)
 
@@ -78,8 +78,8 @@ def _change(before: Band, after: Band) -> tuple[str, str]:
     return duration(after.value), f"{ends_of(after)}; before {duration(before.value)}, {ends_of(before)}"
 
 
-def _pictures(played: Pair) -> Iterator[str]:
-    longest = max((one.seconds for one in played if one is not None), default=0.0)
+def _pictures(played: Pair) -> Iterator[Markup]:
+    longest = max((timeline.seconds for timeline in played if timeline is not None), default=0.0)
     for timeline, title in zip(played, ("Before", "After"), strict=True):
         if timeline is not None:
             alike = timeline.seconds * TOO_SHORT > longest
@@ -88,9 +88,8 @@ def _pictures(played: Pair) -> Iterator[str]:
             yield gantt(timeline, text, longest if alike else None, note)
 
 
-def _shares(played: Pair) -> Iterator[str]:
-    before, after = (one.shares if one is not None else {} for one in played)
+def _shares_table(played: Pair) -> Markup:
+    before, after = (timeline.shares if timeline is not None else {} for timeline in played)
     names = sorted({*before, *after}, key=lambda name: -after.get(name, 0.0))
     rows = [(name, duration(before.get(name, 0.0)), duration(after.get(name, 0.0))) for name in names]
-    if rows:
-        yield table("What the critical path consists of", ("", "before", "after"), rows)
+    return table("What the critical path consists of", ("", "before", "after"), rows) if rows else NOTHING

@@ -18,10 +18,11 @@ import numpy as np
 
 from ringside.errors import UsageError
 from ringside.schedule import Audit, Schedule, verify
+from ringside.view.assets import read_asset
 from ringside.view.schedule.arrange import arranged
 from ringside.view.schedule.frames import Frame, ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
-from ringside.view.schedule.svg import MOST_PANELS, asset, frame_svg, look_of, rank_colour, sheet_svg
+from ringside.view.schedule.svg import MOST_PANELS, frame_svg, look_of, rank_colour, sheet_svg
 from ringside.view.schedule.text import caption, counted, messages_in_words
 
 # More messages than this are put into words by pattern, not one by one.
@@ -81,7 +82,7 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
     fields = {
         "title": escape(title or _title(schedule)),
         "facts": _facts(verify(schedule), story),
-        "css": asset("drawing_svg.css") + asset("drawing_page.css"),
+        "css": read_asset("schedule/drawing_svg.css") + read_asset("schedule/drawing_page.css"),
         "svg": frame_svg(first, layout, style=False),
         "least": f"{min(0.4 * layout.box[2], 1000):.0f}",
         "most": f"{1.3 * layout.box[2]:.0f}",
@@ -93,9 +94,9 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
         "legend": _legend(story, layout, many),
         "words": "".join(_item(k, text) for k, text in enumerate(words)) or "<li>Nothing is sent.</li>",
         "data": json.dumps(page_data(story, layout, captions), separators=(",", ":")).replace("</", "<\\/"),
-        "js": asset("drawing_cells.js") + asset("drawing.js"),
+        "js": read_asset("schedule/drawing_cells.js") + read_asset("schedule/drawing.js"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda hole: fields[hole[1]], asset("drawing.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda hole: fields[hole[1]], read_asset("schedule/drawing.html"))
 
 
 def _title(schedule: Schedule) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib import resources
 
 import numpy as np
 
+from ringside.view.assets import read_asset
 from ringside.view.schedule.frames import Frame, Message
 from ringside.view.schedule.layout import Curve, GraphLayout, GraphNode, Pills, Point, on_curve
 from ringside.view.schedule.text import caption, counted, vertex_name
@@ -54,7 +54,7 @@ def frame_svg(frame: Frame, layout: GraphLayout, *, style: bool = True) -> str:
     view = " ".join(number(value) for value in layout.box)
     schedule = frame.story.schedule
     label = f"{schedule.name} on {counted(schedule.ranks, 'rank')}: {frame.name.lower()}"
-    sheet = f"<style>{asset('drawing_svg.css')}</style>" if style else ""
+    sheet = f"<style>{read_asset('schedule/drawing_svg.css')}</style>" if style else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ringside-drawing" viewBox="{view}" role="img" '
         f'aria-label="{escape(label)}">{sheet}{scene(frame, layout)}</svg>'
@@ -88,7 +88,7 @@ def sheet_svg(frames: Sequence[Frame], layout: GraphLayout, title: str, left_out
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ringside-drawing sheet" viewBox="0 0 {number(width)} '
         f'{number(height)}" width="{number(width)}" height="{number(height)}" role="img" aria-label="{escape(title)}">'
-        f"<title>{escape(title)}</title><desc>{escape(words)}</desc><style>{asset('drawing_svg.css')}</style>"
+        f"<title>{escape(title)}</title><desc>{escape(words)}</desc><style>{read_asset('schedule/drawing_svg.css')}</style>"
         f'<text class="title" x="12" y="24">{escape(title)}</text>{panels}{more}</svg>'
     )
 
@@ -305,8 +305,3 @@ def number(value: float) -> str:
 
 def _point(point: Point) -> str:
     return f"{number(point[0])} {number(point[1])}"
-
-
-def asset(name: str) -> str:
-    """Return a file of `view/`: a style or a script."""
-    return resources.files("ringside.view").joinpath(name).read_text(encoding="utf-8")
