@@ -12,7 +12,7 @@ from ringside.predict.plan.memory import batch, fit, sharded, state
 from ringside.predict.plan.options import option, options
 from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.predict.plan.ranking import contenders, crossovers
-from ringside.view.plan_text import long, short
+from ringside.view.plan_text import long, short_plan
 
 BOX = Topology(
     "box", (4, 4), inside=LinkClass("shared_memory", 1e-6, 10e9), between=LinkClass("ethernet", 20e-6, 1e9), nics=1
@@ -213,7 +213,7 @@ def test_a_byte_and_a_petabyte_are_priced():
 def test_the_short_form_fits_a_terminal(name, parameters):
     asked = PlanQuestion(preset(name), 2 * parameters, parameters=parameters, memory_bytes=80e9, compute_s=1.0)
     found = plan(asked)
-    lines = short(found)
+    lines = short_plan(found)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert ("REFUSED" in lines[0]) == found.fit.refused

@@ -21,7 +21,7 @@ SHORT_SCALES = 3
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
-def short(plan: TrainingPlan) -> list[str]:
+def short_plan(plan: TrainingPlan) -> list[str]:
     """Return a plan in at most 24 lines of 80 columns."""
     lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
     lines += [*_here(plan, SHORT_RANKS), *_crossovers(plan), *_scaling(plan, SHORT_SCALES)]
