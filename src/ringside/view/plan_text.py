@@ -33,7 +33,7 @@ def wrapped(line: str) -> list[str]:
     return textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True) if len(line) > WIDTH else [line]
 
 
-def long(plan: TrainingPlan) -> list[str]:
+def full_plan(plan: TrainingPlan) -> list[str]:
     """Return a plan with all its tables."""
     lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
     lines += ["", *_here(plan, len(plan.here)), *_crossovers(plan), "", *_by_size(plan), ""]
