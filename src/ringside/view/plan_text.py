@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator
 
-from ringside.predict.band import Band
+from ringside.predict.band_text import Band
 from ringside.predict.plan.bound import Bound
 from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS, Fit
@@ -41,7 +41,7 @@ def full_plan(plan: TrainingPlan) -> list[str]:
     return [*lines, "", "learning rate", f"  linear: {LINEAR}", f"  square root: {SQUARE_ROOT}"]
 
 
-def band(one: Band, unit: Callable[[float], str] = duration) -> str:
+def band_text(one: Band, unit: Callable[[float], str] = duration) -> str:
     """Return a figure with its band: `5.95 ms (2.53 ms to 14.0 ms)`."""
     return f"{unit(one.value)} ({unit(one.low)} to {unit(one.high)})"
 

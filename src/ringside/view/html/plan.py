@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ringside.predict.band import Band
+from ringside.predict.band_text import Band
 from ringside.predict.plan.buckets import BucketSizes
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import has_library, option
@@ -16,7 +16,7 @@ from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
-from ringside.view.plan_text import band, bound_words, count, hardware
+from ringside.view.plan_text import band_text, bound_words, count, hardware
 
 MOST_CURVES = 6
 DENSE = np.geomspace(min(SIZES), max(SIZES), 43)
@@ -108,7 +108,7 @@ def _curves_over_sizes(plan: TrainingPlan) -> list[Markup]:
         else:
             row = [next(price for price in prices if price.algorithm == name) for prices in plan.ranking.values()]
         seconds = [price.seconds for price in row]
-        speeds = [busbw(count, topology.ranks, band) for count, band in zip(sizes.tolist(), seconds, strict=True)]
+        speeds = [busbw(count, topology.ranks, band_text) for count, band_text in zip(sizes.tolist(), seconds, strict=True)]
         times.append(_band_curve(index, name, sizes, seconds, name == chosen))
         rates.append(_band_curve(index, name, sizes, speeds, name == chosen))
     return [
@@ -142,7 +142,7 @@ def _curve_over_buckets(plan: TrainingPlan) -> Markup:
 
 def _band_curve(index: int, name: str, x: np.ndarray, bands: Sequence[Band], chosen: bool) -> Curve:
     """A line of its own colour; the chosen one has its band around it."""
-    value, low, high = (np.array(ends) for ends in zip(*(band.ends for band in bands), strict=True))
+    value, low, high = (np.array(ends) for ends in zip(*(band_text.ends for band_text in bands), strict=True))
     ends = (low, high) if chosen else (None, None)
     return Curve(name, x, value, "s0" if chosen else f"s{1 + index % 7}", *ends)
 
