@@ -134,7 +134,7 @@ def _buckets(plan: TrainingPlan) -> Iterator[str]:
     yield f"best buckets: {best.count} of {size(best.bucket_bytes)}, each {band(best.bucket)}"
     yield f"  exposed {band(best.exposed)}: {band(share, _percent)} of a step"
     yield f"  in one piece {band(best.whole)}"
-    ran = next((one for one in plan.buckets if one.count == plan.question.ran), None)
+    ran = next((one for one in plan.buckets if one.parameter_count == plan.question.ran), None)
     if ran is not None:
         yield f"  as it ran: {ran.count} of {size(ran.bucket_bytes)}, exposed {band(ran.exposed)}"
 
@@ -218,14 +218,14 @@ def _bucket_table(plan: TrainingPlan) -> Iterator[str]:
         return
     yield ""
     yield f"buckets, size, exposed after a backward that is {BACKWARD:.0%} of the computation"
-    for one in sorted(plan.buckets, key=lambda bucket: bucket.count):
+    for one in sorted(plan.buckets, key=lambda bucket: bucket.parameter_count):
         yield f"  {one.count:>5} {size(one.bucket_bytes):>8}  {band(one.exposed)}"
 
 
 # ------------------------------------------------------------------------------------------------ figures
 
 
-def count(number: float) -> str:
+def parameter_count(number: float) -> str:
     """Return a number of parameters: `70B`, `350M`."""
     for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= scale:

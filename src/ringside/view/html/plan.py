@@ -16,7 +16,7 @@ from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
-from ringside.view.plan_text import band_text, bound_words, count, hardware
+from ringside.view.plan_text import band_text, bound_words, parameter_count, hardware
 
 MOST_CURVES = 6
 DENSE = np.geomspace(min(SIZES), max(SIZES), 43)
@@ -108,7 +108,7 @@ def _curves_over_sizes(plan: TrainingPlan) -> list[Markup]:
         else:
             row = [next(price for price in prices if price.algorithm == name) for prices in plan.ranking.values()]
         seconds = [price.seconds for price in row]
-        speeds = [busbw(count, topology.ranks, band_text) for count, band_text in zip(sizes.tolist(), seconds, strict=True)]
+        speeds = [busbw(parameter_count, topology.ranks, band_text) for parameter_count, band_text in zip(sizes.tolist(), seconds, strict=True)]
         times.append(_band_curve(index, name, sizes, seconds, name == chosen))
         rates.append(_band_curve(index, name, sizes, speeds, name == chosen))
     return [
