@@ -99,7 +99,7 @@ def _bound(plan: TrainingPlan) -> Iterator[str]:
         yield f"bound by {bound_words(plan.bounds[0])}" + (f"; {others}" if others else "")
 
 
-def bound_words(one: Bound) -> str:
+def bound_text(one: Bound) -> str:
     """Return what a time follows in words."""
     if not one.where:
         return f"work beside links {one.share:.0%}"

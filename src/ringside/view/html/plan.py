@@ -16,7 +16,7 @@ from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
-from ringside.view.plan_text import band_text, bound_words, parameter_count, hardware
+from ringside.view.plan_text import band_text, bound_text, parameter_count, hardware
 
 MOST_CURVES = 6
 DENSE = np.geomspace(min(SIZES), max(SIZES), 43)
@@ -71,7 +71,7 @@ def _verdict_lines(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
     yield "Band", f"{duration(chosen.seconds.low)} to {duration(chosen.seconds.high)}, 95 %"
     yield "How", f"{chosen.algorithm}, {hardware(plan.question.topology)}"
     if plan.bounds:
-        yield "Bound by", bound_words(plan.bounds[0])
+        yield "Bound by", bound_text(plan.bounds[0])
     yield "Extrapolated", chosen.extrapolated
 
 
