@@ -27,7 +27,7 @@ class Rates:
     watts: float | None = None
 
 
-def words(answer: Answer, change: StepChange, played: Timeline | None, rates: Rates) -> list[str]:
+def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, rates: Rates) -> list[str]:
     """Return the answer in lines of 80 columns.
 
     Args:
