@@ -65,7 +65,7 @@ def _pace(more: float) -> str:
 def _delta(answer: Answer) -> Iterator[str]:
     before, after = answer.step_s
     ratio = f", {share(after / before - 1)}" if answer.knows_work and before > 0 else ""
-    yield sentence(answer) + ratio
+    yield difference_text(answer) + ratio
     if answer.knows_work:
         yield f"  step {_change(*answer.steps)}"
         yield f"  own work {_change(work(answer.before), work(answer.after))}"
@@ -95,7 +95,7 @@ def sure(one: Band, unit: Callable[[float], str] = duration) -> str:
     return f"{unit(one.value)} ({ends_of(one, unit)})"
 
 
-def sentence(answer: Answer) -> str:
+def difference_text(answer: Answer) -> str:
     """Return the difference: `a step takes 30.0 ms longer (28.1 ms to 33.0 ms)`."""
     what, one = "a step takes" if answer.knows_work else "the synchronisation takes", answer.delta
     if one.low < 0 < one.high:
