@@ -147,7 +147,7 @@ def path(played: Timeline | None, text: Callable[[float], str] = duration) -> It
     yield "  " + ", ".join(f"{name} {text(seconds)} ({seconds / played.seconds:.0%})" for name, seconds in found)
 
 
-def way(played: Timeline) -> str:
+def played_algorithm(played: Timeline) -> str:
     """Return what was played in words."""
     schedule = played.schedule
     return (
