@@ -44,7 +44,7 @@ from ringside.view.html.what_if import what_if_page
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import recorded_step
 from ringside.view.tui.console import printable_lines
-from ringside.view.what_if_text import Rates, asked, answer_lines
+from ringside.view.what_if_text import Rates, change_text, answer_lines
 
 HELP = "what one slow rank, link or rail, more hosts or another algorithm would change"
 SCHEMA = 1
@@ -183,7 +183,7 @@ def to_json(answer: Answer, change: StepChange, after: Timeline | None, rates: R
     step, hours = answer.after, answer.rank_hours_per_day
     return {
         "schema": SCHEMA,
-        "what": asked(change),
+        "what": change_text(change),
         "topology": answer.before.topology.describe(),
         "hosts": step.topology.hosts,
         "ranks": step.topology.ranks,

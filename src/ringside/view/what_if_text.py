@@ -41,7 +41,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
     return [part for line in lines for part in wrapped(line)]
 
 
-def asked(change: StepChange) -> str:
+def change_text(change: StepChange) -> str:
     """Return a change in words: `rank 3 were 12 % slower, the network oversubscribed 2:1`."""
     parts = [f"rank {rank} were {_pace(more)}" for rank, more in change.slower.items()]
     parts += [f"rank {rank} were as fast as the others" for rank in change.repaired]
