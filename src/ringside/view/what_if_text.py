@@ -37,7 +37,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
         rates: What a rank costs.
     """
     lines = [f"what if {asked(change)}", f"  on {hardware(answer.before.topology)}", *_delta(answer)]
-    lines += [*_day(answer, rates), *path(played), *_support(answer)]
+    lines += [*_day(answer, rates), *critical_path_lines(played), *_support(answer)]
     return [part for line in lines for part in wrapped(line)]
 
 
@@ -136,7 +136,7 @@ def _times(one: Band, factor: float) -> Band:
     return Band(*(end * factor for end in one.ends))
 
 
-def path(played: Timeline | None, text: Callable[[float], str] = duration) -> Iterator[str]:
+def critical_path_lines(played: Timeline | None, text: Callable[[float], str] = duration) -> Iterator[str]:
     """Yield who is guilty, and what the critical path consists of."""
     if played is None:
         yield "critical path: too many ranks, or too few, to play it"
