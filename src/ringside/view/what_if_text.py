@@ -82,7 +82,7 @@ def _bucket(answer: Answer) -> Iterator[str]:
 
 def _change(before: Band, after: Band) -> str:
     """Return a figure before and after: `19.5 ms (18.1 ms to 20.8 ms) -> 25.5 ms (22.9 ms to 28.0 ms)`."""
-    return sure(before) if before == after else f"{sure(before)} -> {sure(after)}"
+    return with_band(before) if before == after else f"{sure(before)} -> {sure(after)}"
 
 
 def ends_of(one: Band, unit: Callable[[float], str] = duration) -> str:
@@ -90,7 +90,7 @@ def ends_of(one: Band, unit: Callable[[float], str] = duration) -> str:
     return "as given" if one.low == one.high else f"{unit(one.low)} to {unit(one.high)}"
 
 
-def sure(one: Band, unit: Callable[[float], str] = duration) -> str:
+def with_band(one: Band, unit: Callable[[float], str] = duration) -> str:
     """Return a figure with its band, or that it has none because it was given or follows from what was."""
     return f"{unit(one.value)} ({ends_of(one, unit)})"
 

@@ -12,7 +12,7 @@ from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import hardware
-from ringside.view.what_if_text import PARTS, Rates, change_text, ends_of, positive, prices, difference_text, sure, played_algorithm
+from ringside.view.what_if_text import PARTS, Rates, change_text, ends_of, positive, prices, difference_text, with_band, played_algorithm
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
@@ -37,7 +37,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
     headline = difference_text(answer)
     before, after = answer.step_s
-    steps = " → ".join(map(sure, answer.steps)) + (f", {share(after / before - 1)}" if before else "")
+    steps = " → ".join(map(with_band, answer.steps)) + (f", {share(after / before - 1)}" if before else "")
     then = played[1]
     lines = [
         ("Step", steps),
