@@ -85,7 +85,7 @@ def _change(before: Band, after: Band) -> str:
     return with_band(before) if before == after else f"{sure(before)} -> {sure(after)}"
 
 
-def ends_of(one: Band, unit: Callable[[float], str] = duration) -> str:
+def band_ends(one: Band, unit: Callable[[float], str] = duration) -> str:
     """Return what a figure may be: `18.1 ms to 20.8 ms`, or that it was given."""
     return "as given" if one.low == one.high else f"{unit(one.low)} to {unit(one.high)}"
 

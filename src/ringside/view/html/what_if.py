@@ -12,7 +12,7 @@ from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import hardware
-from ringside.view.what_if_text import PARTS, Rates, change_text, ends_of, positive, prices, difference_text, with_band, played_algorithm
+from ringside.view.what_if_text import PARTS, Rates, change_text, band_ends, positive, prices, difference_text, with_band, played_algorithm
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
