@@ -108,7 +108,7 @@ def _more(one: Band) -> str:
     return "less" if one.value < 0 else "longer"
 
 
-def positive(one: Band) -> Band:
+def absolute(one: Band) -> Band:
     """Return a difference as what it is more, or what it is less."""
     return Band(-one.value, -one.high, -one.low) if one.value < 0 else one
 
@@ -118,7 +118,7 @@ def _day(answer: Answer, rates: Rates) -> Iterator[str]:
     if hours is None:
         yield "  a day: say what a step computes, --compute-seconds S"
         return
-    shown, all_hours = positive(hours), 24 * answer.after.topology.ranks
+    shown, all_hours = absolute(hours), 24 * answer.after.topology.ranks
     yield f"  a day: {sure(shown, digits)} rank-hours of {all_hours} {'saved' if hours.value < 0 else 'lost'}"
     for text in prices(shown, rates):
         yield f"    {text}"

@@ -12,7 +12,7 @@ from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import hardware
-from ringside.view.what_if_text import PARTS, Rates, change_text, band_ends, positive, prices, difference_text, with_band, played_algorithm
+from ringside.view.what_if_text import PARTS, Rates, change_text, band_ends, absolute, prices, difference_text, with_band, played_algorithm
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
@@ -63,7 +63,7 @@ def _figures(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
         word = "saved" if hours.value < 0 else "lost"
         most = f"of {24 * answer.after.topology.ranks}"
         yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{ends_of(positive(hours), digits)}, {most}"
-        for text in prices(positive(hours), rates):
+        for text in prices(absolute(hours), rates):
             value, _, more = text.partition(" (")
             yield "price a day", value, more.replace(")", ",", 1)
         yield "own work", *_change(work(answer.before), work(answer.after))
