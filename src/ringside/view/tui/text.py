@@ -81,7 +81,7 @@ def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
         return _join(_paragraph("● ", words, width, style, lines=max(height, 1)), height)
     first, *others = snapshot.verdicts
     below = min(len(others), max(height - 4, 0), 3)
-    lines = told(first, width, lines_each=2 if height - below >= 7 else 1)[: max(height - below, 1)]
+    lines = verdict_lines(first, width, lines_each=2 if height - below >= 7 else 1)[: max(height - below, 1)]
     for one in others[:below]:
         lines += _paragraph("● ", headline_of(one), width, _style(one), lines=1)
     hidden = len(others) - below
@@ -103,7 +103,7 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
     return f"no rank holds the job up; the slowest takes {percent(max(known))} longer than the others", "green"
 
 
-def told(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
+def verdict_lines(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
     """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
     lines = _paragraph("● ", headline_of(one), width, _style(one), lines=lines_each)
     for name, words, style in (("why", one.verdict.cause, ""), ("price", price(one), "bold"), ("do", _do(one), "")):
@@ -137,7 +137,7 @@ def all_verdicts(snapshot: Snapshot, width: int) -> Text:
     """Return every verdict in full, and every note."""
     lines: list[Text] = []
     for one in snapshot.verdicts:
-        lines += [*told(one, width), *_evidence(one, width), Text()]
+        lines += [*verdict_lines(one, width), *_evidence(one, width), Text()]
     lines = lines or [Text("No verdict so far.", style="green")]
     return Text("\n").join([*lines, *(line for words in snapshot.notes for line in _note(words, width, 1000))])
 
@@ -154,7 +154,7 @@ def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
     lines = [_who(snapshot, one), Text(_figures(one)), Text()]
     for verdict in snapshot.verdicts:
         if rank in verdict.verdict.ranks:
-            lines += [*told(verdict, width), *_evidence(verdict, width), Text()]
+            lines += [*verdict_lines(verdict, width), *_evidence(verdict, width), Text()]
     lines += _phases(snapshot.detail, width)
     lines += _vitals(snapshot.detail, width)
     return Text("\n").join(lines)
