@@ -19,7 +19,7 @@ from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange
 from ringside.view.tui.remote import Remote
 from ringside.view.tui.source import Local, Open, RunSource, Snapshot, look
-from ringside.view.tui.text import first_line, headline_of, price, verdict_block
+from ringside.view.tui.text import first_line, verdict_headline, price, verdict_block
 
 try:
     import anywidget
@@ -91,7 +91,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
 
 def _verdict(one: Open) -> dict[str, Any]:
     return {
-        "headline": printable(headline_of(one)),
+        "headline": printable(verdict_headline(one)),
         "over": one.over,
         "told": [
             [name, printable(words)]

@@ -83,7 +83,7 @@ def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
     below = min(len(others), max(height - 4, 0), 3)
     lines = verdict_lines(first, width, lines_each=2 if height - below >= 7 else 1)[: max(height - below, 1)]
     for one in others[:below]:
-        lines += _paragraph("● ", headline_of(one), width, _style(one), lines=1)
+        lines += _paragraph("● ", verdict_headline(one), width, _style(one), lines=1)
     hidden = len(others) - below
     if hidden > 0 and lines:
         lines[-1] = _with_note(lines[-1], f"and {hidden} more: v", width)
@@ -105,7 +105,7 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
 
 def verdict_lines(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
     """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
-    lines = _paragraph("● ", headline_of(one), width, _style(one), lines=lines_each)
+    lines = _paragraph("● ", verdict_headline(one), width, _style(one), lines=lines_each)
     for name, words, style in (("why", one.verdict.cause, ""), ("price", price(one), "bold"), ("do", _do(one), "")):
         if words:
             lines += _paragraph(f"  {name:<7}", words, width, style, lines=lines_each)
@@ -119,7 +119,7 @@ def price(one: Open) -> str:
     return f"{rank_time(one.cost_rank_seconds)} {'in all' if one.over else 'so far'}"
 
 
-def headline_of(one: Open) -> str:
+def verdict_headline(one: Open) -> str:
     """Return who and since when, one sentence; whether it is over."""
     verdict = one.verdict
     return f"{one.words or headline(verdict)} since step {verdict.since_step}{' (over)' if one.over else ''}"
