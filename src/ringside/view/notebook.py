@@ -19,7 +19,7 @@ from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange
 from ringside.view.tui.remote import Remote
 from ringside.view.tui.source import Local, Open, RunSource, Snapshot, look
-from ringside.view.tui.text import first_line, verdict_headline, price, verdict_block
+from ringside.view.tui.text import first_line, verdict_headline, price_text, verdict_block
 
 try:
     import anywidget
@@ -95,7 +95,7 @@ def _verdict(one: Open) -> dict[str, Any]:
         "over": one.over,
         "told": [
             [name, printable(words)]
-            for name, words in (("why", one.verdict.cause), ("price", price(one)), ("do", one.verdict.advice))
+            for name, words in (("why", one.verdict.cause), ("price", price_text(one)), ("do", one.verdict.advice))
             if words
         ],
     }

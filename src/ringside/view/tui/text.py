@@ -106,13 +106,13 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
 def verdict_lines(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
     """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
     lines = _paragraph("● ", verdict_headline(one), width, _style(one), lines=lines_each)
-    for name, words, style in (("why", one.verdict.cause, ""), ("price", price(one), "bold"), ("do", _do(one), "")):
+    for name, words, style in (("why", one.verdict.cause, ""), ("price_text", price_text(one), "bold"), ("do", _do(one), "")):
         if words:
             lines += _paragraph(f"  {name:<7}", words, width, style, lines=lines_each)
     return lines
 
 
-def price(one: Open) -> str:
+def price_text(one: Open) -> str:
     """Return what a verdict cost so far; nothing for kinds that have no price or where none could be measured."""
     if one.verdict.kind in UNPRICED or not (math.isfinite(one.cost_rank_seconds) and one.cost_rank_seconds > 0):
         return ""
