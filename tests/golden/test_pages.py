@@ -21,7 +21,7 @@ from ringside.monitor.verdict import KINDS, Verdict
 from ringside.view.html.doctor import render_page
 from ringside.view.run.recorded import Run
 from ringside.view.server.runs import key_of
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 
 H100 = "--preset dgx-h100 --hosts 2 --ranks-per-host 4"
 FOUR_HOSTS = "--preset ethernet-10g --hosts 4"
@@ -132,7 +132,7 @@ def test_a_run_in_a_notebook_is_as_it_was(run: str, place: Path, golden: Golden)
     pytest.importorskip("anywidget")
     from ringside.view.notebook import state_of
 
-    state = json.dumps(state_of(look(Local(Path(run)))), indent=1, ensure_ascii=False)
+    state = json.dumps(state_of(take_snapshot(Local(Path(run)))), indent=1, ensure_ascii=False)
     golden.check(f"pages/live-{run}.json", state + "\n")
 
 

@@ -35,7 +35,7 @@ from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.text import schedule_text
 from ringside.view.terminal import closing, picture, status_line
 from ringside.view.tui.rank_table import SORTS, SortOrder
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import first_line, once_lines, verdict_block
 
 FEW = (1, 2, 3, 4, 5, 8, 9)
@@ -131,7 +131,7 @@ def test_reports_of_few_and_many_ranks_are_as_they_were(tmp_path: Path, golden: 
 
 @pytest.mark.parametrize("run", ["hosts", "demo"])
 def test_a_terminal_of_any_size_shows_what_it_did(run: str, place: Path, golden: Golden) -> None:
-    snapshot = look(Local(Path(run)), 1)
+    snapshot = take_snapshot(Local(Path(run)), 1)
     told = []
     for width in (10, 16, 24, 40, 56, 72, 80, 120, 200):
         told += [f"== top, {width} columns", *once_lines(snapshot, SortOrder(), width)]

@@ -263,10 +263,10 @@ def _watched(folder: Path) -> Iterator[str]:
     from ringside.view.export.prometheus import render
     from ringside.view.server.feed import PageFeed
     from ringside.view.tui.rank_table import SortOrder
-    from ringside.view.tui.source import Local, look
+    from ringside.view.tui.source import Local, take_snapshot
     from ringside.view.tui.text import as_json, once_lines
 
-    snapshot = look(Local(folder / "run"), 1)
+    snapshot = take_snapshot(Local(folder / "run"), 1)
     order = SortOrder(sort="excess", reverse=False, filter="")
     yield "\n".join(once_lines(snapshot, order, 100))
     yield json.dumps(as_json(snapshot, order))
@@ -496,7 +496,7 @@ def _hear_letter(content: bytes) -> None:
         return  # the thread that reads letters says so, and ends
     machine = HangDetector([1, 2])
     for now in (0.0, 100.0, 200.0):
-        machine.look(standings, now)
+        machine.take_snapshot(standings, now)
 
 
 def _hear_records(content: bytes) -> None:
@@ -611,7 +611,7 @@ def _look_at_page(path: Path) -> None:
     view = ProgressView(1, path.read_bytes()[:PAGE_BYTES].ljust(PAGE_BYTES, b"\0"))
     machine = HangDetector([1, 2])
     for now in (0.0, 1e5, 2e5):
-        machine.look([msgspec.structs.replace(view.standing(now), rank=0), view.standing(now)], now)
+        machine.take_snapshot([msgspec.structs.replace(view.standing(now), rank=0), view.standing(now)], now)
 
 
 def _look_at_table(path: Path) -> None:

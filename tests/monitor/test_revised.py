@@ -19,7 +19,7 @@ from ringside.view.run.live import LiveRun
 from ringside.view.server.state import now
 from ringside.view.terminal import closing
 from ringside.view.tui.rank_table import SortOrder
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, verdict_block
 
 LINK = {"ranks": [0, 2], "hosts": ["a", "b"], "bytes_per_s": 11.4e6, "usual_bytes_per_s": 118e6}
@@ -116,7 +116,7 @@ def test_live_views_tell_of_it(run: Path) -> None:
     live = LiveRun(run)
     live.poll()
     assert now(live, [], None)["notes"] == [WORDS]
-    snapshot = look(Local(run))
+    snapshot = take_snapshot(Local(run))
     assert snapshot.notes == (WORDS,)
     lines = verdict_block(snapshot, 60, 9).plain.split("\n")
     assert lines[-1].startswith("○ From step 527 on")

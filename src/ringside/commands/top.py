@@ -33,7 +33,7 @@ from ringside.monitor.run.registry import running
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
 from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, RunSource, Snapshot, look
+from ringside.view.tui.source import Local, RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"
@@ -124,7 +124,7 @@ def _look_until_it_is_known(source: RunSource) -> Snapshot:
     """Whoever serves a run begins to read it when it is asked for the first time."""
     until = time.monotonic() + KNOWN_WITHIN_S
     while True:
-        snapshot = look(source)
+        snapshot = take_snapshot(source)
         if snapshot.info is not None or snapshot.trouble or time.monotonic() > until:
             return snapshot
         time.sleep(0.1)

@@ -18,7 +18,7 @@ from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, Open, RunSource, Snapshot, look
+from ringside.view.tui.source import Local, Open, RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import first_line, verdict_headline, price_text, verdict_block
 
 try:
@@ -54,15 +54,15 @@ class LiveView(anywidget.AnyWidget):
         super().__init__()
         self._source = _source(os.fspath(run))
         self.on_msg(self._hear)
-        self.look()
+        self.take_snapshot()
 
-    def look(self) -> None:
+    def take_snapshot(self) -> None:
         """Read what is new and show it; trouble is shown as well."""
-        self.state = state_of(look(self._source))
+        self.state = state_of(take_snapshot(self._source))
 
     def _hear(self, view: Any, content: Any, buffers: Any) -> None:
         if content == "look":
-            self.look()
+            self.take_snapshot()
 
 
 def _source(run: str) -> RunSource:

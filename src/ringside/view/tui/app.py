@@ -21,7 +21,7 @@ from textual.widgets import Input, Static
 
 from ringside.view.tui.console import fit, printable
 from ringside.view.tui.rank_table import SORTS, RankTable, SortOrder, Sparks, arrange, fit_columns, heading
-from ringside.view.tui.source import RunSource, Snapshot, look
+from ringside.view.tui.source import RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import STALE_S, all_verdicts, first_line, rank_detail, verdict_block
 
 REFRESH_S = 0.5
@@ -210,7 +210,7 @@ class TopApp(App[None]):
         try:
             page = self.screen
             rank = page.rank if isinstance(page, Page) else None
-            snapshot = await _in_thread(partial(look, self._source, rank))
+            snapshot = await _in_thread(partial(take_snapshot, self._source, rank))
         finally:
             self._looking = False
         if self.snapshot is None or snapshot.version != self.snapshot.version:

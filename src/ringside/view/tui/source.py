@@ -92,7 +92,7 @@ class RunSource(Protocol):
         """Return the newest records of one rank, oldest first; empty where they cannot be had."""
 
 
-def look(source: RunSource, rank: int | None = None) -> Snapshot:
+def take_snapshot(source: RunSource, rank: int | None = None) -> Snapshot:
     """Poll once and return the run, with one rank's records where `rank` is given; trouble is part of the value."""
     trouble = ""
     try:
