@@ -17,7 +17,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.errors import RingsideError
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading, matches, row
+from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading, matches_filter, row
 from ringside.view.tui.source import Local, Snapshot, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 
@@ -66,7 +66,7 @@ def test_order_puts_what_is_not_known_last(sort: str, reverse: bool, expected: l
     ],
 )  # fmt: skip
 def test_filters(wanted: str, expected: bool) -> None:
-    assert matches(rank(12, host="node-3.cluster", verdicts=("slow_rank",)), wanted) is expected
+    assert matches_filter(rank(12, host="node-3.cluster", verdicts=("slow_rank",)), wanted) is expected
 
 
 def test_lines_of_blocks_share_one_scale_and_noise_stays_low(tmp_path: Path) -> None:

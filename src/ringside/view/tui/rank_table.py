@@ -42,7 +42,7 @@ class SortOrder:
     Args:
         sort: One of `SORTS`; times and excess begin with the largest, ranks with 0.
         reverse: The other way round.
-        filter: See `matches`.
+        filter: See `matches_filter`.
     """
 
     sort: str = "excess"
@@ -52,7 +52,7 @@ class SortOrder:
 
 def arrange(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
     """Return the ranks to show, in order; what is not known comes last either way."""
-    shown = [one for one in ranks if matches(one, order.filter)]
+    shown = [one for one in ranks if matches_filter(one, order.filter)]
     if order.sort == "rank":
         return sorted(shown, key=lambda one: one.rank, reverse=order.reverse)
     field, sign = _FIELDS[order.sort], 1.0 if order.reverse else -1.0
@@ -64,7 +64,7 @@ def arrange(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
     return sorted(shown, key=key)
 
 
-def matches(one: RankNow, wanted: str) -> bool:
+def matches_filter(one: RankNow, wanted: str) -> bool:
     """Whether a rank is meant by a filter: `3`, `8-15`, a part of a host's name or of a verdict's kind; any of several
     between commas or spaces; all where there is nothing to find.
     """
