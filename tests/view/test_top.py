@@ -17,7 +17,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.errors import RingsideError
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading, matches_filter, row
+from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading, matches_filter, rank_line
 from ringside.view.tui.source import Local, Snapshot, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 
@@ -96,7 +96,7 @@ def test_a_step_that_nobody_knows_is_a_gap() -> None:
 def test_a_row_says_more_than_by_its_colour_that_a_verdict_is_open(tmp_path: Path) -> None:
     snapshot = take_snapshot(Local(judged(tmp_path / "run")))
     columns = fit_columns(snapshot, 80)
-    lines = [row(one, columns) for one in snapshot.ranks]
+    lines = [rank_line(one, columns) for one in snapshot.ranks]
     assert [line.startswith("▌") for line in lines] == [False, False, True, False]
     assert lines[2].endswith("slow rank  ") or lines[2].endswith("slow rank")
     assert "130 ms" in lines[2] or "129 ms" in lines[2] or "131 ms" in lines[2]
@@ -111,7 +111,7 @@ def test_everything_fits_whatever_the_size(width: int, height: int, verdict: boo
     assert len(block.plain.split("\n")) <= max(height, 1)
     assert all(len(line) <= width for line in block.plain.split("\n"))
     columns = fit_columns(snapshot, width)
-    assert all(len(row(one, columns, "▁" * 80)) <= width for one in snapshot.ranks)
+    assert all(len(rank_line(one, columns, "▁" * 80)) <= width for one in snapshot.ranks)
     for sort in SORTS:
         assert len(heading(columns, SortOrder(sort)).rstrip()) <= max(width, 1)
     for text in (rank_detail(snapshot, 2, width), all_verdicts(snapshot, width)):

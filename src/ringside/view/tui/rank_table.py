@@ -134,7 +134,7 @@ def heading(columns: Columns, order: SortOrder) -> str:
     return "".join(parts)
 
 
-def row(one: RankNow, columns: Columns, sparks: str = "") -> str:
+def rank_line(one: RankNow, columns: Columns, sparks: str = "") -> str:
     """Return one rank's line, without colours; one with an open verdict has a bar at its left and the verdict's name.
 
     Args:
@@ -308,7 +308,7 @@ class RankTable(Widget, can_focus=True):
             return "", Style()
         one = self._ranks[index]
         sparks = self._sparks.line(one.rank) if self._columns.spark else ""
-        text = row(one, self._columns, sparks)
+        text = rank_line(one, self._columns, sparks)
         style = Style(bold=True, color="red") if one.verdicts else Style()
         if one.rank == self._cursor:
             style += Style(reverse=True)

@@ -18,7 +18,7 @@ from ringside.monitor.verdict import headline, percent
 from ringside.text import figure, ms, rank_time, share, title
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import SortOrder, Sparks, arrange, fit_columns, heading, row
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange, fit_columns, heading, rank_line
 from ringside.view.tui.source import Open, Snapshot
 from ringside.view.verdict_text import FEWEST_STEPS
 
@@ -262,7 +262,7 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
     yield heading(columns, order).rstrip()
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
     for one in arrange(snapshot.ranks, order):
-        yield row(one, columns, sparks.line(one.rank)).rstrip()
+        yield rank_line(one, columns, sparks.line(one.rank)).rstrip()
 
 
 def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
