@@ -17,7 +17,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.errors import RingsideError
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading, matches_filter, rank_line
+from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading_line, matches_filter, rank_line
 from ringside.view.tui.source import Local, Snapshot, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 
@@ -113,7 +113,7 @@ def test_everything_fits_whatever_the_size(width: int, height: int, verdict: boo
     columns = fit_columns(snapshot, width)
     assert all(len(rank_line(one, columns, "▁" * 80)) <= width for one in snapshot.ranks)
     for sort in SORTS:
-        assert len(heading(columns, SortOrder(sort)).rstrip()) <= max(width, 1)
+        assert len(heading_line(columns, SortOrder(sort)).rstrip()) <= max(width, 1)
     for text in (rank_detail(snapshot, 2, width), all_verdicts(snapshot, width)):
         assert text.plain
 

@@ -116,7 +116,7 @@ def fit_columns(snapshot: Snapshot, width: int) -> Columns:
     return Columns(spark=spark, **sizes)
 
 
-def heading(columns: Columns, order: SortOrder) -> str:
+def heading_line(columns: Columns, order: SortOrder) -> str:
     """Return the line above the rows; the column that they are sorted by has an arrow."""
     down = order.reverse == (order.sort == "rank")
 

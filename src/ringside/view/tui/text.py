@@ -18,7 +18,7 @@ from ringside.monitor.verdict import headline, percent
 from ringside.text import figure, ms, rank_time, share, title
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import SortOrder, Sparks, arrange, fit_columns, heading, rank_line
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
 from ringside.view.verdict_text import FEWEST_STEPS
 
@@ -184,8 +184,8 @@ def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
         return [Text("its phases are not known here", style="dim")]
     cells = min(width - 36, 60) if width >= 40 else 0
     steps = np.array([record.step for record in records], dtype=np.int64)
-    heading = f"  {'':<13}{'median':>9}{'newest':>9}  over its last {len(records)} steps"
-    lines = [Text(heading, style="dim")]
+    heading_line = f"  {'':<13}{'median':>9}{'newest':>9}  over its last {len(records)} steps"
+    lines = [Text(heading_line, style="dim")]
     for phase in PHASES:
         values = np.array([getattr(record, f"{phase}_seconds") for record in records], dtype=np.float64)
         known = values[np.isfinite(values)]
@@ -259,7 +259,7 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
     yield from (line.rstrip() for line in verdict_block(snapshot, width, 24).plain.split("\n"))
     columns = fit_columns(snapshot, width)
     yield ""
-    yield heading(columns, order).rstrip()
+    yield heading_line(columns, order).rstrip()
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
     for one in arrange(snapshot.ranks, order):
         yield rank_line(one, columns, sparks.line(one.rank)).rstrip()
