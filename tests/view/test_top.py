@@ -17,7 +17,7 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.errors import RingsideError
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading_line, matches_filter, rank_line
+from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, matches_filter, rank_line
 from ringside.view.tui.source import Local, Snapshot, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 
@@ -55,7 +55,7 @@ def plain(lines: object) -> str:
 )
 def test_order_puts_what_is_not_known_last(sort: str, reverse: bool, expected: list[int]) -> None:
     ranks = [rank(0, 0.2), rank(1, 0.3), rank(2, 0.1), rank(3, math.nan)]
-    assert [one.rank for one in arrange(ranks, SortOrder(sort, reverse))] == expected
+    assert [one.rank for one in arrange_ranks(ranks, SortOrder(sort, reverse))] == expected
 
 
 @pytest.mark.parametrize(

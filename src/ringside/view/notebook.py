@@ -16,7 +16,7 @@ from ringside.text import duration, share
 from ringside.view.assets import read_asset
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import SortOrder, Sparks, arrange
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks
 from ringside.view.tui.remote import Remote
 from ringside.view.tui.source import Local, Open, RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import first_line, verdict_headline, price_text, verdict_block
@@ -77,7 +77,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
     Each of `ranks` has `rank`, `host`, `own`, `wait`, `wire` and `excess` in words, `spark` (own time over the last
     steps, as blocks) and `verdict`; `more` is how many ranks are left out.
     """
-    ranks = arrange(snapshot.ranks, SortOrder())
+    ranks = arrange_ranks(snapshot.ranks, SortOrder())
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, SPARK_CELLS)
     calm = snapshot.trouble or not snapshot.verdicts
     return {

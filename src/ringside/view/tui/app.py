@@ -20,7 +20,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from ringside.view.tui.console import fit, printable
-from ringside.view.tui.rank_table import SORTS, RankTable, SortOrder, Sparks, arrange, fit_columns, heading_line
+from ringside.view.tui.rank_table import SORTS, RankTable, SortOrder, Sparks, arrange_ranks, fit_columns, heading_line
 from ringside.view.tui.source import RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import STALE_S, all_verdicts, first_line, rank_detail, verdict_block
 
@@ -230,7 +230,7 @@ class TopApp(App[None]):
         if isinstance(self.screen, Page):
             self.screen.write()
         columns = fit_columns(snapshot, width)
-        shown = arrange(snapshot.ranks, self.order)
+        shown = arrange_ranks(snapshot.ranks, self.order)
         self._say("title", first_line(snapshot, width, remarks=self._remarks(snapshot, len(shown))))
         self._say("verdicts", verdict_block(snapshot, width, max(min(height - 10, 9), min(height - 4, 2), 0)))
         self._say("heading", Text(heading_line(columns, self.order)[:width], style="dim"))

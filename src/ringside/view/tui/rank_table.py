@@ -50,7 +50,7 @@ class SortOrder:
     filter: str = ""
 
 
-def arrange(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
+def arrange_ranks(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
     """Return the ranks to show, in order; what is not known comes last either way."""
     shown = [one for one in ranks if matches_filter(one, order.filter)]
     if order.sort == "rank":

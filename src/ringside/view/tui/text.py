@@ -18,7 +18,7 @@ from ringside.monitor.verdict import headline, percent
 from ringside.text import figure, ms, rank_time, share, title
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import SortOrder, Sparks, arrange, fit_columns, heading_line, rank_line
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
 from ringside.view.verdict_text import FEWEST_STEPS
 
@@ -261,7 +261,7 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
     yield ""
     yield heading_line(columns, order).rstrip()
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
-    for one in arrange(snapshot.ranks, order):
+    for one in arrange_ranks(snapshot.ranks, order):
         yield rank_line(one, columns, sparks.line(one.rank)).rstrip()
 
 
@@ -280,6 +280,6 @@ def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
             for one in snapshot.verdicts
         ],
         "notes": list(snapshot.notes),
-        "ranks": [dataclasses.asdict(one) for one in arrange(snapshot.ranks, order)],
+        "ranks": [dataclasses.asdict(one) for one in arrange_ranks(snapshot.ranks, order)],
     })  # fmt: skip
     return content
