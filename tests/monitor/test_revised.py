@@ -16,7 +16,7 @@ from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import finish
 from ringside.view.export.markdown import render_markdown
 from ringside.view.run.live import LiveRun
-from ringside.view.server.state import now
+from ringside.view.server.state import page_state
 from ringside.view.terminal import closing
 from ringside.view.tui.rank_table import SortOrder
 from ringside.view.tui.source import Local, take_snapshot
@@ -115,7 +115,7 @@ def test_the_summary_and_the_reports_tell_of_it(run: Path) -> None:
 def test_live_views_tell_of_it(run: Path) -> None:
     live = LiveRun(run)
     live.poll()
-    assert now(live, [], None)["notes"] == [WORDS]
+    assert page_state(live, [], None)["notes"] == [WORDS]
     snapshot = take_snapshot(Local(run))
     assert snapshot.notes == (WORDS,)
     lines = verdict_block(snapshot, 60, 9).plain.split("\n")

@@ -25,7 +25,7 @@ from ringside.monitor.run.registry import running
 from ringside.monitor.summary import assess
 from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
-from ringside.view.server.state import now, packed
+from ringside.view.server.state import page_state, packed
 
 POLL_S = 0.3
 QUIET_S = 5.0
@@ -77,7 +77,7 @@ class PageFeed:
         self._thread.join()
 
     def state(self) -> tuple[int, bytes]:
-        """Return the newest state: its number, and what `serve_now.now` says, as JSON."""
+        """Return the newest state: its number, and what `serve_now.page_state` says, as JSON."""
         self.asked = time.monotonic()
         return self.number, self._state
 
@@ -209,7 +209,7 @@ class PageFeed:
         return "quiet" if self._is_abandoned() else "stalled" if self._age_s() > STALLED_S else "live"
 
     def _encode(self, stage: str) -> bytes:
-        content = now(self._live, self._ledger.totals(), self._settled or None)
+        content = page_state(self._live, self._ledger.totals(), self._settled or None)
         last = time.time() - self._age_s()
         return msgspec.json.encode({**content, **self._place(), "serial": self._history.serial, "state": stage,
                                     "last_record_unix": last, "trouble": self._trouble})  # fmt: skip

@@ -34,7 +34,7 @@ def packed(values: ArrayLike, kind: DTypeLike) -> str:
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
 
-def now(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, Any] | None) -> dict[str, Any]:
+def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, Any] | None) -> dict[str, Any]:
     """Return the state of a run.
 
     Args:
@@ -178,7 +178,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
 
 
 def _figures(live: LiveRun) -> dict[str, str]:
-    ranks = live.now()
+    ranks = live.page_state()
     names = ("own_seconds", "wait_seconds", "wire_seconds", "excess_ratio")
     return {name: packed([getattr(rank, name) for rank in ranks], np.float32) for name in names} | {
         "step": packed([rank.step for rank in ranks], np.float64)
