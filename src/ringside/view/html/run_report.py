@@ -18,7 +18,7 @@ from ringside.text import UNKNOWN, digits, duration, label, moment, ratio, share
 from ringside.view.html.charts import ChartMark, Series, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import answers_section, column_head, render_page, table_figure, tiles, verdict_section
-from ringside.view.html.waits_ring import longest_waits, ring
+from ringside.view.html.waits_ring import longest_waits, waits_ring
 from ringside.view.verdict_text import FEWEST_STEPS, VerdictText, all_is_well, no_verdict, verdict_text
 
 SINGLE_LINES = 8
@@ -65,7 +65,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         _charts(table, verdicts, culprits) if len(table) else NOTHING,
         fill(
             '<section aria-label="Ranks">{}{}</section>',
-            ring(arrows, table.ranks, culprits),
+            waits_ring(arrows, table.ranks, culprits),
             _rank_table(summary, culprits),
         ),
         links_table(summary, [text.verdict for text in verdicts]),

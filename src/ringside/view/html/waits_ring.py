@@ -48,7 +48,7 @@ def longest_waits(own: Floats, waits: Floats, most: int) -> list[Wait]:
     ]
 
 
-def ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup:
+def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup:
     """Return a `<figure>`: ranks on a ring, arrows from who waited to whom they waited for.
 
     Args:
@@ -69,7 +69,7 @@ def ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup:
         for waiting, awaited, seconds in arrows[:6]
     ]
     return fill(
-        """<figure class="ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
+        """<figure class="waits_ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
 <svg viewBox="0 0 420 420" role="img" aria-label="{label}">
 <defs><marker id="tip" viewBox="0 0 8 8" refX="5" refY="4" markerUnits="userSpaceOnUse" markerWidth="14"
  markerHeight="14" orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head"/></marker><marker id="tipc"
