@@ -59,7 +59,7 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
                     label=f"rank {rank} works {duration(seconds)} longer",
                 )
             )
-    for (kind, vertex), pieces in spans(timeline, lanes).items():
+    for (kind, vertex), pieces in message_spans(timeline, lanes).items():
         y = LANE * rows[vertex] + (2.5 if kind == "sends" else 10.5)
         for begin, until in _merge_spans(UNITS * pieces / end):
             template = '<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="7"/>'
@@ -114,7 +114,7 @@ def shown_lanes(timeline: Timeline) -> list[int]:
     return sorted(list(dict.fromkeys(order))[:MOST_LANES])
 
 
-def spans(timeline: Timeline, vertices: Sequence[int]) -> Spans:
+def message_spans(timeline: Timeline, vertices: Sequence[int]) -> Spans:
     """Return when vertices send and are sent to.
 
     Returns:
