@@ -9,7 +9,7 @@ from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import figure, title
 from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.html.doctor import render_page
-from ringside.view.html.nccl_rings import style
+from ringside.view.html.nccl_rings import transport_class
 from ringside.view.verdict_text import answer
 
 NOTE = Note(file="a", kind="NCCL log", text="read")
@@ -108,7 +108,7 @@ def test_rings_show_hosts_transports_and_breaks() -> None:
 
 def test_transports_have_styles() -> None:
     vias = ("NVLink P2P", "PCIe P2P", "SHM", "NET/Socket", "NET/IB", "NET/IB GDRDMA", "")
-    assert [style(via) for via in vias] == ["nvlink", "pcie", "shm", "socket", "net", "rdma", "other"]
+    assert [transport_class(via) for via in vias] == ["nvlink", "pcie", "shm", "socket", "net", "rdma", "other"]
 
 
 def test_tables_put_culprits_first_where_they_are_long() -> None:

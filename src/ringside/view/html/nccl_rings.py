@@ -25,7 +25,7 @@ def rings_figure(rings: Rings, culprits: set[int]) -> Markup:
     if not drawn:
         return NOTHING
     vias = sorted({hop.via for hops in [*rings.rings.values(), *rings.trees.values()] for hop in hops if hop.via})
-    legend = [fill('<span class="key"><i class="{}"></i>{}</span>', style(via), via) for via in vias]
+    legend = [fill('<span class="key"><i class="{}"></i>{}</span>', transport_class(via), via) for via in vias]
     if any(hop.wrong == "never connected" for hops in rings.rings.values() for hop in hops):
         legend.append(Markup('<span class="key"><i class="broken"></i>never connected</span>'))
     return fill(
@@ -38,7 +38,7 @@ def rings_figure(rings: Rings, culprits: set[int]) -> Markup:
     )
 
 
-def style(via: str) -> str:
+def transport_class(via: str) -> str:
     """Return the CSS class of a transport."""
     if "GDRDMA" in via:
         return "rdma"
@@ -156,7 +156,7 @@ def _draw_hop(hop: EvidenceHop, start: _Point, end: _Point, radius: float, bend:
     return fill(
         '<path class="hop {kind}{between}" d="M{ax:.1f} {ay:.1f}Q{mx:.1f} {my:.1f} {bx:.1f} {by:.1f}">'
         '<title>{label}</title></path><path class="hop tip {kind}" d="{tip}"/>',
-        kind="broken" if hop.wrong == "never connected" else style(hop.via),
+        kind="broken" if hop.wrong == "never connected" else transport_class(hop.via),
         between=" between" if hop.between_hosts else "",
         ax=ax,
         ay=ay,
