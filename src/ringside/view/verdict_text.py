@@ -134,7 +134,7 @@ def _capital(text: str) -> str:
 # The four questions of a profile with their answers, in words.
 
 
-def sign(question: Question) -> str:
+def answer_sign(question: Question) -> str:
     """Return `yes`, `no`, or a dash where it cannot be told."""
     return "–" if question.answer is None else "yes" if question.answer else "no"
 

@@ -9,7 +9,7 @@ from ringside.text import Number, figure, title
 from ringside.view.assets import read_asset
 from ringside.view.html.markup import NOTHING, Markup, fill, join
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import answer, sentence, sign
+from ringside.view.verdict_text import answer, sentence, answer_sign
 
 PREDICTION_STYLES = ("report.css", "doctor.css", "predict.css")
 
@@ -52,7 +52,7 @@ def render_page(
 
 
 def verdict_section(
-    sign: str,
+    answer_sign: str,
     headline: str,
     lines: Iterable[tuple[str, str]] = (),
     *,
@@ -81,7 +81,7 @@ def verdict_section(
 {lines}{more}</section>""",
         kind=kind,
         mark=mark or {"well": "✓", "bad": "!"}.get(kind, "="),
-        sign=sign,
+        answer_sign=answer_sign,
         level=level,
         headline=headline,
         text=text,
@@ -164,7 +164,7 @@ def answers_section(answers: Mapping[str, Question]) -> Markup:
                 fill(
                     '<li><b class="{sign}">{sign}</b><div><p>{text}</p>'
                     '<p class="words">{answer}</p><p class="numbers">{numbers}</p></div></li>',
-                    sign=sign(question),
+                    answer_sign=answer_sign(question),
                     text=text,
                     answer=sentence(question.words) or answer(question),
                     numbers=" · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items()),
