@@ -31,7 +31,7 @@ from ringside.errors import UsageError
 from ringside.files import write_user_file
 from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import answer
+from ringside.view.verdict_text import answer_text
 
 HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3

@@ -136,12 +136,12 @@ def _capital(text: str) -> str:
 
 def answer_sign(question: Question) -> str:
     """Return `yes`, `no`, or a dash where it cannot be told."""
-    return "–" if question.answer is None else "yes" if question.answer else "no"
+    return "–" if question.answer_text is None else "yes" if question.answer_text else "no"
 
 
-def answer(question: Question) -> str:
+def answer_text(question: Question) -> str:
     """Return `Yes.`, `No.` or that it cannot be told, and why."""
-    said = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
+    said = "It cannot be told" if question.answer_text is None else "Yes" if question.answer_text else "No"
     return f"{said}. {sentence(question.words)}".strip()
 
 

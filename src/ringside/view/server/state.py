@@ -19,7 +19,7 @@ from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, rank_time, share, size, title
 from ringside.view.html.waits_ring import Wait, longest_waits
 from ringside.view.run.live import FEW, LiveRun, ShownFinding
-from ringside.view.verdict_text import VerdictText, answer, answer_sign, verdict_text
+from ringside.view.verdict_text import VerdictText, answer_text, answer_sign, verdict_text
 
 ARROWS = 24
 DRAWN_RANKS = 64
@@ -212,7 +212,7 @@ def _questions(summary: dict[str, Any] | None) -> list[dict[str, str]]:
         {
             "question": text,
             "sign": answer_sign(answers[name]),
-            "answer": answer(answers[name]),
+            "answer": answer_text(answers[name]),
             "numbers": " · ".join(f"{title(key)} {figure(key, value)}" for key, value in answers[name].numbers.items()),
         }
         for name, text in QUESTIONS.items()
