@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
 from ringside.text import label, rank_time
-from ringside.view.verdict_text import sentence
+from ringside.view.verdict_text import as_sentence
 
 _MANY = 6
 
@@ -26,10 +26,10 @@ def finding_text(verdict: Verdict) -> FindingText:
     """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
     cost = verdict.cost_rank_seconds
     return FindingText(
-        headline=sentence(_headline(verdict)),
-        why=sentence(verdict.cause),
+        headline=as_sentence(_headline(verdict)),
+        why=as_sentence(verdict.cause),
         price=f"{rank_time(cost)} lost." if cost > 0 else "",
-        next=sentence(verdict.advice),
+        next=as_sentence(verdict.advice),
     )
 
 
@@ -59,7 +59,7 @@ def _headline(verdict: Verdict) -> str:
     return sentences.get(verdict.kind) or _of_many(headline(verdict).replace(name_ranks(verdict.ranks), who), plural)
 
 
-def _of_many(sentence: str, plural: bool) -> str:
+def _of_many(as_sentence: str, plural: bool) -> str:
     """The monitor names one rank at a time; several `get`, `need` and `wait`."""
     for one, many in (
         (" gets ", " get "),
@@ -68,8 +68,8 @@ def _of_many(sentence: str, plural: bool) -> str:
         (" is ", " are "),
         (" its ", " their "),
     ):
-        sentence = sentence.replace(one, many) if plural and not sentence.startswith("the ") else sentence
-    return sentence
+        as_sentence = as_sentence.replace(one, many) if plural and not as_sentence.startswith("the ") else as_sentence
+    return as_sentence
 
 
 def _who(ranks: list[int]) -> str:

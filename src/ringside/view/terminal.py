@@ -17,7 +17,7 @@ from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size
 from ringside.view.run.live import RankFigures, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import sentence, answer_sign
+from ringside.view.verdict_text import as_sentence, answer_sign
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -113,7 +113,7 @@ def answer_table(answers: Mapping[str, Question]) -> Table:
     for name, text in QUESTIONS.items():
         if name in answers:
             table.add_row(Text(answer_sign(answers[name]), style="bold"), Text(text))
-            table.add_row("", Text(sentence(answers[name].words), style="dim"))
+            table.add_row("", Text(as_sentence(answers[name].words), style="dim"))
     return table
 
 

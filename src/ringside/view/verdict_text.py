@@ -82,10 +82,10 @@ def _of_two(text: str, summary: dict[str, Any]) -> str:
     return text.replace("the others'", "the other's").replace("the others", "the other")
 
 
-def _was(verdict: Verdict, sentence: str) -> str:
+def _was(verdict: Verdict, as_sentence: str) -> str:
     """An episode that is over is told in the past."""
     if "until_step" not in verdict.evidence:
-        return sentence
+        return as_sentence
     for now, then in (
         (" is ", " was "),
         (" are ", " were "),
@@ -93,8 +93,8 @@ def _was(verdict: Verdict, sentence: str) -> str:
         (" needs ", " needed "),
         (" waits ", " waited "),
     ):
-        sentence = sentence.replace(now, then)
-    return sentence
+        as_sentence = as_sentence.replace(now, then)
+    return as_sentence
 
 
 def _when(verdict: Verdict) -> str:
@@ -145,6 +145,6 @@ def answer_text(question: Question) -> str:
     return f"{said}. {sentence(question.words)}".strip()
 
 
-def sentence(text: str) -> str:
+def as_sentence(text: str) -> str:
     """Return text as a sentence: a capital first, a full stop at its end."""
     return "" if not text else text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -9,7 +9,7 @@ from ringside.text import Number, figure, title
 from ringside.view.assets import read_asset
 from ringside.view.html.markup import NOTHING, Markup, fill, join
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import answer_text, sentence, answer_sign
+from ringside.view.verdict_text import answer_text, as_sentence, answer_sign
 
 PREDICTION_STYLES = ("report.css", "doctor.css", "predict.css")
 
@@ -166,7 +166,7 @@ def answers_section(answers: Mapping[str, Question]) -> Markup:
                     '<p class="words">{answer}</p><p class="numbers">{numbers}</p></div></li>',
                     answer_sign=answer_sign(question),
                     text=text,
-                    answer_text=sentence(question.words) or answer_text(question),
+                    answer_text=as_sentence(question.words) or answer_text(question),
                     numbers=" · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items()),
                 )
             )
