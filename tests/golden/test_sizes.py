@@ -33,7 +33,7 @@ from ringside.view.schedule.drawing import schedule_html, schedule_svg
 from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.text import schedule_text
-from ringside.view.terminal import closing, picture, status_line
+from ringside.view.terminal import closing, live_picture, status_line
 from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import first_line, once_lines, verdict_block
@@ -164,7 +164,7 @@ def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: 
     for name, some, heard in (("begun", records[:half], events[:4]), ("done", records[half:], events[4:])):
         following.feed(some, heard)
         for width in (40, 80, 132):
-            drawn = shown(picture(following, "a job", 75.0, width), width)
+            drawn = shown(live_picture(following, "a job", 75.0, width), width)
             pieces.append(f"== {name}, {width} columns\n{drawn}{status_line(following, 75.0)}\n")
     summary, _ = assess(RunReader(run))
     verdicts = Run(run).verdicts

@@ -11,7 +11,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import ms, sparkline
 from ringside.text import short_size as size
 from ringside.view.run.live import RunFollower
-from ringside.view.terminal import closing, picture, status_line, verdict_line
+from ringside.view.terminal import closing, live_picture, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
 
@@ -80,7 +80,7 @@ def lines(renderable, width=80):
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1000])
 def test_the_picture_fits_a_small_terminal_and_shows_the_verdict(ranks):
     run = following(ranks)
-    shown = lines(picture(run, "demo: a byte-level GPT with a title that is much too long for it", 75.0))
+    shown = lines(live_picture(run, "demo: a byte-level GPT with a title that is much too long for it", 75.0))
     assert len(shown) <= 24
     assert max(map(len, shown)) <= 80
     text = "\n".join(shown)
@@ -99,12 +99,12 @@ def test_the_price_grows_with_every_step_after_the_verdict():
     over = run.findings[0].cost_rank_seconds
     run.feed(records(2, 10, first=50), [])
     assert run.findings[0].cost_rank_seconds == over
-    assert "(over)" in "\n".join(lines(picture(run, "x", 1.0)))
+    assert "(over)" in "\n".join(lines(live_picture(run, "x", 1.0)))
 
 
 def test_a_run_that_has_not_begun_and_one_that_compares():
     run = RunFollower()
-    assert lines(picture(run, "demo", 0.0))
+    assert lines(live_picture(run, "demo", 0.0))
     assert "starting" in status_line(run, 3.0)
     run = following()
     run.feed([], [{"kind": "stage", "stage": "comparison", "done": 3, "of": 12}])

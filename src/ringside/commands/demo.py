@@ -55,7 +55,7 @@ from ringside.launch.follow import Show, choose_directory, conclude, environment
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
+from ringside.view.terminal import closing, open_console, live_picture, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
 
@@ -216,7 +216,7 @@ class _Show:
         self._console.print(words, soft_wrap=True, markup=False)
 
     def _picture(self, elapsed: float) -> RenderableType:
-        return Padding(picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1))
+        return Padding(live_picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1))
 
 
 class _Log:

@@ -31,7 +31,7 @@ def open_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
+def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
     """Return the live picture: at most 24 lines, at most `width` columns.
 
     Args:
