@@ -33,7 +33,7 @@ from ringside.view.schedule.drawing import schedule_html, schedule_svg
 from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.text import schedule_text
-from ringside.view.terminal import closing, live_picture, status_line
+from ringside.view.terminal import closing_summary, live_picture, status_line
 from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import first_line, once_lines, verdict_block

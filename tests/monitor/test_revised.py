@@ -17,7 +17,7 @@ from ringside.monitor.summary import finish
 from ringside.view.export.markdown import render_markdown
 from ringside.view.run.live import LiveRun
 from ringside.view.server.state import page_state
-from ringside.view.terminal import closing
+from ringside.view.terminal import closing_summary
 from ringside.view.tui.rank_table import SortOrder
 from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, verdict_block
@@ -106,7 +106,7 @@ def test_the_summary_and_the_reports_tell_of_it(run: Path) -> None:
     assert page.count("rank 2 (b) carries 11.4 MB/s") == 1
     console = Console(width=300)
     with console.capture() as text:
-        console.print(closing(summary, []))
+        console.print(closing_summary(summary, []))
     assert WORDS in text.get()
     info = msgspec.json.decode((run / "run.json").read_bytes(), type=RunInfo)
     assert "carries 11.4 MB/s" in render_markdown(summary, info)

@@ -11,7 +11,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import ms, sparkline
 from ringside.text import short_size as size
 from ringside.view.run.live import RunFollower
-from ringside.view.terminal import closing, live_picture, status_line, verdict_line
+from ringside.view.terminal import closing_summary, live_picture, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
 
@@ -134,7 +134,7 @@ def test_lines_for_logs():
 def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     found = [Verdict(**verdict(cost_rank_seconds=7200.0))]
     summary = summarise(info(12), list(records(12, 30, slow=1)), found)
-    text = "\n".join(lines(closing(summary, found), width=60))
+    text = "\n".join(lines(closing_summary(summary, found), width=60))
     order = [
         "rank 1 is 30 % slower",
         "most of the extra",
@@ -145,8 +145,8 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     ]
     positions = [text.index(words) for words in order]
     assert positions == sorted(positions)
-    assert "No rank held" in "\n".join(lines(closing(summary, [])))
-    assert "No training step" in "\n".join(lines(closing(summarise(info(2), [], []), [])))
+    assert "No rank held" in "\n".join(lines(closing_summary(summary, [])))
+    assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
 
 
 @given(FLOATS, st.integers(0, 40))

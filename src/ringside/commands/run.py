@@ -35,7 +35,7 @@ from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERD
 from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import Verdict, name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing, open_console, verdict_line
+from ringside.view.terminal import closing_summary, open_console, verdict_line
 
 __all__ = ["FLAG", "kept", "run_surviving"]
 
@@ -164,5 +164,5 @@ def _say(words: str) -> None:
 def _print(path: Path, summary: dict[str, object], verdicts: list[Verdict]) -> None:
     console = open_console(stderr=True)
     console.print()
-    console.print(closing(summary, verdicts))
+    console.print(closing_summary(summary, verdicts))
     console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)

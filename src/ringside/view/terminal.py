@@ -68,7 +68,7 @@ def verdict_line(finding: ShownFinding) -> str:
     return f"{headline(verdict)} since step {verdict.since_step}{cause} (noticed at step {verdict.detected_step})"
 
 
-def closing(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
+def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
     """Return the last words on a run: verdicts with price and advice first, the table of ranks, the four answers.
 
     Args:
