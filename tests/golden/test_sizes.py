@@ -28,7 +28,7 @@ from ringside.view.export.perfetto import trace_events
 from ringside.view.html.run_report import render_report
 from ringside.view.run.live import LiveRun, RunFollower
 from ringside.view.run.recorded import Run
-from ringside.view.schedule.arrange import arranged
+from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import schedule_html, schedule_svg
 from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
@@ -47,7 +47,7 @@ def checksum(text: str) -> str:
 
 
 def line_of(name: str, schedule: Schedule) -> str:
-    layout = arranged(ScheduleFrames(schedule))
+    layout = arrange_vertices(ScheduleFrames(schedule))
     box = " ".join(f"{value:.1f}" for value in layout.box)
     ends = " ".join(f"({layout.nodes[k].x:.1f} {layout.nodes[k].y:.1f})" for k in (0, -1))
     drawn = [schedule_svg(schedule, k) for k in sorted({0, min(1, schedule.rounds), schedule.rounds})]

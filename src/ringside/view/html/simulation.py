@@ -13,7 +13,7 @@ from ringside.text import digits, duration, size
 from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import Markup, embed_json, fill
 from ringside.view.html.page import PREDICTION_STYLES, footer, render_page, table, tiles, verdict_section
-from ringside.view.schedule.arrange import arranged
+from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import page_data
 from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
@@ -87,7 +87,7 @@ def _moving_figure(timeline: Timeline) -> list[Markup]:
             return []
     except UsageError:
         return []
-    layout = arranged(story)
+    layout = arrange_vertices(story)
     figure = fill(
         """<figure class="moving" id="figure"><figcaption>{name} in simulated time</figcaption>
 <div class="stage{wide}">{drawing}</div>

@@ -16,7 +16,7 @@ NEAR = 9
 PADDING = 7
 
 
-def arranged(story: ScheduleFrames) -> GraphLayout:
+def arrange_vertices(story: ScheduleFrames) -> GraphLayout:
     """Return the picture of a schedule with everything in its place."""
     shape = shape_of(story)
     if shape.kind == "line":

@@ -19,7 +19,7 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.schedule import Audit, Schedule, verify
 from ringside.view.assets import read_asset
-from ringside.view.schedule.arrange import arranged
+from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.frames import Frame, ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.svg import MOST_PANELS, frame_svg, look_of, rank_colour, sheet_svg
@@ -42,7 +42,7 @@ def schedule_svg(schedule: Schedule, round: int) -> str:
     if not 0 <= round <= schedule.rounds:
         raise UsageError(f"{schedule.name} of {schedule.ranks} ranks has rounds 0 to {schedule.rounds}, not {round}")
     story = ScheduleFrames(schedule)
-    return frame_svg(next(islice(story.frames(), round, None)), arranged(story))
+    return frame_svg(next(islice(story.frames(), round, None)), arrange_vertices(story))
 
 
 def schedule_sheet(schedule: Schedule, title: str = "") -> str:
@@ -59,7 +59,7 @@ def schedule_sheet(schedule: Schedule, title: str = "") -> str:
     shown = list(islice(story.frames(), MOST_PANELS))
     left_out = max(0, schedule.rounds - MOST_PANELS)
     heading = f"{title or _title(schedule)}: {counted(schedule.chunks, 'chunk')}, {counted(schedule.rounds, 'round')}"
-    return sheet_svg(shown, arranged(story), heading, left_out)
+    return sheet_svg(shown, arrange_vertices(story), heading, left_out)
 
 
 def schedule_html(schedule: Schedule, title: str = "") -> str:
@@ -73,7 +73,7 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
         UsageError: The schedule is too large for a picture.
     """
     story = ScheduleFrames(schedule)
-    layout = arranged(story)
+    layout = arrange_vertices(story)
     first, captions = _told(story)
     steps = [story.messages(k) for k in range(schedule.rounds)]
     many = any(look_of(len(messages), schedule.ranks) != "full" for messages in steps)
