@@ -63,7 +63,7 @@ def _doctor(folder: Path) -> Iterator[str]:
     """What the command prints, its page, and its JSON, of one examination."""
     from ringside.commands.doctor import print_findings
     from ringside.doctor import as_json, examine
-    from ringside.view.html.doctor import render_page
+    from ringside.view.html.doctor import doctor_page
     from ringside.view.tui.console import SafeConsole
 
     found = examine([folder])
@@ -71,7 +71,7 @@ def _doctor(folder: Path) -> Iterator[str]:
     print_findings(found, SafeConsole(file=text, highlight=False, soft_wrap=True))
     yield text.getvalue()
     yield json.dumps(as_json(found), indent=2)
-    yield render_page(found)
+    yield doctor_page(found)
 
 
 def _doctor_each(folder: Path) -> Iterator[str]:

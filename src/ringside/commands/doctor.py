@@ -114,10 +114,10 @@ def _print_notes(findings: Findings, console: Console) -> None:
 
 
 def _write_page(findings: Findings, path: Path) -> None:
-    from ringside.view.html.doctor import render_page
+    from ringside.view.html.doctor import doctor_page
 
     try:
-        write_user_file(path, render_page(findings))
+        write_user_file(path, doctor_page(findings))
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror or error}; give --html a file that can be written"

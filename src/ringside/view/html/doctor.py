@@ -17,7 +17,7 @@ from ringside.view.html.page import (
     table_figure,
     verdict_section,
 )
-from ringside.view.html.page import render_page as render_shell
+from ringside.view.html.page import doctor_page as render_shell
 
 UNITS = 10_000.0
 """Width of a lane in its own coordinates; the page stretches it."""
@@ -35,7 +35,7 @@ OPEN_FILES = 12
 _OPEN = Markup(" open")
 
 
-def render_page(findings: Findings) -> str:
+def doctor_page(findings: Findings) -> str:
     """Return everything that was found as one self-contained page."""
     culprits = {rank for verdict in findings.verdicts for rank in verdict.ranks}
     sections = [
