@@ -45,9 +45,9 @@ def score_page(scores: Sequence[Score]) -> str:
         ("Beside it", ", ".join(baselines)),
     ]
     figures = [
-        ("mean error", percent(total.mape), "median over tables"),
-        ("from 1 MB up", percent(total.mape_large), "median over tables"),
-        ("bias", percent(total.bias), "below 0: predicted too fast"),
+        ("mean error", error_percent(total.mape), "median over tables"),
+        ("from 1 MB up", error_percent(total.mape_large), "median over tables"),
+        ("bias", error_percent(total.bias), "below 0: predicted too fast"),
         ("rows not used", str(sum(len(flagged(score.table)) for score in scores)), "they fail the checks"),
     ]
     overview = [
@@ -55,7 +55,7 @@ def score_page(scores: Sequence[Score]) -> str:
             score.table.name,
             str(score.table.ranks or "?"),
             str(len(score.scored)),
-            *map(percent, (errors.mape, errors.mape_large, score.band_coverage)),
+            *map(error_percent, (errors.mape, errors.mape_large, score.band_coverage)),
             size(errors.worst_size_bytes),
         )
         for score, errors in scored
@@ -76,7 +76,7 @@ def score_page(scores: Sequence[Score]) -> str:
     return render_page("Predictions beside measurements", "predict score", mode, sections, scripts=("report.js",))
 
 
-def percent(value: float | None) -> str:
+def error_percent(value: float | None) -> str:
     """Return a ratio as a percentage of two or three digits."""
     return "–" if value is None else f"{digits(100 * value)} %"
 
@@ -106,7 +106,7 @@ def _table_curves(score: Score, index: int) -> Markup:
             Axis(size),
             Axis(lambda value: digits(value / 1e9), log=False, low=0.0),
         ),
-        curves(f"off-{index}", f"{table.name}: off by", errors, Axis(size), Axis(percent, log=False, low=0.0)),
+        curves(f"off-{index}", f"{table.name}: off by", errors, Axis(size), Axis(error_percent, log=False, low=0.0)),
     )
 
 
