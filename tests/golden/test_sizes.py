@@ -158,7 +158,7 @@ def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: 
     reader = RunReader(run)
     records, events = reader.poll(), reader.poll_events()
     following = RunFollower()
-    pieces = [f"== before\n{shown(picture(following, 'a job', 0.0, 80), 80)}{status_line(following, 0.0)}\n"]
+    pieces = [f"== before\n{shown(live_picture(following, 'a job', 0.0, 80), 80)}{status_line(following, 0.0)}\n"]
     following.start(reader.info)
     half = len(records) // 2
     for name, some, heard in (("begun", records[:half], events[:4]), ("done", records[half:], events[4:])):
@@ -168,7 +168,7 @@ def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: 
             pieces.append(f"== {name}, {width} columns\n{drawn}{status_line(following, 75.0)}\n")
     summary, _ = assess(RunReader(run))
     verdicts = Run(run).verdicts
-    pieces += [f"== closing, {width} columns\n{shown(closing(summary, verdicts), width)}" for width in (40, 80)]
+    pieces += [f"== closing, {width} columns\n{shown(closing_summary(summary, verdicts), width)}" for width in (40, 80)]
     golden.check(f"sizes/picture-{run}.txt", "".join(pieces))
 
 

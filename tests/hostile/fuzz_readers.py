@@ -496,7 +496,7 @@ def _hear_letter(content: bytes) -> None:
         return  # the thread that reads letters says so, and ends
     machine = HangDetector([1, 2])
     for now in (0.0, 100.0, 200.0):
-        machine.take_snapshot(standings, now)
+        machine.look(standings, now)
 
 
 def _hear_records(content: bytes) -> None:
@@ -611,7 +611,7 @@ def _look_at_page(path: Path) -> None:
     view = ProgressView(1, path.read_bytes()[:PAGE_BYTES].ljust(PAGE_BYTES, b"\0"))
     machine = HangDetector([1, 2])
     for now in (0.0, 1e5, 2e5):
-        machine.take_snapshot([msgspec.structs.replace(view.standing(now), rank=0), view.standing(now)], now)
+        machine.look([msgspec.structs.replace(view.standing(now), rank=0), view.standing(now)], now)
 
 
 def _look_at_table(path: Path) -> None:

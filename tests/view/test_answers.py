@@ -17,7 +17,7 @@ from ringside.monitor.verdict import Verdict, headline
 from ringside.view.html.page import answers_section
 from ringside.view.html.run_report import render_report
 from ringside.view.terminal import closing_summary
-from ringside.view.verdict_text import answer_text, answer_sign
+from ringside.view.verdict_text import answer_sign, answer_text
 
 SLOW_LINK = Verdict(kind="slow_link", ranks=[0, 1], since_step=5, detected_step=9, excess_ratio=3.0, cause="the wire")
 
@@ -74,13 +74,13 @@ def test_the_last_words_in_the_terminal_have_the_answers() -> None:
 
 @pytest.mark.parametrize(("value", "said"), [(True, "Yes. So."), (False, "No. So."), (None, "It cannot be told. So.")])
 def test_answers_in_words(value: bool | None, said: str) -> None:
-    question = Question(answer_text=value, words="so")
+    question = Question(answer=value, words="so")
     assert answer_text(question) == said
     assert answer_sign(question) == {True: "yes", False: "no", None: "–"}[value]
 
 
 def test_hostile_text_in_an_answer_stays_text() -> None:
-    section = answers_section({"small_collectives": Question(answer_text=True, words="<script>", numbers={"<i>": "<b>"})})
+    section = answers_section({"small_collectives": Question(answer=True, words="<script>", numbers={"<i>": "<b>"})})
     assert "<script>" not in section
     assert "<i>" not in section
     assert answers_section({}) == ""

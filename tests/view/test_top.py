@@ -17,7 +17,16 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.errors import RingsideError
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, matches_filter, rank_line
+from ringside.view.tui.rank_table import (
+    SORTS,
+    SortOrder,
+    Sparks,
+    arrange_ranks,
+    fit_columns,
+    heading_line,
+    matches_filter,
+    rank_line,
+)
 from ringside.view.tui.source import Local, Snapshot, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 

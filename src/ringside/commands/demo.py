@@ -55,7 +55,7 @@ from ringside.launch.follow import Show, choose_directory, conclude, environment
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing_summary, open_console, live_picture, status_line, verdict_line
+from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
 

@@ -86,7 +86,7 @@ def print_findings(findings: Findings, console: Console) -> None:
             if line:
                 console.print(_indented(line, console))
     for name, question in findings.questions.items():
-        console.print(Text(f"{QUESTIONS.get(name, name)} {answer(question)}"))
+        console.print(Text(f"{QUESTIONS.get(name, name)} {answer_text(question)}"))
     for one in filter(None, [findings.what_if, *findings.more_what_if]):
         source = f" ({one['source']})" if findings.more_what_if and "source" in one else ""
         console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(one)}{source}."))

@@ -44,7 +44,7 @@ from ringside.view.html.what_if import what_if_page
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import recorded_step
 from ringside.view.tui.console import printable_lines
-from ringside.view.what_if_text import Rates, change_text, answer_lines
+from ringside.view.what_if_text import Rates, answer_lines, change_text
 
 HELP = "what one slow rank, link or rail, more hosts or another algorithm would change"
 SCHEMA = 1

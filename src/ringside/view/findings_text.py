@@ -59,7 +59,7 @@ def _headline(verdict: Verdict) -> str:
     return sentences.get(verdict.kind) or _of_many(headline(verdict).replace(name_ranks(verdict.ranks), who), plural)
 
 
-def _of_many(as_sentence: str, plural: bool) -> str:
+def _of_many(sentence: str, plural: bool) -> str:
     """The monitor names one rank at a time; several `get`, `need` and `wait`."""
     for one, many in (
         (" gets ", " get "),
@@ -68,8 +68,8 @@ def _of_many(as_sentence: str, plural: bool) -> str:
         (" is ", " are "),
         (" its ", " their "),
     ):
-        as_sentence = as_sentence.replace(one, many) if plural and not as_sentence.startswith("the ") else as_sentence
-    return as_sentence
+        sentence = sentence.replace(one, many) if plural and not sentence.startswith("the ") else sentence
+    return sentence
 
 
 def _who(ranks: list[int]) -> str:

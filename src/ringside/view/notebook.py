@@ -19,7 +19,7 @@ from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks
 from ringside.view.tui.remote import Remote
 from ringside.view.tui.source import Local, Open, RunSource, Snapshot, take_snapshot
-from ringside.view.tui.text import first_line, verdict_headline, price_text, verdict_block
+from ringside.view.tui.text import first_line, price_text, verdict_block, verdict_headline
 
 try:
     import anywidget
@@ -54,7 +54,7 @@ class LiveView(anywidget.AnyWidget):
         super().__init__()
         self._source = _source(os.fspath(run))
         self.on_msg(self._hear)
-        self.take_snapshot()
+        self.look()
 
     def take_snapshot(self) -> None:
         """Read what is new and show it; trouble is shown as well."""
@@ -62,7 +62,7 @@ class LiveView(anywidget.AnyWidget):
 
     def _hear(self, view: Any, content: Any, buffers: Any) -> None:
         if content == "look":
-            self.take_snapshot()
+            self.look()
 
 
 def _source(run: str) -> RunSource:

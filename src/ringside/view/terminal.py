@@ -17,7 +17,7 @@ from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size
 from ringside.view.run.live import RankFigures, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import as_sentence, answer_sign
+from ringside.view.verdict_text import answer_sign, as_sentence
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36

@@ -19,7 +19,7 @@ class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
     """One verdict in words.
 
     Args:
-        verdict: What is told.
+        verdict: The verdict itself.
         headline: Who and what, one sentence.
         when: Since when, and when it was noticed.
         why: The probable cause with numbers.
@@ -36,7 +36,7 @@ class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictText:
-    """Return one of a summary's verdicts in words.
+    """Return the text of one of a summary's verdicts.
 
     Args:
         content: An entry of the summary's `verdicts`.
@@ -45,13 +45,19 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     lenient = {key: math.nan if value is None else value for key, value in content.items()}
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
     verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
+    until = evidence.get("until_step")
+    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
+    own, others = (evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
+    why = as_sentence(verdict.cause)
+    if isinstance(own, float | int) and isinstance(others, float | int):
+        why = f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {why}".strip()
     return VerdictText(
         verdict=verdict,
-        headline=_capital(_was(verdict, _of_two(headline(verdict), summary))) + ".",
-        when=_when(verdict),
-        why=_of_two(_why(verdict), summary),
+        headline=as_sentence(_of_two(_in_tense(headline(verdict), verdict), summary)),
+        when=f"{since}; noticed at step {verdict.detected_step}.",
+        why=_of_two(why, summary),
         price=_price(verdict, summary),
-        next=_sentence(verdict.advice),
+        next=as_sentence(verdict.advice),
     )
 
 
@@ -82,33 +88,19 @@ def _of_two(text: str, summary: dict[str, Any]) -> str:
     return text.replace("the others'", "the other's").replace("the others", "the other")
 
 
-def _was(verdict: Verdict, as_sentence: str) -> str:
-    """An episode that is over is told in the past."""
+def _in_tense(sentence: str, verdict: Verdict) -> str:
+    """An episode that is over stands in the past."""
     if "until_step" not in verdict.evidence:
-        return as_sentence
-    for now, then in (
+        return sentence
+    for present, past in (
         (" is ", " was "),
         (" are ", " were "),
         (" gets ", " got "),
         (" needs ", " needed "),
         (" waits ", " waited "),
     ):
-        as_sentence = as_sentence.replace(now, then)
-    return as_sentence
-
-
-def _when(verdict: Verdict) -> str:
-    until = verdict.evidence.get("until_step")
-    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
-    return f"{since}; noticed at step {verdict.detected_step}."
-
-
-def _why(verdict: Verdict) -> str:
-    own, others = (verdict.evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
-    cause = _sentence(verdict.cause)
-    if not (isinstance(own, float | int) and isinstance(others, float | int)):
-        return cause
-    return f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {cause}".strip()
+        sentence = sentence.replace(present, past)
+    return sentence
 
 
 def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
@@ -122,27 +114,19 @@ def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
     return f"{rank_time(cost)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
 
 
-def _sentence(text: str) -> str:
-    return "" if not text else _capital(text) + ("" if text.endswith(".") else ".")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 # -------------------------------------------------------------------------------------------------
 # The four questions of a profile with their answers, in words.
 
 
 def answer_sign(question: Question) -> str:
     """Return `yes`, `no`, or a dash where it cannot be told."""
-    return "–" if question.answer_text is None else "yes" if question.answer_text else "no"
+    return "–" if question.answer is None else "yes" if question.answer else "no"
 
 
 def answer_text(question: Question) -> str:
     """Return `Yes.`, `No.` or that it cannot be told, and why."""
-    said = "It cannot be told" if question.answer_text is None else "Yes" if question.answer_text else "No"
-    return f"{said}. {sentence(question.words)}".strip()
+    answer = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
+    return f"{answer}. {as_sentence(question.words)}".strip()
 
 
 def as_sentence(text: str) -> str:

@@ -14,10 +14,10 @@ from ringside.view.html.page import (
     answers_section,
     figures,
     note_line,
+    render_page,
     table_figure,
     verdict_section,
 )
-from ringside.view.html.page import doctor_page as render_shell
 
 UNITS = 10_000.0
 """Width of a lane in its own coordinates; the page stretches it."""
@@ -56,7 +56,7 @@ verdicts; ranks that only waited stand under “victims”.</footer>"""
     files = len(findings.notes)
     read = f"{sum(note.used for note in findings.notes)} of {files} file{'' if files == 1 else 's'} read"
     kinds = sorted({note.kind for note in findings.notes if note.used and note.kind})
-    return render_shell(
+    return render_page(
         headline, "the doctor", " · ".join([read, *kinds]), sections, styles=("report.css", "doctor.css")
     )
 

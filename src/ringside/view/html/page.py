@@ -9,7 +9,7 @@ from ringside.text import Number, figure, title
 from ringside.view.assets import read_asset
 from ringside.view.html.markup import NOTHING, Markup, fill, join
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import answer_text, as_sentence, answer_sign
+from ringside.view.verdict_text import answer_sign, answer_text, as_sentence
 
 PREDICTION_STYLES = ("report.css", "doctor.css", "predict.css")
 
@@ -52,7 +52,7 @@ def render_page(
 
 
 def verdict_section(
-    answer_sign: str,
+    sign: str,
     headline: str,
     lines: Iterable[tuple[str, str]] = (),
     *,
@@ -81,7 +81,7 @@ def verdict_section(
 {lines}{more}</section>""",
         kind=kind,
         mark=mark or {"well": "✓", "bad": "!"}.get(kind, "="),
-        answer_sign=answer_sign,
+        sign=sign,
         level=level,
         headline=headline,
         text=text,
@@ -164,9 +164,9 @@ def answers_section(answers: Mapping[str, Question]) -> Markup:
                 fill(
                     '<li><b class="{sign}">{sign}</b><div><p>{text}</p>'
                     '<p class="words">{answer}</p><p class="numbers">{numbers}</p></div></li>',
-                    answer_sign=answer_sign(question),
+                    sign=answer_sign(question),
                     text=text,
-                    answer_text=as_sentence(question.words) or answer_text(question),
+                    answer=as_sentence(question.words) or answer_text(question),
                     numbers=" · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items()),
                 )
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ringside.predict.band_text import Band
+from ringside.predict.band import Band
 from ringside.predict.plan.buckets import BucketSizes
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import has_library, option
@@ -16,7 +16,7 @@ from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
-from ringside.view.plan_text import band_text, bound_text, parameter_count, hardware
+from ringside.view.plan_text import band_text, bound_text, hardware, parameter_count
 
 MOST_CURVES = 6
 DENSE = np.geomspace(min(SIZES), max(SIZES), 43)
@@ -67,7 +67,7 @@ def _verdict_lines(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
         each = fit.states[0].total_bytes
         yield "Refused", f"in plain data parallel a rank needs {size(each)}, more than its {size(fit.memory_bytes)}"
     if plan.sharded is not None:
-        yield "Instead", f"{STAGE_WORDS[plan.sharded.stage]}: {band(plan.sharded.total)} a step"
+        yield "Instead", f"{STAGE_WORDS[plan.sharded.stage]}: {band_text(plan.sharded.total)} a step"
     yield "Band", f"{duration(chosen.seconds.low)} to {duration(chosen.seconds.high)}, 95 %"
     yield "How", f"{chosen.algorithm}, {hardware(plan.question.topology)}"
     if plan.bounds:
@@ -87,7 +87,11 @@ def _figures(plan: TrainingPlan) -> Iterator[tuple[str, str, str]]:
         yield "exposed at best", duration(best.exposed.value), f"{low} to {high}; {buckets}"
     yield "learning rate", f"x {digits(plan.batch.linear)}", f"SGD; Adam x {digits(plan.batch.square_root)}"
     if plan.fit is not None:
-        yield "memory of a rank", size(plan.fit.states[0].total_bytes), f"{count(plan.fit.parameters)} parameters"
+        yield (
+            "memory of a rank",
+            size(plan.fit.states[0].total_bytes),
+            f"{parameter_count(plan.fit.parameters)} parameters",
+        )
 
 
 # ------------------------------------------------------------------------------------------------ curves
@@ -108,7 +112,7 @@ def _curves_over_sizes(plan: TrainingPlan) -> list[Markup]:
         else:
             row = [next(price for price in prices if price.algorithm == name) for prices in plan.ranking.values()]
         seconds = [price.seconds for price in row]
-        speeds = [busbw(parameter_count, topology.ranks, band_text) for parameter_count, band_text in zip(sizes.tolist(), seconds, strict=True)]
+        speeds = [busbw(nbytes, topology.ranks, band) for nbytes, band in zip(sizes.tolist(), seconds, strict=True)]
         times.append(_band_curve(index, name, sizes, seconds, name == chosen))
         rates.append(_band_curve(index, name, sizes, speeds, name == chosen))
     return [
@@ -136,13 +140,13 @@ def _curve_over_buckets(plan: TrainingPlan) -> Markup:
     sizes = np.array([buckets.bucket_bytes for buckets in ordered])
     line = _band_curve(0, "exposed", sizes, [buckets.exposed for buckets in ordered], True)
     best = plan.buckets[0]
-    note = f"Best over the whole band: {best.count} of {size(best.bucket_bytes)}, {band(best.exposed)}."
+    note = f"Best over the whole band: {best.count} of {size(best.bucket_bytes)}, {band_text(best.exposed)}."
     return curves("buckets", "Left exposed after backward, by bucket size", [line], Axis(size), Axis(duration), note)
 
 
 def _band_curve(index: int, name: str, x: np.ndarray, bands: Sequence[Band], chosen: bool) -> Curve:
     """A line of its own colour; the chosen one has its band around it."""
-    value, low, high = (np.array(ends) for ends in zip(*(band_text.ends for band_text in bands), strict=True))
+    value, low, high = (np.array(ends) for ends in zip(*(band.ends for band in bands), strict=True))
     ends = (low, high) if chosen else (None, None)
     return Curve(name, x, value, "s0" if chosen else f"s{1 + index % 7}", *ends)
 

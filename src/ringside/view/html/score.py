@@ -35,13 +35,13 @@ def score_page(scores: Sequence[Score]) -> str:
     scored = [(score, score.errors) for score in scores if score.errors is not None]
     headline = "No table could be scored."
     if total.mape is not None:
-        headline = f"{percent(total.mape)} off"
+        headline = f"{error_percent(total.mape)} off"
         headline += f", the median of {len(scored)} tables" if len(scored) > 1 else ""
     mode = next((MODES.get(score.mode, score.mode) for score, _ in scored), "")
-    baselines = [f"{name.replace('_', ' ')} {percent(value)}" for name, value in total.baselines.items() if value]
+    baselines = [f"{name.replace('_', ' ')} {error_percent(value)}" for name, value in total.baselines.items() if value]
     lines = [
         ("How", mode),
-        ("Band", f"holds {percent(total.band_coverage)} of {total.rows} rows; it is to hold 95 %"),
+        ("Band", f"holds {error_percent(total.band_coverage)} of {total.rows} rows; it is to hold 95 %"),
         ("Beside it", ", ".join(baselines)),
     ]
     figures = [

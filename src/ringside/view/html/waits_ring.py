@@ -69,7 +69,7 @@ def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup
         for waiting, awaited, seconds in arrows[:6]
     ]
     return fill(
-        """<figure class="waits_ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
+        """<figure class="ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
 <svg viewBox="0 0 420 420" role="img" aria-label="{label}">
 <defs><marker id="tip" viewBox="0 0 8 8" refX="5" refY="4" markerUnits="userSpaceOnUse" markerWidth="14"
  markerHeight="14" orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head"/></marker><marker id="tipc"

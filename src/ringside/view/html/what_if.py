@@ -12,7 +12,17 @@ from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import NOTHING, Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import hardware
-from ringside.view.what_if_text import PARTS, Rates, change_text, band_ends, absolute, prices, difference_text, with_band, played_algorithm
+from ringside.view.what_if_text import (
+    PARTS,
+    Rates,
+    absolute,
+    band_ends,
+    change_text,
+    difference_text,
+    played_algorithm,
+    prices,
+    with_band,
+)
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
@@ -46,14 +56,14 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         *(("Extrapolated", why) for why in answer.extrapolated),
     ]
     sections = [
-        verdict_section(f"what if {asked(change)}", headline[:1].upper() + headline[1:] + ".", lines, kind=kind),
+        verdict_section(f"what if {change_text(change)}", headline[:1].upper() + headline[1:] + ".", lines, kind=kind),
         tiles(_figures(answer, rates)),
         *_pictures(played),
         _shares_table(played),
         footer(NOTE),
     ]
     ranks = answer.before.topology.ranks
-    return render_page(f"What if {asked(change)}", "what if", f"{ranks} ranks", sections, scripts=("report.js",))
+    return render_page(f"What if {change_text(change)}", "what if", f"{ranks} ranks", sections, scripts=("report.js",))
 
 
 def _figures(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
@@ -62,7 +72,7 @@ def _figures(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
         most = f"of {24 * answer.after.topology.ranks}"
-        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{ends_of(positive(hours), digits)}, {most}"
+        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{band_ends(absolute(hours), digits)}, {most}"
         for text in prices(absolute(hours), rates):
             value, _, more = text.partition(" (")
             yield "price a day", value, more.replace(")", ",", 1)
@@ -75,7 +85,7 @@ def _figures(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
 
 def _change(before: Band, after: Band) -> tuple[str, str]:
     """Return the value of a tile, and its band and what was before."""
-    return duration(after.value), f"{ends_of(after)}; before {duration(before.value)}, {ends_of(before)}"
+    return duration(after.value), f"{band_ends(after)}; before {duration(before.value)}, {band_ends(before)}"
 
 
 def _pictures(played: Pair) -> Iterator[Markup]:
@@ -83,7 +93,8 @@ def _pictures(played: Pair) -> Iterator[Markup]:
     for timeline, title in zip(played, ("Before", "After"), strict=True):
         if timeline is not None:
             alike = timeline.seconds * TOO_SHORT > longest
-            text = f"{title}: {duration(timeline.seconds)}, {way(timeline)} among {timeline.schedule.ranks} ranks"
+            ranks = f"{played_algorithm(timeline)} among {timeline.schedule.ranks} ranks"
+            text = f"{title}: {duration(timeline.seconds)}, {ranks}"
             note = f"Guilty: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
             yield gantt(timeline, text, longest if alike else None, note)
 

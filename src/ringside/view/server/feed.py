@@ -25,7 +25,7 @@ from ringside.monitor.run.registry import running
 from ringside.monitor.summary import assess
 from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
-from ringside.view.server.state import page_state, packed
+from ringside.view.server.state import packed, page_state
 
 POLL_S = 0.3
 QUIET_S = 5.0
@@ -77,7 +77,7 @@ class PageFeed:
         self._thread.join()
 
     def state(self) -> tuple[int, bytes]:
-        """Return the newest state: its number, and what `serve_now.page_state` says, as JSON."""
+        """Return the newest state: its number, and what `state.page_state` says, as JSON."""
         self.asked = time.monotonic()
         return self.number, self._state
 

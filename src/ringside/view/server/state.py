@@ -19,7 +19,7 @@ from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, rank_time, share, size, title
 from ringside.view.html.waits_ring import Wait, longest_waits
 from ringside.view.run.live import FEW, LiveRun, ShownFinding
-from ringside.view.verdict_text import VerdictText, answer_text, answer_sign, verdict_text
+from ringside.view.verdict_text import VerdictText, answer_sign, answer_text, verdict_text
 
 ARROWS = 24
 DRAWN_RANKS = 64
@@ -178,7 +178,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
 
 
 def _figures(live: LiveRun) -> dict[str, str]:
-    ranks = live.page_state()
+    ranks = live.now()
     names = ("own_seconds", "wait_seconds", "wire_seconds", "excess_ratio")
     return {name: packed([getattr(rank, name) for rank in ranks], np.float32) for name in names} | {
         "step": packed([rank.step for rank in ranks], np.float64)

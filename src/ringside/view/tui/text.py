@@ -106,7 +106,11 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
 def verdict_lines(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
     """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
     lines = _paragraph("● ", verdict_headline(one), width, _style(one), lines=lines_each)
-    for name, words, style in (("why", one.verdict.cause, ""), ("price_text", price_text(one), "bold"), ("do", _do(one), "")):
+    for name, words, style in (
+        ("why", one.verdict.cause, ""),
+        ("price", price_text(one), "bold"),
+        ("do", _do(one), ""),
+    ):
         if words:
             lines += _paragraph(f"  {name:<7}", words, width, style, lines=lines_each)
     return lines
@@ -184,8 +188,8 @@ def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
         return [Text("its phases are not known here", style="dim")]
     cells = min(width - 36, 60) if width >= 40 else 0
     steps = np.array([record.step for record in records], dtype=np.int64)
-    heading_line = f"  {'':<13}{'median':>9}{'newest':>9}  over its last {len(records)} steps"
-    lines = [Text(heading_line, style="dim")]
+    heading = f"  {'':<13}{'median':>9}{'newest':>9}  over its last {len(records)} steps"
+    lines = [Text(heading, style="dim")]
     for phase in PHASES:
         values = np.array([getattr(record, f"{phase}_seconds") for record in records], dtype=np.float64)
         known = values[np.isfinite(values)]
