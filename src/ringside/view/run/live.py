@@ -133,7 +133,7 @@ class RunFollower:
             figures.append(RankFigures(rank, *medians))
         return figures
 
-    def middle(self, name: str) -> float:
+    def median(self, name: str) -> float:
         """Return the median of one field of the records over the last steps and all ranks; NaN if there are none."""
         values = [getattr(record, name) for row in self._rows for record in row.values()]
         return float(np.nanmedian(values)) if values else math.nan

@@ -78,7 +78,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, An
         "verdicts": verdicts,
         "cost": rank_time(sum(verdict["cost_rank_seconds"] for verdict in verdicts)),
         "tiles": _tiles(live, verdicts),
-        "step_seconds": _or_none(live.following.middle("step_seconds")),
+        "step_seconds": _or_none(live.following.median("step_seconds")),
         "figures": {**figures, "step": packed([rank.step for rank in ranks], np.float64)},
         "arrows": longest_waits(own, waits, ARROWS),
         "topology": topology(info.algorithm, live.ranks),
@@ -123,7 +123,7 @@ def _open_verdicts(live: LiveRun) -> list[dict[str, Any]]:
     context = {
         "world_size": live.ranks,
         "steps": live.following.step + 1,
-        "step_seconds": {"median": _or_none(live.following.middle("step_seconds"))},
+        "step_seconds": {"median": _or_none(live.following.median("step_seconds"))},
     }
     # The step at which episodes ended, by kind and ranks.
     ends: dict[Any, int] = {}
@@ -171,7 +171,7 @@ def _verdict_content(content: dict[str, Any], context: dict[str, Any], *, over: 
 def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """Name, value, and a remark of the figures that a run is known by; medians over the last steps."""
     step, exposed, sync, wait = (
-        live.following.middle(f"{name}_seconds") for name in ("step", "exposed", "sync", "wait")
+        live.following.median(f"{name}_seconds") for name in ("step", "exposed", "sync", "wait")
     )
     hidden = max(1.0 - exposed / sync, 0.0) if sync > 0 else math.nan
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
