@@ -147,11 +147,11 @@ def test_arrows_end_at_their_vertices_and_the_two_directions_keep_apart():
 def test_labels_make_way_for_each_other():
     layout = arrange_vertices(ScheduleFrames(direct(5)))
     pills, curve = Pills(layout), layout.curve(0, 2)
-    first, second = pills.free(curve, 0.5, 30, 12), pills.free(curve, 0.5, 30, 12)
+    first, second = pills.place(curve, 0.5, 30, 12), pills.place(curve, 0.5, 30, 12)
     assert first
     assert second
     assert max(abs(first[0] - second[0]) - 30, abs(first[1] - second[1]) - 12) >= 0
-    assert pills.free(curve, 0.5, 500, 500) is None
+    assert pills.place(curve, 0.5, 500, 500) is None
 
 
 def test_the_page_tries_the_same_places_for_labels():

@@ -62,7 +62,7 @@ class Frame:
         """Which parts are complete where they are wanted, bool [vertices, parts]."""
         story = self.story
         right = self.held == story.holders.T if story.once else (self.held > 0) == story.holders.T
-        found: NDArray[np.bool_] = right.all(axis=2) & story.wanted
+        found: NDArray[np.bool_] = right.all(axis=2) & story.required
         return found
 
     @cached_property
@@ -154,7 +154,7 @@ class ScheduleFrames:
         return self.schedule.collective.holds(self.schedule.ranks, self.schedule.chunks, self._first)
 
     @cached_property
-    def wanted(self) -> NDArray[np.bool_]:
+    def required(self) -> NDArray[np.bool_]:
         """Where the result of a part must be at the end, bool [vertices, parts]."""
         s = self.schedule
         wants = s.collective.wants(s.ranks, s.chunks, self._first)
@@ -163,7 +163,7 @@ class ScheduleFrames:
     @property
     def to_complete(self) -> int:
         """How many chunks must be complete at the end, over all ranks."""
-        return int(self.wanted.sum(axis=0) @ self.weights)
+        return int(self.required.sum(axis=0) @ self.weights)
 
     @property
     def _first(self) -> NDArray[np.int64]:
@@ -175,7 +175,7 @@ class ScheduleFrames:
         s, parts = self.schedule, len(self.members)
         if parts <= MOST_RANKS or len(self.steps) == 0:
             return (tuple(range(parts)),) * s.vertices
-        touched = self.wanted.copy()
+        touched = self.required.copy()
         touched[: s.ranks] |= self.holders
         for k in range(s.rounds):
             for message in self.messages(k):

@@ -263,8 +263,8 @@ def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
         "of": snapshot.of,
         "trouble": snapshot.trouble,
         "verdicts": [
-            {**msgspec.to_builtins(verdict.verdict), "cost_rank_seconds": verdict.cost_rank_seconds, "over": verdict.over}
-            for verdict in snapshot.verdicts
+            {**msgspec.to_builtins(shown.verdict), "cost_rank_seconds": shown.cost_rank_seconds, "over": shown.over}
+            for shown in snapshot.verdicts
         ],
         "notes": list(snapshot.notes),
         "ranks": [dataclasses.asdict(rank) for rank in arrange_ranks(snapshot.ranks, order)],
