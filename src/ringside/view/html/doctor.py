@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged
+from ringside.doctor.findings import Findings, Lane, Note, Sheet
 from ringside.text import duration, figure, label, title
 from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.html.markup import NOTHING, Markup, fill
@@ -38,6 +38,13 @@ _OPEN = Markup(" open")
 def doctor_page(findings: Findings) -> str:
     """Return everything that was found as one self-contained page."""
     culprits = {rank for verdict in findings.verdicts for rank in verdict.ranks}
+    unjudged = NOTHING
+    if findings.unjudged:
+        unjudged = fill(
+            """<section class="details" aria-label="Not judged"><h2>What could not be judged, and why</h2>
+<dl>{}</dl></section>""",
+            [fill("<dt>{}</dt><dd>{}</dd>", line.what, line.why) for line in findings.unjudged],
+        )
     sections = [
         *_verdict_sections(findings),
         _what_if_section(findings),
@@ -45,7 +52,7 @@ def doctor_page(findings: Findings) -> str:
         *(lanes_figure(list(group)) for _, group in groupby(findings.lanes, key=lambda lane: lane.title)),
         *(rings_figure(rings, culprits) for rings in findings.rings),
         *(_sheet_table(sheet) for sheet in findings.sheets if sheet.rows),
-        _unjudged_section(findings.unjudged),
+        unjudged,
         _files_section(findings.notes),
         Markup(
             """<footer>Ringside's doctor reads files and runs nothing of them. Culprits are named in
@@ -125,6 +132,18 @@ def lanes_figure(lanes: Sequence[Lane]) -> Markup:
     for lane in lanes:
         culprit = lane.note == "culprit"
         waits = sum(span.end_s - span.start_s for span in lane.spans if span.kind == "wait")
+        # A span is never narrower than can be seen, whatever its kind.
+        bars = [
+            fill(
+                '<rect class="{}" x="{:.0f}" y="0" width="{:.0f}" height="10"><title>{}, {}</title></rect>',
+                span.kind if span.kind in KINDS else "idle",
+                UNITS * max(span.start_s, 0.0) / end,
+                max(UNITS * (span.end_s - span.start_s) / end, 8.0),
+                span.name or KINDS.get(span.kind, span.kind),
+                duration(span.end_s - span.start_s),
+            )
+            for span in lane.spans
+        ]
         rows.append(
             fill(
                 """<div class="lane{culprit}"><b>{rank}{badge}</b>
@@ -135,7 +154,7 @@ def lanes_figure(lanes: Sequence[Lane]) -> Markup:
                 badge=Markup('<em class="badge">verdict</em>') if culprit else NOTHING,
                 units=UNITS,
                 label=f"rank {lane.rank}: waited {duration(waits)}" + (", culprit" if culprit else ""),
-                bars=(_bar(span, end) for span in lane.spans),
+                bars=bars,
             )
         )
     return fill(
@@ -149,18 +168,6 @@ def lanes_figure(lanes: Sequence[Lane]) -> Markup:
         ],
         rows=rows,
         ticks=[fill("<span>{}</span>", duration(end * tick / TICKS)) for tick in range(TICKS + 1)],
-    )
-
-
-def _bar(span: TimeSpan, end: float) -> Markup:
-    """Draw a span: never narrower than can be seen, whatever its kind."""
-    return fill(
-        '<rect class="{kind}" x="{x:.0f}" y="0" width="{width:.0f}" height="10"><title>{name}, {length}</title></rect>',
-        kind=span.kind if span.kind in KINDS else "idle",
-        x=UNITS * max(span.start_s, 0.0) / end,
-        width=max(UNITS * (span.end_s - span.start_s) / end, 8.0),
-        name=span.name or KINDS.get(span.kind, span.kind),
-        length=duration(span.end_s - span.start_s),
     )
 
 
@@ -192,16 +199,6 @@ def _sheet_table(sheet: Sheet) -> Markup:
     left_out = len(sheet.rows) - len(order)
     notes = [sheet.note, f"{left_out} more rows are in --json." if left_out else ""]
     return table_figure("wide sheet", sheet.title, heads, rows, " ".join(filter(None, notes)))
-
-
-def _unjudged_section(lines: Sequence[Unjudged]) -> Markup:
-    if not lines:
-        return NOTHING
-    return fill(
-        """<section class="details" aria-label="Not judged"><h2>What could not be judged, and why</h2>
-<dl>{}</dl></section>""",
-        [fill("<dt>{}</dt><dd>{}</dd>", line.what, line.why) for line in lines],
-    )
 
 
 def _files_section(notes: Sequence[Note]) -> Markup:

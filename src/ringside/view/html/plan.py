@@ -10,11 +10,11 @@ from ringside.predict.band import Band
 from ringside.predict.plan.buckets import BucketSizes
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import has_library, option
-from ringside.predict.plan.plan import Scale, TrainingPlan, busbw
+from ringside.predict.plan.plan import TrainingPlan, busbw
 from ringside.predict.plan.ranking import SIZES, priced
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
-from ringside.view.html.markup import NOTHING, Markup
+from ringside.view.html.markup import Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import band_text, bound_text, hardware, parameter_count
 
@@ -36,8 +36,7 @@ def plan_page(plan: TrainingPlan) -> str:
         verdict_section("all-reduce, predicted", headline, _verdict_lines(plan), kind=kind),
         tiles(_figures(plan)),
         *_curves_over_sizes(plan),
-        _curve_over_hosts(plan.scaling),
-        _curve_over_buckets(plan),
+        *_curves_over_hosts_and_buckets(plan),
         table(
             f"Every algorithm at {size(plan.question.size_bytes)} (* extrapolated)",
             ("algorithm", "time", "from", "to", "priced by"),
@@ -121,27 +120,23 @@ def _curves_over_sizes(plan: TrainingPlan) -> list[Markup]:
     ]
 
 
-def _curve_over_hosts(scaling: Sequence[Scale]) -> Markup:
-    known = [(scale.hosts, scale.efficiency) for scale in scaling if scale.efficiency is not None]
-    if len(known) < 2:
-        return NOTHING
-    hosts = np.array([float(hosts) for hosts, _ in known])
-    efficiencies = [efficiency for _, efficiency in known]
-    line = _band_curve(0, "computation by computation and what is exposed", hosts, efficiencies, True)
-    share = Axis(lambda value: f"{digits(100 * value)} %", log=False, low=1.0)
-    whole = Axis(lambda value: f"{value:.0f}", marks=tuple(hosts.tolist()))
-    return curves("hosts", "Efficiency of a step by hosts", [line], whole, share)
-
-
-def _curve_over_buckets(plan: TrainingPlan) -> Markup:
-    ordered: list[BucketSizes] = sorted(plan.buckets, key=lambda buckets: buckets.bucket_bytes)
-    if len(ordered) < 2:
-        return NOTHING
-    sizes = np.array([buckets.bucket_bytes for buckets in ordered])
-    line = _band_curve(0, "exposed", sizes, [buckets.exposed for buckets in ordered], True)
-    best = plan.buckets[0]
-    note = f"Best over the whole band: {best.count} of {size(best.bucket_bytes)}, {band_text(best.exposed)}."
-    return curves("buckets", "Left exposed after backward, by bucket size", [line], Axis(size), Axis(duration), note)
+def _curves_over_hosts_and_buckets(plan: TrainingPlan) -> Iterator[Markup]:
+    known = [(scale.hosts, scale.efficiency) for scale in plan.scaling if scale.efficiency is not None]
+    if len(known) > 1:
+        hosts = np.array([float(hosts) for hosts, _ in known])
+        efficiencies = [efficiency for _, efficiency in known]
+        line = _band_curve(0, "computation by computation and what is exposed", hosts, efficiencies, True)
+        share = Axis(lambda value: f"{digits(100 * value)} %", log=False, low=1.0)
+        whole = Axis(lambda value: f"{value:.0f}", marks=tuple(hosts.tolist()))
+        yield curves("hosts", "Efficiency of a step by hosts", [line], whole, share)
+    if len(plan.buckets) > 1:
+        ordered: list[BucketSizes] = sorted(plan.buckets, key=lambda buckets: buckets.bucket_bytes)
+        sizes = np.array([buckets.bucket_bytes for buckets in ordered])
+        line = _band_curve(0, "exposed", sizes, [buckets.exposed for buckets in ordered], True)
+        best = plan.buckets[0]
+        note = f"Best over the whole band: {best.count} of {size(best.bucket_bytes)}, {band_text(best.exposed)}."
+        title = "Left exposed after backward, by bucket size"
+        yield curves("buckets", title, [line], Axis(size), Axis(duration), note)
 
 
 def _band_curve(index: int, name: str, x: np.ndarray, bands: Sequence[Band], chosen: bool) -> Curve:

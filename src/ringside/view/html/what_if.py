@@ -9,8 +9,8 @@ from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share
 from ringside.view.html.gantt import gantt
-from ringside.view.html.markup import NOTHING, Markup
-from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
+from ringside.view.html.markup import Markup
+from ringside.view.html.page import footer, render_page, tiles, verdict_section
 from ringside.view.plan_text import hardware
 from ringside.view.what_if_text import (
     PARTS,
@@ -55,11 +55,15 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         ("Where", hardware(answer.before.topology)),
         *(("Extrapolated", why) for why in answer.extrapolated),
     ]
+    parts = [timeline.shares if timeline is not None else {} for timeline in played]
+    names = sorted({*parts[0], *parts[1]}, key=lambda name: -parts[1].get(name, 0.0))
+    rows = [(name, *(duration(part.get(name, 0.0)) for part in parts)) for name in names]
+    shares = [table("What the critical path consists of", ("", "before", "after"), rows)] if rows else []
     sections = [
         verdict_section(f"what if {change_text(change)}", headline[:1].upper() + headline[1:] + ".", lines, kind=kind),
         tiles(_figures(answer, rates)),
         *_pictures(played),
-        _shares_table(played),
+        *shares,
         footer(NOTE),
     ]
     ranks = answer.before.topology.ranks
@@ -97,10 +101,3 @@ def _pictures(played: Pair) -> Iterator[Markup]:
             text = f"{title}: {duration(timeline.seconds)}, {ranks}"
             note = f"Guilty: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
             yield gantt(timeline, text, longest if alike else None, note)
-
-
-def _shares_table(played: Pair) -> Markup:
-    before, after = (timeline.shares if timeline is not None else {} for timeline in played)
-    names = sorted({*before, *after}, key=lambda name: -after.get(name, 0.0))
-    rows = [(name, duration(before.get(name, 0.0)), duration(after.get(name, 0.0))) for name in names]
-    return table("What the critical path consists of", ("", "before", "after"), rows) if rows else NOTHING

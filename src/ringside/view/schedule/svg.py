@@ -156,27 +156,20 @@ def _node(frame: Frame, layout: GraphLayout, index: int) -> str:
         corners.append((-wide * 0.66, high))
         hexagon = "M" + "L".join(_point((node.x + x, node.y + y)) for x, y in corners) + "Z"
         disc = f'<path class="switch" d="{hexagon}"/><text class="name switched" {place}>switch</text>'
+    # Every cell has its name, or the first one of every row.
+    names, cells = "", list(zip(node.parts, layout.cell_at(index), strict=True))
+    if sizes.named:
+        for part, (x, y) in cells:
+            label = frame.story.name(part)
+            names += f'<text class="chunk" x="{number(x + sizes.cell / 2)}" y="{number(y - 4)}">{label}</text>'
+    elif sizes.lead:
+        for part, (x, y) in cells[:: sizes.columns(len(node.parts))]:
+            label = frame.story.name(part)
+            names += f'<text class="chunk row" x="{number(x - 4)}" y="{number(y + sizes.cell / 2)}">{label}</text>'
     return (
         f'<g class="node" data-vertex="{node.vertex}"><title>{name}</title>{box}{disc}'
         f'<g class="cells" transform="translate({_point(node.card)})">'
-        f"{_names(frame, layout, index)}{_cells(frame, layout, index)}</g></g>"
-    )
-
-
-def _names(frame: Frame, layout: GraphLayout, index: int) -> str:
-    """Name every cell, or the first one of every row."""
-    node, sizes, story = layout.nodes[index], layout.sizes, frame.story
-    places = list(zip(node.parts, layout.cell_at(index), strict=True))
-    if sizes.named:
-        return "".join(
-            f'<text class="chunk" x="{number(x + sizes.cell / 2)}" y="{number(y - 4)}">{story.name(part)}</text>'
-            for part, (x, y) in places
-        )
-    if not sizes.lead:
-        return ""
-    return "".join(
-        f'<text class="chunk row" x="{number(x - 4)}" y="{number(y + sizes.cell / 2)}">{story.name(part)}</text>'
-        for part, (x, y) in places[:: sizes.columns(len(node.parts))]
+        f"{names}{_cells(frame, layout, index)}</g></g>"
     )
 
 

@@ -115,6 +115,9 @@ class Page(Screen[None]):
 class TopApp(App[None]):
     """The screen of `ringside top`.
 
+    It has many methods because textual finds what a key or an event does by a method's name: most of them are its
+    bindings, of a line each.
+
     Args:
         source: The run.
         order: Which ranks at first, in which order.

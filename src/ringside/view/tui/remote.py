@@ -137,7 +137,9 @@ class Remote:
 
     def snapshot(self) -> Snapshot:
         """Return the run as far as it was received."""
-        now, hosts = self._now, self._hosts()
+        now = self._now
+        places = self._unpack(now.host_of, "<i4").tolist()
+        hosts = [now.hosts[place] if 0 <= place < len(now.hosts) else "" for place in places]
         steps = np.array(sorted(self._rows), dtype=np.int64)
         empty = np.empty((0, now.ranks), dtype=np.float32)
         info = RunInfo(
@@ -175,11 +177,6 @@ class Remote:
             for step, own, wait, wire in zip(steps, *columns, strict=False)
             if 0 <= step < LATEST_STEP
         ]  # fmt: skip
-
-    def _hosts(self) -> list[str]:
-        places = self._unpack(self._now.host_of, "<i4")
-        hosts = self._now.hosts
-        return [hosts[place] if 0 <= place < len(hosts) else "" for place in places.tolist()]
 
     def _ranks(self, hosts: Sequence[str]) -> tuple[RankNow, ...]:
         now = self._now
