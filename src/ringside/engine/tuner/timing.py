@@ -111,7 +111,7 @@ class First:
 
     def __init__(self, across: HierarchicalEngine) -> None:
         self._across = across
-        self.here = across.roster.rank == 0
+        self.here = across.rank_map.rank == 0
 
     def tell(self, data: bytes) -> bytes:
         """Return what rank 0 gives; what others give counts for nothing. A collective."""
@@ -127,7 +127,7 @@ class First:
 
     def _broadcast(self, data: Any) -> None:
         call = CollectiveSignature(PROBE, DTYPES.index("uint8"), 0, len(data))
-        self._across.run(binomial_broadcast(self._across.roster.size), [data], 1, call)
+        self._across.run(binomial_broadcast(self._across.rank_map.size), [data], 1, call)
 
 
 _TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes

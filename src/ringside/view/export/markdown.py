@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringside.monitor.job.questions import QUESTIONS, read_answers
-from ringside.monitor.run.algorithm_changes import notes
+from ringside.monitor.run.algorithm_changes import revision_notes
 from ringside.monitor.run.records import RunInfo
 from ringside.text import duration, share, size
 from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
@@ -29,7 +29,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         lines = (("When", verdict.when), ("Why", verdict.why), ("Price", verdict.price), ("Next", verdict.next))
         items = "\n".join(f"- **{name}**: {escape(text)}" for name, text in lines if text)
         sections.append(f"## {escape(verdict.headline)}\n\n{items}")
-    sections += [f"*{escape(change)}*" for change in notes(summary)]
+    sections += [f"*{escape(change)}*" for change in revision_notes(summary)]
 
     step, sync, overhead = summary["step_seconds"], summary["sync"], summary["overhead"]
     figures = [

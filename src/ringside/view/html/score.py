@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.score.score import Score, flagged, summary
+from ringside.predict.score.score import Score, line_flags, summary
 from ringside.predict.tables.table import bus_factor
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
@@ -48,7 +48,7 @@ def score_page(scores: Sequence[Score]) -> str:
         ("mean error", error_percent(total.mape), "median over tables"),
         ("from 1 MB up", error_percent(total.mape_large), "median over tables"),
         ("bias", error_percent(total.bias), "below 0: predicted too fast"),
-        ("rows not used", str(sum(len(flagged(score.table)) for score in scores)), "they fail the checks"),
+        ("rows not used", str(sum(len(line_flags(score.table)) for score in scores)), "they fail the checks"),
     ]
     overview = [
         (
@@ -63,7 +63,7 @@ def score_page(scores: Sequence[Score]) -> str:
     columns = ("table", "ranks", "rows scored", "off", "from 1 MB", "in band", "worst at")
     unused = [(score.table.name, score.refused) for score in scores if score.refused]
     unused += [
-        (f"{score.table.name}, line {flag.line}", flag.reason) for score in scores for flag in flagged(score.table)
+        (f"{score.table.name}, line {flag.line}", flag.reason) for score in scores for flag in line_flags(score.table)
     ]
     sections = [
         verdict_section("predictions beside measurements", headline, lines),

@@ -10,7 +10,7 @@ from ringside.predict.what_if.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share
 from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import Markup
-from ringside.view.html.page import footer, render_page, tiles, verdict_section
+from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import hardware
 from ringside.view.what_if_text import (
     PARTS,

@@ -20,8 +20,8 @@ from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, STEPS, RunReader
-from ringside.monitor.run.registry import running
-from ringside.monitor.summary import assess
+from ringside.monitor.run.registry import running_runs
+from ringside.monitor.summary import assess_run
 from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
 from ringside.view.server.state import packed, page_state
@@ -104,7 +104,7 @@ class PageFeed:
         with self._guard:
             if self._tally is None:
                 return None
-            return self._tally.figures(self._book.active, dict(self._book.opened), {})
+            return self._tally.snapshot(self._book.active, dict(self._book.opened), {})
 
     @property
     def epoch(self) -> str:
@@ -148,7 +148,7 @@ class PageFeed:
                 fresh = self._live.fresh
                 self._history.add(self._ledger.reading(fresh))
                 for event in self._live.fresh_events:
-                    self._book.hear(event)
+                    self._book.record(event)
                 if self._tally is not None and self._collector is not None:
                     self._collector.add(fresh)
                     self._book.tick(self._collector.newest)
@@ -175,7 +175,7 @@ class PageFeed:
         self._settled = {}
         with contextlib.suppress(RingsideError, OSError):
             if (self.path / STEPS).stat().st_size <= JUDGED_BYTES:
-                self._settled, _ = assess(RunReader(self.path))
+                self._settled, _ = assess_run(RunReader(self.path))
             else:
                 self._settled = RunReader(self.path).summary() or {}
 
@@ -184,7 +184,7 @@ class PageFeed:
         if self._age_s() <= self._quiet_s:
             return False
         path = self.path.absolute()
-        return not any(entry.directory == path for entry in running())
+        return not any(entry.directory == path for entry in running_runs())
 
     def _age_s(self) -> float:
         try:

@@ -95,7 +95,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, An
             for name, text in QUESTIONS.items()
             if name in answers
         ],
-        "notes": [as_text(change.words) for change in live.following.revised],
+        "notes": [as_text(change.describe()) for change in live.following.revised],
     }
 
 

@@ -160,7 +160,7 @@ class Local:
             steps=live.steps(),
             own_seconds=live.rows("own_seconds"),
             version=live.version,
-            notes=tuple(change.words for change in run.revised),
+            notes=tuple(change.describe() for change in run.revised),
         )
 
     def records(self, rank: int) -> list[StepRecord]:
