@@ -36,8 +36,17 @@ def wrapped(line: str) -> list[str]:
 def full_plan(plan: TrainingPlan) -> list[str]:
     """Return a plan with all its tables."""
     lines = [*_verdict(plan), *_bound(plan), *_wires(plan), *_memory(plan), *_buckets(plan), *_batch(plan)]
-    lines += ["", *_here(plan, len(plan.here)), *_crossovers(plan), "", *_by_size(plan), ""]
-    lines += [*_scaling(plan, len(plan.scaling)), *_memory_table(plan)]
+    lines += ["", *_here(plan, len(plan.here)), *_crossovers(plan), "", "by size, the three fastest (* extrapolated)"]
+    for nbytes, prices in plan.ranking.items():
+        running = [price for price in prices if price.algorithm in plan.contenders][:3]
+        best = "; ".join(f"{price.algorithm}{_mark(price).strip()} {band_text(price.seconds)}" for price in running)
+        lines.append(f"  {size(nbytes):>8}  {best}")
+    lines += ["", *_scaling(plan, len(plan.scaling))]
+    if plan.fit is not None:
+        lines += ["", f"memory of a rank: weights + gradients + optimizer, {size(plan.fit.memory_bytes)} there"]
+        for state in plan.fit.states:
+            parts = " + ".join(map(size, (state.weights_bytes, state.gradients_bytes, state.optimizer_bytes)))
+            lines.append(f"  {STAGE_WORDS[state.stage]}: {parts} = {size(state.total_bytes)}")
     if plan.buckets:
         lines += ["", f"buckets, size, exposed after a backward that is {BACKWARD:.0%} of the computation"]
         for buckets in sorted(plan.buckets, key=lambda buckets: buckets.count):
@@ -184,14 +193,6 @@ def _crossovers(plan: TrainingPlan) -> Iterator[str]:
     yield f"by size: {', '.join([first.algorithm, *later])}"
 
 
-def _by_size(plan: TrainingPlan) -> Iterator[str]:
-    yield "by size, the three fastest (* extrapolated)"
-    for nbytes, prices in plan.ranking.items():
-        running = [price for price in prices if price.algorithm in plan.contenders][:3]
-        best = "; ".join(f"{price.algorithm}{_mark(price).strip()} {band_text(price.seconds)}" for price in running)
-        yield f"  {size(nbytes):>8}  {best}"
-
-
 def _scaling(plan: TrainingPlan, most: int) -> Iterator[str]:
     if not plan.scaling:
         return
@@ -206,16 +207,6 @@ def _scaling(plan: TrainingPlan, most: int) -> Iterator[str]:
         mark, share = "*" if scale.extrapolated else " ", scale.efficiency
         efficiency = f"  {share.value:.0%} ({share.low:.0%}-{share.high:.0%})" if share else ""
         yield f"  {scale.hosts:>5}{mark} {band_text(scale.seconds)}  {band_text(scale.busbw, _giga)}{efficiency}"
-
-
-def _memory_table(plan: TrainingPlan) -> Iterator[str]:
-    if plan.fit is None:
-        return
-    yield ""
-    yield f"memory of a rank: weights + gradients + optimizer, {size(plan.fit.memory_bytes)} there"
-    for state in plan.fit.states:
-        parts = " + ".join(size(part) for part in (state.weights_bytes, state.gradients_bytes, state.optimizer_bytes))
-        yield f"  {STAGE_WORDS[state.stage]}: {parts} = {size(state.total_bytes)}"
 
 
 # ------------------------------------------------------------------------------------------------ figures

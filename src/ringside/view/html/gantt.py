@@ -65,7 +65,15 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
             template = '<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="7"/>'
             shapes.append(fill(template, kind, begin, y, max(until - begin, 3)))
     shapes.append(fill('<path class="end" d="M{:.1f} 0V{:.0f}"/>', UNITS * timeline.seconds / end, LANE * len(rows)))
-    shapes.append(fill('<path class="path" d="{}"/>', _critical_path(timeline, rows, end)))
+    # The critical path goes from lane to lane; hops between ranks without a lane are left out.
+    points: list[tuple[float, float]] = []
+    for hop in timeline.critical_path:
+        for vertex, seconds in ((hop.src, hop.begin_s), (hop.dst, hop.end_s)):
+            if vertex in rows:
+                points.append((round(UNITS * seconds / end, 1), LANE * rows[vertex] + LANE / 2))
+    thin = [point for i, point in enumerate(points) if not i or point != points[i - 1]]
+    path = "M" + "L".join(f"{x} {y}" for x, y in thin) if thin else ""
+    shapes.append(fill('<path class="path" d="{}"/>', path))
 
     names = []
     for vertex in lanes:
@@ -142,14 +150,3 @@ def _merge_spans(pieces: Floats) -> list[tuple[float, float]]:
         else:
             merged.append((begin, until))
     return merged
-
-
-def _critical_path(timeline: Timeline, rows: dict[int, int], end: float) -> str:
-    """Return the critical path as an SVG path through the lanes; hops between ranks without a lane are left out."""
-    points: list[tuple[float, float]] = []
-    for hop in timeline.critical_path:
-        for vertex, seconds in ((hop.src, hop.begin_s), (hop.dst, hop.end_s)):
-            if vertex in rows:
-                points.append((round(UNITS * seconds / end, 1), LANE * rows[vertex] + LANE / 2))
-    thin = [point for i, point in enumerate(points) if not i or point != points[i - 1]]
-    return "M" + "L".join(f"{x} {y}" for x, y in thin) if thin else ""

@@ -167,7 +167,13 @@ class RunFollower:
             elif kind == "comparison":
                 self.comparison = {key: value for key, value in event.items() if key not in ("kind", "unix")}
             elif kind == "verdict":
-                return self._open(msgspec.convert(event.get("verdict"), Verdict))
+                verdict = msgspec.convert(event.get("verdict"), Verdict)
+                if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
+                    return None
+                # Of one rank that holds the others up every further step adds to the price.
+                has_meter = verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1
+                self.findings.append(ShownFinding(verdict, meter_of(verdict) if has_meter else None))
+                return self.findings[-1]
             elif kind == "repaired":
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
                 same = (verdict.kind, verdict.ranks)
@@ -179,13 +185,6 @@ class RunFollower:
         except (TypeError, ValueError, OverflowError, *UNDECODABLE):
             pass
         return None
-
-    def _open(self, verdict: Verdict) -> ShownFinding | None:
-        if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
-            return None
-        has_meter = verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1
-        self.findings.append(ShownFinding(verdict, meter_of(verdict) if has_meter else None))
-        return self.findings[-1]
 
 
 Floats32 = NDArray[np.float32]

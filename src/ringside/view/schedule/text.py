@@ -223,16 +223,16 @@ def _table(frame: Frame, shape: ScheduleShape) -> Iterator[str]:
         for vertex in range(story.schedule.vertices):
             if vertex in firsts:
                 yield "  ---"
-            cells = (_cell(frame, vertex, part, named) for part in block)
+            cells = []
+            for part in block:
+                holders: NDArray[np.int64] = np.flatnonzero(story.holders[:, part])
+                present = (frame.held[vertex, part, holders] > 0).tolist()
+                if named:
+                    ranks = zip(holders.tolist(), present, strict=True)
+                    cells.append("".join(str(rank) if there else "·" for rank, there in ranks))
+                elif sum(present) in (0, len(present)):
+                    cells.append(LEVELS[-1] if all(present) else LEVELS[0])
+                else:  # something, but not all: never the blocks of nothing or of everything
+                    cells.append(LEVELS[max(1, 4 * sum(present) // len(present))])
             row = "".join(cell.ljust(_width(story)) if named else cell for cell in cells)
             yield f"  {_vertex(story, vertex):>3}   {row}".rstrip()
-
-
-def _cell(frame: Frame, vertex: int, part: int, named: bool) -> str:
-    holders: NDArray[np.int64] = np.flatnonzero(frame.story.holders[:, part])
-    present = (frame.held[vertex, part, holders] > 0).tolist()
-    if named:
-        return "".join(str(rank) if there else "·" for rank, there in zip(holders.tolist(), present, strict=True))
-    if sum(present) in (0, len(present)):
-        return LEVELS[-1] if all(present) else LEVELS[0]
-    return LEVELS[max(1, 4 * sum(present) // len(present))]
