@@ -42,6 +42,7 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
         content: An entry of the summary's `verdicts`.
         summary: The summary.
     """
+    # JSON has no NaN: it was written as null.
     lenient = {key: math.nan if value is None else value for key, value in content.items()}
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
     verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
@@ -108,6 +109,7 @@ def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
     if not math.isfinite(cost) or cost <= 0:
         return "Nothing that could be measured."
     until = verdict.evidence.get("until_step", verdict.since_step + int(verdict.evidence.get("steps", 0)))
+    # What it cost against the time that has passed, where both can be known.
     elapsed = (int(until) - verdict.since_step) * (summary["step_seconds"]["median"] or 0.0)
     of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
     everyone = "both ranks" if ranks == 2 else f"all {ranks} ranks"

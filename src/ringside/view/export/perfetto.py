@@ -113,6 +113,7 @@ def clock_shifts(records: list[StepRecord], ranks: int) -> Floats:
     ends = np.full((len(steps), ranks), np.nan)
     for record in records:
         ends[rows[record.step], record.rank] = record.ended_unix - record.optimizer_seconds
+    # Clocks are compared by the ends of synchronisations, step by step.
     apart = ends - row_medians(ends)[:, None]
     known = ~np.isnan(apart).all(axis=0)
     shifts = np.zeros(ranks)
@@ -169,12 +170,14 @@ class _Laid:
 def _arrows(row: list[_Laid], ranks: int) -> Iterator[Trace]:
     """Arrows from the rank that arrived last to those that waited for it."""
     last = min(row, key=lambda laid: laid.waited)
+    # Nobody was waited for in this step.
     if last.arrived <= last.backward:
         return
     worth = [laid for laid in row if laid is not last and laid.waited > WORTH_AN_ARROW * (laid.end - laid.begin)]
     begin = last.arrived - INSIDE_US
     for laid in sorted(worth, key=lambda laid: -laid.waited)[:ARROWS]:
         end = max(laid.arrived + laid.waited - INSIDE_US, laid.arrived)
+        # Both ends must lie inside a slice: a viewer binds them to the one around them.
         first = max(min(begin, end), last.backward)
         if first > end:
             continue

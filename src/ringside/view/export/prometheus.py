@@ -278,6 +278,7 @@ class MetricsServer:
         listening.listen(QUEUE)
         await self._closed.wait()
         server.close()
+        # Whoever is still connected is hung up on.
         readers = asyncio.all_tasks() - {asyncio.current_task()}
         for reader in readers:
             reader.cancel()
@@ -310,6 +311,7 @@ class _Places:
     def taken(self) -> Iterator[None]:
         task = asyncio.current_task()
         assert task is not None
+        # A dict keeps the order of insertion: its first key is the longest here.
         if len(self._here) >= PLACES:
             longest = next(iter(self._here))
             del self._here[longest]

@@ -163,6 +163,7 @@ def _value_range(values: Sequence[Floats], from_zero: bool) -> tuple[float, floa
     known = np.concatenate([line[np.isfinite(line)] for line in values]) if values else np.empty(0)
     if not known.size:
         return 0.0, 1.0
+    # Single values far above the rest would press everything else flat: they are cut off.
     top = min(float(known.max()), 1.6 * float(np.quantile(known, 0.97)))
     bottom = float(np.quantile(known, 0.01))
     if from_zero and bottom < 0.6 * top:

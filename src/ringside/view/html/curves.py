@@ -130,6 +130,7 @@ class _Scale:
 def _decades(low: float, high: float) -> list[float]:
     """Return powers of ten between two logarithms, every second, third ... of many, halves too of few."""
     first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
+    # Within two decades 1, 2 and 5 of each are labelled.
     if last - first < 2:
         steps = [f * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for f in (1, 2, 5)]
         return [v for v in steps if low - 1e-9 <= math.log10(v) <= high + 1e-9]

@@ -137,6 +137,7 @@ def _resample_medians(values: Floats, rng: np.random.Generator) -> Floats:
     """Medians of series drawn from blocks of neighbouring steps, float64 [RESAMPLES]."""
     if not values.size:
         return np.full(RESAMPLES, np.nan)
+    # Neighbouring steps are alike, so blocks are drawn (moving block bootstrap, Künsch 1989), not steps.
     length = max(len(values) // BLOCKS, 1)
     count = -(-len(values) // length)
     begins = rng.integers(0, len(values) - length + 1, (RESAMPLES, count))
@@ -153,5 +154,6 @@ def _of_ranks(values: Floats, of: Callable[..., Floats]) -> Floats:
 
 
 def _without(some: list[Verdict], others: list[Verdict]) -> list[Verdict]:
+    # Whether it is the same verdict: its kind and ranks; since when differs from run to run.
     known = {(verdict.kind, tuple(verdict.ranks)) for verdict in others}
     return [verdict for verdict in some if (verdict.kind, tuple(verdict.ranks)) not in known]

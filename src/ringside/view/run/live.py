@@ -112,6 +112,7 @@ class RunFollower:
         """
         found = [self._read_event(event) for event in events]
         for record in records:  # the collector writes a step's records together
+            # The first record of a newer step closes the one before, whoever is missing from it.
             if record.step > self.step:
                 self._complete()
                 self.step = record.step
@@ -352,6 +353,7 @@ class LiveRun:
         self.events, self.ended, self.behind = [], False, False
         self.version += 1
         ranks = info.world_size if info is not None else 0
+        # Fewer steps of many ranks: memory is bounded by cells, whatever the job.
         kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), FEW)
         self._values = np.full((len(FIELDS), kept, ranks), np.nan, dtype=np.float32)
         self._steps = np.full(kept, -1, dtype=np.int64)
@@ -364,6 +366,7 @@ class LiveRun:
         kept, ranks = len(self._steps), self.ranks
         for record in records:
             slot, step = record.step % kept, record.step
+            # A slot that a newer step holds stays: late records of old steps are void.
             if not 0 <= record.rank < ranks or not self._steps[slot] <= step < MOST_STEPS:
                 continue
             if self._steps[slot] != step:
@@ -373,6 +376,7 @@ class LiveRun:
             self._newest[record.rank] = max(self._newest[record.rank], step)
 
     def _order(self) -> NDArray[np.intp]:
+        # Slots that were never used hold step -1.
         order = np.argsort(self._steps, kind="stable")
         return order[self._steps[order] >= 0]
 
@@ -397,6 +401,7 @@ def _excess(own: Floats32) -> NDArray[np.float64]:
         return excess
     ordered = np.sort(own[known])
     for rank in np.flatnonzero(known):
+        # The median of the others: this rank's own value is taken out of the sorted ones.
         others = np.delete(ordered, int(np.searchsorted(ordered, own[rank])))
         excess[rank] = own[rank] / np.median(others) - 1.0
     return excess

@@ -115,6 +115,7 @@ class Run:
         steps, ranks = np.meshgrid(self.steps, np.arange(self.ranks), indexing="ij")
         columns = {"step": steps.ravel(), "rank": ranks.ravel()}
         frame = pandas.DataFrame({**columns, **{name: self._table[name].ravel() for name in FIELDS}})
+        # Steps that a rank did not record are no rows.
         return frame[~frame["own_seconds"].isna()].reset_index(drop=True)
 
     def __repr__(self) -> str:

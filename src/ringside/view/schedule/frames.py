@@ -121,16 +121,17 @@ class ScheduleFrames:
     def members(self) -> tuple[tuple[int, ...], ...]:
         """The chunks of every part, ascending."""
         s = self.schedule
-        ways: list[list[object]] = [[] for _ in range(s.chunks)]
+        histories: list[list[object]] = [[] for _ in range(s.chunks)]
         for table in (s.collective.holds(s.ranks, s.chunks), s.collective.wants(s.ranks, s.chunks)):
             for chunk in range(s.chunks):
-                ways[chunk].append(table[:, chunk].tobytes())
+                histories[chunk].append(table[:, chunk].tobytes())
+        # A chunk's whole history is its key: those with the same one are drawn as one part.
         for k, step in enumerate(self.steps):
             for src, dst, chunk, reducing in step:
-                ways[chunk].append((k, src, dst, reducing))
+                histories[chunk].append((k, src, dst, reducing))
         alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for chunk, way in enumerate(ways):
-            alike[tuple(way)].append(chunk)
+        for chunk, history in enumerate(histories):
+            alike[tuple(history)].append(chunk)
         return tuple(tuple(chunks) for chunks in alike.values())
 
     @cached_property
@@ -175,6 +176,7 @@ class ScheduleFrames:
         s, parts = self.schedule, len(self.members)
         if parts <= MOST_RANKS or len(self.steps) == 0:
             return (tuple(range(parts)),) * s.vertices
+        # What a vertex starts with, must end with, or ever receives.
         touched = self.required.copy()
         touched[: s.ranks] |= self.holders
         for k in range(s.rounds):

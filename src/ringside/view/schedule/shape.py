@@ -118,6 +118,7 @@ def _neighbours(edges: Iterable[Edge]) -> dict[int, list[int]]:
 
 def _cycle(arcs: set[Edge], n: int) -> tuple[int, ...]:
     """Return the ranks around the ring that the arcs are, from rank 0 on; () if they are none."""
+    # Every rank has one successor; from rank 0 on they must lead through all and back.
     following = dict(arcs)
     if n < 3 or len(arcs) != n or len(following) != n:
         return ()
@@ -135,6 +136,7 @@ def _path(edges: set[Edge], n: int) -> tuple[int, ...]:
         return ()
     order = [min(ends)]
     while len(order) < n:
+        # On a line only one neighbour is not where one came from.
         ahead = [rank for rank in near[order[-1]] if rank not in order[-2:]]
         if not ahead:
             return ()
@@ -172,6 +174,7 @@ def _rooted(edges: frozenset[Edge], root: int | None, parts: list[int], n: int) 
         rank = row.pop()
         for other in near[rank]:
             if other != parent.get(rank):
+                # Reached twice: no tree.
                 if other in parent or other == root:
                     return None
                 parent[other] = rank

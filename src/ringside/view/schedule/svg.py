@@ -70,6 +70,7 @@ def sheet_svg(frames: Sequence[Frame], layout: GraphLayout, title: str, left_out
         left_out: How many further rounds there are.
     """
     _, _, wide, high = layout.box
+    # As wide as one and a half times its height, at most four side by side.
     columns = max(1, min(len(frames), 4, round((len(frames) * high / wide * 1.5) ** 0.5)))
     scale = 300 / max(wide, high * 0.7)
     across, down = wide * scale + 24, high * scale + 34

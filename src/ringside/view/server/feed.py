@@ -142,6 +142,7 @@ class PageFeed:
         following = self._live.following
         changed = self._live.poll()
         with self._guard:
+            # Another run began in the directory: everything starts anew.
             if self._live.following is not following:
                 self._begin()
             if changed:
@@ -174,6 +175,7 @@ class PageFeed:
             return
         self._settled = {}
         with contextlib.suppress(RingsideError, OSError):
+            # Very large runs keep the summary that was written at their end, if there is one.
             if (self.path / STEPS).stat().st_size <= JUDGED_BYTES:
                 self._settled, _ = assess_run(RunReader(self.path))
             else:

@@ -147,6 +147,7 @@ def _query_fields(scope: Scope) -> dict[str, str]:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
+            # What the application set itself stays.
             given = {name.lower() for name, _ in message["headers"]}
             more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in given]
             message = {**message, "headers": [*message["headers"], *more]}
@@ -250,6 +251,7 @@ def _command(process: Path) -> str:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return "gone by now"
+    # What follows an option that is called token is a secret.
     text = " ".join(word if "token" not in before else "..." for before, word in zip(["", *words], words, strict=False))
     text = "".join(character if character.isprintable() else "?" for character in text).strip()
     return text if len(text) <= COMMAND_CHARACTERS else text[: COMMAND_CHARACTERS - 1] + "…"

@@ -178,6 +178,7 @@ def _own_lines(own: Floats32) -> tuple[dict[str, Floats32], NDArray[np.uint8], N
     known = np.isfinite(own)
     full = known.any(axis=1)
     quantiles = np.full((4, rows), np.nan, dtype=np.float32)
+    # Rows without a gap need no nanquantile, which is the slower one.
     whole = known.all(axis=1) & full
     for chosen, find in ((whole, np.quantile), (full & ~whole, np.nanquantile)):
         if chosen.any():
@@ -185,6 +186,7 @@ def _own_lines(own: Floats32) -> tuple[dict[str, Floats32], NDArray[np.uint8], N
     worst = np.where(full, np.argmax(np.where(known, own, -1.0), axis=1) if ranks else -1, -1).astype(np.int32)
     with np.errstate(invalid="ignore", divide="ignore"):
         excess = np.clip(own / quantiles[1][:, None] - 1.0, 0.0, 1.0)
+    # The root spends the 254 codes on small differences; 0 means unknown.
     late = np.where(np.isfinite(excess), 1 + np.rint(254 * np.sqrt(np.nan_to_num(excess))), 0).astype(np.uint8)
     return dict(zip(("own_low", "own", "own_high", "own_most"), quantiles, strict=True)), late, worst
 

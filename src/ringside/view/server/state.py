@@ -112,6 +112,7 @@ def topology(algorithm: str, ranks: int) -> dict[str, Any] | None:
         edges.update((min(pair), max(pair)) for pair in pairs if max(pair) < ranks)
         if len(edges) > MOST_EDGES:
             return None
+    # All with all: a picture of it would be a black disc.
     if len(edges) == ranks * (ranks - 1) // 2 and ranks > 3:
         return None
     return {"edges": sorted(edges), "tree": ranks > 2 and len(edges) == ranks - 1}
@@ -173,6 +174,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     step, exposed, sync, wait = (
         live.following.median(f"{name}_seconds") for name in ("step", "exposed", "sync", "wait")
     )
+    # Communication that backward computation hid.
     hidden = max(1.0 - exposed / sync, 0.0) if sync > 0 else math.nan
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
     each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a price"

@@ -108,6 +108,7 @@ def fit_columns(snapshot: Snapshot, width: int) -> Columns:
         "rank": max(len(str(max(len(snapshot.ranks) - 1, 0))), 4) + 1, "excess": EXCESS, "own": TIME,
         "verdict": min(verdict, 24) + 2 if verdict else 0, "wait": TIME, "wire": TIME, "host": host,
     }  # fmt: skip
+    # In the order of importance: the first that does not fit is left out, and so on.
     room = width
     for name, size in sizes.items():
         sizes[name] = size if size <= room else 0
@@ -175,6 +176,7 @@ class Sparks:
         self._means = _means(steps, values, cells)
         known = self._means[np.isfinite(self._means)]
         self._low = float(known.min()) if known.size else 0.0
+        # Single hiccups do not press all others flat.
         high = float(np.quantile(known, 0.995)) if known.size else 0.0
         self._scale = (len(SPARKS) - 1) / max(high - self._low, LEAST_SPREAD * self._low, 1e-9)
 
@@ -196,6 +198,7 @@ def _means(steps: NDArray[np.int64], own: NDArray[np.floating[Any]], cells: int)
     """
     if not len(steps) or cells <= 0:
         return np.empty((0, own.shape[1]))
+    # Training steps per group, so that all of them fit the cells.
     each = (int(steps[-1]) - int(steps[0])) // cells + 1
     groups = steps // each
     _, starts = np.unique(groups, return_index=True)
@@ -294,6 +297,7 @@ class RankTable(Widget, can_focus=True):
             self._drawn = drawn
             self.refresh()
             return
+        # Over a slow ssh line every line that is not sent counts.
         changed = [y for y, (new, old) in enumerate(zip(drawn, self._drawn, strict=True)) if new != old]
         self._drawn = drawn
         if changed:

@@ -77,6 +77,7 @@ def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
         words, style = _no_verdict(snapshot)
         return _join(_paragraph("● ", words, width, style, lines=max(height, 1)), height)
     first, *others = snapshot.verdicts
+    # The first verdict needs four lines at least; further ones have a line each, three at most.
     below = min(len(others), max(height - 4, 0), 3)
     lines = verdict_lines(first, width, lines_each=2 if height - below >= 7 else 1)[: max(height - below, 1)]
     for verdict in others[:below]:
@@ -197,6 +198,7 @@ def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
 
 
 def _vitals(records: Sequence[StepRecord], width: int) -> list[Text]:
+    # Only some records carry vitals: the newest that does.
     found = next((record for record in reversed(records) if record.vitals is not None), None)
     if found is None or found.vitals is None:
         return []
