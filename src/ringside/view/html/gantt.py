@@ -23,7 +23,7 @@ LANE = 20.0  # height of a lane in the drawing's own coordinates
 LEAST = UNITS / 1500  # what is closer together than this is drawn as one piece
 TICKS = 4
 LEGEND = (
-    ("lateness", "own work, longer than the shortest rank's"),
+    ("lateness", Markup("own work, longer than the shortest rank's")),
     ("sending", "sending"),
     ("taking", "being sent to, latency included"),
     ("critical", "critical path"),
