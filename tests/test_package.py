@@ -78,12 +78,12 @@ ENTRANCES = {
         "summary verdict vitals.gpu vitals.process watchers"
     ),
     "predict": (
-        "band laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan "
-        "plan.ranking plan.simulated_band score.score simulation.simulate simulation.timeline tables tables.table "
+        "band laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
+        "plan.simulated_band score.score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if.price what_if.step what_if.what_if"
     ),
     "pytorch": "fsdp isolation job_probe process_group.creation recording.parameter_digests recording.session",
-    "schedule": "algorithms.doubling algorithms.ring combine schedule",
+    "schedule": "algorithms.doubling algorithms.ring combine",
     "survive": "",
     "view": (
         "export.markdown export.perfetto export.prometheus findings_text html.doctor html.plan html.run_report "

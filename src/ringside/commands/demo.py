@@ -54,7 +54,7 @@ from ringside.files import append_to_file
 from ringside.launch.follow import Show, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
+from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
 
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     # What happened, and whether it is what was injected.
     right, outcome = reveal(fault, verdicts)
     console = open_console(stderr=args.json)
-    console.print(closing(summary, verdicts))
+    console.print(closing_summary(summary, verdicts))
     console.print()
     console.print(Text(outcome, style="bold green" if right else "bold yellow"))
     loss = summary.get("loss")
@@ -182,7 +182,9 @@ class _Show:
         self.run = run
         elapsed = time.monotonic() - self._began
         if self._live is not None:
-            self._live.update(Padding(picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1)), refresh=True)
+            self._live.update(
+                Padding(live_picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1)), refresh=True
+            )
             return
         for finding in found:
             self.line(f"● {verdict_line(finding)}")

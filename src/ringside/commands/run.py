@@ -42,7 +42,7 @@ from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERD
 from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing, open_console, verdict_line
+from ringside.view.terminal import closing_summary, open_console, verdict_line
 
 __all__ = ["FLAG", "keeper_command", "run_surviving"]
 
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     if concluded is not None:
         console = open_console(stderr=True)
         console.print()
-        console.print(closing(*concluded))
+        console.print(closing_summary(*concluded))
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
         # No record here: rank 0 runs on another host, or no rank trained a model.

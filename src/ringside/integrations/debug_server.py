@@ -14,7 +14,7 @@ from typing import Any
 from ringside.errors import UsageError
 from ringside.monitor.run.registry import running_runs
 from ringside.view.tui.rank_table import SortOrder
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import once_lines
 
 WIDTH = 140
@@ -71,7 +71,7 @@ class RingsidePage(DebugHandler):  # type: ignore[misc]
                 self._source = Local(found)
             if self._source is None:
                 return NOT_YET
-            return "\n".join(once_lines(look(self._source), SortOrder(), WIDTH))
+            return "\n".join(once_lines(take_snapshot(self._source), SortOrder(), WIDTH))
 
     def dump_filename(self) -> str:
         """Return what `enabled_dumps` calls it."""
