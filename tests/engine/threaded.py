@@ -30,7 +30,7 @@ class NoNative:
     def close(self):
         """Nobody needs it."""
 
-    def abandon(self):
+    def abort(self):
         """Nothing is under way."""
 
 
@@ -47,7 +47,7 @@ class NativeByThreads:
     def close(self):
         self._across.close()
 
-    def abandon(self):
+    def abort(self):
         self._across.close()
 
     def prepare(self, data, dtype, op, members):

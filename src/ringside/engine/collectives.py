@@ -40,7 +40,7 @@ class Collectives(Closeable):
         """Carry out a collective, here or in the background, and return what `result` gives."""
 
     @abstractmethod
-    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+    def execute(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Carry out a collective on the thread that calls, whatever is queued: for jobs given to `submit`."""
 
     # -------------------------------------------------------------------------------------------- new tensors
@@ -270,14 +270,14 @@ class Collectives(Closeable):
         """
         bounds = checked_bounds(bounds, self.size, flat.numel)
         call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, scale=scale, own_scale=own_scale)
-        self.carry(call, stamp_ns, True, storage)
+        self.execute(call, stamp_ns, True, storage)
 
     def all_gather_storage_(
         self, flat: Flat, storage: Storage | None, bounds: Sequence[int], *, stamp_ns: int = 0
     ) -> None:
         """`all_gather_` of a tensor in a shareable storage, on the thread that calls; see `reduce_scatter_storage_`."""
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        self.carry(CoreRequest("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
+        self.execute(CoreRequest("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
 
     # -------------------------------------------------------------------------------------------- inside
 

@@ -146,7 +146,7 @@ class NativeAllReduce(Protocol):
     def close(self) -> None:
         """Leave: nothing is under way here; peers that still need this rank hear of it."""
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """End what is under way, here and at the peers, as far as it can be ended; it may be on any thread."""
 
 
@@ -539,7 +539,9 @@ class HierarchicalEngine:
                 work.wait(_LAST_JOBS_S)
         explained = blame.explain(what, first, error, self.roster, self._timeout_s)
         self._broken = explained
-        if self._interruptible.heard and isinstance(error, Exception):  # Python's own KeyboardInterrupt was dropped
+        if self._interruptible.interrupted and isinstance(
+            error, Exception
+        ):  # Python's own KeyboardInterrupt was dropped
             raise KeyboardInterrupt from explained
         if explained is error or not isinstance(error, Exception):
             raise error
@@ -552,6 +554,6 @@ class HierarchicalEngine:
 
     def _end_the_rest(self) -> None:
         """End what is under way beside messages, so that nobody waits there for ranks that have given up."""
-        self.native.abandon()
+        self.native.abort()
         if self.local is not None:
-            self.local.abandon()
+            self.local.abort()

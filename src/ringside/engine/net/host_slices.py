@@ -43,14 +43,14 @@ class HostSlices:
         """
         flat = _flat(at, bounds, dtype)
         call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
-        self._communicator.carry(call, 0, True, storage)
+        self._communicator.execute(call, 0, True, storage)
 
     def reduce_lanes_into(
         self, to: int, at: int, bounds: Sequence[int], dtype: int, op: int, scale: float = 1.0
     ) -> None:
         """Write the fold of this rank's lane to another address; the elements stay; arguments as for `reduce_lanes`."""
         flat = _flat(at, bounds, dtype)
-        self._communicator.carry(
+        self._communicator.execute(
             CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=to, op=op, scale=scale), 0, True
         )
 
@@ -60,7 +60,7 @@ class HostSlices:
 
     def gather_lanes(self, at: int, bounds: Sequence[int], dtype: int, storage: Storage | None) -> None:
         """Give every rank of the host all lanes; arguments as for `reduce_lanes`."""
-        self._communicator.carry(
+        self._communicator.execute(
             CoreRequest("all_gather_", _flat(at, bounds, dtype), bounds[-1], bounds), 0, True, storage
         )
 
@@ -84,9 +84,9 @@ class HostSlices:
         """Return the local ranks that have not arrived where this one waits; may be asked on any thread."""
         return list(self._communicator.absent())
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Leave at once; the others of the host notice."""
-        self._communicator.abandon()
+        self._communicator.abort()
 
 
 def _flat(at: int, bounds: Sequence[int], dtype: int) -> Flat:

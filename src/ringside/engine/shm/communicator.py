@@ -302,7 +302,7 @@ class HostCommunicator(Collectives):
         """Return the ranks that have not arrived where this one waits; may be asked on any thread."""
         return list(self._core.absent())
 
-    def _let_go(self, finish_s: float) -> None:
+    def _release(self, finish_s: float) -> None:
         self._core.close()
         if self._background is not None:
             self._background.join()  # what still waited has been woken by now
@@ -380,7 +380,7 @@ class HostCommunicator(Collectives):
         """Carry out a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
 
         def job(stamp_ns: int = 0, background: bool = False) -> Any:
-            self.carry(call, stamp_ns, background)
+            self.execute(call, stamp_ns, background)
             call.flat.write_back()
             return result()
 
@@ -390,7 +390,7 @@ class HostCommunicator(Collectives):
         work = self.submit(lambda: job(stamp_ns, True))
         return work if async_op else work.wait()
 
-    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+    def execute(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Enter the core with a collective, on the thread that calls, whatever is queued.
 
         Args:

@@ -138,7 +138,7 @@ class GlooAllReduce:
         for group in list(self._groups.values()):
             close_connections(group)
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """End what is under way; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
         self._over = True
         for group in list(self._groups.values()):

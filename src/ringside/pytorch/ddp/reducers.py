@@ -382,7 +382,7 @@ class RingsideReducer:
         """Between hosts, let DDP wait, where Ctrl-C still ends what it waits for."""
         if self._interruptible is None or self._native.carries or not (self._left.is_heard and self._left.is_fine):
             return False
-        self._interruptible.begin()
+        self._interruptible.start()
         return True
 
     def share_buckets(self, model: DistributedDataParallel, backwards: Callable[[], int]) -> None:
@@ -393,7 +393,7 @@ class RingsideReducer:
     def _stop_listening(self) -> None:
         """Stop listening for Ctrl-C: DDP waits no longer, or has given up."""
         if self._interruptible is not None:
-            self._interruptible.end()
+            self._interruptible.stop()
 
     def wait(self) -> None:
         """Wait for the engine, and for the group where it carried something."""
@@ -460,9 +460,9 @@ class RingsideReducer:
         """Leave the communicator."""
         self._stop_listening()
         if at_once:
-            self._turns.leave(self.communicator.abandon, 0.0)
+            self._turns.close(self.communicator.abort, 0.0)
         else:
-            self._turns.leave(self.communicator.close, FINISH_S)
+            self._turns.close(self.communicator.close, FINISH_S)
 
 
 def _complete(future: Future[torch.Tensor], buffer: torch.Tensor) -> None:
@@ -477,5 +477,5 @@ def _leave(
 ) -> None:
     """Leave the communicator of a carrier that is forgotten."""
     if listening is not None:
-        listening.end()
-    turns.leave(communicator.close, FINISH_S)
+        listening.stop()
+    turns.close(communicator.close, FINISH_S)
