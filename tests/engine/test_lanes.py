@@ -211,7 +211,7 @@ def storages(sealed: bool) -> list[str]:
                 assert x[:3].tolist() == [comm.rank] * 3
                 assert (x[3:] == (sum(range(comm.size)) * 0.5 if comm.rank == 0 else comm.rank)).all()
                 comm.reduce_scatter_storage_(flat, None, [0] + [count] * comm.size)
-                comm.memory.retire(storage.inode)
+                comm.memory.unregister(storage.inode)
                 comm.barrier()
                 del x, flat
             os.close(fd)

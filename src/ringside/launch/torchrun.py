@@ -250,7 +250,7 @@ class Launch:
 
     def _look(self) -> None:
         while self._child.returncode is None:
-            self._watch.look(LOOK_S)
+            self._watch.poll(LOOK_S)
         self._watch.close()
 
     def _read(self, sink: Callable[[str], None]) -> None:

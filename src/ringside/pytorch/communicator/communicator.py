@@ -262,7 +262,7 @@ class Communicator(Collectives):
         Returns:
             The group's communicator (of one rank, if nobody else gave this color), or None without a color.
         """
-        rows = self.all_gather(np.array([groups.request(color, key, self.rank)], dtype=np.int64))
+        rows = self.all_gather(np.array([groups.encode_request(color, key, self.rank)], dtype=np.int64))
         number = next(self._splits)
         if color is None:
             return None

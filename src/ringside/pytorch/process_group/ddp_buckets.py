@@ -55,4 +55,4 @@ class SharedBuckets:
         """Let go of storages that are gone."""
         for inode in [inode for inode, weak in self._alive.items() if weak.expired()]:
             del self._alive[inode]
-            self._communicator.memory.retire(inode)
+            self._communicator.memory.unregister(inode)
