@@ -1,4 +1,4 @@
-"""Messages between threads of one process: the transport of tests, and the plainest statement of what one must do."""
+"""Messages between threads of one process: the transport of tests, and the simplest that meets the protocol."""
 
 from __future__ import annotations
 
@@ -140,19 +140,19 @@ class Threads:
         half = self.board.post(peer, self.rank, into, receiving=True, order=self.order)
         return _Message(self.board, self.rank, peer, half)
 
-    def beside(self) -> Threads:
+    def open_channel(self) -> Threads:
         """Return messages with an order of their own."""
         self.orders += 1
         return Threads(self.board, self.rank, order=self.orders - 1)
 
     def fail(self, cause: LinkFailure) -> LinkFailure:
-        """Give up."""
+        """Abort."""
         cause = self.board.fail(cause)
         self.on_failure()
         return cause
 
     def close(self, *, patience_s: float = 5.0) -> None:
-        """Leave; whoever still waits for this vertex hears of it."""
+        """Leave; a wait for this vertex fails."""
         self.board.leave(self.rank)
 
     def describe(self) -> dict[str, Any]:
