@@ -22,7 +22,7 @@ from ringside.engine.tuner.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_
 from ringside.engine.tuner.explain import Explanation
 from ringside.engine.tuner.selector import PROBE_S, Tuner
 from ringside.engine.tuner.table import LADDER, Timings, TimingTable, candidates, make_table, predicted_at, priced
-from ringside.engine.tuner.timing import First, Race, StartupTiming, best_at
+from ringside.engine.tuner.timing import Race, Rank0Broadcast, StartupTiming, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
 
@@ -197,7 +197,7 @@ def test_of_ranks_that_are_alone_on_their_hosts_so_many_are_timed(size: int, cou
 
 def test_what_is_timed_depends_on_what_time_is_left():
     def job(across):
-        measuring = StartupTiming(across.roster, First(across), Prober(across), lambda: 10.0)
+        measuring = StartupTiming(across.roster, Rank0Broadcast(across), Prober(across), lambda: 10.0)
         measuring.prices = priced(candidates(cluster()), cluster())
         names = ["native", "ring", "direct", "chain", "tree"]
         new = Race(MB, names, frozenset())
