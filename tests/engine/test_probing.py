@@ -20,7 +20,7 @@ from ringside.engine.probe.links import (
     slow_links,
     slowest_of_ring,
 )
-from ringside.engine.probe.prober import Effort, Probe, Prober, without_doubt
+from ringside.engine.probe.prober import Effort, Probe, Prober, remeasure_slow_links
 from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
 from ringside.engine.probe.schedules import rate_together
 from ringside.engine.settings import usable_cores
@@ -132,7 +132,7 @@ def looked_again(across, first, timings, clock=None):
     calls = []
     real = prober.bulk_rate
     prober.bulk_rate = lambda link, known: calls.append(link) or real(link, known)
-    return without_doubt(prober, first, np.full_like(first, 100e6)), calls
+    return remeasure_slow_links(prober, first, np.full_like(first, 100e6)), calls
 
 
 def test_only_links_that_are_plainly_slow_stay_so():

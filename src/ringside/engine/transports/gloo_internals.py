@@ -35,7 +35,14 @@ class Connections:
 
     def some_closed(self) -> bool:
         """Return whether any has been closed in this process since this was true: Gloo closes what is broken."""
-        closed = {(fd, inode) for fd, inode in self._sockets if not _is_open(fd, inode)}
+        closed = set()
+        for fd, inode in self._sockets:
+            try:
+                is_open = os.fstat(fd).st_ino == inode  # or the descriptor is another file's now
+            except OSError:
+                is_open = False
+            if not is_open:
+                closed.add((fd, inode))
         self._sockets -= closed
         return bool(closed)
 
@@ -88,13 +95,6 @@ def breakage(group: Any, peer: int) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
-
-
-def _is_open(fd: int, inode: int) -> bool:
-    try:
-        return os.fstat(fd).st_ino == inode
-    except OSError:
-        return False
 
 
 def _sockets() -> set[tuple[int, int]]:

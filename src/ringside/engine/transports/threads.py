@@ -28,6 +28,7 @@ class _Mailbox:
     places: deque[_Half] = field(default_factory=deque)
 
     def match(self) -> None:
+        # The first message meets the first place, in the order of the calls.
         while self.messages and self.places:
             message, place = self.messages.popleft(), self.places.popleft()
             place.memory[: len(message.memory)] = message.memory
@@ -82,7 +83,7 @@ class Switchboard:
     def fail(self, cause: LinkFailure) -> LinkFailure:
         """End everything that has not arrived; the first cause counts."""
         with self._guard:
-            if self.cause is None:
+            if self.cause is None:  # a vertex that aborts because another left names that one
                 self.cause = LinkFailure("left", self.gone[0]) if self.gone and cause.kind == "left" else cause
             for box in self._boxes.values():
                 box.end()
