@@ -51,7 +51,7 @@ def slow_links(rates: Floats) -> list[MeasuredSlowLink]:
     """
     n = len(rates)
     known = np.isfinite(rates) & (rates > 0) & ~np.eye(n, dtype=np.bool_)
-    pairs = ((pair, usual_beside(rates, pair)) for pair in doubted(rates))
+    pairs = ((pair, median_beside(rates, pair)) for pair in suspect_links(rates))
     found = [MeasuredSlowLink(*pair, float(rates[pair]), usual) for pair, usual in pairs]
     # Name a vertex once instead of all of its links; two slow links of three vertices' could be either's fault.
     slow = {(link.src, link.dst) for link in found}
@@ -65,14 +65,14 @@ def slow_links(rates: Floats) -> list[MeasuredSlowLink]:
     return sorted(found, key=lambda link: link.share)
 
 
-def doubted(rates: Floats) -> list[tuple[int, int]]:
+def suspect_links(rates: Floats) -> list[tuple[int, int]]:
     """Return (sender, receiver) of every link whose rate is under half of what is usual beside it."""
     known = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
     pairs = [(src, dst) for src, dst in np.argwhere(known).tolist()]
-    return [pair for pair in pairs if rates[pair] < SLOW * usual_beside(rates, pair)]
+    return [pair for pair in pairs if rates[pair] < SLOW * median_beside(rates, pair)]
 
 
-def usual_beside(rates: Floats, link: tuple[int, int]) -> float:
+def median_beside(rates: Floats, link: tuple[int, int]) -> float:
     """Return the median rate of all links but this one and, of three vertices or more, its reverse; 0: none."""
     others = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
     others[link] = False
@@ -81,7 +81,7 @@ def usual_beside(rates: Floats, link: tuple[int, int]) -> float:
     return float(np.median(rates[others])) if others.any() else 0.0
 
 
-def beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+def links_beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
     """Return the links that a doubted one is held against: they end where it ends and begin where it begins.
 
     What keeps a vertex busy slows all of its links at once. Where all of these are doubted too, it is any that is not.

@@ -33,16 +33,16 @@ from ringside.engine.net.reduction import fold
 from ringside.engine.probe.links import (
     SLOW,
     MeasuredSlowLink,
-    beside,
     best_ring_order,
-    doubted,
+    links_beside,
+    median_beside,
     plainly_slow,
     round_robin,
     slow_links,
     slowest_of_ring,
-    usual_beside,
+    suspect_links,
 )
-from ringside.engine.probe.schedules import everybody, one_way, probe_schedule, rate_of, rate_together, to_and_fro
+from ringside.engine.probe.schedules import all_pairs, one_way, ping_pong, probe_schedule, rate_of, rate_together
 from ringside.engine.settings import usable_cores
 
 __all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober", "remeasure_slow_links"]
@@ -64,12 +64,12 @@ def remeasure_slow_links(prober: Prober, upper: Floats, known: Floats) -> Floats
         upper: Bytes per second of each link, as it looked, float64 [n, n].
         known: A first idea of the same.
     """
-    suspects = doubted(upper) if prober.effort.again else []
+    suspects = suspect_links(upper) if prober.effort.again else []
     if not suspects:
         return upper
     # Each suspect is timed in turn with links beside it, so that both meet the machine in the same state.
     n, began = len(prober.vertices), prober.clock()
-    rows = [[link, *beside(link, suspects, n)] for link in suspects]
+    rows = [[link, *links_beside(link, suspects, n)] for link in suspects]
     turns: list[list[list[float]]] = []
     for turn in range(prober.effort.again):
         if turn >= _LEAST_AGAIN and prober.late(began, prober.effort.again_s):
@@ -82,7 +82,7 @@ def remeasure_slow_links(prober: Prober, upper: Floats, known: Floats) -> Floats
     for index, row in enumerate(rows):
         own, others = times[:, index, 0], times[:, index, 1 : len(row)].ravel()
         if not plainly_slow(own.tolist(), others.tolist()):
-            sure[row[0]] = max(float(np.percentile(own, 75)), SLOW * usual_beside(upper, row[0]))
+            sure[row[0]] = max(float(np.percentile(own, 75)), SLOW * median_beside(upper, row[0]))
     return sure
 
 
@@ -227,7 +227,7 @@ class Prober:
         found = np.zeros((3, n, n))
         for turn, pairs in enumerate(turns):
             late = turn > 0 and not self._in_time(0.5)
-            hops = self._run(to_and_fro(pairs, 3 if late else self.effort.pings), [PING_BYTES])
+            hops = self._run(ping_pong(pairs, 3 if late else self.effort.pings), [PING_BYTES])
             trips = np.diff([hop.last for hop in hops])
             for a, b in pairs:
                 if self._me == a and len(trips):
@@ -307,13 +307,13 @@ class Prober:
         off = ~np.eye(n, dtype=np.bool_)
         found = np.zeros((2, n))
         # Small messages from all to all: the time of a turn, by the last that came.
-        hops = self._run(everybody(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
+        hops = self._run(all_pairs(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
         ends = [max(hop.last for hop in hops if hop.round == k) for k in sorted({hop.round for hop in hops})]
         if len(ends) > 1:
             found[1, self._me] = float(np.median(np.diff(ends))) / n
         # Segments along all links that are not slow.
         fast = rates >= 0.5 * float(np.median(rates[off]))
-        turn = [(v, w, v) for v, w, _ in everybody(n, 1)[0] if fast[v, w]]
+        turn = [(v, w, v) for v, w, _ in all_pairs(n, 1)[0] if fast[v, w]]
         found[0, self._me] = rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
         together, per_message = self.total(found)
         # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.

@@ -127,11 +127,6 @@ _VALUE = object.__basicsize__  # where pybind11 keeps the C++ object's address i
 Abort = Callable[[int], object]
 
 
-def can_end_waits() -> bool:
-    """Return whether `end_wait` has any effect with this torch."""
-    return len(_aborts()) == len(_WORKS)
-
-
 def end_wait(work: Any) -> None:
     """Have a wait for a message, on another thread or a later one, return at once: `wait` is False then.
 

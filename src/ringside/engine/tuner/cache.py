@@ -55,7 +55,9 @@ def cache_path(key: Mapping[str, str], environ: Mapping[str, str]) -> Path:
     return Path(folder) / f"selection-{digest}.json"
 
 
-def load(path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int = logging.INFO) -> TimingTable | None:
+def load_table(
+    path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int = logging.INFO
+) -> TimingTable | None:
     """Return the table in a file, if it is one, is of this kind of job, and the links are as they were.
 
     Args:
@@ -70,7 +72,7 @@ def load(path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int
             name = min(name for name in {*table.key, *key} if table.key.get(name) != key.get(name))
             was, now = (side.get(name, "not known") for side in (table.key, key))
             raise UsageError(f"it is of another job: {name} was {was!r} and is {now!r}")
-        if not alike(CostNetwork.from_topology(table.topology), network):
+        if not are_alike(CostNetwork.from_topology(table.topology), network):
             raise UsageError("the links are other ones now")
     except FileNotFoundError:
         return None
@@ -80,7 +82,7 @@ def load(path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int
     return table
 
 
-def store(path: Path, table: TimingTable) -> None:
+def store_table(path: Path, table: TimingTable) -> None:
     """Write a table so that a reader sees the old one or the new one whole; a disk that refuses is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +91,7 @@ def store(path: Path, table: TimingTable) -> None:
         _log.warning("the selection table is not kept: %s", error)
 
 
-def alike(a: CostNetwork, b: CostNetwork) -> bool:
+def are_alike(a: CostNetwork, b: CostNetwork) -> bool:
     """Return whether the links of two networks are of the same kind: as fast in the middle, and the same ones slow.
 
     A probe of a busy machine is off by tens of per cent, for single links by more; what the ranking of choices hangs on

@@ -25,7 +25,7 @@ from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
-from ringside.engine.tuner.cache import Mode, cache_path, load, store
+from ringside.engine.tuner.cache import Mode, cache_path, load_table, store_table
 from ringside.engine.tuner.drift import DRIFT, DRIFT_SMALL, EVERY_NOTED, LARGE_BYTES, Drift
 from ringside.engine.tuner.explain import AlgorithmChange, Explanation, difference
 from ringside.engine.tuner.table import LADDER, Rank, TimingTable
@@ -189,7 +189,7 @@ class Tuner:
         kept = None
         if self._rank0.is_here and self._mode.read:
             level = logging.INFO if self._mode.path is None else logging.WARNING
-            kept = load(path, self.key, self.probe.network, level=level)
+            kept = load_table(path, self.key, self.probe.network, level=level)
             if kept is not None and tuple(rank.size_bytes for rank in kept.ranks) == LADDER:
                 self._startup.resume(kept)
         data = self._rank0.broadcast(kept.encode() if kept is not None else b"")
@@ -202,7 +202,7 @@ class Tuner:
                     "%s was not used and stays as it is: this run measures; move it away to keep its table", path
                 )
             elif self._rank0.is_here:
-                store(path, TimingTable.decode(data))
+                store_table(path, TimingTable.decode(data))
         self._path = path if kept is None and self._mode.path is None else None
         self.use(data)
         self._drift = Drift(self._bounds)
@@ -303,7 +303,7 @@ class Tuner:
             self._startup.timings.update({(name, rank.size_bytes): took_s for name, took_s in medians.items()})
             _log.info("all-reduces of about %.3g MB: %s", rank.size_bytes / 1e6, rank.why)
             if self._path is not None:
-                store(self._path, self.table)
+                store_table(self._path, self.table)
         if trials.speed_ratio > (DRIFT if size_bytes >= LARGE_BYTES else DRIFT_SMALL):
             self._due_bytes = size_bytes
             self.revise(f"the network changed while choices for {size_bytes / 1e6:.2g} MB were tried out")
