@@ -45,7 +45,7 @@ lint: $(READY) ## ruff, mypy --strict of the package, and whether tests, bench a
 
 bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 	@$(BIN)/ringside bench --peers gloo,mpi $(ARGS)
-	@$(BIN)/python bench/ddp_step.py
+	@$(BIN)/python -m bench.allreduce.ddp_step
 
 prove: $(READY) ## the kill matrix of exactly-once steps, each of its rules broken, and every state of small jobs
 	@$(BIN)/python -m ringside.survive.proof $(ARGS)

@@ -42,7 +42,7 @@ def main() -> None:
         accelerator.backward(loss)
         optimizer.step()
         losses.append(loss.item())
-        ringside.log(loss=losses[-1])  # optional: the loss goes into the record, too
+        ringside.log_step(loss=losses[-1])  # optional: the loss goes into the record, too
 
     attachment = attachment_of(model)
     if accelerator.is_main_process and attachment is not None and attachment.session is not None:

@@ -29,7 +29,7 @@ def train(options: dict[str, Any]) -> None:
         loss = nn.functional.cross_entropy(model(known[which] + 0.3 * torch.randn(16, 16)), which)
         loss.backward()
         optimizer.step()
-        ringside.log(loss=loss.item())  # optional: the loss goes into the record, too
+        ringside.log_step(loss=loss.item())  # optional: the loss goes into the record, too
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import ringside  # noqa: F401 - makes the backend known (torch finds it by itself since 2.5)
+from ringside.fsdp import SharedReduceScatter
 from ringside.pytorch import carried
-from ringside.pytorch.fsdp import SharedReduceScatter
 
 
 def main() -> None:

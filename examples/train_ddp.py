@@ -47,7 +47,7 @@ def main() -> None:
         optimizer.step()
         last = loss.item()
         first = last if step == 0 else first
-        ringside.log(loss=last)  # optional: the loss goes into the record, too
+        ringside.log_step(loss=last)  # optional: the loss goes into the record, too
 
     if dist.get_rank() == 0:
         print(f"loss {first:.3f} -> {last:.3f}")

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "launch": ["monitor", "view"],
     "monitor": [],
     "predict": ["schedule"],
-    "pytorch": ["_core", "autoload", "engine", "monitor", "schedule"],
+    "pytorch": ["_core", "autoload", "engine", "monitor", "schedule", "view"],
     "schedule": [],
     "survive": ["engine", "launch", "pytorch", "schedule"],
     "view": ["doctor", "monitor", "predict", "schedule"],
@@ -59,11 +59,11 @@ ENTRANCES = {
     "demo": "corpus reveal",
     "doctor": "examine files.progress findings kineto.straggler ringside_run",
     "engine": (
-        "algorithm buffers collectives cost.network dtypes failures net.collectives net.exchange.compression "
-        "net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run net.exchange.signature "
-        "net.hierarchical net.host_slices net.rank_map net.reduction probe.links probe.prober "
-        "probe.reachability request runtime.interrupts runtime.lifecycle runtime.queue runtime.worker "
-        "settings shm.communicator shm.log shm.memory shm.split transports.base transports.gloo "
+        "algorithm buffers collectives cost.network dtypes failures net.attribution net.collectives "
+        "net.exchange.compression net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
+        "net.exchange.signature net.exchange.types net.hierarchical net.host_slices net.rank_map net.reduction "
+        "probe.links probe.prober probe.reachability request runtime.interrupts runtime.lifecycle runtime.queue "
+        "runtime.worker settings shm.communicator shm.log shm.memory shm.split transports.base transports.gloo "
         "transports.gloo_all_reduce tuner.drift tuner.explain tuner.selector"
     ),
     "faults": "inject",
@@ -74,30 +74,25 @@ ENTRANCES = {
         "alerts.book alerts.counters alerts.live alerts.settings collector hang.attribution hang.detector "
         "hang.rank_state hang.verdict_text job.collectives job.questions links.sampler replicas "
         "run.algorithm_changes run.directory run.records run.registry run.table slow_rank.meters "
-        "slow_rank.verdict slow_rank.window_test stats step_clock.clock step_clock.device_events "
-        "step_clock.draft summary verdict vitals.gpu vitals.process watchers"
+        "slow_rank.verdict slow_rank.window_test stats step_clock.clock step_clock.device_events step_clock.draft "
+        "summary verdict vitals.gpu vitals.process watchers"
     ),
     "predict": (
         "band laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan "
-        "plan.ranking plan.simulated_band score.score simulation.simulate simulation.timeline tables "
-        "tables.table topology.files topology.topology what_if.price what_if.step what_if.what_if"
+        "plan.ranking plan.simulated_band score.score simulation.simulate simulation.timeline tables tables.table "
+        "topology.files topology.topology what_if.price what_if.step what_if.what_if"
     ),
-    "pytorch": "isolation job_probe process_group.creation recording.parameter_digests recording.session",
+    "pytorch": "fsdp isolation job_probe process_group.creation recording.parameter_digests recording.session",
     "schedule": "algorithms.doubling algorithms.ring combine schedule",
     "survive": "",
     "view": (
-        "export.markdown export.perfetto export.prometheus findings_text html.doctor html.plan "
-        "html.run_report html.score html.simulation html.what_if plan_text run.comparison run.live "
-        "run.recorded run.training_step schedule.drawing schedule.text server.app server.guard server.runs "
-        "terminal tui.app tui.console tui.rank_table tui.remote tui.source tui.text verdict_text what_if_text"
+        "export.markdown export.perfetto export.prometheus findings_text html.doctor html.plan html.run_report "
+        "html.score html.simulation html.what_if notebook plan_text run.comparison run.live run.recorded "
+        "run.training_step schedule.drawing schedule.text server.app server.guard server.runs terminal tui.app "
+        "tui.console tui.rank_table tui.remote tui.source tui.text verdict_text what_if_text"
     ),
 }
 """Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""
-ASKS_VIEWS = {
-    "ringside.monitor.summary": ["ringside.view.html.run_report"],
-    "ringside.monitor.alerts.live": ["ringside.view.export.prometheus"],
-}
-"""While a run ends its page is asked for, and while it lasts its figures."""
 IMPORT_TORCH = [
     "ringside.bench.peers",
     "ringside.demo",
@@ -124,6 +119,7 @@ def package_of(name):
 
 def test_public_names():
     assert sorted(ringside.__all__) == [
+        "Attachment",
         "ClosedError",
         "Communicator",
         "DeadlineError",
@@ -135,9 +131,11 @@ def test_public_names():
         "SyncError",
         "UnsupportedError",
         "UsageError",
+        "Verdict",
+        "Work",
         "attach",
         "init",
-        "log",
+        "log_step",
         "survive",
     ]
     assert all(getattr(ringside, name) is not None for name in ringside.__all__)
@@ -160,7 +158,7 @@ def test_arrows_point_one_way(package):
         f"{name} imports {found}"
         for name, path in seen.items()
         for found in imports_of(name, path)
-        if package_of(found) and not is_in(found, [*allowed, *ASKS_VIEWS.get(name, ())])
+        if package_of(found) and not is_in(found, allowed)
     }
     assert not wrong, wrong
     assert len(seen) >= 2, f"where have the modules of {package} gone?"
@@ -201,12 +199,6 @@ def own_list(path):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value))
     return None
-
-
-def test_where_the_monitor_asks_a_view_it_still_does():
-    """The excuses of the arrows: none that is no longer needed."""
-    for name, views in ASKS_VIEWS.items():
-        assert set(views) == {found for found in imports_of(name, modules()[name]) if package_of(found) == "view"}
 
 
 def test_schedules_import_nothing_of_ours_but_errors():

@@ -26,7 +26,7 @@ SOURCES = {
 }
 
 STAY = {
-    ("bench/survive_workers.py", "_driver"): "what a step's time went to, and where to be killed: of no use to users",
+    ("bench/survive/workers.py", "_driver"): "what a step's time went to, and where to be killed: of no use to users",
     ("tests/engine/test_message_rounds.py", "_reach"): "when a round is entered: it shows in no result",
     ("tests/engine/test_message_rounds.py", "_send"): "what is known when a message leaves: it shows in no result",
     ("tests/engine/test_turns.py", "_guard"): "what must hold while another thread, or a finalizer, is inside it",

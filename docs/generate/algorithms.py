@@ -77,10 +77,6 @@ def _largest_host(n: int) -> int:
     return max(host_sizes(n))
 
 
-def _tree_children(n: int) -> int:
-    return 2 if n > 3 else 1
-
-
 def _hierarchical_bytes(n: int) -> Fraction:
     """Add 2(g-1)/g inside a host of g ranks and a ring's 2(h-1)/h between h hosts, over the g-th part of the tensor."""
     everybody = len(host_sizes(n)) * _largest_host(n)
@@ -130,7 +126,7 @@ ENTRIES: dict[str, Entry] = {
     "tree": Entry(
         Law("2⌈log2 n⌉", lambda n: 2 * ceil(log2(n))),
         Law("3 S (n > 3), 2 S (n = 3), S (n = 2)", lambda n: min(n - 1, 3)),
-        Law("2 (1 for n ≤ 3)", _tree_children),
+        Law("2 (1 for n ≤ 3)", lambda n: 2 if n > 3 else 1),
         _SAME,
         "small tensors on many ranks; pipelined, middle ones",
     ),
@@ -193,7 +189,12 @@ def guide() -> str:
     parts = [_HEAD, _overview(ALGORITHMS, 8), "## All-reduce\n"]
     parts += [_section(name, make) for name, make in ALGORITHMS.items()]
     parts += ["## Other collectives\n", _COLLECTIVES, _overview(COLLECTIVES, 8)]
-    parts += [_short_section(name) for name in COLLECTIVES]
+    for name in COLLECTIVES:
+        entry = ENTRIES[name]
+        parts.append(
+            f"- **{name}**: {entry.rounds.text} {'round' if entry.rounds is _ONE else 'rounds'}; busiest rank "
+            f"{entry.sent.text}; ports {entry.ports.text}. For {entry.wins}."
+        )
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -236,16 +237,17 @@ def _overview(makes: dict[str, Make], n: int) -> str:
 
 
 def _cells(audit: Audit) -> str:
+    """Return what is counted of a schedule, as the cells of a row."""
     traffic = audit.traffic
     moved = (audit.max_bytes_sent, audit.max_bytes_received, traffic.busiest_link_bytes)
     if audit.collective.name == "barrier":
         moved = (Fraction(0),) * 3  # its chunk is empty
-    figures = [str(audit.rounds), str(audit.max_ports), *(_tensors(x) for x in moved)]
+    figures = [
+        str(audit.rounds),
+        str(audit.max_ports),
+        *("0" if not x else f"{'' if x == 1 else f'{x} '}S" for x in moved),
+    ]
     return " | ".join([*figures, "yes" if audit.canonical else "no"])
-
-
-def _tensors(x: Fraction) -> str:
-    return "0" if not x else f"{'' if x == 1 else f'{x} '}S"
 
 
 def _section(name: str, make: Make) -> str:
@@ -253,6 +255,12 @@ def _section(name: str, make: Make) -> str:
     about = inspect.getdoc(hierarchical if name == "hierarchical" else make) or ""
     title, _, text = about.partition("\n\nReturn ")[0].partition("\n\n")
     audits = [verify(make(n)) for n in SAMPLES]
+    total = "canonical"
+    if not all(audit.canonical for audit in audits):
+        four = next(audit for audit in audits if audit.ranks == 4)
+        first, last = four.expression(0), four.expression(four.chunks - 1)
+        several = "" if first == last else f" in the first chunk and `{last}` in the last"
+        total = f"not canonical; with 4 ranks `{first}`{several}"
     lines = [
         f"### {name}\n",
         f"{title}\n",
@@ -261,7 +269,7 @@ def _section(name: str, make: Make) -> str:
         f"- **Busiest rank:** {entry.sent.text}",
         f"- **Ports:** {entry.ports.text}",
         f"- **Off powers of two:** {entry.odd}",
-        f"- **Sum:** {_sum(audits)}",
+        f"- **Sum:** {total}",
         f"- **Take it for:** {entry.wins}\n",
         "| n | rounds | ports | sent | received | link | canonical |",
         "|---" * 7 + "|",
@@ -269,23 +277,6 @@ def _section(name: str, make: Make) -> str:
         "",
     ]
     return "\n".join(line for line in lines if line or line is lines[-1])
-
-
-def _sum(audits: list[Audit]) -> str:
-    if all(audit.canonical for audit in audits):
-        return "canonical"
-    four = next(audit for audit in audits if audit.ranks == 4)
-    first, last = four.expression(0), four.expression(four.chunks - 1)
-    several = "" if first == last else f" in the first chunk and `{last}` in the last"
-    return f"not canonical; with 4 ranks `{first}`{several}"
-
-
-def _short_section(name: str) -> str:
-    entry = ENTRIES[name]
-    return (
-        f"- **{name}**: {entry.rounds.text} {'round' if entry.rounds is _ONE else 'rounds'}; busiest rank "
-        f"{entry.sent.text}; ports {entry.ports.text}. For {entry.wins}."
-    )
 
 
 if __name__ == "__main__":

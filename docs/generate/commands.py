@@ -35,41 +35,28 @@ def handbook() -> str:
 
 
 def _section(parser: argparse.ArgumentParser, level: str = "##") -> Iterator[str]:
-    yield f"\n{level} {parser.prog}\n\n```text\n{_words(parser)}\n```\n"
-    rows = [_row(parser, action) for action in _arguments(parser)]
+    usage = f"usage: {parser.usage}\n\n" if parser.usage else ""
+    yield f"\n{level} {parser.prog}\n\n```text\n{usage}{(parser.description or '').strip()}\n```\n"
+    # The table lists neither the sub-commands, which follow, nor what the parser hides.
+    left_out = (argparse._SubParsersAction, argparse._HelpAction)
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, left_out) or action.help == argparse.SUPPRESS:
+            continue
+        # `-n, --ranks RANKS`, or the name of a positional argument.
+        value = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+        value = " ".join(value) if isinstance(value, tuple) else value
+        if action.nargs == 0:
+            value = ""
+        elif action.choices is not None:
+            value = "{" + ",".join(map(str, action.choices)) + "}"
+        name = f"{', '.join(action.option_strings)} {value}".strip()
+        text = parser._get_formatter()._expand_help(action) if action.help else ""
+        rows.append(f"| `{name}` | {text.replace('|', chr(92) + '|')} |")
     if rows:
         yield "\n".join(["\n| argument | |", "|---|---|", *rows, ""])
     for part in parts_of(parser).values():
         yield from _section(part, level + "#")
-
-
-def _words(parser: argparse.ArgumentParser) -> str:
-    usage = f"usage: {parser.usage}\n\n" if parser.usage else ""
-    return usage + (parser.description or "").strip()
-
-
-def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return what the table lists: not the sub-commands, nor what the parser hides."""
-    left_out = (argparse._SubParsersAction, argparse._HelpAction)
-    return [a for a in parser._actions if not isinstance(a, left_out) and a.help != argparse.SUPPRESS]
-
-
-def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    said = parser._get_formatter()._expand_help(action) if action.help else ""
-    return f"| `{_called(action)}` | {said.replace('|', chr(92) + '|')} |"
-
-
-def _called(action: argparse.Action) -> str:
-    """Return `-n, --ranks RANKS`, or the name of a positional argument."""
-    value = "" if action.nargs == 0 else _value(action)
-    return f"{', '.join(action.option_strings)} {value}".strip()
-
-
-def _value(action: argparse.Action) -> str:
-    if action.choices is not None:
-        return "{" + ",".join(map(str, action.choices)) + "}"
-    name = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
-    return " ".join(name) if isinstance(name, tuple) else name
 
 
 if __name__ == "__main__":

@@ -27,13 +27,17 @@ from ringside.errors import (
 
 if TYPE_CHECKING:
     from ringside import survive as survive
+    from ringside.engine import Work as Work
     from ringside.engine import init as init
+    from ringside.monitor import Verdict as Verdict
+    from ringside.pytorch import Attachment as Attachment
     from ringside.pytorch import attach as attach
-    from ringside.pytorch import log as log
+    from ringside.pytorch import log_step as log_step
     from ringside.pytorch.communicator.communicator import Communicator as Communicator
     from ringside.view.run.recorded import Run as Run
 
 __all__ = [
+    "Attachment",
     "ClosedError",
     "Communicator",
     "DeadlineError",
@@ -45,9 +49,11 @@ __all__ = [
     "SyncError",
     "UnsupportedError",
     "UsageError",
+    "Verdict",
+    "Work",
     "attach",
     "init",
-    "log",
+    "log_step",
     "survive",
 ]
 
@@ -56,7 +62,10 @@ _LAZY = {
     "Communicator": "ringside.pytorch.communicator.communicator",
     "Run": "ringside.view.run.recorded",
     "attach": "ringside.pytorch",
-    "log": "ringside.pytorch",
+    "log_step": "ringside.pytorch",
+    "Attachment": "ringside.pytorch",
+    "Verdict": "ringside.monitor",
+    "Work": "ringside.engine",
 }
 
 

@@ -1,6 +1,6 @@
-"""Starts every script in bench/ and prints what went wrong with it: JSON, by name.
+"""Starts every module of bench/ and prints what went wrong with it: JSON, by name.
 
-Scripts that take options are asked for `--help`, all others only imported. Each is started in a fork of one process: so
+Modules that take options are asked for `--help`, all others only imported. Each is started in a fork of one process: so
 torch is imported once, and nobody sees what another has imported.
 """
 
@@ -22,26 +22,34 @@ LIMIT_S = 30.0
 _MOST_TOLD = 8000
 
 
-def problem_with(script: Path) -> str:
-    """Start one script in this process; return what went wrong, empty where nothing did."""
-    takes_options = "ArgumentParser(" in script.read_text()
-    sys.path.insert(0, str(script.parent))
-    sys.argv = [str(script), "--help"]
+def name_of(path: Path) -> str:
+    """Return what `python -m` calls a module."""
+    return ".".join(path.relative_to(BENCH.parent).with_suffix("").parts).removesuffix(".__main__")
+
+
+def problem_with(path: Path) -> str:
+    """Start one module in this process; return what went wrong, empty where nothing did."""
+    name = name_of(path)
+    takes_options = "make_parser(" in path.read_text() and name != "bench.common"
+    sys.argv = [str(path), "--help"]
     written = io.StringIO()
     try:
         with contextlib.redirect_stdout(written):
-            runpy.run_path(str(script), run_name="__main__" if takes_options else script.stem)
+            if takes_options:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                importlib.import_module(name)
     except SystemExit as end:
-        helped = takes_options and not end.code and f"usage: {script.name}" in written.getvalue()
+        helped = takes_options and not end.code and f"usage: python -m {name}" in written.getvalue()
         return "" if helped else f"ended with {end.code!r}: {written.getvalue()}"
     except BaseException:
         return traceback.format_exc()
     return "went on after --help" if takes_options else ""
 
 
-def answer(script: Path, answers: SimpleQueue[str]) -> None:
-    """Put the problem with a script into a queue."""
-    answers.put(problem_with(script)[-_MOST_TOLD:])  # more than a pipe holds would wait for a reader
+def answer(path: Path, answers: SimpleQueue[str]) -> None:
+    """Put the problem with a module into a queue."""
+    answers.put(problem_with(path)[-_MOST_TOLD:])  # more than a pipe holds would wait for a reader
 
 
 def main() -> None:
@@ -51,15 +59,15 @@ def main() -> None:
 
     context = multiprocessing.get_context("fork")
     found: dict[str, str] = {}
-    for script in sorted(BENCH.glob("*.py")):
+    for path in sorted(BENCH.rglob("*.py")):
         answers: SimpleQueue[str] = context.SimpleQueue()
-        child = context.Process(target=answer, args=(script, answers))
+        child = context.Process(target=answer, args=(path, answers))
         child.start()
         child.join(LIMIT_S)
         if child.exitcode is None:
             child.kill()
             child.join()
-        found[script.name] = answers.get() if not answers.empty() else f"ended with status {child.exitcode}"
+        found[name_of(path)] = answers.get() if not answers.empty() else f"ended with status {child.exitcode}"
     print(json.dumps(found))
 
 

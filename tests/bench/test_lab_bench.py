@@ -1,18 +1,14 @@
-"""What bench/lab.py reads off schedules, and its verdicts; no lab is needed."""
+"""What bench/lab/ reads off schedules, and its verdicts; no lab is needed."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from lab_fluid import fair, shared_bytes
-from lab_jobs import Case, Turn, Turns
-from lab_law import (
+from bench.lab.expected import (
     SEGMENT_BYTES,
     busiest,
     chain,
@@ -24,8 +20,10 @@ from lab_law import (
     played_bytes,
     schedule_of,
 )
-from lab_report import Floor, Section, filled, size_words, verdict
-from lab_selection import floors_of, median_interval, row_of, starts_of
+from bench.lab.jobs import Case, Turn, Turns
+from bench.lab.ordered_play import fair, shared_bytes
+from bench.lab.report import Floor, Section, filled, size_words, verdict
+from bench.lab.tuner import floors_of, median_interval, row_of, starts_of
 
 from ringside.schedule import ALGORITHMS
 

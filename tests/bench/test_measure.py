@@ -216,11 +216,11 @@ def test_numbers_differ_as_much_as_their_sum_stays_exact(dtype: str) -> None:
         (64, "sum", max(1, min(16, most // 64))),
         (200, "sum", None),
     ):
-        numbers = check.numbers(0, ranks, dtype, op)
+        numbers = check.whole_numbers(0, ranks, dtype, op)
         assert numbers.min() == 1
         assert numbers.max() == (top or max(1, min(16, most // 200)))
-    assert set(check.numbers(0, 64, dtype, "prod")) == {1, 2}
-    assert np.mean(check.numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
+    assert set(check.whole_numbers(0, 64, dtype, "prod")) == {1, 2}
+    assert np.mean(check.whole_numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
 
 
 def test_a_mean_of_whole_numbers_is_cut_and_one_of_others_is_not() -> None:
@@ -297,7 +297,7 @@ class Child:
 
 def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
     children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
-    launch.end(children)
+    launch.end_ranks(children)
     assert [child.told for child in children] == [
         ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
     ]  # fmt: skip
@@ -310,11 +310,11 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
     seen: list[Any] = []
     reader: Any = SimpleNamespace(read=lambda: [WorkerHello(len(seen))])
     reports: Any = [[], []]
-    launch.follow([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
+    launch.follow_ranks([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
     assert [rank for rank, _ in seen] == [0, 1] * 2
     assert [len(report) for report in reports] == [2, 2]
     assert now[0] == pytest.approx(100.1)
-    launch.follow([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
+    launch.follow_ranks([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
     assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
 
 
@@ -325,7 +325,7 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
             monkeypatch.setenv("OMP_NUM_THREADS", given)
         with (tmp_path / "log").open("wb") as log:
             script = "echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$; echo $$ >&2"
-            child = launch.start(["sh", "-c", script], {"RANK": "7"}, log.fileno())
+            child = launch.start_rank(["sh", "-c", script], {"RANK": "7"}, log.fileno())
         assert child.wait(60) == 0
         told, session, pid = (tmp_path / "log").read_text().splitlines()
         assert (told, int(session)) == (expected, int(pid))
@@ -335,7 +335,7 @@ def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.Monke
     asked = BenchPlan(key="test", ranks=3, sizes_bytes=(4,), peers=("gloo", "mpi"))
     for user, flags in ((0, ["--allow-run-as-root"]), (1000, [])):
         monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
-        ((command, environ),) = launch.commands(asked, tmp_path)
+        ((command, environ),) = launch.rank_commands(asked, tmp_path)
         assert command[: 1 + len(flags)] == ["mpirun", *flags]
         assert command[1 + len(flags) : 6 + len(flags)] == ["--oversubscribe", "--bind-to", "none", "-n", "3"]
         assert command[-1] == str(tmp_path)

@@ -1,9 +1,8 @@
-"""How bench/real_runs.py and bench/price.py judge what they measured; no job is started."""
+"""How bench/real_runs/ and bench/monitor/price.py judge what they measured; no job is started."""
 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from price import figures, is_right, table, unseen
-from real_jobs import ENGINES, LINK_STEPS, Ended, Others
-from real_page import page
-from real_runs import AT, CASES, judge
+from bench.monitor.price import figures, is_right, table, unseen
+from bench.real_runs.__main__ import AT, CASES, judge
+from bench.real_runs.jobs import ENGINES, LINK_STEPS, Ended, Others
+from bench.real_runs.page import page
 
 from ringside.faults.inject import parse_fault
 from ringside.monitor.verdict import KINDS, Verdict

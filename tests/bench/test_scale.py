@@ -1,27 +1,24 @@
-"""bench/scale.py with a dozen processes: the same harness as with a thousand."""
+"""bench/scale/ with a dozen processes: the same harness as with a thousand."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
-BENCH = Path(__file__).parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
 
-from scale import REPLAY_ONSET, judge, slow_rank_job  # noqa: E402
-from scale_page import page  # noqa: E402
-from scale_rank import Heard  # noqa: E402
-from scale_replay import Turn, recorded, replay  # noqa: E402
-from tests.doctor.shared_data import shared  # noqa: E402
-from tests.support.ranks import run_script  # noqa: E402
+from bench.scale.__main__ import REPLAY_ONSET, judge, slow_rank_job
+from bench.scale.page import page
+from bench.scale.rank import Heard
+from bench.scale.replay import Turn, recorded, replay
+from tests.doctor.shared_data import shared
+from tests.support.ranks import run_script
 
-from ringside.errors import UsageError  # noqa: E402
-from ringside.monitor import detect  # noqa: E402
+from ringside.errors import UsageError
+from ringside.monitor import detect
 
 
 def outcome_of(folder: Path, name: str, *words: object) -> dict[str, Any]:

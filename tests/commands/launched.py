@@ -43,11 +43,11 @@ def run(*words, **how):
 def while_running(process, condition):
     """Return a condition to look at until it holds; it fails when the process has ended."""
 
-    def look():
+    def poll():
         assert process.poll() is None, process.communicate()
         return condition()
 
-    return look
+    return poll
 
 
 def has_steps(path):

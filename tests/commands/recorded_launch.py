@@ -30,10 +30,10 @@ class Recorded:
     """
 
     def __init__(
-        self, run: str = "", said: Sequence[str | Callable[[], str]] = (), status: int = 0,
+        self, run: str = "", lines: Sequence[str | Callable[[], str]] = (), status: int = 0,
         deaths: Sequence[Death] = (), looks: int = 0,
     ) -> None:  # fmt: skip
-        self._run, self._said, self._status, self._looks = run, list(said), status, max(looks, len(said))
+        self._run, self._said, self._status, self._looks = run, list(lines), status, max(looks, len(lines))
         self.deaths, self.arguments, self.environ, self.ended = list(deaths), [], {}, []
 
     def instead_of(self, module: Any, monkeypatch: pytest.MonkeyPatch) -> Recorded:

@@ -16,12 +16,12 @@ TABLE_KEYS = {
 }  # fmt: skip
 
 
-def write(path, scale=1.0, ranks=8, hosts=1, extra="", said=True):
+def write(path, scale=1.0, ranks=8, hosts=1, extra="", names_sizes=True):
     sizes = 2.0 ** np.arange(3, 34)
     lines = []
     for size, time in zip(sizes, scale * np.exp(log_times(THETA, sizes)) * 1e6, strict=True):
         rate = size / time / 1e3
-        counts = f"{hosts},{ranks}" if said else ","
+        counts = f"{hosts},{ranks}" if names_sizes else ","
         lines.append(f"8x H100,{counts},auto,{size:.0f},{time:.2f},{rate:.2f},{rate * 2 * (ranks - 1) / ranks:.2f}")
     path.write_text(HEADER + "\n".join(lines) + "\n" + extra)
     return str(path)
@@ -63,7 +63,7 @@ def test_the_same_input_gives_the_same_output(tmp_path, capsys):
 
 
 def test_ranks_that_are_not_said_are_inferred(tmp_path, capsys):
-    assert run_json(capsys, write(tmp_path / "one.csv", ranks=48, said=False))["tables"][0]["ranks"] == 48
+    assert run_json(capsys, write(tmp_path / "one.csv", ranks=48, names_sizes=False))["tables"][0]["ranks"] == 48
 
 
 def test_bad_rows_are_named_with_their_lines_and_the_rest_is_used(tmp_path, capsys):
@@ -103,7 +103,7 @@ def test_files_that_are_no_table_are_named_and_the_others_scored(tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("words", "what"),
+    ("words", "reason"),
     [
         ([], "name a table"),
         (["--fit", "a.csv"], "needs --test"),
@@ -112,10 +112,10 @@ def test_files_that_are_no_table_are_named_and_the_others_scored(tmp_path, capsy
         (["absent.csv"], "No such file"),
     ],
 )
-def test_what_cannot_be_asked_is_one_clear_line(capsys, words, what):
+def test_what_cannot_be_asked_is_one_clear_line(capsys, words, reason):
     assert main(["predict", "score", *words]) == 2
     error = capsys.readouterr().err
-    assert what in error
+    assert reason in error
     assert error.count("\n") == 1
     assert error.startswith("ringside predict: ")
 

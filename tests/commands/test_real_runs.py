@@ -1,6 +1,6 @@
 """Real ranks with one thing wrong, over our engine and over Gloo: each gives exactly the right verdict.
 
-The ranks are those of `bench/real_runs.py`, which measures the same with real compute. Here forward and backward take
+The ranks are those of `bench/real_runs/`, which measures the same with real compute. Here forward and backward take
 their time without a processor, so that other tests on the same cores disturb little, and a job ends once its verdict
 is there.
 """
@@ -8,7 +8,6 @@ is there.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tests.support.ranks import Team
 from . import launched
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from tests.sync.training import free_port, group
 
@@ -38,7 +36,7 @@ SLOWED = {
 
 def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, model: str = "waiting") -> int:
     """Train on this rank until somebody was named, or for so many steps; return how many it were."""
-    import real_rank
+    from bench.real_runs.rank import train
 
     from ringside.pytorch.recording import session
     from ringside.pytorch.recording.settings import RecordingSettings
@@ -47,7 +45,7 @@ def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, 
         patch.setenv("RINGSIDE_DIGEST_EVERY", str(DIGEST_EVERY))
         if fault.startswith("hang"):
             session.begin(path, engine, RecordingSettings(hang_s=HANG_S))
-        return len(real_rank.train(model, steps, fault, engine=engine, run_dir=path, enough=bool))
+        return len(train(model, steps, fault, engine=engine, run_dir=path, enough=bool))
 
 
 def run(path: Path, engine: str, fault: str, *more: Any, ranks: int = 2) -> list[dict[str, Any]]:
@@ -134,8 +132,8 @@ def test_a_rank_that_never_calls_its_all_reduce_is_named_while_the_job_hangs(tmp
 def test_a_link_that_was_gone_around_is_right_if_the_run_notes_it_and_no_other(
     notes: list[tuple[int, list[int]]], right: bool
 ) -> None:
-    from real_jobs import LINK_STEPS, Ended
-    from real_runs import CASES, judge
+    from bench.real_runs.__main__ import CASES, judge
+    from bench.real_runs.jobs import LINK_STEPS, Ended
 
     told = [{"step": LINK_STEPS + after, "words": "", "links": [{"ranks": ranks}]} for after, ranks in notes]
     judged = judge(CASES["link"], Ended(Path(), {"step_seconds": {"median": 0.03}, "revisions": told}, []))

@@ -125,11 +125,11 @@ def test_a_record_that_is_gone_is_said(call: Call, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("run", "told"), [("demo", "what was recorded is in here"), ("", "nothing was recorded in here")]
+    ("run", "message"), [("demo", "what was recorded is in here"), ("", "nothing was recorded in here")]
 )
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_who_stops_a_demo_is_told_what_is_left(
-    run: str, told: str, signum: int, status: int, call: Call, monkeypatch: pytest.MonkeyPatch
+    run: str, message: str, signum: int, status: int, call: Call, monkeypatch: pytest.MonkeyPatch
 ):
     def stop() -> str:
         os.kill(os.getpid(), signum)
@@ -138,7 +138,7 @@ def test_who_stops_a_demo_is_told_what_is_left(
     launch = Recorded(run, [stop], looks=100).instead_of(demo, monkeypatch)
     found, out, err = call(HEALTHY)
     assert (found, out, launch.ended) == (status, "here\n", [signum])
-    assert f"ringside demo: stopped, all ranks have ended; {told}" in err
+    assert f"ringside demo: stopped, all ranks have ended; {message}" in err
     if run:
         assert "injected" not in json.loads(Path("here", "summary.json").read_text())
 
@@ -244,7 +244,7 @@ def story(sleeper: subprocess.Popen[bytes], *, back: bool = True) -> list[str | 
 def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
     call: Call, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ):
-    launch = Recorded(said=[*story(sleeper), *ends()], looks=40).instead_of(demo_kill, monkeypatch)
+    launch = Recorded(lines=[*story(sleeper), *ends()], looks=40).instead_of(demo_kill, monkeypatch)
     status, out, err = call(KILL)
     assert sleeper.wait(30) == -signal.SIGKILL
     assert (status, out) == (0, "samples lost: 0\n")
@@ -268,28 +268,28 @@ def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
 
 
 @pytest.mark.parametrize(
-    ("said", "back", "status"),
+    ("end", "back", "status"),
     [
         ({}, True, 0), ({"lost": 2}, True, 1), ({"twice": 1}, True, 1), ({"digest": "00ac"}, True, 1), ({}, False, 1),
     ],
 )  # fmt: skip
 def test_what_was_lost_is_the_exit_status_and_in_json(
-    said: dict[str, object], back: bool, status: int,
+    end: dict[str, object], back: bool, status: int,
     call: Call, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
-    Recorded(said=[*story(sleeper, back=back), *ends(**said)], looks=40).instead_of(demo_kill, monkeypatch)
+    Recorded(lines=[*story(sleeper, back=back), *ends(**end)], looks=40).instead_of(demo_kill, monkeypatch)
     found, out, err = call(f"{KILL} --json")
     data = json.loads(out)
     assert (found, data["killed"], data["back"], data["samples"]) == (status, VICTIM, back, 480)
-    assert (data["lost"], data["twice"]) == (said.get("lost", 0), said.get("twice", 0))
-    assert data["digests"] == sorted({"00ab", str(said.get("digest", "00ab"))})
+    assert (data["lost"], data["twice"]) == (end.get("lost", 0), end.get("twice", 0))
+    assert data["digests"] == sorted({"00ab", str(end.get("digest", "00ab"))})
     assert data["seconds"] > 0
-    assert ("NOT the same" in err) == ("digest" in said)
+    assert ("NOT the same" in err) == ("digest" in end)
 
 
 def test_training_that_failed_ends_with_what_it_wrote_last(call: Call, monkeypatch: pytest.MonkeyPatch):
     for status in (0, 1):  # without an end there is nothing to conclude from
-        Recorded(said=[f"line {k}" for k in range(40)], status=status).instead_of(demo_kill, monkeypatch)
+        Recorded(lines=[f"line {k}" for k in range(40)], status=status).instead_of(demo_kill, monkeypatch)
         found, _, err = call(KILL)
         assert found == 1
         assert f"the training failed with exit status {status}:\nline 10\nline 11\n" in err
@@ -301,13 +301,13 @@ def test_who_stops_it_gets_the_signals_status(call: Call, monkeypatch: pytest.Mo
         os.kill(os.getpid(), signal.SIGINT)
         return ""
 
-    launch = Recorded(said=[stop], looks=100).instead_of(demo_kill, monkeypatch)
+    launch = Recorded(lines=[stop], looks=100).instead_of(demo_kill, monkeypatch)
     assert call(KILL)[0] == 130
     assert launch.ended == [signal.SIGINT]
 
 
 def test_who_stops_what_has_just_ended_by_itself_ends_nothing(call: Call, monkeypatch: pytest.MonkeyPatch):
-    launch = Recorded(said=ends(), status=7).instead_of(demo_kill, monkeypatch)
+    launch = Recorded(lines=ends(), status=7).instead_of(demo_kill, monkeypatch)
     wait = launch.wait
 
     def stop_at_the_end(timeout_s: float) -> int | None:
@@ -326,7 +326,7 @@ def test_on_a_terminal_the_newest_step_stands_below_the_news(
 ):
     monkeypatch.setenv("FORCE_COLOR", "1")
     again = mark(event="step", rank=1, step=19, loss=9.0, members=[], generation=1)  # another rank tells of it, too
-    Recorded(said=[*story(sleeper), again, *ends()], looks=40).instead_of(demo_kill, monkeypatch)
+    Recorded(lines=[*story(sleeper), again, *ends()], looks=40).instead_of(demo_kill, monkeypatch)
     status, _, err = call(KILL)
     drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
     assert status == 0
@@ -381,7 +381,7 @@ def test_the_status_is_torchruns(status: int, call: Call, script: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("deaths", "said", "out"),
+    ("deaths", "message", "out"),
     [
         ((), "nothing was recorded: no rank made a DistributedDataParallel model and trained it", "here\n"),
         ((0, 1), "nothing was recorded: no rank made a DistributedDataParallel model and trained it", "here\n"),
@@ -389,8 +389,8 @@ def test_the_status_is_torchruns(status: int, call: Call, script: Path, monkeypa
     ],
 )
 def test_where_nothing_was_recorded_it_is_said_why(
-    deaths: tuple[int, ...], said: str, out: str, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
+    deaths: tuple[int, ...], message: str, out: str, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
 ):
     Recorded(status=1, deaths=[Death(rank, 1, 1, 0) for rank in deaths]).instead_of(run_command, monkeypatch)
-    assert call("run --run-dir here train.py") == (1, out, f"ringside run: {said}\n")
+    assert call("run --run-dir here train.py") == (1, out, f"ringside run: {message}\n")
     assert Path("here").exists() == bool(out)

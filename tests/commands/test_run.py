@@ -247,15 +247,15 @@ def test_flags_are_passed_on_as_they_are(words, given):
 
 
 @pytest.mark.parametrize(
-    ("told", "given"),
+    ("option", "given"),
     [
         ("PET_NNODES=2 PET_MASTER_ADDR=a PET_NODE_RANK=1", "--nproc-per-node=7 train.py"),
         ("PET_RDZV_ENDPOINT=a:1 PET_NPROC_PER_NODE=4", "train.py"),
         ("PET_NPROC_PER_NODE=4 PETER=1", "--standalone train.py"),
     ],
 )
-def test_what_the_environment_tells_torchrun_is_not_overridden(told, given):
-    environ = dict(word.split("=") for word in told.split())
+def test_what_the_environment_tells_torchrun_is_not_overridden(option, given):
+    environ = dict(word.split("=") for word in option.split())
     assert with_defaults(take_apart(["train.py"], ours=()), "7", environ) == given.split()
 
 

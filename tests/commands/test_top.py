@@ -127,7 +127,7 @@ def test_without_an_argument_the_newest_job_of_this_machine(
     tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write_run(tmp_path / "other", own_times(30, 2))
-    monkeypatch.setattr(command, "running", lambda: [entry(run, 9.0), entry(other, 5.0)])
+    monkeypatch.setattr(command, "running_runs", lambda: [entry(run, 9.0), entry(other, 5.0)])
     assert call() == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("ringside top run ")

@@ -12,8 +12,9 @@ from ringside.doctor import examine
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import RunWriter
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.view.findings_text import tell
+from ringside.view.html.run_report import render_report
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_the_doctor_tells_it(run: Path) -> None:
 
 
 def test_summary_and_report_tell_it(run: Path) -> None:
-    (content,) = finish(run)["verdicts"]
+    (content,) = finish_run(run, render_report)["verdicts"]
     assert content["cost_rank_seconds"] == pytest.approx(4 * 10.0)
     assert json.loads((run / "summary.json").read_text())["verdicts"] == [content]
     page = (run / "report.html").read_text()

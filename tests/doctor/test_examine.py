@@ -25,7 +25,7 @@ def test_every_reader_offers_what_a_reader_must() -> None:
     assert len(readers()) == len(MODULES)
     for reader in readers():
         assert reader.KIND
-        assert callable(reader.recognise)
+        assert callable(reader.matches)
         assert callable(reader.read)
 
 
@@ -89,7 +89,7 @@ def test_progress_overwrites_its_line_on_a_terminal_and_is_wiped(monkeypatch: py
     monkeypatch.setattr("ringside.doctor.files.progress.time.monotonic", lambda: float(next(now)))
     stream = io.StringIO()
     progress = OnStream(stream, terminal=True)
-    progress.say("reading 3 dumps")
+    progress.begin("reading 3 dumps")
     progress.advance(2_000_000)
     progress.done()
     assert "reading 3 dumps · 2.0 MB read" in stream.getvalue()

@@ -152,19 +152,19 @@ def test_two_ranks_without_dumps_cannot_be_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    ("other", "aspect"),
     [
         (call(6, sizes=[[1001]], done=False), "size"),
         (call(6, dtype="Double", done=False), "dtype"),
         (call(6, "broadcast", done=False), "operation"),
     ],
 )
-def test_mismatches_name_the_rank_that_differs(tmp_path: Path, other: dict[str, object], what: str) -> None:
+def test_mismatches_name_the_rank_that_differs(tmp_path: Path, other: dict[str, object], aspect: str) -> None:
     before = [*map(call, range(1, 6))]
     found = examine([write(tmp_path, world(3, {1: [*before, other]}, [*before, call(6, done=False)]))])
     (verdict,) = found.verdicts
     assert (verdict.kind, verdict.ranks) == ("mismatch", [1])
-    assert verdict.evidence["differs_in"] == what
+    assert verdict.evidence["differs_in"] == aspect
     assert verdict.evidence["victims"] == "0, 2"
 
 

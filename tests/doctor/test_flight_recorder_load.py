@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.flight_recorder.load import NotADumpError, is_pickle, load
+from ringside.doctor.flight_recorder.load import NotADumpError, is_pickle, load_dump
 
 from .dumps import call, dump, world, write
 
@@ -42,19 +42,19 @@ def test_a_pickle_with_code_in_it_is_refused_and_never_run(tmp_path: Path, proto
 @pytest.mark.parametrize("call_of", [subprocess.Popen, eval, getattr, pickle.loads])
 def test_every_global_is_refused(call_of: object) -> None:
     with pytest.raises(NotADumpError, match="asks for"):
-        load(pickle.dumps({"entries": [call_of]}))
+        load_dump(pickle.dumps({"entries": [call_of]}))
 
 
 def test_a_memo_index_that_would_claim_all_memory_is_refused() -> None:
     with pytest.raises(NotADumpError):
-        load(b"\x80\x02]r" + struct.pack("<I", 0x7FFFFFF0) + b".")
+        load_dump(b"\x80\x02]r" + struct.pack("<I", 0x7FFFFFF0) + b".")
 
 
 @pytest.mark.parametrize("cut", [3, 40, 400])
 def test_a_pickle_that_breaks_off_is_refused_in_one_line(cut: int) -> None:
     data = pickle.dumps(dump(map(call, range(1, 5)), {"0": range(2)}), protocol=2)
     with pytest.raises(NotADumpError, match="breaks off or is damaged") as caught:
-        load(data[:cut])
+        load_dump(data[:cut])
     assert "\n" not in str(caught.value)
 
 
@@ -75,4 +75,4 @@ def test_pickles_are_recognised_by_their_first_bytes() -> None:
 def test_our_own_dumps_hold_no_global() -> None:
     data = pickle.dumps(dump([call(1)], {"0": range(2)}), protocol=2)
     assert not {op.name for op, _, _ in pickletools.genops(data)} & {"GLOBAL", "STACK_GLOBAL", "REDUCE"}
-    assert load(data)["version"] == "2.9"
+    assert load_dump(data)["version"] == "2.9"

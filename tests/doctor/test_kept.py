@@ -317,7 +317,7 @@ def test_all_that_is_found(scene: Callable[[Path], None], tmp_path: Path, monkey
     scene(tmp_path)
     monkeypatch.chdir(tmp_path)  # so that files are named alike everywhere
     heard = Heard()
-    kept(scene.__name__, {**_told(examine(["."], heard)), "said": heard.said, "read_bytes": heard.read_bytes})
+    kept(scene.__name__, {**_summary(examine(["."], heard)), "said": heard.said, "read_bytes": heard.read_bytes})
 
 
 class Heard:
@@ -327,14 +327,14 @@ class Heard:
         self.said: list[str] = []
         self.read_bytes = 0
 
-    def say(self, text: str) -> None:
+    def begin(self, text: str) -> None:
         self.said.append(text)
 
     def advance(self, nbytes: int) -> None:
         self.read_bytes += nbytes
 
 
-def _told(found: Findings) -> dict[str, Any]:
+def _summary(found: Findings) -> dict[str, Any]:
     """Return all of it; of lanes, which have hundreds of spans, what each kind adds up to and the first few."""
     plain: dict[str, Any] = msgspec.to_builtins(found)
     for lane in plain["lanes"]:

@@ -11,7 +11,7 @@ import pytest
 
 from ringside.doctor import as_json, examine
 from ringside.doctor.kineto.collector import read_trace
-from ringside.doctor.kineto.match import match
+from ringside.doctor.kineto.match import match_collectives
 from ringside.doctor.kineto.steps import steps_of
 from ringside.doctor.kineto.trace import RankTrace, jobs_of
 
@@ -96,7 +96,7 @@ def test_communication_behind_work_is_hidden(tmp_path):
 
 def test_clocks_of_hosts_are_told_from_collective_ends(tmp_path):
     job = Job(clock_us={1: 250_000.0, 2: -3_000.0}, slow={3: 1.2}, hosts=["a", "b"])
-    matched = match(traces_of(job.write(tmp_path)))
+    matched = match_collectives(traces_of(job.write(tmp_path)))
     clocks = matched.clocks - matched.clocks[0]
     assert clocks == pytest.approx([0.0, 0.25, -0.003, 0.0], abs=1e-5)
     assert matched.lateness.mean(axis=0)[3] == pytest.approx(0.001, rel=0.2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ringside.doctor.kineto import events as names
 from ringside.doctor.kineto import intervals
-from ringside.doctor.kineto.straggler import chance
+from ringside.doctor.kineto.straggler import binomial_tail
 
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 
@@ -31,7 +31,7 @@ PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12
     ],
 )
 def test_kernels(name, kind):
-    assert names.kernel(name) == kind
+    assert names.kernel_collective(name) == kind
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_kernels(name, kind):
      ("Optimizer.step#SGD.step", ""), ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter")],
 )  # fmt: skip
 def test_annotations(name, kind):
-    assert names.annotation(name) == kind
+    assert names.annotated_collective(name) == kind
 
 
 def test_shapes_types_and_ranks():
-    assert names.elements([[530442]]) == 530442
-    assert names.elements([[[2, 3], [4]], [], []]) == 10
-    assert names.elements("no shape") == 0
+    assert names.count_elements([[530442]]) == 530442
+    assert names.count_elements([[[2, 3], [4]], [], []]) == 10
+    assert names.count_elements("no shape") == 0
     assert [names.dtype_bytes(name) for name in ("Float", "c10::BFloat16", "Half", "double", "?")] == [4, 2, 2, 8, 4]
     assert names.rank_list("[0, 1, 12]") == names.rank_list([0, 1, 12]) == (0, 1, 12)
     assert names.rank_list(None) == ()
@@ -76,7 +76,7 @@ def test_intervals_are_sets_of_seconds(a, b):
 
 
 def test_chance_is_the_binomial_tail():
-    assert chance(0, 9, 0.3) == pytest.approx(1.0)
-    assert chance(9, 9, 0.5) == pytest.approx(0.5**9)
-    assert chance(2, 3, 0.25) == pytest.approx(3 * 0.25**2 * 0.75 + 0.25**3)
-    assert math.isclose(chance(1, 2, 0.5), 0.75)
+    assert binomial_tail(0, 9, 0.3) == pytest.approx(1.0)
+    assert binomial_tail(9, 9, 0.5) == pytest.approx(0.5**9)
+    assert binomial_tail(2, 3, 0.25) == pytest.approx(3 * 0.25**2 * 0.75 + 0.25**3)
+    assert math.isclose(binomial_tail(1, 2, 0.5), 0.75)

@@ -21,7 +21,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = Path(__file__).with_name("recorded_job.py")
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), "2", str(folder), str(STEPS), "slow:rank=1,factor=5"],
+            [sys.executable, str(script), str(rank), "2", str(folder), str(STEPS), "slow:rank=1,factor=30"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -8,7 +8,7 @@ import pytest
 from ringside.doctor import Findings, examine
 from ringside.doctor.nccl_log.communicators import Communicators
 from ringside.doctor.nccl_log.lines import nccl_lines
-from ringside.doctor.nccl_log.rings import ring_order, transport
+from ringside.doctor.nccl_log.rings import ring_order, transport_name
 
 from .nccl_logs import BUS_IDS_2_10, OLD_2_4, hosts_of, job_log, log_of_rank
 
@@ -68,7 +68,7 @@ def test_two_messages_in_one_line_are_both_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("via", "nvlink", "said"),
+    ("via", "nvlink", "name"),
     [
         ("P2P/CUMEM", True, "NVLink P2P"),
         ("P2P/IPC/read", False, "PCIe P2P"),
@@ -81,8 +81,8 @@ def test_two_messages_in_one_line_are_both_read() -> None:
         ("NET/Socket/0", None, "NET/Socket"),
     ],
 )
-def test_transports_in_the_words_of_nccl(via: str, nvlink: bool | None, said: str) -> None:
-    assert transport(via, nvlink=nvlink) == said
+def test_transports_in_the_words_of_nccl(via: str, nvlink: bool | None, name: str) -> None:
+    assert transport_name(via, nvlink=nvlink) == name
 
 
 def test_nvlink_is_known_from_the_topology_search(tmp_path: Path) -> None:

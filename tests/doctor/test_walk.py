@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import Findings, Limits, examine, gather
-from ringside.doctor.files.walk import natural
+from ringside.doctor.files.walk import natural_key
 
 from .dumps import call, world, write
 from .nccl_logs import job_log
@@ -47,7 +47,7 @@ def test_folders_globs_and_each_file_once(tmp_path: Path) -> None:
     assert names([tmp_path]) == ["again.log", "x.log", "rank_9.log", "rank_10.log"]
     assert names([str(tmp_path / "rank_*"), tmp_path / "rank_2.log"]) == ["rank_10.log", "rank_2.log", "rank_9.log"]
     assert names([str(tmp_path / "**" / "x.log")]) == ["x.log"]
-    assert sorted(["r10", "r9", "r2"], key=natural) == ["r2", "r9", "r10"]
+    assert sorted(["r10", "r9", "r2"], key=natural_key) == ["r2", "r9", "r10"]
 
 
 @pytest.mark.parametrize("packed", ["plain", "gz", "gz.gz", "tar", "tar.gz", "zip", "tar.gz in zip"])

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.pipeline.recording import prepare
-from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build, looks_like_meta, parse_meta
-from ringside.doctor.replay.graph import DependencyGraph, replay
-from ringside.doctor.replay.stragglers import WhatIf, answer
+from ringside.doctor.pipeline.recording import prepare_recording
+from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build_timeline, looks_like_meta, parse_meta
+from ringside.doctor.replay.graph import DependencyGraph, replay_steps
+from ringside.doctor.replay.stragglers import WhatIf, answer_what_if
 from ringside.errors import UsageError
 
 from .shared_data import shared
@@ -23,14 +23,14 @@ from .timeline_maker import Shape, run
 SECONDS = {"forward-compute": 0.01, "backward-compute": 0.02, "optimizer": 0.005}
 
 
-def usual(kind: str, *_: int) -> float:
+def duration_of(kind: str, *_: int) -> float:
     return SECONDS.get(kind, 0.0005)
 
 
 def answered(shape: Shape) -> WhatIf:
     events = msgspec.convert(shape.events, list[TimelineEvent])
     meta = Meta(dp_size=shape.replicas, pp_size=shape.stages, vpp_size=shape.chunks)
-    return answer(prepare(build(events, meta)).recording)
+    return answer_what_if(prepare_recording(build_timeline(events, meta)).recording)
 
 
 def published(name: str) -> dict:
@@ -69,10 +69,10 @@ def test_a_slow_worker_in_pipelines_of_many_shapes(stages, replicas, batches, ch
     shape = Shape(stages, replicas, batches, chunks, overlap, idle_calls)
 
     def slowed(kind: str, stage: int, replica: int, batch: int) -> float:
-        return usual(kind) * (1.5 if (stage, replica) == slow and "compute" in kind else 1.0)
+        return duration_of(kind) * (1.5 if (stage, replica) == slow and "compute" in kind else 1.0)
 
     def averaged(kind: str, *_: int) -> float:
-        return usual(kind) * (1 + 0.5 / (stages * replicas) if "compute" in kind else 1.0)
+        return duration_of(kind) * (1 + 0.5 / (stages * replicas) if "compute" in kind else 1.0)
 
     step_s = run(shape, slowed)
     found = answered(shape)
@@ -80,7 +80,7 @@ def test_a_slow_worker_in_pipelines_of_many_shapes(stages, replicas, batches, ch
     assert found.step_s == pytest.approx(step_s, rel=tolerance)
     assert found.ideal_step_s == pytest.approx(ideal_s, rel=tolerance)
     assert found.slowdown == pytest.approx(step_s / ideal_s, rel=tolerance)
-    assert found.slowdown_at_median == pytest.approx(step_s / run(shape, usual, record=False), rel=tolerance)
+    assert found.slowdown_at_median == pytest.approx(step_s / run(shape, duration_of, record=False), rel=tolerance)
     assert found.worst_ranks == [slow[0] * replicas + slow[1]]
     assert found.worst_worker_share is not None
     assert found.worst_worker_share > 0.9
@@ -90,7 +90,7 @@ def test_a_slow_worker_in_pipelines_of_many_shapes(stages, replicas, batches, ch
 
 def test_a_heavy_last_stage(tmp_path):
     shape = Shape(stages=4, replicas=3, micro_batches=8)
-    run(shape, lambda kind, stage, *_: usual(kind) * (1.6 if stage == 3 and "compute" in kind else 1.0))
+    run(shape, lambda kind, stage, *_: duration_of(kind) * (1.6 if stage == 3 and "compute" in kind else 1.0))
     (tmp_path / "timeline-x.json").write_text(json.dumps(shape.events))
     (tmp_path / "meta-x.yaml").write_text("trial_name: x\ndp_size: 3\npp_size: 4\nworld_size: 12\n")
     found = examine([tmp_path])
@@ -103,7 +103,7 @@ def test_a_healthy_pipeline_loses_nothing(tmp_path):
     random = np.random.default_rng(0)
     noise = {key: float(np.exp(random.normal(0, 0.01))) for key in np.ndindex(4, 2, 8)}
     shape = Shape(stages=4, replicas=2, micro_batches=8)
-    run(shape, lambda kind, *place: usual(kind) * (noise[place] if "compute" in kind else 1.0))
+    run(shape, lambda kind, *place: duration_of(kind) * (noise[place] if "compute" in kind else 1.0))
     (tmp_path / "timeline.json").write_bytes(msgspec.json.encode({"traceEvents": shape.events}))
     found = examine([tmp_path])
     assert found.verdicts == []
@@ -114,7 +114,7 @@ def test_a_healthy_pipeline_loses_nothing(tmp_path):
 
 def test_steps_that_are_not_whole_are_left_out(tmp_path):
     shape = Shape(steps=4)
-    whole = run(shape, usual)
+    whole = run(shape, duration_of)
     shape.events.remove(next(e for e in shape.events if e["args"].get("step") == 9 and e["name"] == "backward-compute"))
     (tmp_path / "timeline.json.gz").write_bytes(gzip.compress(json.dumps(shape.events).encode()))
     found = examine([tmp_path])
@@ -126,7 +126,7 @@ def test_steps_that_are_not_whole_are_left_out(tmp_path):
 
 def test_a_truncated_timeline_is_replayed_as_far_as_it_goes(tmp_path):
     shape = Shape(steps=6)
-    run(shape, usual)
+    run(shape, duration_of)
     names = [event for event in shape.events if event["ph"] == "M"]
     text = json.dumps([*names, *(event for event in shape.events if event["ph"] == "X")])
     (tmp_path / "timeline.json").write_text(text[: len(text) * 2 // 3])
@@ -138,7 +138,7 @@ def test_a_truncated_timeline_is_replayed_as_far_as_it_goes(tmp_path):
 
 def test_a_timeline_without_whole_steps_says_so(tmp_path):
     shape = Shape(steps=1)
-    run(shape, usual)
+    run(shape, duration_of)
     shape.events.remove(next(event for event in shape.events if event["name"] == "forward-compute"))
     (tmp_path / "timeline.json").write_text(json.dumps(shape.events))
     note = examine([tmp_path]).notes[0]
@@ -164,13 +164,13 @@ def test_replay_by_hand():
     # a, then a transfer of both lanes together, then b; lane 1 is late
     graph = DependencyGraph(names=["a", "t", "b"], after=[[], [0], [1]], groups=[[1]], across=frozenset({1}))
     seconds = np.array([[[1.0, 3.0]], [[0.5, 0.5]], [[2.0, 1.0]]])
-    assert replay(graph, seconds).tolist() == [5.5]
+    assert replay_steps(graph, seconds).tolist() == [5.5]
 
 
 def test_a_circle_is_named():
     graph = DependencyGraph(names=["a", "b"], after=[[1], [0]], groups=[])
     with pytest.raises(UsageError, match="circle, a among them"):
-        replay(graph, np.ones((2, 1, 1)))
+        replay_steps(graph, np.ones((2, 1, 1)))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -179,7 +179,7 @@ def test_a_circle_is_named():
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_however_a_timeline_and_its_metadata_are_given(tmp_path, wrapped, packed, meta_first, chunks):
     shape = Shape(stages=2, replicas=2, micro_batches=4, chunks=chunks)
-    run(shape, lambda kind, stage, *_: usual(kind) * (1.5 if stage == 1 and "compute" in kind else 1.0))
+    run(shape, lambda kind, stage, *_: duration_of(kind) * (1.5 if stage == 1 and "compute" in kind else 1.0))
     text = json.dumps({"traceEvents": shape.events} if wrapped else shape.events).encode()
     timeline, meta = tmp_path / "a" / f"JobX_trace.json{'.gz' if packed else ''}", tmp_path / "b" / "meta.JobX.yml"
     for path in (timeline, meta):
@@ -198,9 +198,9 @@ def test_however_a_timeline_and_its_metadata_are_given(tmp_path, wrapped, packed
 
 def test_interleaving_that_the_metadata_does_not_tell_is_seen(tmp_path):
     shape = Shape(stages=2, replicas=2, micro_batches=4, chunks=2)
-    run(shape, usual)
+    run(shape, duration_of)
     events = msgspec.convert(shape.events, list[TimelineEvent])
-    untold = answer(prepare(build(events, Meta(dp_size=2, pp_size=2))).recording)
+    untold = answer_what_if(prepare_recording(build_timeline(events, Meta(dp_size=2, pp_size=2))).recording)
     assert untold.step_s == pytest.approx(answered(shape).step_s)
 
 

@@ -339,7 +339,6 @@ def with_settings(path: str, name: str, value: str) -> None:
     ("name", "value"),
     [
         ("RINGSIDE_ALGORITHM", "hosts/tree"),
-        ("RINGSIDE_SEGMENT_BYTES", "65536"),
         ("RINGSIDE_WIRE_DTYPE", "bfloat16"),
         ("RINGSIDE_REPRODUCIBLE", "1"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Switchboard, Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
@@ -16,12 +17,11 @@ from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
 from ringside.engine.net.exchange.signature import SignatureMismatch
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.transports.base import LinkError, LinkFailure
-from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.schedule import by_name, pipelined, ring, run, tree
 
 from .oracle import difference, elements
 from .threaded import on_threads as across_threads
-from .transports.schedules import be_a_switch, by_exchange, carry_out, check_engine
+from .transports.schedules import be_a_switch, by_exchange, check_engine, run_schedule
 from .transports.vertices import on_threads
 
 SIZES = (2, 3, 4, 5, 8)
@@ -56,7 +56,7 @@ def test_a_result_does_not_depend_on_the_segments(segment_bytes: int, window: in
         found = []
         for name in ("ring", "two_tree", "halving_doubling", "one_shot"):
             x = elements("float64", 301, end.rank)
-            carry_out(exchange, by_name(name, 4), x, "float64")
+            run_schedule(exchange, by_name(name, 4), x, "float64")
             found.append(x)
         return found
 
@@ -80,7 +80,7 @@ def test_several_segments_are_under_way() -> None:
     def leaf() -> None:
         exchange = Exchange(Threads(board, 1 - root), segment_bytes=400)
         with pytest.raises(LinkError):
-            carry_out(exchange, tree(2), np.arange(1000, dtype=np.float32))
+            run_schedule(exchange, tree(2), np.arange(1000, dtype=np.float32))
         ended.append(True)
 
     thread = threading.Thread(target=leaf, daemon=True)
@@ -102,7 +102,7 @@ def test_messages_of_several_collectives_may_be_in_one_link() -> None:
         total = 0.0
         for k in range(60):
             x = np.full(50, float(end.rank + k), dtype=np.float32)
-            carry_out(exchange, by_name(("ring", "tree", "one_shot", "parameter_server")[k % 4], 5), x)
+            run_schedule(exchange, by_name(("ring", "tree", "one_shot", "parameter_server")[k % 4], 5), x)
             assert (x == 10 + 5 * k).all()
             total += float(x[0])
         return total
@@ -121,7 +121,7 @@ def test_two_exchanges_at_once() -> None:
             exchange = Exchange(Threads(board, end.rank), segment_bytes=256)
             for k in range(30):
                 x = np.arange(500, dtype=np.float32) + end.rank + k
-                carry_out(exchange, by_name(name, 4), x, op=op)
+                run_schedule(exchange, by_name(name, 4), x, op=op)
                 want = (np.arange(500) + k) * 4 + 6 if op == "sum" else np.arange(500) + k + 3
                 fine.append(bool((x == want).all()))
 
@@ -145,7 +145,7 @@ def test_bytes_are_those_of_the_schedule(name: str, count: int) -> None:
 
     def vertex(end: Threads) -> tuple[dict[int, int], list[Any]]:
         exchange = Exchange(end, segment_bytes=1024)
-        carry_out(exchange, schedule, np.ones(count, dtype=np.float32))
+        run_schedule(exchange, schedule, np.ones(count, dtype=np.float32))
         return dict(exchange.sent_bytes), list(exchange.hops)
 
     results = on_threads(4, vertex)
@@ -170,7 +170,7 @@ def test_hops_are_timed_in_order() -> None:
     def vertex(end: Threads) -> list[Any]:
         exchange = Exchange(end, segment_bytes=512)
         for _ in range(3):
-            carry_out(exchange, ring(3), np.ones(3000, dtype=np.float32))
+            run_schedule(exchange, ring(3), np.ones(3000, dtype=np.float32))
         return list(exchange.hops)
 
     for rank, hops in enumerate(on_threads(3, vertex)):
@@ -188,11 +188,11 @@ def test_a_late_sender_shows_before_the_first_byte() -> None:
 
     def late() -> None:
         gate.wait(20)
-        carry_out(Exchange(Threads(board, 1)), by_name("one_shot", 2), np.ones(9, dtype=np.float32))
+        run_schedule(Exchange(Threads(board, 1)), by_name("one_shot", 2), np.ones(9, dtype=np.float32))
 
     def punctual() -> None:
         exchange = Exchange(Threads(board, 0))
-        carry_out(exchange, by_name("one_shot", 2), np.ones(9, dtype=np.float32))
+        run_schedule(exchange, by_name("one_shot", 2), np.ones(9, dtype=np.float32))
         hops.extend(exchange.hops)
 
     threads = [threading.Thread(target=job, daemon=True) for job in (late, punctual)]
@@ -222,7 +222,7 @@ def test_who_called_something_else_is_found(difference_in: str) -> None:
         op = "max" if odd and difference_in == "op" else "sum"
         schedule = pipelined(ring(4), 2) if odd and difference_in == "schedule" else ring(4)
         try:
-            carry_out(exchange, schedule, np.ones(count, dtype=dtype), dtype, op)
+            run_schedule(exchange, schedule, np.ones(count, dtype=dtype), dtype, op)
         except SignatureMismatch as error:
             end.fail(LinkFailure("disagreed", error.peer))
             return "found" if 2 in (error.peer, end.rank) else f"blames {error.peer}"
@@ -242,9 +242,9 @@ def test_a_collective_more_on_one_rank_is_found() -> None:
         exchange = Exchange(end)
         try:
             for _ in range(3 if end.rank else 2):
-                carry_out(exchange, ring(3), np.ones(10, dtype=np.float32))
+                run_schedule(exchange, ring(3), np.ones(10, dtype=np.float32))
             if end.rank == 0:
-                carry_out(exchange, ring(3), np.ones(11, dtype=np.float32))
+                run_schedule(exchange, ring(3), np.ones(11, dtype=np.float32))
         except (SignatureMismatch, LinkError):
             end.fail(LinkFailure("disagreed", end.rank))
             return "refused"
@@ -264,7 +264,7 @@ def test_small_chunks_of_a_round_share_a_message(name: str, messages: int) -> No
         right = True
         for count in (1000, 3, 100_000):
             counts.clear()
-            x = np.arange(count, dtype=np.float32) + across.roster.rank
+            x = np.arange(count, dtype=np.float32) + across.rank_map.rank
             across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec(name))
             right = right and bool((x == 8 * np.arange(count, dtype=np.float32) + 28).all())
             if count == 1000:

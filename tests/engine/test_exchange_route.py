@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.route import Length, Route, Taking, is_large, route_of
+from ringside.engine.net.exchange.route import Length, ReceiveSegment, Route, is_large, route_of
 from ringside.schedule import Schedule, by_name, pipelined
 
 from .transports.schedules import schedules
@@ -32,7 +32,7 @@ def taken(route: Route, src: int) -> list[tuple[int, int, int]]:
     return [(t.round, t.chunk, t.segment) for t in takings(route) if src in t.sources]
 
 
-def takings(route: Route) -> list[Taking]:
+def takings(route: Route) -> list[ReceiveSegment]:
     if route.order is not None:
         return list(route.order)
     return [taking for one in route.rounds for takings in one.segments for taking in takings]
@@ -121,5 +121,5 @@ def test_rounds_are_kept_apart_where_they_fit_together_without_a_pause() -> None
 def test_a_switch_adds_nothing_of_its_own() -> None:
     s = by_name("in_network", 3)
     found = routes(s, (100,) * s.chunks, ordered=True)
-    assert {taking.own for taking in takings(found[3])} == {-1}
-    assert all(taking.own >= 0 for route in found[:3] for taking in takings(route))
+    assert {taking.own_position for taking in takings(found[3])} == {-1}
+    assert all(taking.own_position >= 0 for route in found[:3] for taking in takings(route))

@@ -8,17 +8,18 @@ import time
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.pipeline import SegmentPipeline, SegmentPlan, WakeUp, lane_bounds, lay_out
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.run import AHEAD
+from ringside.engine.net.exchange.run import ExchangeRun
+from ringside.engine.net.exchange.types import AHEAD
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import part_of, told_of
-from ringside.engine.transports.threads import Threads
+from ringside.engine.net.reduction import plan_reduction, signature_of
 from ringside.errors import ClosedError
 from ringside.schedule import ALGORITHMS, by_name
 
@@ -221,9 +222,11 @@ def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
         exchange, feed = Exchange(end, segment_bytes=64), Recorded()
         chunks = [[np.ones(16, np.float32).view(np.uint8) for _ in range(segments)] for _ in range(3)]
         what = Reduction(DTYPES.index("float32"), 0)
-        part = part_of(AlgorithmSpec("ring"), None, what, told_of(what, 960), roster(3, end.rank))
+        part = plan_reduction(AlgorithmSpec("ring"), None, what, signature_of(what, 960), roster(3, end.rank))
         assert part.plan is not None
-        exchange.run(part.plan, chunks, item, part.fold, part.call, last_fold=part.last_fold, ordered=True, feed=feed)
+        ExchangeRun(
+            exchange, part.plan, chunks, item, part.fold, part.call, last_fold=part.last_fold, ordered=True, feed=feed
+        ).run()
         assert all((one.view(np.float32) == 3).all() for several in chunks for one in several)
         return feed.asked
 
@@ -249,9 +252,9 @@ def test_streams_end_with_the_sum_whatever_the_schedule(name: str, hosts: int, w
         exchange = Exchange(end, segment_bytes=1000, window=window)
         across = HierarchicalEngine(roster(hosts, end.rank), exchange, None, NoNative(), timeout_s=WAIT_S)
         tensors = [np.arange(count, dtype=np.float32) % 97 + end.rank for _ in range(2)]
-        under_way = [across.begin(x.__array_interface__["data"][0], count, what, choice) for x in tensors]
+        under_way = [across.start(x.__array_interface__["data"][0], count, what, choice) for x in tensors]
         for one in under_way:
-            one.finish()
+            one.wait()
         all_done.wait(WAIT_S)  # who leaves early takes with it what others have not taken yet
         across.close()
         return tensors
@@ -272,9 +275,11 @@ def test_one_that_is_held_up_does_not_hold_up_the_one_begun_behind_it() -> None:
             roster(2, end.rank), Exchange(end, segment_bytes=1000), None, NoNative(), timeout_s=WAIT_S
         )
         if end.rank == 1:
-            across.start(functools.partial(go_on.wait, WAIT_S))  # nothing of the first one leaves this host before that
+            across.channels.submit(
+                functools.partial(go_on.wait, WAIT_S)
+            )  # nothing of the first one leaves this host before that
         tensors = [np.full(count, end.rank + 1.0, dtype=np.float32) for _ in range(3)]
-        begun = [across.begin(x.__array_interface__["data"][0], count, what, choice) for x in tensors[:2]]
+        begun = [across.start(x.__array_interface__["data"][0], count, what, choice) for x in tensors[:2]]
         ends_by = time.monotonic() + WAIT_S
         while not (tensors[1] == 3.0).all() and time.monotonic() < ends_by:
             time.sleep(1e-3)
@@ -282,11 +287,11 @@ def test_one_that_is_held_up_does_not_hold_up_the_one_begun_behind_it() -> None:
         assert not (tensors[0] == 3.0).any()
         second_is_there.wait(WAIT_S)
         go_on.set()
-        begun[0].finish()
-        begun.append(across.begin(tensors[2].__array_interface__["data"][0], count, what, choice))
+        begun[0].wait()
+        begun.append(across.start(tensors[2].__array_interface__["data"][0], count, what, choice))
         for one in begun:
-            one.finish()
-        assert [one.side for one in begun] == [0, 1, 0]
+            one.wait()
+        assert [one.channel for one in begun] == [0, 1, 0]
         for x in tensors:
             np.testing.assert_array_equal(x, 3.0)
         second_is_there.wait(WAIT_S)

@@ -13,6 +13,7 @@ import pytest
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
+from ringside.engine.net.context import EngineContext
 from ringside.engine.net.exchange.pipeline import lay_out
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
@@ -66,9 +67,9 @@ class Made:
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     found, make = Made(), PersistentLarge.__init__
 
-    def noted(self: PersistentLarge, across: HierarchicalEngine, *args: Any) -> None:
-        found.note(self, across.roster.rank)
-        make(self, across, *args)
+    def noted(self: PersistentLarge, context: EngineContext, *args: Any) -> None:
+        found.note(self, context.rank_map.rank)
+        make(self, context, *args)
 
     monkeypatch.setattr(PersistentLarge, "__init__", noted)
     return found
@@ -80,7 +81,7 @@ def test_the_same_tensor_again_and_again(name: str, made: Made) -> None:
     def rank(across: HierarchicalEngine) -> list[np.ndarray]:
         x, found = np.empty(ELEMENTS, np.float32), []
         for turn in range(3):
-            x[:] = (across.roster.rank + 1) * (turn + 1)
+            x[:] = (across.rank_map.rank + 1) * (turn + 1)
             reduced(across, x, Reduction(F32, AVG, scale=0.5), AlgorithmSpec.parse(f"hosts/{name}"))
             found.append(x.copy())
         return found
@@ -118,14 +119,14 @@ def test_what_has_changed_is_made_ready_anew(made: Made) -> None:
 
 def test_no_more_are_kept_than_that(made: Made) -> None:
     def rank(across: HierarchicalEngine) -> int:
-        across.most_large = 2
+        across.max_large = 2
         tensors = np.ones((3, ELEMENTS), np.float32)
         for _ in range(2):
             tensors[:] = 1.0
             for tensor in tensors:
                 reduced(across, tensor, Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring"))
             assert (tensors == 2).all()
-        return made.kept(across.roster.rank)
+        return made.kept(across.rank_map.rank)
 
     assert on_ranks(2, rank) == [2, 2]
     assert sorted(made.ranks) == 6 * [0] + 6 * [1], "the last one that was used stays"
@@ -137,15 +138,15 @@ def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> Non
         what, ring = Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring")
         for _ in range(3):
             x[:], y[:] = 1.0, 2.0
-            first = across.begin(x.ctypes.data, x.size, what, ring)
-            second = across.begin(y.ctypes.data, y.size, what, ring)
-            assert {first.side, second.side} == {0, 1}
-            second.finish()
-            first.finish()
+            first = across.start(x.ctypes.data, x.size, what, ring)
+            second = across.start(y.ctypes.data, y.size, what, ring)
+            assert {first.channel, second.channel} == {0, 1}
+            second.wait()
+            first.wait()
             assert (x == 3).all()
             assert (y == 6).all()
             with pytest.raises(UsageError, match="switch"):
-                across.begin(x.ctypes.data, x.size, what, AlgorithmSpec.parse("leaders/in_network"))
+                across.start(x.ctypes.data, x.size, what, AlgorithmSpec.parse("leaders/in_network"))
 
     on_ranks(3, rank)
 

@@ -9,9 +9,9 @@ import pytest
 from ringside.engine.net.exchange.ordering import (
     RULES,
     WORTH_IT,
-    Game,
+    ListSchedule,
+    MessageGraph,
     MessageOrder,
-    Play,
     by_tail,
     order_messages,
     slots_of,
@@ -26,7 +26,7 @@ WINDOW = 4
 
 def orders(s: Schedule, segments: int, window: int = WINDOW) -> list[MessageOrder]:
     """Every vertex's order by each rule's play, whether it pays or not; none if no play comes to its end."""
-    plays = [Play(Game(s), [segments] * s.chunks, window, rule) for rule in RULES]
+    plays = [ListSchedule(MessageGraph(s), [segments] * s.chunks, window, rule) for rule in RULES]
     done = [play for play in plays if play.complete]
     return list(min(done, key=lambda play: play.slots).orders()) if done else []
 
@@ -45,9 +45,9 @@ def test_both_ends_of_every_link_agree(ranks: int, segments: int) -> None:
                 for r in receives
                 for segment in range(segments)
             }
-            assert {take.part for take in order.takes} == expected, s.name
-            assert len(order.takes) == len(expected), s.name
-            for part, places in order.takes:
+            assert {take.part for take in order.receives} == expected, s.name
+            assert len(order.receives) == len(expected), s.name
+            for part, places in order.receives:
                 sources = plan.rounds[part[0]][[r.chunk for r in plan.rounds[part[0]]].index(part[1])].sources
                 for src, place in zip(sources, places, strict=True):
                     assert all_orders[src].sends[vertex][place] == part, s.name
@@ -58,7 +58,7 @@ def test_both_ends_of_every_link_agree(ranks: int, segments: int) -> None:
 def test_nobody_waits_in_a_circle(ranks: int, window: int) -> None:
     """Walk all vertices as the interpreter does: blocking, one take after the other, few places per link."""
     for s in schedules(ranks):
-        plays = [Play(Game(s), [3] * s.chunks, window, rule) for rule in RULES]
+        plays = [ListSchedule(MessageGraph(s), [3] * s.chunks, window, rule) for rule in RULES]
         assert any(play.complete for play in plays), s.name
         for play in plays:
             if play.complete:
@@ -97,7 +97,7 @@ def walk(s: Schedule, all_orders: list[MessageOrder], window: int, first: int = 
         if not ahead:
             return limit
         expected = 0
-        for (k, chunk, _), places in all_orders[dst].takes[at[dst] : at[dst] + ahead]:
+        for (k, chunk, _), places in all_orders[dst].receives[at[dst] : at[dst] + ahead]:
             sources = next(r for r in plans[dst].rounds[k] if r.chunk == chunk).sources
             if src in sources:
                 expected = max(expected, places[sources.index(src)] + 1)
@@ -117,9 +117,9 @@ def walk(s: Schedule, all_orders: list[MessageOrder], window: int, first: int = 
                 there[src, dst] += 1
                 moved = True
         for vertex, order in enumerate(all_orders):
-            if at[vertex] == len(order.takes):
+            if at[vertex] == len(order.receives):
                 continue
-            (k, chunk, segment), places = order.takes[at[vertex]]
+            (k, chunk, segment), places = order.receives[at[vertex]]
             receive = next(r for r in plans[vertex].rounds[k] if r.chunk == chunk)
             links = [(src, vertex) for src in receive.sources]
             here = all(there[link] > place for link, place in zip(links, places, strict=True))
@@ -129,7 +129,7 @@ def walk(s: Schedule, all_orders: list[MessageOrder], window: int, first: int = 
                 for link in links:
                     freed[link] += 1
                 moved = True
-    assert at == [len(order.takes) for order in all_orders], f"{s.name} stands still"
+    assert at == [len(order.receives) for order in all_orders], f"{s.name} stands still"
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_links_stay_busy(name: str, ranks: int, most: float) -> None:
     segments = max(32 // s.chunks, 1)
     counted = traffic(s)
     busiest = max(int(counted.sent.max()), int(counted.received.max())) * segments
-    game = Game(s)
-    assert min(Play(game, [segments] * s.chunks, WINDOW, rule).slots for rule in RULES) <= most * busiest
+    game = MessageGraph(s)
+    assert min(ListSchedule(game, [segments] * s.chunks, WINDOW, rule).slots for rule in RULES) <= most * busiest
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_longest_chain_goes_first_even_where_another_rule_is_a_little_shorte
     """What a play does not show: flows that share a link, which disturb other orders by much more than they save."""
     s = by_name(name, ranks)
     segments = [32 // s.chunks or 1] * s.chunks
-    plays = {rule: Play(Game(s), segments, WINDOW, rule) for rule in RULES}
+    plays = {rule: ListSchedule(MessageGraph(s), segments, WINDOW, rule) for rule in RULES}
     shortest = min(play.slots for play in plays.values() if play.complete)
     assert plays[by_tail].complete
     assert plays[by_tail].slots <= 1.2 * shortest

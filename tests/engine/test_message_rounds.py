@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import address_of
@@ -14,12 +15,11 @@ from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import rounds_apart
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
-from ringside.engine.transports.threads import Threads
 from ringside.schedule import ALGORITHMS, by_name, pipelined, run
 
 from .oracle import difference, elements
 from .threaded import on_threads as across_threads
-from .transports.schedules import carry_out
+from .transports.schedules import run_schedule
 from .transports.vertices import on_threads
 
 FULL = 32
@@ -68,21 +68,21 @@ def test_nobody_sends_of_a_round_before_all_of_those_before_it_have_come(
     ahead, guard = [0] * size, threading.Lock()
     send = ExchangeRun._send
 
-    def noted(self: ExchangeRun, outbox: Any, parts: Any) -> None:
-        before = sum(len(receives) for receives in self.plan.rounds[: _round_of(self, outbox.peer, parts)])
+    def noted(self: ExchangeRun, queue: Any, parts: Any) -> None:
+        before = sum(len(receives) for receives in self.plan.rounds[: _round_of(self, queue.peer, parts)])
         due = [
-            done < len(self.parts[receive.chunk])
+            done < len(self.segments[receive.chunk])
             for done, receive in zip(self.done, (r for rs in self.plan.rounds for r in rs), strict=True)
         ]
         with guard:
             ahead[self.me] += any(due[:before])
-        send(self, outbox, parts)
+        send(self, queue, parts)
 
     monkeypatch.setattr(ExchangeRun, "_send", noted)
 
     def vertex(end: Threads) -> Any:
         x = elements("float32", count, end.rank)
-        carry_out(Exchange(end, segment_bytes=1 << 14), by_name(name, size), x, ordered=ordered)
+        run_schedule(Exchange(end, segment_bytes=1 << 14), by_name(name, size), x, ordered=ordered)
         return x
 
     found = on_threads(size, vertex)
@@ -97,10 +97,10 @@ def test_nobody_sends_of_a_round_before_all_of_those_before_it_have_come(
         assert min(ahead) > 0
 
 
-def _round_of(one: ExchangeRun, peer: int, parts: Any) -> int:
+def _round_of(run: ExchangeRun, peer: int, parts: Any) -> int:
     """The round of a message: that of the send to this peer that carries the chunk after that receive."""
     chunk, _, after = parts[0]
-    return next(send.round for send in one.plan.links[peer] if (send.chunk, send.after) == (chunk, after))
+    return next(send.round for send in run.plan.links[peer] if (send.chunk, send.after) == (chunk, after))
 
 
 @pytest.mark.parametrize(("name", "size"), [("halving_doubling", 8), ("recursive_doubling", 8), ("hierarchical", 8)])
@@ -113,7 +113,7 @@ def test_results_are_what_they_were_and_any_number_of_places_is_enough(name: str
             exchange, found = Exchange(end, segment_bytes=1 << 14, window=window), []
             for at in range(3):  # one behind the other: who is early meets who is late
                 x = elements("float32", count, end.rank + at)
-                carry_out(exchange, by_name(name, size), x, ordered=True)
+                run_schedule(exchange, by_name(name, size), x, ordered=True)
                 found.append(x)
             return found
 
@@ -129,7 +129,7 @@ def test_results_are_what_they_were_and_any_number_of_places_is_enough(name: str
 def test_a_tensor_that_is_added_up_piece_by_piece_goes_round_by_round_too(monkeypatch: pytest.MonkeyPatch) -> None:
     size, count = 4, 1 << 20
     reached, guard, over = list[int](), threading.Lock(), threading.Barrier(size)
-    reach = ExchangeRun._reach
+    reach = ExchangeRun._enter_round
 
     def noted(self: ExchangeRun, k: int) -> None:
         with guard:
@@ -137,10 +137,10 @@ def test_a_tensor_that_is_added_up_piece_by_piece_goes_round_by_round_too(monkey
                 reached.append(k)
         reach(self, k)
 
-    monkeypatch.setattr(ExchangeRun, "_reach", noted)
+    monkeypatch.setattr(ExchangeRun, "_enter_round", noted)
 
     def job(across: HierarchicalEngine) -> Any:
-        x = elements("float32", count, across.roster.rank)
+        x = elements("float32", count, across.rank_map.rank)
         choice = AlgorithmSpec("halving_doubling", "hosts")
         across.all_reduce(address_of(x), count, Reduction(0, 0), choice)
         over.wait(60.0)

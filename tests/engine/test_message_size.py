@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
@@ -16,12 +17,12 @@ from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.persistent import MOST_BYTES
-from ringside.engine.net.reduction import folder
+from ringside.engine.net.reduction import make_fold
 from ringside.engine.transports.base import Bytes
-from ringside.engine.transports.threads import Threads
 from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
 
 from .threaded import on_threads
@@ -149,17 +150,17 @@ class Posted:
 def test_messages_that_may_be_large_meet_large_places(collectives: list[tuple[int, bool, bool, int]]) -> None:
     """Whatever comes in turn: messages in number, small or not, expected one by one or not, and how far ahead."""
     links = Posted()
-    inbox = ReceiveBuffers(links, 1, 400, 4)
+    buffers = ReceiveBuffers(links, 1, 400, 4)
     may_be_large: list[bool] = []
     for count, small, paced, ahead in collectives:
-        inbox.have_small(100, 12)
-        mail = ReceiveQueue(inbox, lambda place: None, paced=paced, small=count if small else 0, window=16)
+        buffers.ensure_small(100, 12)
+        queue = ReceiveQueue(buffers, lambda place: None, paced=paced, small=count if small else 0, window=16)
         for number in range(count):
             if paced:
-                mail.expect(min(number + ahead, count - 1))
-            mail.free(mail.take(number))
+                queue.expect(min(number + ahead, count - 1))
+            queue.free(queue.receive(number))
             may_be_large.append(not small or number == 0)
-        mail.end()
+        queue.finish()
         assert len(links.places) == len(may_be_large) + 4, "places for the next collective, and no more"
         assert links.places[-4:] == [400] * 4
     assert all(length == 400 for length, large in zip(links.places, may_be_large, strict=False) if large)
@@ -167,15 +168,15 @@ def test_messages_that_may_be_large_meet_large_places(collectives: list[tuple[in
 
 def test_small_places_are_posted_as_far_as_there_are_messages() -> None:
     links = Posted()
-    inbox = ReceiveBuffers(links, 1, 400, 4)
-    inbox.have_small(100, 12)
-    mail = ReceiveQueue(inbox, lambda place: None, small=9, window=16)
-    mail.take_next()
+    buffers = ReceiveBuffers(links, 1, 400, 4)
+    buffers.ensure_small(100, 12)
+    queue = ReceiveQueue(buffers, lambda place: None, small=9, window=16)
+    queue.receive_next()
     assert links.places == [400] * 4 + [100] * 5
     other = ReceiveBuffers(links, 1, 400, 4)
     del links.places[:]
-    other.have_small(100, 12)
-    ReceiveQueue(other, lambda place: None, small=90, window=16).take_next()
+    other.ensure_small(100, 12)
+    ReceiveQueue(other, lambda place: None, small=90, window=16).receive_next()
     assert links.places == [100] * 12
 
 
@@ -183,18 +184,18 @@ def test_small_places_are_posted_as_far_as_there_are_messages() -> None:
 def test_there_are_no_small_places_before_the_header_has_been_compared(paced: bool) -> None:
     """Whoever called something else may send messages of any length, and one that is too long ends the process."""
     links = Posted()
-    inbox = ReceiveBuffers(links, 1, 400, 4)
-    inbox.have_small(100, 12)
+    buffers = ReceiveBuffers(links, 1, 400, 4)
+    buffers.ensure_small(100, 12)
 
     def compare(place: Bytes) -> None:
         assert links.places == [400] * 4
         raise SignatureMismatch(1, None, None)  # type: ignore[arg-type]
 
-    mail = ReceiveQueue(inbox, compare, paced=paced, small=50, window=16)
+    queue = ReceiveQueue(buffers, compare, paced=paced, small=50, window=16)
     if paced:
-        mail.expect(30)
+        queue.expect(30)
     with pytest.raises(SignatureMismatch):
-        mail.take_next()
+        queue.receive_next()
     assert links.places == [400] * 4
 
 
@@ -208,12 +209,11 @@ def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int
     """A place that is too small would be refused by the threads' transport; ranks run as far ahead as they like."""
 
     def job(across: HierarchicalEngine) -> list[int]:
-        across.exchange = Exchange(across.exchange.transport, segment_bytes=1 << 16)
         sizes = []
         for turn in range(2 * len(WAYS)):
             across.exchange.bytes_per_s = (None, 1e6)[turn % 2]  # as all agree, between two collectives
             name, count = WAYS[(3 * turn) % len(WAYS)], (150_000, 400_000, 20)[turn % 3]
-            x = np.arange(count, dtype=np.float32) % 97 + across.roster.rank
+            x = np.arange(count, dtype=np.float32) % 97 + across.rank_map.rank
             across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec.parse(name))
             want = np.arange(count) % 97 * ranks + ranks * (ranks - 1) / 2
             assert (x == want).all(), f"{name}, {count} elements"
@@ -221,7 +221,7 @@ def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int
             sizes.append(across.exchange.size_of(schedule, 4 * count, 4, None).segment_bytes)
         return sizes
 
-    sizes = on_threads(ranks, job)
+    sizes = on_threads(ranks, job, segment_bytes=1 << 16)
     assert all(one == sizes[0] for one in sizes)
     assert {1 << 16, 1 << 14, 1 << 13} <= set(sizes[0]), "all sizes took part"
 
@@ -238,7 +238,7 @@ def test_small_messages_are_sent() -> None:
         code = DTYPES.index("float32")
         plan, size = plan_messages(tree(3), end.rank), exchange.size_of(tree(3), x.nbytes, x.itemsize, None)
         call = CollectiveSignature(0, code, 0, len(x))
-        exchange.run(plan, [x.view(np.uint8)], 4, folder(code, 0), call, ordered=True, size=size)
+        ExchangeRun(exchange, plan, [x.view(np.uint8)], 4, make_fold(code, 0), call, ordered=True, size=size).run()
         assert (x == 3).all()
         return lengths
 

@@ -12,7 +12,7 @@ import pytest
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.collectives import SMALL_BYTES, carry_out
+from ringside.engine.net.collectives import SMALL_BYTES, run_collective
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.request import CoreRequest, bounds_of_one, equal_bounds
 from ringside.errors import MismatchError, UnsupportedError
@@ -32,10 +32,10 @@ def moved(ranks: int, kind: str, xs: list[Array], bounds: list[int], out: bool =
     count = bounds[-1]
 
     def job(across: HierarchicalEngine) -> Array:
-        x = xs[across.roster.rank].copy()
+        x = xs[across.rank_map.rank].copy()
         result = np.full(count, UNTOUCHED, x.dtype) if out else x
         call = CoreRequest(kind, flatten(x), count, bounds, result.ctypes.data if out else 0, **how)
-        carry_out(across, call)
+        run_collective(across, call)
         return result
 
     return on_threads(ranks, job)
@@ -111,8 +111,8 @@ def test_a_barrier_ends_when_all_have_come() -> None:
     come: list[int] = []
 
     def job(across: HierarchicalEngine) -> int:
-        come.append(across.roster.rank)
-        carry_out(across, CoreRequest("barrier", flatten(np.zeros(1)), 0))
+        come.append(across.rank_map.rank)
+        run_collective(across, CoreRequest("barrier", flatten(np.zeros(1)), 0))
         return len(come)
 
     assert on_threads(4, job) == [4] * 4
@@ -123,11 +123,11 @@ def test_one_comes_after_what_is_under_way() -> None:
     all_done = threading.Barrier(2)
 
     def job(across: HierarchicalEngine) -> bool:
-        large, small = np.full(200_000, across.roster.rank + 1.0, "f4"), np.zeros(2, "f4")
+        large, small = np.full(200_000, across.rank_map.rank + 1.0, "f4"), np.zeros(2, "f4")
         what = Reduction(DTYPES.index("float32"), 0)
-        across.begin(large.ctypes.data, large.size, what, AlgorithmSpec("ring", "hosts"))
-        small[across.roster.rank] = 1
-        carry_out(across, CoreRequest("all_gather_", flatten(small), 2, [0, 1, 2]))
+        across.start(large.ctypes.data, large.size, what, AlgorithmSpec("ring", "hosts"))
+        small[across.rank_map.rank] = 1
+        run_collective(across, CoreRequest("all_gather_", flatten(small), 2, [0, 1, 2]))
         there = bool((large == 3).all() and (small == 1).all())
         all_done.wait(20.0)  # who leaves early takes with it what others have not taken yet
         across.close()
@@ -139,9 +139,9 @@ def test_one_comes_after_what_is_under_way() -> None:
 @pytest.mark.parametrize("odd", [{"bounds": [0, 2, 5]}, {"root": 1}, {"tag": 5}, {"scale": 2.0}, {"op": 3}])
 def test_ranks_that_call_it_differently_find_out(odd: dict[str, Any]) -> None:
     def job(across: HierarchicalEngine) -> str:
-        how: dict[str, Any] = {"bounds": [0, 3, 5]} | (odd if across.roster.rank == 0 else {})
+        how: dict[str, Any] = {"bounds": [0, 3, 5]} | (odd if across.rank_map.rank == 0 else {})
         with pytest.raises(MismatchError) as raised:
-            carry_out(across, CoreRequest("reduce_scatter_", flatten(np.zeros(5, "f4")), 5, **how))
+            run_collective(across, CoreRequest("reduce_scatter_", flatten(np.zeros(5, "f4")), 5, **how))
         return str(raised.value)
 
     for words in on_threads(2, job):
@@ -151,6 +151,6 @@ def test_ranks_that_call_it_differently_find_out(odd: dict[str, Any]) -> None:
 def test_scales_of_one_s_own_are_refused() -> None:
     def job(across: HierarchicalEngine) -> None:
         with pytest.raises(UnsupportedError, match="one scale"):
-            carry_out(across, CoreRequest("reduce_scatter_", flatten(np.zeros(4)), 4, [0, 2, 4], own_scale=True))
+            run_collective(across, CoreRequest("reduce_scatter_", flatten(np.zeros(4)), 4, [0, 2, 4], own_scale=True))
 
     on_threads(2, job)

@@ -10,7 +10,7 @@ from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import Reduction, ReductionPlan, part_of, told_of
+from ringside.engine.net.reduction import Reduction, ReductionPlan, plan_reduction, signature_of
 
 SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
 FLOAT32, FLOAT16 = DTYPES.index("float32"), DTYPES.index("float16")
@@ -28,7 +28,7 @@ BRAIN = Reduction(FLOAT32, AVG, wire=WireCompression("bfloat16"))
 
 
 def part(way: str, what: Reduction) -> ReductionPlan:
-    return part_of(AlgorithmSpec.parse(WAYS[way]), None, what, told_of(what, 10), ROSTER)
+    return plan_reduction(AlgorithmSpec.parse(WAYS[way]), None, what, signature_of(what, 10), ROSTER)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_elements_are_scaled_and_divided_once(
     what: Reduction, way: str, first: float, last_divides: bool, divisor: float
 ) -> None:
     found = part(way, what)
-    assert (found.first, found.last_fold is not found.fold, found.divisor) == (first, last_divides, divisor)
+    assert (found.pre_scale, found.last_fold is not found.fold, found.divisor) == (first, last_divides, divisor)
 
 
 @pytest.mark.parametrize("what", [SUM_OF_3, MEAN, WEIGHTED, HALVES])
@@ -96,7 +96,7 @@ def test_peers_are_told_what_was_called_and_a_switch_what_it_has_to_do() -> None
 
 
 def test_between_hosts_the_vertices_are_the_hosts() -> None:
-    found = part_of(AlgorithmSpec.parse("hosts/tree"), (1, 3), MEAN, told_of(MEAN, 10), ROSTER)
+    found = plan_reduction(AlgorithmSpec.parse("hosts/tree"), (1, 3), MEAN, signature_of(MEAN, 10), ROSTER)
     assert found.plan is not None
     assert set(found.plan.links) <= {0, 1}
     assert part("the group's own", MEAN).plan is None

@@ -10,7 +10,7 @@ import pytest
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.cost.network import CostNetwork
-from ringside.engine.net.exchange.run import LinkBuffers
+from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.probe.links import (
     best_ring_order,
     links_beside,
@@ -188,7 +188,7 @@ def test_a_probe_stops_refining_when_rank_0s_time_is_over():
         runs = []
         inner = across.run
         across.run = lambda *args, **more: (runs.append(1), inner(*args, **more))[1]
-        clock = itertools.count(0.0, 1.0 if across.roster.rank == 0 else 0.0)  # only rank 0's goes on
+        clock = itertools.count(0.0, 1.0 if across.rank_map.rank == 0 else 0.0)  # only rank 0's goes on
         prober = Prober(across, effort=replace(EFFORT, budget_s=budget_s, again=0), clock=lambda: float(next(clock)))
         return prober.probe(), len(runs)
 
@@ -204,9 +204,9 @@ def test_a_probe_stops_refining_when_rank_0s_time_is_over():
 
 def test_what_arrives_together_is_one_rate():
     hops = [
-        LinkBuffers(1, 0, 1, 300, 0.0, 1.0, 5.0),
-        LinkBuffers(1, 0, 2, 300, 5.0, 5.0, 5.0),
-        LinkBuffers(1, 0, 3, 300, 5.0, 5.0, 9.0),
+        HopTiming(1, 0, 1, 300, 0.0, 1.0, 5.0),
+        HopTiming(1, 0, 2, 300, 5.0, 5.0, 5.0),
+        HopTiming(1, 0, 3, 300, 5.0, 5.0, 9.0),
     ]
     assert rate_together(hops, 100) == pytest.approx(100.0)
     assert rate_together([], 100) == 0.0

@@ -43,7 +43,6 @@ FAR_S = 600.0  # a deadline that no test lives to see
         ({"RINGSIDE_TIMEOUT_S": "-1"}, UsageError, "impossible"),
         ({"RINGSIDE_TIMEOUT_S": "inf"}, UsageError, "impossible"),
         ({"RINGSIDE_TIMEOUT_S": "nan"}, UsageError, "impossible"),
-        ({"RINGSIDE_SEGMENT_BYTES": "0"}, UsageError, "impossible"),
     ],
 )
 def test_what_the_environment_cannot_mean_is_refused(environ: dict[str, str], error: Any, words: str) -> None:

@@ -197,7 +197,7 @@ def test_of_ranks_that_are_alone_on_their_hosts_so_many_are_timed(size: int, cou
 
 def test_what_is_timed_depends_on_what_time_is_left():
     def job(across):
-        measuring = StartupTiming(across.roster, Rank0Broadcast(across), Prober(across), lambda: 10.0)
+        measuring = StartupTiming(across.rank_map, Rank0Broadcast(across), Prober(across), lambda: 10.0)
         measuring.prices = priced(candidates(cluster()), cluster())
         names = ["native", "ring", "direct", "chain", "tree"]
         new = Race(MB, names, frozenset())
@@ -671,7 +671,7 @@ def test_drift_on_all_ranks_revises_and_on_one_does_not(tmp_path):
 
     def job(across):
         selector = started(across, environ)
-        size, rank = 4 * MB, across.roster.rank
+        size, rank = 4 * MB, across.rank_map.rank
         choice = selector.choose(size)
         usual = selector.table.expected_s(size, str(choice))
         for _ in range(12):
@@ -699,7 +699,7 @@ def test_the_first_revision_that_changes_nothing_pauses_and_what_was_kept_stays(
     environ = {"RINGSIDE_SELECTION": str(path)}
 
     def job(across):
-        if across.roster.rank == 0:  # who reads it
+        if across.rank_map.rank == 0:  # who reads it
             key = Tuner(across, {"version": "test"}, environ={}).key
             path.write_bytes(TimingTable(key, made.topology, made.ranks).encode())
         selector = Tuner(across, {"version": "test"}, environ=environ, prober=NativeIsFast(across, links))

@@ -8,18 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Threads
 
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
+from ringside.engine.net.context import EngineContext
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.persistent import PersistentExchange
 from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.persistent import MOST_BYTES, PersistentSmall
-from ringside.engine.net.reduction import folder
-from ringside.engine.transports.threads import Threads
+from ringside.engine.net.reduction import make_fold
 from ringside.schedule import by_name
 from ringside.schedule.combine import relabel
 
@@ -38,7 +40,7 @@ def by_script(
     plan = plan_messages(relabel(schedule, order) if order else schedule, exchange.transport.rank)
     chunk = x.view(np.uint8)
     assert PersistentExchange.fits(exchange, plan, len(chunk))
-    fold = folder(F32, SUM)
+    fold = make_fold(F32, SUM)
     return PersistentExchange(
         exchange, plan, chunk, 4, fold, fold, CollectiveSignature(1, F32, SUM, len(x), tag=tag), None
     )
@@ -56,13 +58,13 @@ def test_a_script_and_the_interpreter_understand_each_other(name: str, size: int
         for turn in range(6):
             x[:] = elements("float32", 7, end.rank + turn)
             if (end.rank + turn) % 2:
-                script.run()
-                script.rest()
+                script.start()
+                script.wait()
+                script.release_buffers()
             else:
                 plan = plan_messages(by_name(name, size), end.rank)
-                exchange.run(
-                    plan, [x.view(np.uint8)], 4, folder(F32, SUM), CollectiveSignature(1, F32, SUM, 7), ordered=True
-                )
+                call = CollectiveSignature(1, F32, SUM, 7)
+                ExchangeRun(exchange, plan, [x.view(np.uint8)], 4, make_fold(F32, SUM), call, ordered=True).run()
             found.append(x.copy())
         return [np.stack(found), dict(exchange.sent_bytes), len(exchange.hops)]
 
@@ -81,7 +83,9 @@ def test_a_script_finds_who_called_something_else() -> None:
         exchange = Exchange(end)
         x = np.zeros(3, np.float32)
         try:
-            by_script(exchange, "one_shot", x, 3, tag=end.rank == 2).run()
+            script = by_script(exchange, "one_shot", x, 3, tag=end.rank == 2)
+            script.start()
+            script.wait()
         except SignatureMismatch as error:
             return str(error.peer)
         return ""
@@ -102,11 +106,11 @@ def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
         for count, op, scale in cases:
             what = Reduction(code, OP_CODES[op], scale)
             for ready in (True, False, True):
-                x = elements(dtype, count, across.roster.rank)
+                x = elements(dtype, count, across.rank_map.rank)
                 if ready:
                     across.all_reduce(address_of(x), count, what, AlgorithmSpec.parse(name))
                 else:
-                    across.begin(address_of(x), count, what, AlgorithmSpec.parse(name)).finish()
+                    across.start(address_of(x), count, what, AlgorithmSpec.parse(name)).wait()
                 found.append(x.tobytes())
         return found
 
@@ -119,19 +123,19 @@ def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
 def test_of_many_kinds_the_old_ones_are_put_away(monkeypatch: pytest.MonkeyPatch) -> None:
     made, make = [weakref.WeakSet[PersistentSmall]() for _ in range(4)], PersistentSmall.__init__
 
-    def noted(self: PersistentSmall, across: HierarchicalEngine, *args: Any) -> None:
-        made[across.roster.rank].add(self)
-        make(self, across, *args)
+    def noted(self: PersistentSmall, context: EngineContext, *args: Any) -> None:
+        made[context.rank_map.rank].add(self)
+        make(self, context, *args)
 
     monkeypatch.setattr(PersistentSmall, "__init__", noted)
 
     def job(across: HierarchicalEngine) -> bool:
         for count in (*range(1, 200), 5):
-            x = np.full(count, across.roster.rank + 1, np.float32)
+            x = np.full(count, across.rank_map.rank + 1, np.float32)
             across.all_reduce(address_of(x), count, Reduction(F32, SUM), AlgorithmSpec("parameter_server"))
             assert (x == 10).all()
         gc.collect()
-        return 0 < len(made[across.roster.rank]) < 199
+        return 0 < len(made[across.rank_map.rank]) < 199
 
     assert all(across_threads(4, job))
 
@@ -139,7 +143,7 @@ def test_of_many_kinds_the_old_ones_are_put_away(monkeypatch: pytest.MonkeyPatch
 def test_what_failed_leaves_the_tensor_as_it_was() -> None:
     def job(across: HierarchicalEngine) -> bool:
         x = np.full(4, 7.0, np.float32)
-        if across.roster.rank == 3:
+        if across.rank_map.rank == 3:
             across.close()
             return True
         with pytest.raises(Exception, match="rank 3"):

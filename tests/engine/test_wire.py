@@ -13,12 +13,12 @@ from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
 from ringside.engine.net.exchange.signature import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16
-from ringside.engine.net.reduction import Reduction, told_of
+from ringside.engine.net.reduction import Reduction, signature_of
 from ringside.errors import UsageError
 from ringside.schedule import by_name
 
 from .oracle import difference
-from .transports.schedules import carry_out
+from .transports.schedules import run_schedule
 from .transports.vertices import on_threads
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -96,7 +96,7 @@ def test_over_a_schedule(name: str, dtype: Any) -> None:
     def vertex(end: Any) -> tuple[Any, int]:
         exchange = Exchange(end, segment_bytes=512)
         x = inputs[end.rank].copy()
-        carry_out(exchange, schedule, x, wire=wire)
+        run_schedule(exchange, schedule, x, wire=wire)
         wire.round(x.view(np.uint8))
         return x, sum(exchange.sent_bytes.values()) - HEADER_BYTES * len(exchange.sent_bytes)
 
@@ -119,10 +119,10 @@ def test_peers_are_told_how_elements_travel() -> None:
     """So that ranks that were set differently find out, and a switch that was not called itself knows."""
     float32 = DTYPES.index("float32")
     told = [
-        told_of(Reduction(float32, 0, wire=wire), 9)
+        signature_of(Reduction(float32, 0, wire=wire), 9)
         for wire in (None, WireCompression("bfloat16"), WireCompression("float16"))
     ]
     assert [call.flags for call in told] == [0, WIRE_BFLOAT16, WIRE_FLOAT16]
-    weighted = told_of(Reduction(float32, 0, scale=3.0, scales=(3.0, 5.0), wire=WireCompression("float16")), 9)
+    weighted = signature_of(Reduction(float32, 0, scale=3.0, scales=(3.0, 5.0), wire=WireCompression("float16")), 9)
     assert weighted.flags == OWN_SCALE | WIRE_FLOAT16
-    assert (weighted.extra, told_of(Reduction(float32, 0, scale=3.0), 9).extra) == (1.0, 3.0)
+    assert (weighted.extra, signature_of(Reduction(float32, 0, scale=3.0), 9).extra) == (1.0, 3.0)

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.thread_transport import Switchboard, Threads
+
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.transports.threads import Switchboard, Threads
 
 
 class NoNative:
@@ -60,22 +61,23 @@ class NativeByThreads:
         self._across.all_reduce(address, len(data) // ITEM_BYTES[dtype], Reduction(dtype, op), AlgorithmSpec("ring"))
 
 
-def make_across(board: Switchboard, rank: int, native: Any = None) -> HierarchicalEngine:
+def make_across(board: Switchboard, rank: int, native: Any = None, segment_bytes: int = 1 << 18) -> HierarchicalEngine:
     n = board.size
-    roster = RankMap(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
-    return HierarchicalEngine(
-        roster, Exchange(Threads(board, rank)), None, native or NoNative(), timeout_s=board.timeout_s
-    )
+    rank_map = RankMap(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
+    exchange = Exchange(Threads(board, rank), segment_bytes=segment_bytes)
+    return HierarchicalEngine(rank_map, exchange, None, native or NoNative(), timeout_s=board.timeout_s)
 
 
-def on_threads(n: int, job: Callable[[HierarchicalEngine], Any], *, native_pause_s: float = 0.0) -> list[Any]:
+def on_threads(
+    n: int, job: Callable[[HierarchicalEngine], Any], *, native_pause_s: float = 0.0, segment_bytes: int = 1 << 18
+) -> list[Any]:
     """Run a job on n ranks, each a thread and a host of its own; return what each returned, by rank."""
     board, own = Switchboard(n), Switchboard(n)
     results: list[Any] = [None] * n
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
-        across = make_across(board, rank, NativeByThreads(own, rank, native_pause_s))
+        across = make_across(board, rank, NativeByThreads(own, rank, native_pause_s), segment_bytes)
         try:
             results[rank] = job(across)
         except BaseException as error:

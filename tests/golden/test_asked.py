@@ -112,7 +112,7 @@ def test_a_page_is_served_as_it_was(place: Path, golden: Golden, monkeypatch: py
 
 def test_what_top_shows_is_as_it_was(place: Path, golden: Golden) -> None:
     def chosen(args: argparse.Namespace) -> str:
-        source, remark = top.choose(args.run)
+        source, remark = top.choose_run(args.run)
         return f"{type(source).__name__} {source.where} {remark}"
 
     (place / "runs").mkdir()

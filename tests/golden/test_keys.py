@@ -17,7 +17,7 @@ from ringside.bench import launch
 from ringside.commands import bench, lab, probe
 from ringside.engine.cost.network import CostNetwork
 from ringside.engine.probe.prober import Probe
-from ringside.lab.processes import RankPlacement, RankResult, RunResult, places
+from ringside.lab.processes import RankPlacement, RankResult, RunResult, place_ranks
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.job_probe import ProbeOutcome
@@ -95,7 +95,7 @@ class _Recorded:
         pass
 
     def run(self, argv: list[str], *, sink: Callable[[RankPlacement, str, str], None], **_: object) -> RunResult:
-        first, second = places([1, 1])
+        first, second = place_ranks([1, 1])
         sink(first, "stdout", "epoch 1")
         sink(second, "stderr", "a warning")
         ranks = RankResult(first, 0, "", "", 1.5, False), RankResult(second, -9, "", "", 1.25, False)

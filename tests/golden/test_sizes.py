@@ -20,7 +20,7 @@ from tests.recorded_runs import own_times, write_run
 from tests.support.golden import Golden
 
 from ringside.monitor.run.directory import RunReader
-from ringside.monitor.summary import assess
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined
 from ringside.view.export.markdown import render_markdown
@@ -112,7 +112,7 @@ def test_reports_of_few_and_many_ranks_are_as_they_were(tmp_path: Path, golden: 
     for ranks in RANKS:
         path = a_run(tmp_path / f"run-{ranks}", ranks)
         reader = RunReader(path)
-        summary, table = assess(reader)
+        summary, table = assess_run(reader)
         page = _data(render_report(summary, reader.info, table))
         counts = " ".join(f"{tag} {len(re.findall(rf'<{tag}[ >]', page))}" for tag in TAGS)
         words = render_markdown(summary, reader.info)
@@ -166,7 +166,7 @@ def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: 
         for width in (40, 80, 132):
             drawn = shown(picture(following, "a job", 75.0, width), width)
             pieces.append(f"== {name}, {width} columns\n{drawn}{status_line(following, 75.0)}\n")
-    summary, _ = assess(RunReader(run))
+    summary, _ = assess_run(RunReader(run))
     verdicts = Run(run).verdicts
     pieces += [f"== closing, {width} columns\n{shown(closing(summary, verdicts), width)}" for width in (40, 80)]
     golden.check(f"sizes/picture-{run}.txt", "".join(pieces))

@@ -516,7 +516,7 @@ def _hear_records(content: bytes) -> None:
     collector, tally = StepCollector(2, watchers=standard_watchers(2, ["a", "b"])), MetricCounters(info)
     collector.add(records)
     tally.add(records, collector)
-    render(tally.figures((), {}, {}))
+    render(tally.snapshot((), {}, {}))
 
 
 def _hear_hello(content: bytes) -> None:
@@ -634,7 +634,7 @@ def _look_at_entry(path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "registry_directory", lambda *_: path.parent)
-        assert registry.running() == []  # nobody has been alive since the first tick
+        assert registry.running_runs() == []  # nobody has been alive since the first tick
 
 
 READERS = {

@@ -37,7 +37,7 @@ def forked(port: int, directory: str) -> dict[str, Any]:
                 small = torch.nn.Linear(2, 2)
                 small(torch.ones(1, 2)).sum().backward()
                 torch.optim.SGD(small.parameters(), lr=0.1).step()
-                ringside.log(loss=1.0)
+                ringside.log_step(loss=1.0)
                 session.event("child", why="fork")
                 session.watch.board.enters(1)
                 session.watch.board.waits()

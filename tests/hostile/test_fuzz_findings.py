@@ -83,7 +83,7 @@ def test_what_is_nested_too_deep_is_refused_in_words(tmp_path: Path, monkeypatch
     entries.mkdir(mode=0o700)
     (entries / "1.json").write_text(f'{{"path": {DEEP}}}')
     monkeypatch.setattr(registry, "registry_directory", lambda *_: entries)
-    assert registry.running() == []
+    assert registry.running_runs() == []
 
 
 def test_a_line_of_records_nested_too_deep_is_left_out(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_an_alert_of_no_time_is_told_as_of_now(unix: Any) -> None:
         "excess_ratio": 0.0,
         "cause": "x",
     }
-    (alert,) = book.hear({"kind": "verdict", "unix": unix, "verdict": verdict})
+    (alert,) = book.record({"kind": "verdict", "unix": unix, "verdict": verdict})
     assert alert.started_unix == 1700000000.0
-    assert book.hear({"kind": "ended", "unix": unix}) == []
+    assert book.record({"kind": "ended", "unix": unix}) == []
 
 
 def test_a_size_in_a_table_of_json_that_no_float_holds_is_a_bad_row(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_pages_and_metrics_hold_no_control_characters(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps({**info, "name": ESCAPES, "hosts": [ESCAPES, "b"]}))
     assert commands.main(["report", str(run)]) == 0
     assert "\x1b" not in (run / "report.html").read_text()
-    assert b"\x1b" not in render(MetricCounters(RunReader(run).info).figures([], {}, {}))[0]
+    assert b"\x1b" not in render(MetricCounters(RunReader(run).info).snapshot([], {}, {}))[0]
 
 
 def test_an_error_that_quotes_a_file_is_printed_without_control_characters(

@@ -23,7 +23,7 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings
 from ringside.doctor.flight_recorder.dump import P2P
-from ringside.doctor.kineto.events import TraceEvent, kernel
+from ringside.doctor.kineto.events import TraceEvent, kernel_collective
 from ringside.doctor.nccl_log.communicators import Communicators
 from ringside.doctor.nccl_log.faults import fault_of, is_abort
 from ringside.doctor.nccl_log.lines import Line, nccl_lines
@@ -125,14 +125,14 @@ def test_a_reader_that_fails_at_one_file_reads_the_others(tmp_path: Path, monkey
     """Whatever the fault is: also one that nobody has thought of."""
     from ringside.doctor.flight_recorder import reader as flight_recorder
 
-    load = flight_recorder.load
+    load = flight_recorder.load_dump
 
     def failing(data: bytes) -> Any:
         if b"odd" in data:
             raise ZeroDivisionError("nobody thought of it")
         return load(data)
 
-    monkeypatch.setattr(flight_recorder, "load", failing)
+    monkeypatch.setattr(flight_recorder, "load_dump", failing)
     for rank in range(3):
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump(state="odd" if rank == 1 else "started")))
     notes = {Path(note.file).name: note for note in examine([tmp_path]).notes}
@@ -230,7 +230,7 @@ def scanned(text: bytes) -> None:
     [
         lambda n: scanned(b'{"traceEvents": [' + b" " * n),
         lambda n: scanned(b'{"traceEvents": [{"ph": "X"}' + b" " * n),
-        lambda n: kernel("nccl" * n + " Kernel"),
+        lambda n: kernel_collective("nccl" * n + " Kernel"),
         lambda n: commands.main(["predict", "--preset", "p5", "--model", "1" * n + "x"]),
         lambda n: P2P.search("send " + "1" * n),
         lambda n: tables_osu.read("# OSU MPI" + "a" * n, "x"),

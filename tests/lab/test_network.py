@@ -8,12 +8,16 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from lab_measure import connection, round_trips, stream, together
+
 from ringside.errors import UsageError
 from ringside.lab import Lab
-from ringside.lab.measure import connection, round_trips, stream, together
 
 from .factory import LabFactory
 

@@ -18,8 +18,12 @@ from typing import Any
 import pytest
 from tests.support.ranks import on_ranks
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+import lab_measure as measure
+
 from ringside.errors import RingsideError, UnsupportedError, UsageError
-from ringside.lab import Lab, delay, measure, network
+from ringside.lab import Lab, delay, network
 from ringside.lab import iproute2 as tools
 from ringside.lab import lab as labs
 from ringside.lab import namespaces as names
@@ -27,7 +31,7 @@ from ringside.lab import network as shaping
 from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.namespaces import LabName
 from ringside.lab.network import bytes_by_device
-from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, defaults
+from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, default_environment
 from ringside.lab.wiring import mesh, star
 
 PATIENCE_S = 60.0
@@ -221,9 +225,9 @@ def test_names_say_when_their_owner_started(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_one_rank_alone_may_use_all_cores() -> None:
-    assert "OMP_NUM_THREADS" not in defaults({}, 1)
-    assert defaults({}, 2)["OMP_NUM_THREADS"] == "1"
-    assert defaults({"RES_OPTIONS": "x"}, 2).keys() == {
+    assert "OMP_NUM_THREADS" not in default_environment({}, 1)
+    assert default_environment({}, 2)["OMP_NUM_THREADS"] == "1"
+    assert default_environment({"RES_OPTIONS": "x"}, 2).keys() == {
         "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS",
     }  # fmt: skip
 
@@ -409,7 +413,7 @@ def test_what_ranks_write_is_kept_apart_and_told_line_by_line() -> None:
     assert [line for rank, stream, line in told if (rank, stream) == (0, "stdout")] == ["a", "b", "d"]
     assert sorted(line for rank, _, line in told if rank == 1) == ["e"]
     assert (0, "stderr", "c") in told
-    assert results[0].words() == "rank 0 on host 0 ended with status 3"
+    assert results[0].describe() == "rank 0 on host 0 ended with status 3"
     assert all(0 < result.seconds < PATIENCE_S for result in results)
 
 
@@ -429,13 +433,13 @@ def test_who_is_left_after_a_failure_has_a_limited_time_and_is_ended_with_all_be
     )
     assert not finished
     assert [(result.status, result.ended) for result in results] == [(5, False), (-15, True), (-9, True), (0, False)]
-    assert results[1].words().startswith("rank 1 on host 0 was ended by the lab after ")
+    assert results[1].describe().startswith("rank 1 on host 0 was ended by the lab after ")
 
 
 def test_a_signal_has_its_name_in_words() -> None:
     place = RankPlacement(2, 1, 0)
-    assert RankResult(place, -signal.SIGSEGV, "", "", 1.0, False).words() == "rank 2 on host 1 was ended by SIGSEGV"
-    assert RankResult(place, -77, "", "", 1.0, False).words() == "rank 2 on host 1 was ended by signal 77"
+    assert RankResult(place, -signal.SIGSEGV, "", "", 1.0, False).describe() == "rank 2 on host 1 was ended by SIGSEGV"
+    assert RankResult(place, -77, "", "", 1.0, False).describe() == "rank 2 on host 1 was ended by signal 77"
 
 
 # ------------------------------------------------------------------------------------------------ frames and streams

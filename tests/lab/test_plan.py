@@ -12,7 +12,15 @@ from ringside.lab import iproute2 as tools
 from ringside.lab import network as shaping
 from ringside.lab.delay import DelayLine
 from ringside.lab.namespaces import LabName
-from ringside.lab.processes import RankPlacement, RankResult, RunResult, defaults, environment, places, ranks_on
+from ringside.lab.processes import (
+    RankPlacement,
+    RankResult,
+    RunResult,
+    default_environment,
+    place_ranks,
+    rank_environment,
+    ranks_on,
+)
 from ringside.lab.wiring import SWITCH, address_of, mesh, routes, star
 
 
@@ -43,8 +51,8 @@ def test_no_two_interfaces_of_a_node_have_the_same_name():
 
 
 def test_ranks_are_numbered_host_by_host():
-    assert places(ranks_on(2, [2, 1])) == [RankPlacement(0, 0, 0), RankPlacement(1, 0, 1), RankPlacement(2, 1, 0)]
-    assert environment(RankPlacement(2, 1, 0), (2, 1), 29500) == {
+    assert place_ranks(ranks_on(2, [2, 1])) == [RankPlacement(0, 0, 0), RankPlacement(1, 0, 1), RankPlacement(2, 1, 0)]
+    assert rank_environment(RankPlacement(2, 1, 0), (2, 1), 29500) == {
         "RANK": "2",
         "WORLD_SIZE": "3",
         "LOCAL_RANK": "0",
@@ -58,8 +66,8 @@ def test_ranks_are_numbered_host_by_host():
 
 
 def test_what_the_user_set_is_kept():
-    assert "GLOO_SOCKET_IFNAME" in defaults({}, 2)
-    assert "GLOO_SOCKET_IFNAME" not in defaults({"GLOO_SOCKET_IFNAME": "lo"}, 2)
+    assert "GLOO_SOCKET_IFNAME" in default_environment({}, 2)
+    assert "GLOO_SOCKET_IFNAME" not in default_environment({"GLOO_SOCKET_IFNAME": "lo"}, 2)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from .factory import LabFactory
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little"),
+    pytest.mark.skipif(not tcp_info.has_tcp_info(), reason="this kernel's TCP_INFO holds too little"),
 ]
 
 LIMIT_S = 80.0

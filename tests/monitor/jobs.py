@@ -9,8 +9,7 @@ import numpy as np
 
 from ringside.monitor import RunInfo
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.slow_rank.detector import VerdictEvent
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.monitor.watcher import Row, Watcher
 
 

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNTOLD, explain
+from ringside.monitor.causes.explain import AS_MUCH_CPU, DESCHEDULED, RUNNING, UNEXPLAINED, explain_verdict
 from ringside.monitor.causes.signs import SIGN_EVIDENCE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import Vitals
 from ringside.monitor.run.table import StepTable, tabulate
 from ringside.monitor.slow_rank.detector import detect
 from ringside.monitor.slow_rank.watcher import SlowRankWatcher
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
+from ringside.view.html.run_report import render_report
 
 STEPS, ONSET, RANKS, CULPRIT = 120, 60, 4, 2
 HEALTHY_S, SLOW_S = 0.1, 0.14
@@ -101,7 +102,7 @@ def records(of: Of | None, *, onset: int = ONSET, ran: float | None = None, data
 
 def verdict_on(made: list[StepRecord], onset: int = ONSET) -> Verdict:
     table, verdict = tabulate(made, RANKS), found(onset)
-    return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
+    return explain_verdict(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
 
 
 def only_culprit(now: Known, usual: Known) -> Of:
@@ -284,7 +285,7 @@ def test_a_neighbour_is_told_on_a_machine_that_is_full_anyway() -> None:
     made = records(only_culprit({"waited_seconds": 0.938, "ran_seconds": 0.05}, full))
     table = tabulate(made, RANKS)
     verdict = msgspec.structs.replace(found(ONSET), excess_ratio=6.89)
-    verdict = explain(verdict, table.between(ONSET), table.before(ONSET))
+    verdict = explain_verdict(verdict, table.between(ONSET), table.before(ONSET))
     assert "another process took its core: ready to run but waiting 94 %" in verdict.cause
 
 
@@ -328,7 +329,7 @@ def test_without_vitals_only_the_share_of_the_cpu_is_told() -> None:
 
 def test_a_rank_that_ran_less_for_no_known_reason() -> None:
     verdict = verdict_on(records(only_culprit({"gpu_clock_mhz": 1755.0}, {**QUIET, **BUSY_GPU}), ran=0.6))
-    assert UNTOLD in verdict.cause
+    assert UNEXPLAINED in verdict.cause
     assert not set(verdict.evidence) & SIGN_EVIDENCE
 
 
@@ -385,7 +386,7 @@ def test_a_slow_data_loader_sleeps_and_that_is_no_news() -> None:
 
 def test_more_samples_stay_more_samples() -> None:
     verdict = Verdict(kind="uneven_work", ranks=[CULPRIT], since_step=0, detected_step=9, excess_ratio=0.4)
-    assert explain(verdict, tabulate(records(only_culprit({"waited_seconds": 0.3}, QUIET)), RANKS)) is verdict
+    assert explain_verdict(verdict, tabulate(records(only_culprit({"waited_seconds": 0.3}, QUIET)), RANKS)) is verdict
 
 
 # ------------------------------------------------------------------------------------------------ told to the user
@@ -403,7 +404,7 @@ def test_the_live_watcher_tells_it_and_the_report_shows_it(tmp_path: Path, make_
     writer = RunWriter(tmp_path, make_info(RANKS))
     writer.append(made)
     writer.event({"unix": 1.0, "kind": "verdict", "verdict": msgspec.to_builtins(told[0])})
-    (shown,) = finish(tmp_path)["verdicts"]
+    (shown,) = finish_run(tmp_path, render_report)["verdicts"]
     assert words in shown["cause"]
     assert shown["evidence"]["quota_cpus"] == 1.5
     assert "throttled 38 % of its own time" in (tmp_path / "report.html").read_text().replace("\xa0", " ")
@@ -414,7 +415,7 @@ def test_a_claim_that_all_records_do_not_bear_out_is_taken_back() -> None:
     early = verdict_on(records(only_culprit(now, usual)))
     assert words in early.cause
     table: StepTable = tabulate(records(only_culprit({}, usual)), RANKS)
-    late = explain(early, table.between(ONSET), table.before(ONSET))
+    late = explain_verdict(early, table.between(ONSET), table.before(ONSET))
     assert words not in late.cause
     assert not set(late.evidence) & SIGN_EVIDENCE
 
@@ -457,5 +458,5 @@ def test_the_page_names_evidence_that_exists_and_leaves_none_out() -> None:
     known = SIGN_EVIDENCE - shares - {"others_major_faults_per_step"}
     assert known <= named
     assert named - known == {"extra_data_seconds", "more_samples_ratio", "cpu_share_ratio", "usual_cpu_share_ratio"}
-    for words in (RUNNING, UNTOLD, AS_MUCH_CPU.split(":")[0], DESCHEDULED.split(":")[0]):
+    for words in (RUNNING, UNEXPLAINED, AS_MUCH_CPU.split(":")[0], DESCHEDULED.split(":")[0]):
         assert words in text

@@ -10,7 +10,7 @@ import pytest
 from ringside.errors import UsageError
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.settings import digest_steps
-from ringside.monitor.replicas import Check, ReplicaCheck, odd_ones
+from ringside.monitor.replicas import Check, ReplicaCheck, find_odd_ranks
 from ringside.monitor.verdict import headline
 
 NAMES = ["body.weight", "body.bias", "head.weight"]
@@ -47,7 +47,7 @@ def none_left(number: int) -> dict[int, list[int]]:
 def test_the_minority_is_named_and_a_tie_is_said_to_be_one(
     digests: list[int], ranks: tuple[int, ...], decided: bool
 ) -> None:
-    assert odd_ones(dict(enumerate(digests))) == (ranks, decided)
+    assert find_odd_ranks(dict(enumerate(digests))) == (ranks, decided)
 
 
 def test_agreement_says_nothing() -> None:
@@ -153,7 +153,7 @@ def test_an_alert_fires_is_resolved_when_they_agree_again_and_not_by_the_end_of_
     for number, digests in enumerate(([1, 1, 1], [1, 2, 1], [3, 3, 3], [4, 5, 4]), start=1):
         for change in replicas.judge(said(number, *digests), none_left):
             event = {"unix": 1.0, "kind": change.kind, "verdict": change.verdict}
-            told += [(alert.status, alert.severity) for alert in book.hear(_plain(event))]
+            told += [(alert.status, alert.severity) for alert in book.record(_plain(event))]
         now[0] += 100.0
         told += [(alert.status, alert.severity) for alert in book.tick(number)]
     told += [(alert.status, alert.severity) for alert in book.close()]

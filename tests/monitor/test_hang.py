@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, judge, limit_s
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, find_cause, limit_s
 from ringside.monitor.hang.detector import HangDetector
 from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall, catches, read_stat
 from ringside.monitor.hang.verdict_text import verdict_of
@@ -41,7 +41,7 @@ def in_call(rank: int, call: str = "barrier", number: int = 6, seconds: float = 
 
 
 def blames(*standings: RankState) -> tuple[str, str, tuple[int, ...]] | None:
-    found = judge(standings)
+    found = find_cause(standings)
     return None if found is None else (found.kind, found.why, found.ranks)
 
 
@@ -62,7 +62,7 @@ def blames(*standings: RankState) -> tuple[str, str, tuple[int, ...]] | None:
 )
 def test_a_rank_that_does_not_come(process: ProcessState, more: dict[str, Any], why: str) -> None:
     assert blames(waits(0), works(1, process=process, **more), waits(2)) == ("hang", why, (1,))
-    found = judge([waits(0), works(1, process=process, **more), waits(2)])
+    found = find_cause([waits(0), works(1, process=process, **more), waits(2)])
     assert found is not None
     assert (found.seq, found.op, found.size_bytes, found.arrived, found.missing) == (
         41,
@@ -94,7 +94,7 @@ def test_ranks_with_different_sizes() -> None:
     other = [WaitingCall(40, "all_reduce", 4096), WaitingCall(41, "all_reduce", 512)]
     standings = [waits(0), waits(1, calls=other), waits(2)]
     assert blames(*standings) == ("mismatch", "sizes", (1,))
-    found = judge(standings)
+    found = find_cause(standings)
     assert found is not None
     assert (found.seq, found.size_bytes) == (41, 4096)
     assert "512 bytes" in verdict_of(found, standings).cause
@@ -107,10 +107,10 @@ def test_all_arrived_and_it_does_not_end() -> None:
 
 def test_a_host_that_was_never_heard_of() -> None:
     never = RankState(rank=1, entered=-1, still_s=60.0, silent_s=60.0)
-    found = judge([waits(0), never])
+    found = find_cause([waits(0), never])
     assert found is not None
     assert (found.why, found.ranks, found.seq, found.missing) == ("unheard", (1,), 41, (1,))
-    assert judge([waits(0, synced=1), never]) is None, "it may come late in the first steps"
+    assert find_cause([waits(0, synced=1), never]) is None, "it may come late in the first steps"
 
 
 def test_what_the_engine_told() -> None:
@@ -126,8 +126,8 @@ def test_dead_ranks() -> None:
     asked = msgspec.structs.replace(GONE, signal=int(signal.SIGTERM))
     assert blames(works(0), works(1, process=asked)) is None, "somebody ended the job"
     fresh = msgspec.structs.replace(GONE, gone_s=0.0)
-    assert judge([works(0), works(1, process=fresh)]) is None, "the others may be about to end, too"
-    assert judge([works(0), works(1, process=fresh)], at_end=True) is not None
+    assert find_cause([works(0), works(1, process=fresh)]) is None, "the others may be about to end, too"
+    assert find_cause([works(0), works(1, process=fresh)], at_end=True) is not None
 
 
 # ------------------------------------------------------------------------------------------------ what is no hang
@@ -148,14 +148,16 @@ def test_dead_ranks() -> None:
     ids=["validation", "short", "slow", "compiles", "one compiles", "one compiles later", "checkpoint", "usual"],
 )
 def test_normal_pauses(standings: list[RankState]) -> None:
-    assert judge(standings) is None
+    assert find_cause(standings) is None
 
 
 def test_patience_ends() -> None:
-    assert judge([waits(0, seconds=WARM_UP_S + 1, synced=0), works(1, seconds=WARM_UP_S + 2, synced=0)]) is not None
-    assert judge([in_call(0, seconds=OWN_CALL_S + 1), works(1, seconds=OWN_CALL_S + 2)]) is not None
-    assert judge([waits(0, seconds=12.0, longest_s=4.0), works(1, seconds=13.0)]) is not None
-    assert judge([waits(0, synced=0), works(1, synced=0, process=STOPPED)]) is not None, "no compiler does that"
+    assert (
+        find_cause([waits(0, seconds=WARM_UP_S + 1, synced=0), works(1, seconds=WARM_UP_S + 2, synced=0)]) is not None
+    )
+    assert find_cause([in_call(0, seconds=OWN_CALL_S + 1), works(1, seconds=OWN_CALL_S + 2)]) is not None
+    assert find_cause([waits(0, seconds=12.0, longest_s=4.0), works(1, seconds=13.0)]) is not None
+    assert find_cause([waits(0, synced=0), works(1, synced=0, process=STOPPED)]) is not None, "no compiler does that"
 
 
 @pytest.mark.parametrize("longest", [0.0, 0.1, 1.0, 2.0, 10.0])
@@ -176,7 +178,7 @@ class Looks:
         self.told: list[tuple[str, Any]] = []
 
     def see(self, *standings: RankState, seconds: float = 0.5) -> None:
-        change = self.watch.look(standings, self.now)
+        change = self.watch.check(standings, self.now)
         self.now += seconds
         if change is not None:
             self.told.append((change.kind, change.verdict))
@@ -203,7 +205,7 @@ def test_a_rank_is_named_in_time(longest: float, phase: float) -> None:
         now = 95.0 + tick * TICK_S
         waited = max(now - began, 0.0)
         blocked = {"seconds": waited, "longest_s": longest} if waited else {"seconds": 0.01, "longest_s": longest}
-        change = watch.look([waits(0, **blocked), works(1, seconds=max(waited, 0.01)), waits(2, **blocked)], now)
+        change = watch.check([waits(0, **blocked), works(1, seconds=max(waited, 0.01)), waits(2, **blocked)], now)
         if change is not None:
             told = now - began
             break
@@ -277,7 +279,7 @@ def test_nobody_is_blamed_for_a_pause_of_the_watcher_itself() -> None:
 @pytest.mark.parametrize("why", [STOPPED, ASLEEP, ProcessState(state="R", cpu_share=1.0), ProcessState(state="D")])
 def test_every_verdict_says_who_what_and_what_next(why: ProcessState) -> None:
     standings = [waits(0), works(1, process=why), waits(2)]
-    found = judge(standings)
+    found = find_cause(standings)
     assert found is not None
     verdict = verdict_of(found, standings, [5, 6, 7])
     assert "all_reduce number 41 (4096 bytes)" in verdict.cause
@@ -301,21 +303,21 @@ def write_stat(root: Path, state: str, ticks: int = 0, started: int = 77, code: 
 def test_a_process_is_observed(tmp_path: Path) -> None:
     observer = Observer(9, 77, str(tmp_path))
     write_stat(tmp_path, "R", 100)
-    assert observer.look(0.0).state == "R"
+    assert observer.read(0.0).state == "R"
     write_stat(tmp_path, "R", 190)
-    assert observer.look(1.0).cpu_share == pytest.approx(0.9, rel=0.2)
+    assert observer.read(1.0).cpu_share == pytest.approx(0.9, rel=0.2)
     write_stat(tmp_path, "T", 190)
-    assert observer.look(2.0).stopped
+    assert observer.read(2.0).stopped
     write_stat(tmp_path, "Z", code=9)
-    assert observer.look(3.0).signal == 9
+    assert observer.read(3.0).signal == 9
     (tmp_path / "9" / "stat").unlink()
-    last = observer.look(5.0)
+    last = observer.read(5.0)
     assert (last.state, last.gone_s, last.signal) == ("gone", 2.0, 9)
 
 
 def test_a_later_process_of_the_same_id_is_another_one(tmp_path: Path) -> None:
     write_stat(tmp_path, "R", started=78)
-    assert Observer(9, 77, str(tmp_path)).look(0.0).gone
+    assert Observer(9, 77, str(tmp_path)).read(0.0).gone
 
 
 def test_proc_may_be_missing_or_odd(tmp_path: Path) -> None:

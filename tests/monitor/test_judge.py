@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ringside.monitor.slow_rank.verdict import judge
+from ringside.monitor.slow_rank.verdict import judge_excess
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_more_samples_explain_an_excess_as_far_as_they_go(excess: float, more_wo
     own, samples = np.full((40, 4), 0.1), np.full((40, 4), 32.0)
     own[:, 2] *= math.exp(excess)
     samples[:, 2] *= math.exp(more_work)
-    verdict = judge(2, own, samples, since_step=0, detected_step=40)
+    verdict = judge_excess(2, own, samples, since_step=0, detected_step=40)
     assert verdict.kind == kind
     assert verdict.evidence["more_samples_ratio"] == pytest.approx(math.expm1(more_work))
-    assert judge(2, own, None, since_step=0, detected_step=40).kind == "slow_rank"
+    assert judge_excess(2, own, None, since_step=0, detected_step=40).kind == "slow_rank"

@@ -19,9 +19,9 @@ from tests.support.waiting import Clock
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import MetricCounters
-from ringside.monitor.causes.explain import explain
+from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.collector import StepCollector
-from ringside.monitor.hang.attribution import judge
+from ringside.monitor.hang.attribution import find_cause
 from ringside.monitor.hang.detector import HangDetector
 from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
 from ringside.monitor.hang.verdict_text import verdict_of
@@ -43,13 +43,14 @@ from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, 
 from ringside.monitor.slow_rank.window_test import KEPT, WindowTest
 from ringside.monitor.stats import log_excess
 from ringside.monitor.step_clock.draft import SyncTimes
-from ringside.monitor.summary import assess
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import KINDS, headline
 from ringside.monitor.vitals.process import Used, VitalSigns
 from ringside.monitor.watcher import Row
 
 from .jobs import event
 from .machines import Machine
+from .states import StepsSeen
 from .turned_clock import World
 
 pytestmark = pytest.mark.core
@@ -107,7 +108,7 @@ def test_who_keeps_jobs_from_going_on(kept: Kept) -> None:
     for number in range(500):
         ranks = standings(random)
         for at_end in (False, True):
-            finding = judge(ranks, at_end=at_end)
+            finding = find_cause(ranks, at_end=at_end)
             if finding is None:
                 found.append([number, at_end])
                 continue
@@ -149,7 +150,7 @@ def test_hangs_that_begin_and_end(kept: Kept) -> None:
                 )
                 for rank in range(3)
             ]  # fmt: skip
-            change = watch.look(ranks, now)
+            change = watch.check(ranks, now)
             if change is not None:
                 told.append([seed, now, change.kind, change.verdict.cause, change.verdict.cost_rank_seconds,
                              change.verdict.evidence.get("resumed_after_seconds")])  # fmt: skip
@@ -349,7 +350,11 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
     for seed in range(8):
         random = np.random.default_rng(seed)
         info = RunInfo(schema=1, name="run", started_unix=0.0, world_size=3, engine="gloo")
-        collector, tally = StepCollector(3, clock=lambda: 5.0, watchers=[]), MetricCounters(info, wall=lambda: 1_000.0)
+        seen = StepsSeen()
+        collector, tally = (
+            StepCollector(3, clock=lambda: 5.0, watchers=[seen]),
+            MetricCounters(info, wall=lambda: 1_000.0),
+        )
         seconds = (0.004, 0.05, 0.3, 3.0)[seed % 4]
         records = [
             StepRecord(step=step, rank=rank, ended_unix=900.0 + step, step_seconds=seconds * 1.1, payload_bytes=8,
@@ -366,18 +371,18 @@ def test_what_a_collector_makes_of_records_that_come_late_twice_or_never(kept: K
             collector.add(batch)
             tally.add(batch, collector)
             if begin % 77 == 0:
-                told.append([seed, begin, collector.steps, collector.newest, collector.late, collector.states()])
+                told.append([seed, begin, collector.steps, collector.newest, collector.late, seen.states(3)])
                 told.append(_figures(tally))
         if seed % 2:
             collector.lost(1, "killed")
-        told.append([collector.close(), collector.steps, collector.absurd, collector.states()])
+        told.append([collector.close(), collector.steps, collector.absurd, seen.states(3)])
         tally.add([], collector)
         told.append(_figures(tally))
     kept("collector", told)
 
 
 def _figures(tally: MetricCounters) -> list[Any]:
-    figures = tally.figures([], {}, {})
+    figures = tally.snapshot([], {}, {})
     return [figures.steps, figures.rank_totals, figures.rank_recent, figures.job_totals, figures.step_counts,
             figures.step_sum, figures.last_step_unix, figures.lag_seconds, figures.lag_steps, figures.records,
             figures.late, figures.invalid, figures.missing, figures.cost_rank_seconds]  # fmt: skip
@@ -392,11 +397,11 @@ def test_alerts_of_events_in_any_order(kept: Kept) -> None:
             clock.now += pick(random, 0.5, 1.0, 5.0)
             kind = pick(random, "verdict", "verdict", "repaired", "repaired", "note")
             about = pick(random, *KINDS, "slow_rank", "hang")
-            heard = book.hear(event(kind, about, int(random.integers(3)), at, cost_rank_seconds=1.5))
+            heard = book.record(event(kind, about, int(random.integers(3)), at, cost_rank_seconds=1.5))
             heard += book.tick(pick(random, None, at - 1, at))
             told += [[seed, at, one.status, one.kind, one.ranks, one.started_unix, one.ended_unix, one.reason,
                       one.text, one.severity, one.fingerprint] for one in heard]  # fmt: skip
-        told.append([seed, book.untold, dict(book.opened), [one.kind for one in book.active]])
+        told.append([seed, book.suppressed, dict(book.opened), [one.kind for one in book.active]])
         told += [[one.kind, one.reason, one.ended_unix] for one in book.close(pick(random, None, 7.0))]
     kept("alerts", told)
 
@@ -480,7 +485,7 @@ def test_what_keeps_a_gpus_clock_down(kept: Kept) -> None:
         slower = {True: {**shares, "gpu_clock_mhz": 1380.0, "gpu_reasons": bits}}
         slower[False] = {**shares, "gpu_clock_mhz": 1980.0, "gpu_reasons": 0}
         table = tabulate(slow_job(0, "", slower.__getitem__), RANKS)
-        verdict = explain(named(), table.between(ONSET), table.before(ONSET))
+        verdict = explain_verdict(named(), table.between(ONSET), table.before(ONSET))
         told.append([bits, verdict.cause, verdict.advice])
     kept("clocks", told)
 
@@ -502,7 +507,7 @@ def test_summaries_say_what_held_a_rank_up(kept: Kept, trouble: str, tmp_path: P
         told = [named(usual_excess_ratio=0.02), *([named(1, "uneven_work", 10, until_step=30)] * (seed == 1))]
         for verdict in told:
             writer.event({"unix": 1.0, "kind": "verdict", "verdict": msgspec.to_builtins(verdict)})
-        summary, _ = assess(RunReader(tmp_path / phase))
+        summary, _ = assess_run(RunReader(tmp_path / phase))
         verdicts = [{**one, "advice": one["advice"][:40]} for one in summary["verdicts"]]
         found[phase or "all"] = {**summary, "verdicts": verdicts} if trouble == "nothing" else verdicts
     kept(f"summary_{trouble}", found)
@@ -630,7 +635,7 @@ def test_what_is_read_of_a_run_that_outgrew_its_file_and_was_damaged(kept: Kept,
     told = [[[one.step, one.rank, one.step_seconds] for one in part] for part in (found[:12], found[-3:], more)]
     begun = [strides.index(one) for one in sorted(set(strides))]
     noted = [event.get("stride") for event in reader.poll_events()]
-    kept("run", [begun, len(lines), told, noted, assess(RunReader(tmp_path))[0]["steps"]])
+    kept("run", [begun, len(lines), told, noted, assess_run(RunReader(tmp_path))[0]["steps"]])
 
 
 def test_of_many_records_and_vitals_every_second_is_left_out_again_and_again(kept: Kept) -> None:
@@ -684,7 +689,7 @@ def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> Non
         told += [[step, "closed", job, rank, screen.relief[job, rank]] for job, rank in np.argwhere(closed).tolist()]
         if step in (30, 70, 169):  # what it has learnt by then, mean of all
             noise = screen.noise
-            learnt = [noise.variances(), *noise.usual(), noise.stretch(4.0), noise.tolerated(0.02, 0.05), noise.clip,
+            learnt = [noise.variances(), *noise.baseline(), noise.stretch(4.0), noise.tolerated(0.02, 0.05), noise.clip,
                       noise.steps, noise.wander.freedom(), noise.wander.long_run()]  # fmt: skip
             told.append([step, "learnt", [float(np.nanmean(one)) for one in learnt]])
     kept(f"episodes_{ranks}", told)
@@ -701,10 +706,10 @@ def test_levels_that_ranks_of_few_jump_or_shift_to(kept: Kept) -> None:
         if step <= 2 * warm_up:
             continue
         clean = np.broadcast_to((step - jumps.span >= warm_up).reshape(-1, 1, 1), (len(jumps.span), jobs, ranks))
-        jumped = jumps.look(ring, step, warm_up, clean, least, relief)
-        shifted = shifts.look(ring, step, warm_up, relief, least)
+        jumped = jumps.update(ring, step, warm_up, clean, least, relief)
+        shifted = shifts.update(ring, step, warm_up, relief, least)
         medians = np.stack([np.nanmedian(ring[max(step - length, 0) + 1 : step + 1], axis=0) for length in WINDOWS])
-        lasts = lasting.look(ring, medians, step, relief, warm_up)
+        lasts = lasting.update(ring, medians, step, relief, warm_up)
         found = [[int(known.sum()), float(level[known].sum())]
                  for level in (jumped, shifted, lasts) if (known := np.isfinite(level)).any()]  # fmt: skip
         told += [[step, *found]] if found else []

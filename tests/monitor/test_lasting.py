@@ -43,7 +43,7 @@ def sure(excess: Floats, length: int) -> Floats:
     lasting = SustainedShift(shape, Z)
     medians = np.stack([median(rows[-window:]) for window in WINDOWS])
     index = WINDOWS.index(length)
-    jumps = lasting.look(ring, medians, steps, np.zeros(shape, dtype=np.int64), WARM_UP)[index]
+    jumps = lasting.update(ring, medians, steps, np.zeros(shape, dtype=np.int64), WARM_UP)[index]
     return np.array([[lasting.is_sure(index, *at, jumps[at]) for at in row] for row in places(shape)])
 
 

@@ -58,7 +58,7 @@ class World:
 
     def told(self) -> list[StepRecord]:
         self.clock.flush()
-        return [draft.record() for draft, _ in self.waiting.take()]
+        return [draft.record() for draft, _ in self.waiting.drain()]
 
 
 def test_phases_are_the_devices() -> None:
@@ -97,7 +97,7 @@ def test_what_is_not_reached_is_asked_for_once_per_look() -> None:
     world.step()
     world.clock.flush()
     asked = world.device.asked
-    assert world.waiting.take() == []
+    assert world.waiting.drain() == []
     assert world.device.asked == asked + 1
 
 
@@ -207,7 +207,7 @@ def breaks_asking(world: World) -> None:
     world.step()
     world.clock.flush()
     world.device.broken = True
-    assert world.waiting.take() == []
+    assert world.waiting.drain() == []
     world.device.broken = False
 
 
@@ -268,7 +268,7 @@ def test_the_last_steps_are_given_a_moment() -> None:
         if len(pauses) == 3:
             world.device.catch_up()
 
-    assert [draft.record().step for draft, _ in world.waiting.take_last(pause)] == [0, 1]
+    assert [draft.record().step for draft, _ in world.waiting.drain_last(pause)] == [0, 1]
     assert len(pauses) == 3
 
 
@@ -279,10 +279,10 @@ def test_what_is_not_reached_at_the_end_is_left_out() -> None:
     world.step()
     world.clock.flush()
     pauses: list[float] = []
-    assert [draft.record().step for draft, _ in world.waiting.take_last(pauses.append)] == [0]
+    assert [draft.record().step for draft, _ in world.waiting.drain_last(pauses.append)] == [0]
     assert len(pauses) == LOOKS
     world.device.catch_up()
-    assert world.waiting.take() == []
+    assert world.waiting.drain() == []
 
 
 def test_steps_that_wait_are_bounded() -> None:
@@ -314,4 +314,4 @@ def test_whether_a_step_is_part_of_the_run_is_kept_beside_it() -> None:
         world.step()
         world.clock.flush()
     world.device.catch_up()
-    assert [recorded for _, recorded in world.waiting.take()] == [True, False, True]
+    assert [recorded for _, recorded in world.waiting.drain()] == [True, False, True]

@@ -7,7 +7,7 @@ from tests.monitor.recorded import recorded
 from ringside.monitor import detect
 from ringside.monitor.slow_rank import window_test as screen
 from ringside.monitor.slow_rank.detector import Detector
-from ringside.monitor.slow_rank.level_shift import is_over
+from ringside.monitor.slow_rank.level_shift import has_recovered
 
 
 def ends(own):
@@ -57,20 +57,20 @@ def test_a_level_at_the_bar_is_not_taken_for_mended(correlation):
         noise = np.zeros(400)
         for step in range(1, 400):
             noise[step] = correlation * noise[step - 1] + np.sqrt(1 - correlation**2) * rng.normal(0, 0.03)
-        wrong += is_over(noise[:200], 0.06 + noise[304:], 0.06)
+        wrong += has_recovered(noise[:200], 0.06 + noise[304:], 0.06)
     assert wrong <= 2
 
 
 def test_who_is_late_in_two_steps_of_five_is_not_mended_and_who_is_in_one_of_ten_is():
     late = np.arange(96)
-    assert not is_over(np.zeros(60), np.where(late % 5 < 2, 0.5, 0.0), 0.06)
-    assert is_over(np.zeros(60), np.where(late % 10 < 1, 0.5, 0.0), 0.06)
+    assert not has_recovered(np.zeros(60), np.where(late % 5 < 2, 0.5, 0.0), 0.06)
+    assert has_recovered(np.zeros(60), np.where(late % 10 < 1, 0.5, 0.0), 0.06)
 
 
 def test_nothing_is_said_of_steps_that_are_not_known():
-    assert not is_over(np.zeros(60), np.full(96, np.nan), 0.06)
-    assert not is_over(np.zeros(60), np.zeros(11), 0.06)
-    assert is_over(np.empty(0), np.where(np.arange(96) % 2, 0.0, np.nan), 0.06)
+    assert not has_recovered(np.zeros(60), np.full(96, np.nan), 0.06)
+    assert not has_recovered(np.zeros(60), np.zeros(11), 0.06)
+    assert has_recovered(np.empty(0), np.where(np.arange(96) % 2, 0.0, np.nan), 0.06)
 
 
 @pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.thorough)])

@@ -9,7 +9,8 @@ import msgspec
 from tests.support.modules import modules
 
 from ringside.monitor.run.directory import RunReader
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
+from ringside.view.html.run_report import render_report
 
 UNPACKERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 RUNNERS = {"eval", "exec", "compile", "__import__"}
@@ -68,7 +69,7 @@ def test_a_hostile_run_directory_is_only_read(tmp_path: Path) -> None:
         "evidence": {evil: evil}, "advice": evil,
     }  # fmt: skip
     (tmp_path / "events.jsonl").write_bytes(msgspec.json.encode({"kind": "verdict", "verdict": verdict}) + b"\n")
-    summary = finish(tmp_path)
+    summary = finish_run(tmp_path, render_report)
     assert summary["steps"] == 9
     page = (tmp_path / "report.html").read_text()
     assert "<script>document.title" not in page

@@ -41,7 +41,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def alert(rank: int = 1) -> Alert:
-    (made,) = AlertBook("run; touch owned", "/runs/$(touch owned)").hear(event(rank=rank))
+    (made,) = AlertBook("run; touch owned", "/runs/$(touch owned)").record(event(rank=rank))
     return made
 
 

@@ -21,8 +21,11 @@ from ringside.monitor.collector import (
     with_waits,
 )
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.slow_rank.detector import VerdictEvent
+from ringside.monitor.verdict import VerdictEvent
 from ringside.monitor.watcher import Row
+from ringside.monitor.watchers import standard_watchers
+
+from .states import StepsSeen
 
 Make = Callable[..., np.ndarray]
 Records = Callable[..., list[StepRecord]]
@@ -142,10 +145,11 @@ def test_of_two_records_of_one_step_and_rank_the_first_counts(
     tmp_path: Path, make_info: Callable[..., RunInfo]
 ) -> None:
     writer = RunWriter(tmp_path, make_info(2))
-    collector = StepCollector(2, writer)
+    seen = StepsSeen()
+    collector = StepCollector(2, writer, watchers=[*standard_watchers(2), seen])
     for rank, own in ((0, 0.1), (0, 9.0), (1, 0.2)):
         collector.add([StepRecord(step=0, rank=rank, ended_unix=0, step_seconds=1, own_seconds=own)])
-    assert [state.own_seconds for state in collector.states()] == [0.1, 0.2]
+    assert [state.own_seconds for state in seen.states(2)] == [0.1, 0.2]
     assert sorted(record.own_seconds for record in RunReader(tmp_path).poll()) == [0.1, 0.2]
 
 
@@ -235,9 +239,10 @@ def test_memory_is_bounded_by_ranks_not_steps(make_own: Make, make_records: Reco
 
 
 def test_states_are_medians_of_what_was_kept(make_records: Records) -> None:
-    collector = StepCollector(2)
+    seen = StepsSeen()
+    collector = StepCollector(2, watchers=[*standard_watchers(2), seen])
     collector.add(make_records(np.array([[0.1, 0.2]] * 9)))
-    first, second = collector.states()
+    first, second = seen.states(2)
     assert (first.own_seconds, first.wait_seconds) == (pytest.approx(0.1), pytest.approx(0.1))
     assert (second.step, second.wait_seconds) == (8, pytest.approx(0.0))
-    assert math.isnan(StepCollector(1).states()[0].own_seconds)
+    assert math.isnan(StepsSeen().states(1)[0].own_seconds)

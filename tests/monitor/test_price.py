@@ -10,7 +10,7 @@ from ringside.monitor.price import (
     Meter,
     cost_rank_seconds,
     lost_seconds,
-    repair,
+    repair_ranks,
     slowdown_rank_seconds,
 )
 from ringside.monitor.slow_rank.detector import detect
@@ -85,13 +85,13 @@ def test_the_maximum_of_many_was_late_before(make_own: Callable[..., np.ndarray]
 def test_repaired_to_what_it_was_before() -> None:
     own = np.ones((50, 3))
     own[:, 0] = 1.2
-    np.testing.assert_allclose(repair(own, [0])[:, 0], 1.0)
-    np.testing.assert_allclose(repair(own, [0], [np.log(1.1)])[:, 0], 1.1)
+    np.testing.assert_allclose(repair_ranks(own, [0])[:, 0], 1.0)
+    np.testing.assert_allclose(repair_ranks(own, [0], [np.log(1.1)])[:, 0], 1.1)
 
 
 def test_a_fast_rank_is_not_made_slower() -> None:
     own = np.array([[0.5, 1.0]] * 9)
-    np.testing.assert_array_equal(repair(own, [0]), own)
+    np.testing.assert_array_equal(repair_ranks(own, [0]), own)
 
 
 def test_missing_values_and_nobody_left() -> None:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.job.questions import QUESTIONS, Question, answer_questions, asked, read_answers
+from ringside.monitor.job.questions import QUESTIONS, Question, answer_questions, read_answers, to_plain
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
+from ringside.view.html.run_report import render_report
 
 from .jobs import row
 
@@ -57,7 +58,7 @@ def test_all_four_are_answered_with_numbers_and_words(make_info: Info) -> None:
     assert found.keys() == QUESTIONS.keys()
     assert [one.answer for one in found.values()] == [False, True, False, False]
     assert all(one.numbers and one.words.endswith(".") for one in found.values())
-    plain = asked(found)
+    plain = to_plain(found)
     assert list(plain["small_collectives"]) == ["question", "answer", "numbers", "words"]
     assert read_answers(plain) == found
 
@@ -141,7 +142,7 @@ def test_a_run_that_was_killed_is_answered_from_its_records(tmp_path: Path, make
     writer.append(records(30, exposed=0.1))
     with (tmp_path / "run" / "steps.jsonl").open("ab") as file:
         file.write(b'{"step":30,"rank":0,"ende')
-    summary = finish(tmp_path / "run")
+    summary = finish_run(tmp_path / "run", render_report)
     assert summary["questions"]["communication_dominates"]["answer"] is True
     assert summary["questions"]["network_between_hosts"]["answer"] is True
     page = (tmp_path / "run" / "report.html").read_text()

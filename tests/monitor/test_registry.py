@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringside.monitor.run import registry
-from ringside.monitor.run.registry import register, registry_directory, running, unregister
+from ringside.monitor.run.registry import register, registry_directory, running_runs, unregister
 
 
 @pytest.fixture(autouse=True)
@@ -21,17 +21,17 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_run_is_found_until_it_is_taken_back(tmp_path: Path) -> None:
     file = register(tmp_path / "run", 4, 12.0)
-    assert [(entry.directory, entry.world_size, entry.pid) for entry in running()] == [
+    assert [(entry.directory, entry.world_size, entry.pid) for entry in running_runs()] == [
         (tmp_path / "run", 4, os.getpid())
     ]
     unregister(file)
-    assert running() == []
+    assert running_runs() == []
 
 
 def test_a_name_that_is_no_text_is_found_too(tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff\xfen"))
     file = register(path, 2, 1.0)
-    assert [entry.directory for entry in running()] == [path]
+    assert [entry.directory for entry in running_runs()] == [path]
     unregister(file)
 
 
@@ -40,10 +40,10 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, private: Path) ->
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"registered\n"
-        assert [entry.pid for entry in running()] == [child.pid]
+        assert [entry.pid for entry in running_runs()] == [child.pid]
         child.kill()
         child.wait(30)
-        assert running() == []
+        assert running_runs() == []
         assert list(private.iterdir()) == []
 
 
@@ -51,20 +51,20 @@ def test_a_pid_that_is_used_again_is_another_process(tmp_path: Path, private: Pa
     register(tmp_path / "run", 4, 12.0)
     file = next(private.iterdir())
     file.write_bytes(file.read_bytes().replace(b'"born":', b'"born":1'))
-    assert running() == []
+    assert running_runs() == []
 
 
 def test_a_directory_that_others_may_write_is_not_believed(tmp_path: Path, private: Path) -> None:
     private.mkdir()
     private.chmod(0o777)
     assert register(tmp_path / "run", 4, 12.0) is None
-    assert running() == []
+    assert running_runs() == []
 
 
 def test_torn_entries_are_left_out(private: Path) -> None:
     private.mkdir(mode=0o700)
     (private / "1.json").write_bytes(b'{"path": "')
-    assert running() == []
+    assert running_runs() == []
 
 
 def test_without_a_runtime_directory_it_lies_in_tmp_under_the_users_number() -> None:

@@ -13,8 +13,9 @@ from rich.console import Console
 from ringside.monitor.run.algorithm_changes import NOTES_KEPT, read_revised, revisions
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.view.export.markdown import render_markdown
+from ringside.view.html.run_report import render_report
 from ringside.view.run.live import LiveRun
 from ringside.view.server.state import now
 from ringside.view.terminal import closing
@@ -42,7 +43,7 @@ WORDS = (
 def words(**changes: Any) -> str:
     revised = read_revised({**EVENT, **changes})
     assert revised is not None
-    return revised.words
+    return revised.describe()
 
 
 def test_a_slow_link_is_named_and_without_one_the_reason_is() -> None:
@@ -97,7 +98,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_summary_and_the_reports_tell_of_it(run: Path) -> None:
-    summary = finish(run)
+    summary = finish_run(run, render_report)
     (told,) = summary["revisions"]
     assert told["words"] == WORDS
     assert told["links"] == [LINK]

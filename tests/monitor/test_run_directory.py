@@ -20,7 +20,8 @@ from ringside.errors import RingsideError, UsageError
 from ringside.files import replace_file
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.run.directory import RunReader, RunWriter, decode_record, finite
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
+from ringside.view.html.run_report import render_report
 
 Info = Callable[..., RunInfo]
 
@@ -130,7 +131,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, make_info: 
     (tmp_path / "run" / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "run" / name)
     with pytest.raises(RingsideError, match=rf"{name} cannot be read: it is no regular file"):
-        finish(tmp_path / "run")
+        finish_run(tmp_path / "run", render_report)
 
 
 @pytest.mark.parametrize("ranks", [-1, 0, 10**9])
@@ -181,7 +182,7 @@ def test_a_long_run_is_written_at_a_coarser_stride(tmp_path: Path, make_info: In
     assert {b - a for a, b in zip(steps[-6:], steps[-5:], strict=False)} == {writer.stride}
     notes = [event["text"] for event in RunReader(tmp_path).poll_events() if event["kind"] == "note"]
     assert len(notes) == math.log2(writer.stride)
-    assert finish(tmp_path)["steps"] == pytest.approx(8_000, abs=2 * writer.stride)
+    assert finish_run(tmp_path, render_report)["steps"] == pytest.approx(8_000, abs=2 * writer.stride)
 
 
 @pytest.mark.parametrize("name", [b"run-\xff\xfe", "läuft-\U0001f3c1".encode(), b"with\nnewline"])
@@ -191,7 +192,7 @@ def test_a_directory_of_any_name(tmp_path: Path, make_info: Info, name: bytes) -
     writer.append([record(step) for step in range(3)])
     writer.event({"unix": 1.0, "kind": "ended"})
     assert not writer.off
-    assert finish(path)["steps"] == 3
+    assert finish_run(path, render_report)["steps"] == 3
     assert (path / "report.html").exists()
 
 
@@ -212,7 +213,7 @@ def test_a_run_that_is_killed_at_any_moment_is_readable(tmp_path: Path) -> None:
         whole = (path / "steps.jsonl").read_bytes().count(b"\n")
         reader = RunReader(path)
         assert len(reader.poll()) == whole
-        assert finish(path)["steps"] in (whole // 2, (whole + 1) // 2)
+        assert finish_run(path, render_report)["steps"] in (whole // 2, (whole + 1) // 2)
         assert json.loads((path / "summary.json").read_text())["schema"] == 1
 
 

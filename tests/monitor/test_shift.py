@@ -25,7 +25,7 @@ def looked_at(excess: np.ndarray, relief: int = 0) -> list[tuple[int, int]]:
     found = []
     for step, value in enumerate(excess, start=1):
         ring[step % 400] = [[-value, value]]
-        level = shifts.look(ring, step, 3, np.full((1, 2), relief), np.full((2, 1, 2), LEAST))
+        level = shifts.update(ring, step, 3, np.full((1, 2), relief), np.full((2, 1, 2), LEAST))
         found += [(step, int(rank)) for rank in np.flatnonzero(np.isfinite(level[0]))]
     return found
 

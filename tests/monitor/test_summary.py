@@ -15,12 +15,13 @@ import pytest
 
 from ringside.errors import RingsideError
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
-from ringside.monitor.causes.explain import explain
+from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import finish, summarise
+from ringside.monitor.summary import finish_run, summarise
 from ringside.monitor.verdict import headline
+from ringside.view.html.run_report import render_report
 
 Make = Callable[..., np.ndarray]
 Records = Callable[..., list[StepRecord]]
@@ -93,12 +94,14 @@ def test_finish_writes_both_files_and_prices_on_all_records(
     own = make_own(300, 4)
     own[100:, 2] *= 1.3
     collected_run(tmp_path, own, make_info(4), make_records(own))
-    summary = finish(tmp_path, extra={"injected": {"kind": "slow", "ranks": [2], "factor": 1.3, "from_step": 100}})
+    summary = finish_run(
+        tmp_path, render_report, extra={"injected": {"kind": "slow", "ranks": [2], "factor": 1.3, "from_step": 100}}
+    )
     assert strict((tmp_path / "summary.json").read_text()) == summary
     assert "Rank 2 is" in (tmp_path / "report.html").read_text()
     (verdict,) = summary["verdicts"]
     assert verdict["cost_rank_seconds"] == pytest.approx(4 * 200 * 0.03, rel=0.15)
-    assert finish(tmp_path) == summary  # what was passed through is kept
+    assert finish_run(tmp_path, render_report) == summary  # what was passed through is kept
 
 
 def test_a_run_killed_before_its_end_still_gets_its_verdict(
@@ -111,7 +114,7 @@ def test_a_run_killed_before_its_end_still_gets_its_verdict(
     writer.append(make_records(own))
     with (tmp_path / "steps.jsonl").open("ab") as file:
         file.write(b'{"step":200,"ra')
-    (verdict,) = finish(tmp_path)["verdicts"]
+    (verdict,) = finish_run(tmp_path, render_report)["verdicts"]
     assert verdict["ranks"] == [0]
     assert verdict["since_step"] == pytest.approx(100, abs=2)
 
@@ -122,7 +125,7 @@ def test_sigkill_at_any_moment_leaves_a_readable_run(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"up\n", b"at step 300\n"]
         os.kill(process.pid, signal.SIGKILL)
-    summary = finish(tmp_path / "run")
+    summary = finish_run(tmp_path / "run", render_report)
     assert summary["steps"] > 300
     assert [verdict["ranks"] for verdict in summary["verdicts"]] == [[1]]
 
@@ -133,7 +136,7 @@ def test_two_culprits_are_priced_together_too(
     own = make_own(300, 8, jitter=0.005)
     own[100:, [1, 2]] *= 1.3
     collected_run(tmp_path, own, make_info(8), make_records(own))
-    verdicts = finish(tmp_path)["verdicts"]
+    verdicts = finish_run(tmp_path, render_report)["verdicts"]
     together = verdicts[0]["evidence"]["cost_together_rank_seconds"]
     assert together == pytest.approx(8 * 200 * 0.03, rel=0.1)
     assert sum(verdict["cost_rank_seconds"] for verdict in verdicts) < 0.3 * together
@@ -148,7 +151,7 @@ def test_together_they_cost_what_they_did_in_their_episodes(
     own[200:400, 0] *= 1.3
     own[1000:1200, 1] *= 1.3
     collected_run(tmp_path, own, make_info(ranks), make_records(own))
-    verdicts = finish(tmp_path)["verdicts"]
+    verdicts = finish_run(tmp_path, render_report)["verdicts"]
     assert [verdict["ranks"] for verdict in verdicts] == [[0], [1]]
     together = verdicts[0]["evidence"]["cost_together_rank_seconds"]
     assert together == pytest.approx(ranks * 400 * 0.03, rel=0.1)
@@ -167,7 +170,7 @@ def test_a_run_that_was_thinned_out_costs_no_less(
         writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(slow)})
         for begin in range(0, len(records), 40):
             writer.append(records[begin : begin + 40])
-        costs.append(finish(tmp_path / name)["verdicts"][0]["cost_rank_seconds"])
+        costs.append(finish_run(tmp_path / name, render_report)["verdicts"][0]["cost_rank_seconds"])
     assert writer.stride > 2
     assert costs[1] == pytest.approx(costs[0], rel=0.05)
 
@@ -182,7 +185,7 @@ def test_a_forged_number_is_no_verdict(
         kind="slow_rank", ranks=[1], since_step=5, detected_step=9, excess_ratio=1.0, evidence=dict(evidence)
     )
     writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(forged)})
-    assert finish(tmp_path)["verdicts"] == []
+    assert finish_run(tmp_path, render_report)["verdicts"] == []
 
 
 def test_a_verdict_keeps_its_place_without_the_numbers_that_were_none(tmp_path: Path, make_info: Info) -> None:
@@ -190,7 +193,7 @@ def test_a_verdict_keeps_its_place_without_the_numbers_that_were_none(tmp_path: 
     hang = Verdict(kind="hang", ranks=[1], since_step=5, detected_step=9, excess_ratio=math.nan, evidence=evidence)
     writer = RunWriter(tmp_path, make_info(2))
     writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(hang)})
-    (verdict,) = finish(tmp_path)["verdicts"]
+    (verdict,) = finish_run(tmp_path, render_report)["verdicts"]
     assert (verdict["evidence"], verdict["excess_ratio"]) == ({"kept": 0.5}, None)
 
 
@@ -201,14 +204,14 @@ def test_forged_events_are_ignored(tmp_path: Path, make_own: Make, make_records:
         writer.event({"unix": 0, "kind": "verdict", "verdict": content})
     far = Verdict(kind="slow_rank", ranks=[99], since_step=-5, detected_step=10**12, excess_ratio=1.0)
     writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(far)})
-    assert [verdict["ranks"] for verdict in finish(tmp_path)["verdicts"]] == [[99]]
+    assert [verdict["ranks"] for verdict in finish_run(tmp_path, render_report)["verdicts"]] == [[99]]
 
 
 def test_a_directory_that_cannot_be_written_says_so(tmp_path: Path, make_info: Info) -> None:
     RunWriter(tmp_path, make_info(2))
     (tmp_path / "summary.json").mkdir()
     with pytest.raises(RingsideError, match="cannot be written"):
-        finish(tmp_path)
+        finish_run(tmp_path, render_report)
 
 
 def test_a_long_run_is_kept_at_a_coarser_stride(make_own: Make, make_records: Records) -> None:
@@ -240,7 +243,7 @@ def test_the_cause_names_the_phase_that_grew() -> None:
     def found(phase: str, cpu: float) -> Verdict:
         table = tabulate(records(phase, cpu), 2)
         (verdict,) = detect(table["own_seconds"])
-        return explain(verdict, table)
+        return explain_verdict(verdict, table)
 
     assert found("data", 0.15).kind == "input_bound"
     assert "backward" in found("backward", 0.15).cause
@@ -260,7 +263,7 @@ def test_headlines() -> None:
 def test_reading_a_finished_summary(tmp_path: Path, make_info: Info) -> None:
     RunWriter(tmp_path, make_info(2))
     assert RunReader(tmp_path).summary() is None
-    finish(tmp_path)
+    finish_run(tmp_path, render_report)
     summary = RunReader(tmp_path).summary()
     assert summary is not None
     assert summary["world_size"] == 2

@@ -14,7 +14,7 @@ import pytest
 from ringside.monitor.links import tcp_info
 from ringside.monitor.links.tcp_info import TcpConnection, TcpEndpoint, connections, read_counters
 
-pytestmark = pytest.mark.skipif(not tcp_info.available(), reason="this kernel's TCP_INFO holds too little")
+pytestmark = pytest.mark.skipif(not tcp_info.has_tcp_info(), reason="this kernel's TCP_INFO holds too little")
 
 MB = 1_000_000
 LIMIT_S = 20.0

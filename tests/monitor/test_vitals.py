@@ -232,7 +232,7 @@ def test_a_process_that_is_moved_is_followed(machine: Machine) -> None:
 
 def test_asking_takes_a_bounded_share_of_the_time(machine: Machine) -> None:
     class Expensive:
-        def ask(self) -> dict[str, float | int]:
+        def read(self) -> dict[str, float | int]:
             machine.cost += 0.005
             return {"gpu_clock_mhz": 1200.0}
 

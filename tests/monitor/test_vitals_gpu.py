@@ -15,7 +15,7 @@ from .machines import Nvml, NVMLError, OlderNvml
 def test_everything_a_gpu_tells(make: type[Nvml], uuid: str) -> None:
     nvml = make()
     gpu = NvmlGpu(nvml, uuid)
-    known = gpu.ask()
+    known = gpu.read()
     assert known == {
         "gpu_clock_mhz": 1110.0,
         "gpu_max_clock_mhz": 1980.0,
@@ -26,14 +26,14 @@ def test_everything_a_gpu_tells(make: type[Nvml], uuid: str) -> None:
     }
     Vitals(seconds=1.0, **known)  # type: ignore[arg-type]
     nvml.clock = 1500
-    assert gpu.ask()["gpu_clock_mhz"] == 1500.0
+    assert gpu.read()["gpu_clock_mhz"] == 1500.0
     gpu.close()
     assert nvml.opened == 0
 
 
 def test_what_a_gpu_does_not_support_is_absent() -> None:
     refused = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetCurrentClocksEventReasons")
-    known = NvmlGpu(Nvml(refused), "1b2c").ask()
+    known = NvmlGpu(Nvml(refused), "1b2c").read()
     assert known == {"gpu_clock_mhz": 1110.0, "gpu_celsius": 88.0, "gpu_cap_watts": 700.0}
 
 

@@ -16,11 +16,11 @@ from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, severity_o
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Wire
-from ringside.monitor.slow_rank.detector import VerdictEvent
-from ringside.monitor.summary import finish
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.summary import finish_run
+from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.monitor.watcher import Row
 from ringside.monitor.watchers import standard_watchers
+from ringside.view.html.run_report import render_report
 
 from .jobs import row
 
@@ -65,7 +65,9 @@ def test_a_jobs_verdict_reaches_events_alerts_and_the_summary_and_is_over(tmp_pa
     book = AlertBook("run", keep_firing_s=0.0)
     told: list[str] = []
     writer = RunWriter(tmp_path / "run", make_info(2))
-    collector = StepCollector(2, writer, listeners=[lambda event: told.extend(one.status for one in book.hear(event))])
+    collector = StepCollector(
+        2, writer, listeners=[lambda event: told.extend(alert.status for alert in book.record(event))]
+    )
     feed(collector, range(50))
     feed(collector, range(50, 200), exposed=0.2)
     (so_far,) = collector.verdicts
@@ -76,7 +78,7 @@ def test_a_jobs_verdict_reaches_events_alerts_and_the_summary_and_is_over(tmp_pa
     assert told == [FIRING, RESOLVED]
     events = RunReader(tmp_path / "run").poll_events()
     assert [event["kind"] for event in events] == ["verdict", "repaired", "ended"]
-    (verdict,) = finish(tmp_path / "run")["verdicts"]
+    (verdict,) = finish_run(tmp_path / "run", render_report)["verdicts"]
     assert verdict["evidence"]["until_step"] == pytest.approx(200, abs=2)
     assert verdict["cost_rank_seconds"] == pytest.approx(2 * 150 * 0.2, rel=0.05)
 
@@ -99,7 +101,7 @@ def test_wires_find_their_peers_and_are_written_with_them(tmp_path: Path, make_i
     collector.close()
     peers = {(record.rank, record.wires[0].peer) for record in RunReader(tmp_path / "run").poll() if record.step}
     assert peers == {(0, 1), (1, 0)}
-    summary = finish(tmp_path / "run")
+    summary = finish_run(tmp_path / "run", render_report)
     assert [(link["src"], link["dst"], link["bytes_per_s"]) for link in summary["links"]] == [
         (1, 0, 10 * MB),
         (0, 1, 10 * MB),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ringside.errors import UsageError
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check, infer_ranks, rising, usable
+from ringside.predict.tables.checks import check_rows, infer_ranks, largest_rising, require_rows
 from ringside.predict.tables.table import Figure, Table, TableRow, bus_factor
 
 from .shared_tables import made, published
@@ -31,7 +31,7 @@ def changed(table, index, **changes):
 
 
 def only_flag(table):
-    flags = check(table).flags
+    flags = check_rows(table).flags
     assert len(flags) == 1, flags
     return flags[0]
 
@@ -39,7 +39,7 @@ def only_flag(table):
 @pytest.mark.parametrize("ranks", [2, 8, 72, 128])
 def test_honest_tables_have_no_flags(ranks):
     for seed in range(5):
-        table = check(made(THETA, SIZES, noise=0.05, seed=seed, ranks=ranks))
+        table = check_rows(made(THETA, SIZES, noise=0.05, seed=seed, ranks=ranks))
         assert not table.flags
         assert len(table.rows) == len(SIZES)
 
@@ -79,11 +79,11 @@ def test_a_whole_table_in_other_units_is_refused_row_by_row():
         TableRow(row.line, row.size_bytes, row.time_s, Figure(row.algbw.value / 1.073741824, 5e6), row.busbw)
         for row in table.rows
     )
-    found = check(Table("gib", rows, ranks=8))
+    found = check_rows(Table("gib", rows, ranks=8))
     assert not found.rows
     assert all("GiB/s" in flag.reason for flag in found.flags)
     with pytest.raises(UsageError, match="12 flagged: algbw"):
-        usable(found, 4)
+        require_rows(found, 4)
 
 
 def test_repeated_rows_are_named_and_repeats_of_a_measurement_are_kept():
@@ -92,12 +92,12 @@ def test_repeated_rows_are_named_and_repeats_of_a_measurement_are_kept():
     again = Table("twice", (*table.rows, TableRow(40, sixth.size_bytes, sixth.time_s, sixth.algbw)), ranks=8)
     assert "the same size and time as line 7" in only_flag(again).reason
     other = TableRow(99, table.rows[5].size_bytes, table.rows[5].time_s * 1.02)
-    assert not check(Table("more", (*table.rows, other), ranks=8)).flags
+    assert not check_rows(Table("more", (*table.rows, other), ranks=8)).flags
 
 
 def test_rows_are_sorted_by_size():
     table = made(THETA, SIZES)
-    found = check(Table("mixed", table.rows[::-1], ranks=8))
+    found = check_rows(Table("mixed", table.rows[::-1], ranks=8))
     assert [row.size_bytes for row in found.rows] == sorted(SIZES)
 
 
@@ -109,13 +109,13 @@ def test_a_dip_in_bandwidth_is_found_but_a_lasting_drop_is_a_regime():
         TableRow(row.line, row.size_bytes, row.time_s * (1.8 if index >= 14 else 1.0))
         for index, row in enumerate(table.rows)
     )
-    assert not check(Table("slower from 16 MB on", drop, ranks=8)).flags
+    assert not check_rows(Table("slower from 16 MB on", drop, ranks=8)).flags
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 16, 32, 64, 72, 96, 128, 144])
 def test_ranks_are_inferred_from_the_ratio_of_bandwidths(ranks):
     table = made(THETA, SIZES, ranks=ranks)
-    assert check(Table("unsaid", table.rows)).ranks == ranks
+    assert check_rows(Table("unsaid", table.rows)).ranks == ranks
 
 
 def test_the_ratio_of_an_all_gather_is_known_too():
@@ -123,7 +123,7 @@ def test_the_ratio_of_an_all_gather_is_known_too():
         TableRow(i, size, 1e-4 * size / 1e6, Figure(10e9, 5e6), Figure(10e9 * bus_factor("all_gather", 16), 5e6))
         for i, size in enumerate(SIZES[14:])
     ]
-    found = check(Table("gathered", tuple(rows), ranks=16))
+    found = check_rows(Table("gathered", tuple(rows), ranks=16))
     assert found.collective == "all_gather"
     assert not found.flags
 
@@ -135,7 +135,7 @@ def test_rows_too_coarse_to_tell_say_nothing():
 @given(st.lists(st.floats(0.1, 100), max_size=12), st.floats(1, 3))
 def test_the_largest_rising_subset_is_rising_and_largest(values, tolerance):
     values = np.array(values)
-    keep = rising(values, tolerance)
+    keep = largest_rising(values, tolerance)
     chosen = values[keep]
     assert all(later * tolerance >= max(chosen[:i]) for i, later in enumerate(chosen) if i)
     assert keep.sum() == most(tuple(values), tolerance)
@@ -162,7 +162,7 @@ def most(values, tolerance):
 )
 def test_the_pathologies_that_the_published_tables_are_known_for_are_flagged(name, sizes):
     (table,) = read_tables(published(f"{name}.csv"))
-    assert sizes <= {flag.size_bytes for flag in check(table).flags}
+    assert sizes <= {flag.size_bytes for flag in check_rows(table).flags}
 
 
 def test_ranks_of_published_tables_agree_with_what_they_say():

@@ -20,7 +20,6 @@ from ringside.predict import (
     prices,
     simulate,
 )
-from ringside.predict.reference_events import finish_by_events
 from ringside.predict.simulation.closed_form import forms
 from ringside.predict.simulation.messages import merged
 from ringside.schedule import (
@@ -39,6 +38,8 @@ from ringside.schedule import (
     tree,
 )
 from ringside.schedule.schedule import Round, Schedule
+
+from .event_simulation import finish_by_events
 
 CLOSE = 1e-9
 ALL = [*ALGORITHMS, *COLLECTIVES]

@@ -9,7 +9,7 @@ import pytest
 from ringside.errors import UsageError
 from ringside.predict.laws.curve import BASE, RATE, log_times
 from ringside.predict.laws.fabric import CHAIN, NETWORK_RING, NETWORK_TREE, NVLS, RING, candidates, law, nvls_rate
-from ringside.predict.laws.knowledge import recognise, sized_like
+from ringside.predict.laws.knowledge import named_topology, sized_like
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.predict.topology.files import preset
@@ -83,7 +83,7 @@ def test_one_rank_is_refused():
     ],
 )
 def test_words_stand_for_hardware(cluster, hosts, ranks, name, nics, rate):
-    found = recognise(Table("t", (), ranks=ranks, hosts=hosts, cluster=cluster))
+    found = named_topology(Table("t", (), ranks=ranks, hosts=hosts, cluster=cluster))
     assert found is not None
     assert found.name == name
     assert found.ranks == ranks
@@ -93,7 +93,7 @@ def test_words_stand_for_hardware(cluster, hosts, ranks, name, nics, rate):
 
 @pytest.mark.parametrize("cluster", ["", "a machine", "AMD EPYC with 512 GB of memory"])
 def test_words_that_name_nothing_stand_for_nothing(cluster):
-    assert recognise(Table("t", (), ranks=8, hosts=1, cluster=cluster)) is None
+    assert named_topology(Table("t", (), ranks=8, hosts=1, cluster=cluster)) is None
 
 
 def test_racks_are_hosts_where_nvlink_spans_them():
@@ -117,7 +117,7 @@ def test_the_nvls_law_holds_on_the_published_sweep_over_gpu_counts():
 def test_the_curve_of_a_preset_is_near_what_its_clusters_measure():
     for name, bound in (("dgxc_h100_1n8g", 0.25), ("aws_p4de_a100_2n16g", 0.2), ("issue309_aion_h100_2n16g", 0.15)):
         (table,) = read_tables(published(f"{name}.csv"))
-        topology = recognise(table)
+        topology = named_topology(table)
         sizes = np.array([row.size_bytes for row in table.rows])
         times = np.array([row.time_s for row in table.rows])
         error = np.abs(np.exp(log_times(law(topology).mean, sizes)) / times - 1)

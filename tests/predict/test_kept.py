@@ -29,14 +29,14 @@ from ringside.predict.plan.bound import bounds
 from ringside.predict.plan.memory import batch, fit, state
 from ringside.predict.plan.options import TREES, collective, names, option, schedule_for
 from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.reference_events import finish_by_events
 from ringside.predict.score.baselines import hockney, nccl_constants
 from ringside.predict.score.score import hold_out, larger_sizes, other_scale, preset_only, summary
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check
+from ringside.predict.tables.checks import check_rows
 from ringside.predict.what_if.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import COLLECTIVES, by_name, hierarchical, ring
 
+from .event_simulation import finish_by_events
 from .shared_tables import published
 from .with_forms import WITH_FORMS
 from .written_tables import LOG, ROWS, result
@@ -195,7 +195,7 @@ def _read(path):
 def test_what_tables_say_and_which_of_their_rows_are_doubted(kept):
     found = []
     for table in _tables():
-        done, known = check(table), Knowledge()
+        done, known = check_rows(table), Knowledge()
         law = known.law(done)
         found.append(
             (table.name, table.cluster, table.algorithm, table.collective, done.ranks, done.hosts, len(done.rows),
@@ -262,7 +262,7 @@ def test_what_is_read_of_tables_that_were_cut_wrapped_and_edited(kept, tmp_path,
             [table.collective, table.cluster, table.algorithm, table.ranks, table.hosts,
              [[row.line, row.size_bytes, row.time_s, row.low_s, row.high_s,
                *(one and (one.value, one.half_digit) for one in (row.algbw, row.busbw))] for row in table.rows],
-             [(flag.line, flag.reason[:40]) for flag in table.flags], [flag.line for flag in check(table).flags]]
+             [(flag.line, flag.reason[:40]) for flag in table.flags], [flag.line for flag in check_rows(table).flags]]
             for table in tables
         ])  # fmt: skip
     kept(f"forms_{form}", found)
@@ -392,10 +392,10 @@ SCORED = ("h100_2n4g", "mleng_a100_1n8g", "mi300x_2n16g", "issue309_aion_h100_4n
 def test_scores(kept):
     known, scores = Knowledge(), []
     for name in SCORED:
-        for table in map(check, read_tables(published(f"{name}.csv"))):
+        for table in map(check_rows, read_tables(published(f"{name}.csv"))):
             scores += [hold_out(table, known), larger_sizes(table, known, 1 << 22), preset_only(table, known)]
     (fitted,), (tested,) = (read_tables(published(f"issue309_aion_h100_{n}.csv")) for n in ("2n16g", "4n32g"))
-    scores.append(other_scale([check(fitted)], check(tested), known))
+    scores.append(other_scale([check_rows(fitted)], check_rows(tested), known))
     told = [
         (one.table.name, one.mode, one.words, one.fitted, len(one.scored), one.errors, one.baselines, one.refused,
          one.band_coverage, one.full_sweep, one.prediction and one.prediction.high_s[::6])
@@ -406,7 +406,7 @@ def test_scores(kept):
 
 def test_clusters_of_processes(kept):
     names = ("cpu_32nodes", "cpu_64nodes", "p2p_latency_32nodes", "p2p_latency_64nodes", "p2p_bw_32nodes")
-    tables = [check(table) for name in names for table in read_tables(published(f"osu_{name}.csv"))]
+    tables = [check_rows(table) for name in names for table in read_tables(published(f"osu_{name}.csv"))]
     pairs = pairs_of(tables)
     scores = [preset_only(one, Knowledge(pairs=tuple(pairs))) for one in tables if one.collective == "all_reduce"]
     told = [(one.table.name, one.words, one.errors, one.refused, one.prediction and one.prediction.high_s[::5])

@@ -7,7 +7,7 @@ from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import expect, fit
 from ringside.predict.laws.mpi import Pairs, Processes, pairs_for, pairs_of, process_law
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check
+from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import Table, TableRow
 
 from .shared_tables import published
@@ -83,13 +83,13 @@ def clusters():
     """Yield every published CPU cluster and the costs of its messages."""
     for hosts in (32, 64):
         both = [
-            check(table)
+            check_rows(table)
             for what in ("p2p_latency", "p2p_bw")
             for table in read_tables(published(f"osu_{what}_{hosts}nodes.csv"))
         ]
         pairs = pairs_of(both)
         for table in read_tables(published(f"osu_cpu_{hosts}nodes.csv")):
-            yield check(table), pairs_for(table, pairs)
+            yield check_rows(table), pairs_for(table, pairs)
 
 
 def test_bands_hold_the_medians_of_published_cpu_clusters():

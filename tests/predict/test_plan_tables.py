@@ -5,7 +5,7 @@ import pytest
 
 from ringside.predict import preset
 from ringside.predict.plan.options import option
-from ringside.predict.score.score import checked, measured
+from ringside.predict.score.score import check_tables, measured
 from ringside.predict.tables import read_tables
 
 from .shared_tables import published
@@ -21,7 +21,7 @@ TABLES = [
 
 @pytest.mark.parametrize(("name", "hardware", "hosts"), TABLES)
 def test_published_rows_lie_in_the_band_of_a_plan_that_is_not_called_extrapolated(name, hardware, hosts):
-    (table,), _ = checked(read_tables(published(f"{name}.csv")))
+    (table,), _ = check_tables(read_tables(published(f"{name}.csv")))
     sizes, times = np.array([row.size_bytes for row in table.rows]), measured(table.rows)
     told = option(preset(hardware, hosts)).predict(sizes)
     assert not told.extrapolated[sizes <= 17179869184].any()
@@ -30,7 +30,7 @@ def test_published_rows_lie_in_the_band_of_a_plan_that_is_not_called_extrapolate
 
 
 def test_twelve_hosts_are_called_extrapolated_and_lie_in_the_wider_band():
-    (table,), _ = checked(read_tables(published("coreweave_h100_sharp_12n96g.csv")))
+    (table,), _ = check_tables(read_tables(published("coreweave_h100_sharp_12n96g.csv")))
     sizes, times = np.array([row.size_bytes for row in table.rows]), measured(table.rows)
     told, near = (option(preset("dgx-h100", hosts)).predict(sizes) for hosts in (12, 4))
     assert told.extrapolated.all()

@@ -9,7 +9,7 @@ from ringside.errors import UsageError
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score.baselines import hockney, interpolate, nccl_constants
 from ringside.predict.score.score import (
-    checked,
+    check_tables,
     errors_of,
     hold_out,
     larger_sizes,
@@ -19,7 +19,7 @@ from ringside.predict.score.score import (
     summary,
 )
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check
+from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import Table, TableRow
 from ringside.predict.topology.files import preset
 
@@ -41,7 +41,7 @@ def test_errors_are_ratios_to_the_measured_time():
 
 
 def test_rows_that_are_held_out_have_no_part_in_the_fit():
-    table = check(made(THETA, SIZES, noise=0.05))
+    table = check_rows(made(THETA, SIZES, noise=0.05))
     before = hold_out(table, KNOWN)
     moved = tuple(replace(row, time_s=row.time_s * 1.1) if i % 2 else row for i, row in enumerate(table.rows))
     after = hold_out(replace(table, rows=moved), KNOWN)
@@ -53,7 +53,7 @@ def test_rows_that_are_held_out_have_no_part_in_the_fit():
 
 
 def test_larger_sizes_are_not_seen():
-    table = check(made(THETA, SIZES, noise=0.02))
+    table = check_rows(made(THETA, SIZES, noise=0.02))
     score = larger_sizes(table, KNOWN, 16 << 20)
     assert min(row.size_bytes for row in score.scored) == 32 << 20
     assert score.fitted == int((SIZES <= 16 << 20).sum())
@@ -64,7 +64,7 @@ def test_larger_sizes_are_not_seen():
 
 
 def test_a_preset_sees_no_row_at_all():
-    table = replace(check(made(THETA, SIZES)), cluster="NVIDIA H100 80GB HBM3")
+    table = replace(check_rows(made(THETA, SIZES)), cluster="NVIDIA H100 80GB HBM3")
     twice = replace(table, rows=tuple(replace(row, time_s=2 * row.time_s) for row in table.rows))
     one, other = (preset_only(each, KNOWN) for each in (table, twice))
     assert np.array_equal(one.prediction.times_s, other.prediction.times_s)
@@ -84,7 +84,7 @@ def test_a_preset_sees_no_row_at_all():
     ],
 )
 def test_what_cannot_be_scored_says_why(score, why):
-    found = score(check(made(THETA, SIZES)))
+    found = score(check_rows(made(THETA, SIZES)))
     assert why in found.refused
     assert found.errors is None
     assert summary([found]).mape is None
@@ -92,12 +92,12 @@ def test_what_cannot_be_scored_says_why(score, why):
 
 def test_a_wrong_preset_is_refused():
     with pytest.raises(UsageError, match="neither a preset nor a topology file"):
-        preset_only(check(made(THETA, SIZES)), Knowledge("dgx-z100"))
+        preset_only(check_rows(made(THETA, SIZES)), Knowledge("dgx-z100"))
 
 
 def test_point_to_point_tables_alone_are_refused():
     with pytest.raises(UsageError, match="no table of a collective"):
-        checked([Table("p", (TableRow(1, 8, 1e-5),), collective="p2p_latency")])
+        check_tables([Table("p", (TableRow(1, 8, 1e-5),), collective="p2p_latency")])
 
 
 # ------------------------------------------------------------------------------------------------ baselines
@@ -134,7 +134,7 @@ def gpus():
         for p in sorted(published().glob("*.csv"))
         if not p.name.startswith(("INDEX", "osu", "vidur", "nccl", "simai"))
     ]
-    tables, _ = checked([table for path in names for table in read_tables(path)])
+    tables, _ = check_tables([table for path in names for table in read_tables(path)])
     return [table for table in tables if len(table.rows) >= 10 and table.collective == "all_reduce"]
 
 
@@ -191,7 +191,7 @@ def test_preset_floor(gpus):
 )
 def test_another_scale_floor(fit, test):
     (fitted,), (tested,) = (read_tables(published(f"{name}.csv")) for name in (fit, test))
-    score = other_scale([check(fitted)], check(tested), KNOWN)
+    score = other_scale([check_rows(fitted)], check_rows(tested), KNOWN)
     assert score.errors.mape <= 0.20
     assert score.errors.mape < score.baselines["interpolation"].mape
     assert score.band_coverage >= 0.9
@@ -202,7 +202,7 @@ def test_cpu_clusters_of_another_scale_are_inside_their_band():
         published(f"osu_{what}.csv")
         for what in ("cpu_32nodes", "cpu_64nodes", "p2p_latency_32nodes", "p2p_latency_64nodes")
     ]
-    tables, pairs = checked([table for path in paths for table in read_tables(path)])
+    tables, pairs = check_tables([table for path in paths for table in read_tables(path)])
     known = Knowledge("auto", pairs)
     small = [table for table in tables if table.hosts == 32]
     for table in (table for table in tables if table.hosts == 64):

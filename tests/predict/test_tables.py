@@ -6,7 +6,7 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check
+from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import bus_factor, figure
 from ringside.text import parse_size
 
@@ -75,7 +75,7 @@ def test_a_log_of_nccl_tests_whatever_stands_before_its_lines(tmp_path, prefix):
     assert [int(row.size_bytes) for row in table.rows] == [1 << 20, 4 << 20, 16 << 20]
     assert table.rows[0].time_s == pytest.approx(50e-6)
     assert table.rows[0].busbw.value == pytest.approx(31.46e9)
-    assert not check(table).flags
+    assert not check_rows(table).flags
 
 
 def test_an_old_log_without_the_column_root_and_an_all_gather(tmp_path):
@@ -87,7 +87,7 @@ def test_an_old_log_without_the_column_root_and_an_all_gather(tmp_path):
     (table,) = read_tables(write(tmp_path, text, "nccl.log"))
     assert table.collective == "all_gather"
     assert table.rows[0].algbw.value == pytest.approx(20.97e9)
-    assert not check(table).flags
+    assert not check_rows(table).flags
 
 
 def test_rows_of_a_log_that_a_terminal_wrapped_or_ranks_overwrote_are_named(tmp_path):
@@ -116,7 +116,7 @@ def test_the_json_of_nccl_tests(tmp_path):
     assert (table.ranks, table.hosts) == (4, 2)
     assert [row.time_s for row in table.rows] == pytest.approx([50e-6, 100e-6])
     assert [flag.line for flag in table.flags] == [2, 3, 4, 5]
-    assert not check(table).flags[4:]
+    assert not check_rows(table).flags[4:]
 
 
 @pytest.mark.parametrize("text", ['{"results": 3}', "[]", '{"a": [}', '[{"results": []}, 3]'])

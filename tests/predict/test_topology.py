@@ -19,7 +19,7 @@ from ringside.predict import (
     preset,
     presets,
 )
-from ringside.predict.topology.topology import figures
+from ringside.predict.topology.topology import sourced_figures
 
 from .shared_tables import published
 from .written_topologies import BOXES
@@ -45,7 +45,7 @@ def test_every_preset_is_there():
 @pytest.mark.parametrize("name", WANTED.split())
 def test_every_number_of_a_preset_says_where_it_is_from(name):
     topology = preset(name)
-    assert set(topology.sources) == set(figures(topology))
+    assert set(topology.sources) == set(sourced_figures(topology))
     for source in topology.sources.values():
         assert SOURCE.search(source), source
         assert all(published(table).exists() for table in TABLE.findall(source)), source

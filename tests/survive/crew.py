@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.support.thread_transport import Switchboard, Threads
 from tests.survive.counting import BATCH, SAMPLES, Counting, consumed
 
-from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.errors import StoreGoneError
 from ringside.survive import driver, train
 from ringside.survive.cluster import known_workers as acquaintances

@@ -1,4 +1,4 @@
-"""Runs cases with real workers and prints a line of JSON for each; started by tests and by bench/survive_matrix.py."""
+"""Runs cases with real workers and prints a line of JSON for each; for tests and bench/survive/kill_matrix.py."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tests.support.thread_transport import Switchboard, Threads
 
 from ringside.commands.demo_kill import MARK, KillStory
-from ringside.commands.run import kept
+from ringside.commands.run import keeper_command
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
-from ringside.engine.transports.threads import Switchboard, Threads
 from ringside.errors import StoreGoneError, UsageError
 from ringside.launch.torchrun import take_apart
 from ringside.survive.all_reduce.ring_order import cut_off, way_around
@@ -288,7 +288,7 @@ def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
     ],
 )
 def test_a_command_line_is_given_to_keepers(words, script):
-    line = kept(take_apart(words, ours=()))
+    line = keeper_command(take_apart(words, ours=()))
     assert line.script == script
     assert line.flags.count("-m") == 1
     assert line.flags[-1] == "-m"

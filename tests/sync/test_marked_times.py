@@ -180,7 +180,7 @@ def captures(port: int, path: str) -> dict[str, Any]:
 
         def ask() -> None:
             while not ended.is_set():
-                session._waiting.take()
+                session._waiting.drain()
 
         asking = threading.Thread(target=ask)
         asking.start()

@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.engine.shm.log import PATHS  # noqa: E402
+from ringside.fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
 from ringside.pytorch import carried  # noqa: E402
-from ringside.pytorch.fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, on_both  # noqa: E402

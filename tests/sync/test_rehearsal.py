@@ -23,7 +23,7 @@ COUNTS = (1_000, 150_000, 1_200_001, 5_000_000)  # in one message, in one go, in
 def worked_out(path: str, rehearses: bool) -> list[int]:
     """Return how many orders of messages each all-reduce had to work out."""
     found = []
-    message_order.play_through.cache_clear()  # processes are used again for one test after another
+    message_order.find_order.cache_clear()  # processes are used again for one test after another
     with communicator(path, HOSTS) as comm:
         across = comm._between.across
         for form in FORMS:
@@ -31,9 +31,9 @@ def worked_out(path: str, rehearses: bool) -> list[int]:
             for count in COUNTS:
                 if rehearses:
                     across.rehearse(count, Reduction(0, 0), AlgorithmSpec.parse(form))
-                before = message_order.play_through.cache_info().misses
+                before = message_order.find_order.cache_info().misses
                 comm.all_reduce(torch.zeros(count), algorithm=form)
-                found.append(message_order.play_through.cache_info().misses - before)
+                found.append(message_order.find_order.cache_info().misses - before)
     return found
 
 

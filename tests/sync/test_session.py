@@ -39,7 +39,7 @@ def trains(port: int, path: str, engine: str) -> dict[str, Any]:
             optimizer.zero_grad()
             one_step(ddp, optimizer, Plan(), rank, step)
             optimizer.step()
-            ringside.log(loss=10.0 - step)
+            ringside.log_step(loss=10.0 - step)
         session.event("note", text="almost done")
         session.end()
         session.end()

@@ -323,4 +323,4 @@ def test_ranks_that_do_not_come_are_nowhere_and_that_is_said(caplog: pytest.LogC
 
 def test_without_a_session_nothing_is_logged() -> None:
     assert sessions.current() is None
-    sessions.log(loss=1.0, samples=3)
+    sessions.log_step(loss=1.0, samples=3)

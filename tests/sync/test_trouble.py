@@ -120,7 +120,7 @@ def breaks(port: int, path: str, where: str, from_the_start: bool) -> tuple[str,
             optimizer.zero_grad()
             one_step(ddp, optimizer, Plan("convolutional"), rank, step)
             optimizer.step()
-            ringside.log(loss=1.0)
+            ringside.log_step(loss=1.0)
         if where == INSTRUMENTS["the hang watch"]:
             until(lambda: "ringside-watch" not in {thread.name for thread in threading.enumerate()})
         dist.barrier()
@@ -186,10 +186,10 @@ def odd_values(port: int, path: str) -> list[str]:
         ddp, attachment, optimizer = small_attachment(run_dir=path)
         for loss in (torch.tensor(0.5), float("nan"), 3):
             steps(ddp, optimizer, rank, 1)
-            ringside.log(loss=loss)
+            ringside.log_step(loss=loss)
         attachment.session.event("note", thing=object(), more={1: torch.ones(2)})
         attachment.session.event("verdict", what="a kind of the monitor's own")
-        ringside.log(loss="much")  # type: ignore[arg-type]
+        ringside.log_step(loss="much")  # type: ignore[arg-type]
         steps(ddp, optimizer, rank, 1)
         dist.barrier()
         attachment.session.end()
@@ -200,7 +200,7 @@ def test_odd_values_from_the_script(tmp_path: Path) -> None:
     for lines in on_ranks(2, odd_values, free_port(), str(tmp_path / "run"), limit_s=LIMIT_S):
         assert len(lines) == 2
         assert "choose another name" in lines[0]
-        assert "ringside.log()" in lines[1]
+        assert "ringside.log_step()" in lines[1]
     assert kinds_of(tmp_path / "run", "verdict") == []
     losses = [record.loss for record in RunReader(tmp_path / "run").poll() if record.rank == 0]
     assert losses == pytest.approx([0.5, None, 3.0, None], nan_ok=True)
@@ -240,7 +240,7 @@ def is_off(port: int, path: str) -> list[Any]:
         before = set(threading.enumerate())
         ddp, attachment, optimizer = small_attachment(run_dir=path)
         steps(ddp, optimizer, rank, 3)
-        ringside.log(loss=1.0)
+        ringside.log_step(loss=1.0)
         names = [thread.name for thread in set(threading.enumerate()) - before]
         hooks = [len(ddp._comm_hooks), len(ddp._forward_pre_hooks), len(ddp._forward_hooks)]
         attachment.detach()

@@ -69,7 +69,7 @@ def test_the_rules_ask_for_metrics_that_there_are() -> None:
             r"ringside_\w+", " ".join(re.findall(r"expr: (?:>-\n)?((?:.|\n)*?)\n +(?:for|labels):", RULES.read_text()))
         )
     )
-    families = list(RunMetrics(MetricCounters(run_info(2)).figures([], {}, {})).collect())
+    families = list(RunMetrics(MetricCounters(run_info(2)).snapshot([], {}, {})).collect())
     served = {family.name + ("_total" if family.type == "counter" else "") for family in families}
     assert len(asked) >= 10
     assert asked <= served
@@ -85,5 +85,5 @@ def test_every_kind_of_verdict_has_a_rule_and_every_alert_and_metric_a_place_in_
         anchors = set(re.findall(r'<a id="(\w+)">', document.read_text()))
         assert set(re.findall(rf"docs/{document.name}#(\w+)", rules)) == anchors
     assert set(re.findall(r"docs/verdicts\.md#(\w+)", rules)) == set(KINDS)
-    families = RunMetrics(MetricCounters(run_info(2)).figures([], {}, {})).collect()
+    families = RunMetrics(MetricCounters(run_info(2)).snapshot([], {}, {})).collect()
     assert [family.name for family in families if family.name not in page] == []

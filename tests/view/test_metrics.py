@@ -32,13 +32,18 @@ LIMIT_S = 30.0
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
+def serve(endpoint: Endpoint, snapshot: Callable[[], MetricsSnapshot]) -> MetricsServer:
+    """Serve a run's metrics as rank 0 does."""
+    return MetricsServer(endpoint, lambda accept: render(snapshot(), accept))
+
+
 class Job:
     """A collector and an alarm that serves metrics, fed with own times."""
 
     def __init__(self, ranks: int, tmp_path: Path, name: str = "test") -> None:
         info = run_info(ranks, name)
-        self.alarm = AlertService(info, tmp_path, AlertSettings(endpoint=Endpoint("127.0.0.1", 0)))
-        self.collector = StepCollector(ranks, listeners=[self.alarm.hear])
+        self.alarm = AlertService(info, tmp_path, AlertSettings(endpoint=Endpoint("127.0.0.1", 0)), serve=serve)
+        self.collector = StepCollector(ranks, listeners=[self.alarm.record])
 
     def feed(self, own: np.ndarray, batch: int = 7) -> None:
         records = records_of(own, payload_bytes=1000, overhead_seconds=0.001)
@@ -89,7 +94,7 @@ def test_figures_add_up(make_job: Callable[..., Job]) -> None:
     own[40:, 2] *= 1.4
     job = make_job(4)
     job.feed(own)
-    found = samples(job.alarm.figures())
+    found = samples(job.alarm.snapshot())
     slowest = own.max(axis=1)
     assert found["ringside_steps_total", ()] == 90
     assert found["ringside_ranks", ()] == 4
@@ -123,7 +128,7 @@ def test_a_verdict_is_active_only_while_it_holds_and_its_price_stays(make_job: C
         records = [r for r in records_of(own) if begin <= r.step < begin + 10]
         job.collector.add(records)
         job.alarm.tick(records, job.collector)
-        found = samples(job.alarm.figures())
+        found = samples(job.alarm.snapshot())
         active.append(("ringside_verdict_active", (("kind", "slow_rank"), ("rank", "2"))) in found)
         cost.append(found["ringside_cost_rank_seconds_total", ()])
     assert active[5] is False
@@ -146,7 +151,7 @@ def test_records_that_no_analysis_saw_are_counted(make_job: Callable[..., Job]) 
     alone = [r for r in records if r.rank == 0 and r.step >= 30]
     job.collector.add(alone)
     job.alarm.tick(alone, job.collector)
-    found = samples(job.alarm.figures())
+    found = samples(job.alarm.snapshot())
     dropped = {reason: found["ringside_records_dropped_total", (("reason", reason),)] for reason in ("late", "invalid")}
     assert dropped == {"late": 10, "invalid": 60}
     assert found["ringside_records_dropped_total", (("reason", "missing"),)] == job.collector.steps - 30 > 0
@@ -160,7 +165,7 @@ def test_many_ranks_have_few_series(make_job: Callable[..., Job]) -> None:
         own[:, ranks - 3] *= 2
         job = make_job(ranks)
         job.feed(own, batch=ranks)
-        found = samples(job.alarm.figures())
+        found = samples(job.alarm.snapshot())
         shown = [dict(labels)["rank"] for name, labels in found if name == "ringside_rank_own_seconds_total"]
         sizes[ranks] = len(shown)
         assert str(ranks - 3) in shown
@@ -170,7 +175,7 @@ def test_many_ranks_have_few_series(make_job: Callable[..., Job]) -> None:
 
 
 def test_before_the_first_step_nothing_is_made_up() -> None:
-    found = samples(MetricCounters(run_info(3)).figures([], {}, {}))
+    found = samples(MetricCounters(run_info(3)).snapshot([], {}, {}))
     assert found["ringside_steps_total", ()] == 0
     assert "ringside_last_step_timestamp_seconds" not in {name for name, _ in found}
     assert all(math.isfinite(value) for value in found.values())
@@ -181,7 +186,7 @@ HOSTILE = 'evil"} 1\nringside_steps_total 9\n\\' + "x" * 500 + "\udcff"
 
 def test_hostile_text_stays_inside_its_label() -> None:
     info = msgspec.structs.replace(run_info(2), name=HOSTILE, engine="\udcff\n")
-    found = samples(MetricCounters(info).figures([], {}, {}))
+    found = samples(MetricCounters(info).snapshot([], {}, {}))
     ((_, labels),) = [key for key in found if key[0] == "ringside_run_info"]
     assert dict(labels)["run"] == HOSTILE[:128]
     assert dict(labels)["engine"] == "\\udcff\n"
@@ -195,7 +200,7 @@ def test_prometheus_own_linter_has_nothing_to_say(make_job: Callable[..., Job]) 
     own[40:, 2] *= 1.4
     job = make_job(3)
     job.feed(own)
-    page, _ = render(job.alarm.figures())
+    page, _ = render(job.alarm.snapshot())
     done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
@@ -260,7 +265,7 @@ def test_a_port_that_is_taken_is_said_once(tmp_path: Path, caplog: pytest.LogCap
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
-        alarm = AlertService(run_info(2), tmp_path, AlertSettings(endpoint=endpoint))
+        alarm = AlertService(run_info(2), tmp_path, AlertSettings(endpoint=endpoint), serve=serve)
         alarm.close()
     assert alarm.url == ""
     (line,) = [record.getMessage() for record in caplog.records]
@@ -294,7 +299,7 @@ def test_what_the_environment_asks_for_in_vain_is_said_and_the_rest_holds(
     monkeypatch.setenv("RINGSIDE_ON_VERDICT", "say 'hello")
     monkeypatch.setenv("RINGSIDE_METRICS_PORT", "0")
     monkeypatch.delenv("RINGSIDE_METRICS_TOKEN", raising=False)
-    alarm = AlertService(run_info(2), tmp_path)
+    alarm = AlertService(run_info(2), tmp_path, serve=serve)
     try:
         assert get(alarm.url)[0] == 200
     finally:

@@ -50,7 +50,7 @@ def a_what_if() -> str:
 def a_score(folder: Path) -> str:
     rows = [f"{2**power},{20 + 2**power / 1e5:.4g}" for power in range(10, 31)]
     (folder / "table.csv").write_text("\n".join(["size_bytes,time_us", *rows, "4096,9999"]))
-    tables, _ = score.checked(read_tables(folder / "table.csv"))
+    tables, _ = score.check_tables(read_tables(folder / "table.csv"))
     return score_page([score.hold_out(one, Knowledge()) for one in tables])
 
 

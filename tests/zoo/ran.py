@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.ranks import on_ranks, place
+from tests.support.waiting import free_port
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TORCHRUN = ("torch.distributed.run", "--standalone")
@@ -86,6 +90,34 @@ def run(
             child.communicate()
         raise
     return Ran(child.returncode, sorted(out.splitlines()), err, directory)
+
+
+def run_forked(words: Sequence[str], directory: Path) -> Ran:
+    """Run a script on two ranks that are forked from a process which has imported torch: as torchrun does, without it.
+
+    Args:
+        words: The script's name in the zoo, and its arguments.
+        directory: Where it runs; made here.
+    """
+    directory.mkdir(parents=True)
+    printed = on_ranks(2, as_main, list(words), str(directory), free_port(), limit_s=LIMIT_S)
+    return Ran(0, sorted(line for lines in printed for line in lines), "", directory)
+
+
+def as_main(words: list[str], directory: str, port: int) -> list[str]:
+    """Run a script in this process as its main program; return the lines that it printed."""
+    os.environ["MASTER_PORT"] = str(port)
+    os.chdir(directory)
+    out = Path(f"{directory}.out.{place().rank}")
+    sys.argv = [str(SCRIPTS / words[0]), *words[1:]]
+    sys.path.insert(0, str(SCRIPTS))
+    before, sys.stdout = sys.stdout, out.open("w")
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        sys.stdout.close()
+        sys.stdout = before
+    return out.read_text().splitlines()
 
 
 def _await_start(child: subprocess.Popen[str], directory: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.zoo.ran import TORCHRUN, Ran, differences, differences_in, has_small_shm, run
+from tests.zoo.ran import TORCHRUN, Ran, differences, differences_in, has_small_shm, run, run_forked
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(400)  # of two launches, each with its own bound
@@ -28,8 +28,8 @@ class Row:
     Args:
         words: The script and its arguments.
         kind: What users do there.
-        mark: Where it runs, besides `make test-long`, which runs all: "core": in `make test`, "thorough": in `make
-        test-all`.
+        mark: Where it runs, besides `make test-long`, which runs all: "thorough": in `make test-all`.
+        quick: In `make test`, too, beside stock DDP on forked ranks.
         status: torchrun's exit status.
         ours: That of `ringside run`, where the documentation says that it is another one.
         ulps: How far halves may lie apart, in units in the last place.
@@ -43,6 +43,7 @@ class Row:
     words: str
     kind: str
     mark: str = "long"
+    quick: bool = False
     status: int = 0
     ours: int | None = None
     ulps: int = 0
@@ -58,12 +59,12 @@ float16 below 2**-13 may lie between two float16, so that the two sums are up to
 at most one unit in the last place of any float16. A bfloat16 has the exponents of a float32, and no such case here."""
 
 ZOO = (
-    Row("ema.py", "an exponential moving average of the DDP model", mark="core"),
+    Row("ema.py", "an exponential moving average of the DDP model", quick=True),
     Row("swa.py", "stochastic weight averaging, update_bn, the average saved whole"),
     Row("copies.py", "deepcopy of the DDP model; copies train"),
-    Row("whole.py", "torch.save and pickle of everything, and the way back", mark="core"),
-    Row("gan.py", "two DDP models, two optimizers", mark="core"),
-    Row("accumulate.py", "gradient accumulation, clipping, a graph that is kept", mark="core"),
+    Row("whole.py", "torch.save and pickle of everything, and the way back", quick=True),
+    Row("gan.py", "two DDP models, two optimizers", quick=True),
+    Row("accumulate.py", "gradient accumulation, clipping, a graph that is kept", quick=True),
     Row("accumulate.py views", "the same with gradients as views of buckets"),
     Row("amp.py", "autocast to bfloat16, GradScaler, an overflow on one rank"),
     Row("resume.py", "checkpoint and resume, a second process group"),
@@ -77,7 +78,7 @@ ZOO = (
     Row("own_hook.py power", "PyTorch's PowerSGD hook", only_watched=True),
     Row("own_hook.py builtin", "DDP's builtin hook for halves", only_watched=True),
     Row("own_hook.py sum", "a communication hook of the script's own", only_watched=True),
-    Row("sparse.py", "sparse gradients", mark="core"),
+    Row("sparse.py", "sparse gradients", quick=True),
     Row("groups.py", "several groups and models, collectives beside"),
     Row("evaluate.py", "evaluation between steps, by all ranks and by rank 0 alone"),
     Row("caught.py loader", "exceptions before a step, caught"),
@@ -160,11 +161,22 @@ SURVIVORS = (
 @pytest.mark.zoo
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.words, marks=getattr(pytest.mark, row.mark)) for row in ZOO])
 def test_a_script_does_what_it_does_under_torchrun(row: Row, tmp_path: Path) -> None:
+    check(row, tmp_path)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.words) for row in ZOO if row.quick])
+def test_a_quick_script_does_what_it_does_without_us(row: Row, tmp_path: Path) -> None:
+    check(row, tmp_path, forked=True)
+
+
+def check(row: Row, tmp_path: Path, *, forked: bool = False) -> None:
+    """Compare a script's run under `ringside run` with the one under torchrun, or on forked ranks."""
     if row.shm and not has_small_shm():
         pytest.skip("this machine does not let us mount a /dev/shm")
     words, record = row.words.split(), tmp_path / "record"
     how = {"shm": row.shm, "flags": row.flags.split(), "signum": row.signum}
-    stock = run(TORCHRUN, words, tmp_path / "torchrun", **how)
+    stock = run_forked(words, tmp_path / "forked") if forked else run(TORCHRUN, words, tmp_path / "torchrun", **how)
     assert stock.status == row.status, stock.err
     ours = run(("ringside", "run", "--run-dir", str(record)), words, tmp_path / "ringside", **how)
     assert str(record) in ours.lines, ours.err

@@ -45,19 +45,19 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with (directory / _LOG).open("wb") as log:
-                for command, environment in commands(plan, directory):
-                    processes.append(start(command, environment, log.fileno()))
-            follow(processes, readers, reports, observe)
+                for command, environment in rank_commands(plan, directory):
+                    processes.append(start_rank(command, environment, log.fileno()))
+            follow_ranks(processes, readers, reports, observe)
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
                 raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
         finally:
-            end(processes)
+            end_ranks(processes)
             for reader in readers:
                 reader.close()
         return reports
 
 
-def commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
+def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
     """Return the processes to start, as (command, variables): one mpirun if MPI takes part, else one per rank."""
     worker = [sys.executable, "-m", "ringside.bench.worker", str(directory)]
     if "mpi" not in plan.peers:
@@ -66,7 +66,7 @@ def commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[
     return [(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker], {})]
 
 
-def start(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
     """Start a rank; `log` is the descriptor that takes what it writes."""
     # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
     return subprocess.Popen(
@@ -80,7 +80,7 @@ def start(command: list[str], environment: Mapping[str, str], log: int) -> subpr
     )
 
 
-def follow(
+def follow_ranks(
     processes: list[subprocess.Popen[bytes]], readers: list[MessageReader], reports: Reports, observe: Observer
 ) -> None:
     """Read messages until every process ended, or one failed and the others had time to say what they saw."""
@@ -98,7 +98,7 @@ def follow(
         time.sleep(POLL_S)
 
 
-def end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end_ranks(processes: list[subprocess.Popen[bytes]]) -> None:
     """End what still runs: politely, so that mpirun ends its ranks, then for good."""
     for process in processes:
         if process.poll() is None:
@@ -115,11 +115,20 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
-    """Say in one line which rank failed, how, and during what."""
-    killed = _killed(processes, log)
+    """Return in one line which rank failed, how, and during what."""
+    # A rank that a signal ended before its time: mpirun writes which it was; without it, our children tell.
+    killed = None
+    by_mpirun = re.search(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", log)
+    if by_mpirun is not None:
+        killed = int(by_mpirun[1]), int(by_mpirun[2])
+    elif len(processes) > 1:
+        codes = [process.returncode for process in processes]
+        killed = next(((rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0), None)
     if killed is not None:
         rank, number = killed
-        return f"rank {rank} died ({_signal_name(number)}) {_during(reports[rank])}; the other ranks were ended"
+        known = {signum.value for signum in signal.Signals}
+        name = signal.Signals(number).name if number in known else f"signal {number}"
+        return f"rank {rank} died ({name}) {_during(reports[rank])}; the other ranks were ended"
     failures = [(rank, m) for rank, report in enumerate(reports) for m in report if isinstance(m, Failed)]
     # A rank that misses another tells of a consequence; prefer the cause.
     for rank, failure in sorted(failures, key=lambda item: bool(item[1].lost)):
@@ -129,26 +138,8 @@ def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, lo
     return f"rank {silent[0]} ended {_during(reports[silent[0]])}; its last words: {words[-1] if words else 'none'}"
 
 
-def _killed(processes: list[subprocess.Popen[bytes]], log: str) -> tuple[int, int] | None:
-    """Return (rank, signal) of a rank that a signal ended before its time."""
-    told = re.search(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", log)  # mpirun's words
-    if told is not None:
-        return int(told[1]), int(told[2])
-    for rank, process in enumerate(processes):
-        if len(processes) > 1 and process.returncode is not None and process.returncode < 0:
-            return rank, -process.returncode
-    return None
-
-
 def _during(report: list[Message]) -> str:
     begun = [message.what for message in report if isinstance(message, Begin)]
     if begun:
         return f"while measuring {begun[-1]}"
     return "while joining the others" if any(isinstance(m, WorkerHello) for m in report) else "before it started"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -83,6 +83,32 @@ class BenchResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain data; the keys are documented in `ringside bench --help`."""
+        rows = []
+        for row in self.rows:
+            sample, ratios = row.sample, {peer: self.ratio(row, peer) for peer in self.plan.peers}
+            is_ours = sample.engine == "ringside"
+            rows.append(
+                {
+                    "size_bytes": sample.size_bytes,
+                    "count": sample.size_bytes // ITEM_BYTES[self.plan.dtype],
+                    "type": self.plan.dtype,
+                    "redop": self.plan.op,
+                    "root": -1,
+                    "engine": sample.engine,
+                    "algorithm": sample.algorithm,
+                    "tensor": sample.tensor,
+                    "cache": sample.cache,
+                    "buffers": sample.buffers,
+                    "iterations": sample.iterations,
+                    "time_seconds": row.time_s,
+                    "rounds_seconds": list(row.rounds_s),
+                    "algbw_bytes_per_second": row.algbw,
+                    "busbw_bytes_per_second": row.busbw(self.plan.ranks),
+                    "wrong": row.wrong,
+                    "ratios": {peer: x for peer, x in ratios.items() if x is not None} if is_ours else {},
+                    "limit_share": row.limit_share,
+                }
+            )
         return {
             "schema": SCHEMA,
             "ranks": self.plan.ranks,
@@ -91,30 +117,7 @@ class BenchResult:
             "stream_limit_bytes_per_second": self.limit,
             "skipped": [{"peer": s.peer, "reason": s.reason} for s in self.skipped],
             "wrong": self.wrong,
-            "rows": [self._row_json(row) for row in self.rows],
-        }
-
-    def _row_json(self, row: BenchRow) -> dict[str, Any]:
-        sample, ratios = row.sample, {peer: self.ratio(row, peer) for peer in self.plan.peers}
-        return {
-            "size_bytes": sample.size_bytes,
-            "count": sample.size_bytes // ITEM_BYTES[self.plan.dtype],
-            "type": self.plan.dtype,
-            "redop": self.plan.op,
-            "root": -1,
-            "engine": sample.engine,
-            "algorithm": sample.algorithm,
-            "tensor": sample.tensor,
-            "cache": sample.cache,
-            "buffers": sample.buffers,
-            "iterations": sample.iterations,
-            "time_seconds": row.time_s,
-            "rounds_seconds": list(row.rounds_s),
-            "algbw_bytes_per_second": row.algbw,
-            "busbw_bytes_per_second": row.busbw(self.plan.ranks),
-            "wrong": row.wrong,
-            "ratios": {peer: x for peer, x in ratios.items() if x is not None} if sample.engine == "ringside" else {},
-            "limit_share": row.limit_share,
+            "rows": rows,
         }
 
 
@@ -122,9 +125,23 @@ def merge(
     plan: BenchPlan, cores: int, reports: Sequence[Sequence[Message]], skipped: Sequence[Skipped] = ()
 ) -> BenchResult:
     """Merge what the ranks reported; `skipped` are peers that were not even tried."""
-    limit = _limit(reports)
+    # What all ranks stream together, bytes per second: the median over all rounds of the slowest rank.
+    limits = [[m for m in report if isinstance(m, Limit)] for report in reports]
+    streamed = [4 * limit.size_bytes * len(reports) for limit in limits[0] for _ in limit.seconds]
+    seconds = [[s for limit in of_rank for s in limit.seconds] for of_rank in limits]
+    slowest: list[float] = [max(times) for times in zip(*seconds, strict=True)]
+    limit = median(t / s for t, s in zip(streamed, slowest, strict=True))
+
     samples = [[m for m in report if isinstance(m, Sample)] for report in reports]
-    rows = [_row(plan, list(of_ranks), limit) for of_ranks in zip(*samples, strict=True)]
+    rows = []
+    for of_ranks in zip(*samples, strict=True):
+        first = of_ranks[0]
+        rounds = tuple(max(times) for times in zip(*(sample.seconds for sample in of_ranks), strict=True))
+        row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks))
+        if first.cache == "any" and first.tensor == "symmetric" and first.algorithm in ("auto", "direct"):
+            traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
+            row = BenchRow(first, rounds, row.wrong, traffic / row.time_s / limit)
+        rows.append(row)
     refused = [m for m in reports[0] if isinstance(m, Skipped)]
     return BenchResult(plan, cores, tuple(rows), limit, (*skipped, *refused))
 
@@ -169,11 +186,20 @@ def verdict(result: BenchResult) -> list[str]:
     lines = [f"{plan.ranks} ranks on {result.cores} cores, {plan.dtype} {plan.op}, in place"]
     wrong = [row for row in result.rows if row.wrong]
     if wrong:
-        lines.insert(0, f"WRONG RESULTS in {len(wrong)} of {len(result.rows)} rows, first: {_describe(wrong[0])}")
+        first = wrong[0]
+        where = f"{_label(first)}, {format_size(first.sample.size_bytes)}, {first.sample.cache}: {first.wrong} elements"
+        lines.insert(0, f"WRONG RESULTS in {len(wrong)} of {len(result.rows)} rows, first: {where}")
     ours = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "symmetric"]
     ours = [r for r in ours if r.sample.cache != "cold"]
     marks = [r for r in ours if r.sample.size_bytes in _LANDMARKS] or ours[:1] + ours[-1:]
-    return lines + [f"  {format_size(row.sample.size_bytes):>6}: {_breath(result, row)}" for row in marks]
+    for row in marks:
+        ratios = [(peer, result.ratio(row, peer)) for peer in plan.peers]
+        parts = [f"{_short_number(ratio)}x {NAMES[peer]}" for peer, ratio in ratios if ratio is not None]
+        parts.insert(0, f"{row.time_s * 1e6:.2f} us" if row.time_s < 1e-3 else f"{row.time_s * 1e3:.1f} ms")
+        if row.limit_share is not None:
+            parts.append(f"{row.limit_share:.0%} of the streaming limit")
+        lines.append(f"  {format_size(row.sample.size_bytes):>6}: {', '.join(parts)}")
+    return lines
 
 
 def ratios(result: BenchResult) -> list[str]:
@@ -187,11 +213,11 @@ def ratios(result: BenchResult) -> list[str]:
     symmetric = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "symmetric"]
     private = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "private"]
     lines = []
-    for one, other in zip(symmetric, private, strict=True):
-        share = "" if one.limit_share is None else f"{one.limit_share:.0%}"
+    for row, other in zip(symmetric, private, strict=True):
+        share = "" if row.limit_share is None else f"{row.limit_share:.0%}"
         lines.append(
-            f"{format_size(one.sample.size_bytes).replace(' ', ''):>6} {one.sample.cache:>5}"
-            f" {_us(one)}{_times(result, one, peers)} {share:>6} {_us(other)}{_times(result, other, peers)}"
+            f"{format_size(row.sample.size_bytes).replace(' ', ''):>6} {row.sample.cache:>5}"
+            f" {_us(row)}{_times(result, row, peers)} {share:>6} {_us(other)}{_times(result, other, peers)}"
         )
     return heads + lines
 
@@ -238,20 +264,6 @@ def _is_first_of_ours(result: BenchResult, row: BenchRow) -> bool:
     return row.sample.engine == "ringside" and row.sample.algorithm == result.plan.algorithms[0]
 
 
-def _breath(result: BenchResult, row: BenchRow) -> str:
-    told = [(peer, result.ratio(row, peer)) for peer in result.plan.peers]
-    words = [f"{_short_number(ratio)}x {NAMES[peer]}" for peer, ratio in told if ratio is not None]
-    figure = f"{row.time_s * 1e6:.2f} us" if row.time_s < 1e-3 else f"{row.time_s * 1e3:.1f} ms"
-    if row.limit_share is not None:
-        words.append(f"{row.limit_share:.0%} of the streaming limit")
-    return ", ".join([figure, *words])
-
-
-def _describe(row: BenchRow) -> str:
-    s = row.sample
-    return f"{_label(row)}, {format_size(s.size_bytes)}, {s.cache}: {row.wrong} elements"
-
-
 def _label(row: BenchRow) -> str:
     s = row.sample
     if s.engine != "ringside":
@@ -260,11 +272,8 @@ def _label(row: BenchRow) -> str:
 
 
 def _times(result: BenchResult, row: BenchRow, peers: Sequence[str]) -> str:
-    return "".join(f" {_cell(result.ratio(row, peer)):>10}" for peer in peers)
-
-
-def _cell(ratio: float | None) -> str:
-    return "" if ratio is None else f"{_short_number(ratio)}x"
+    cells = [result.ratio(row, peer) for peer in peers]
+    return "".join(f" {'' if ratio is None else f'{_short_number(ratio)}x':>10}" for ratio in cells)
 
 
 def _short_number(x: float) -> str:

@@ -44,13 +44,13 @@ _FOLDS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, 
 
 def contribution(rank: int, ranks: int, dtype: str, op: str) -> Array:
     """Return one period of a rank's tensor, shape [PERIOD], in the dtype it is stored as."""
-    return to_storage(numbers(rank, ranks, dtype, op), dtype)
+    return to_storage(whole_numbers(rank, ranks, dtype, op), dtype)
 
 
 def expected(ranks: int, dtype: str, op: str) -> Array:
     """Return one period of the result on every rank, shape [PERIOD], in the dtype it is stored as."""
     wide = "int64" if "int" in dtype else "float64"
-    stack = np.stack([numbers(rank, ranks, dtype, op).astype(wide) for rank in range(ranks)])
+    stack = np.stack([whole_numbers(rank, ranks, dtype, op).astype(wide) for rank in range(ranks)])
     with np.errstate(over="ignore"):
         result: Array = _FOLDS[op].reduce(stack, axis=0)
     if op == "avg":
@@ -80,12 +80,12 @@ def count_wrong(array: Array, period: Array) -> int:
     rows = len(array) // PERIOD
     table = array[: rows * PERIOD].reshape(rows, PERIOD)
     wrong = int(np.count_nonzero(array[rows * PERIOD :] != period[: len(array) - rows * PERIOD]))
-    for at in range(0, rows, _CHUNK_ROWS):  # in pieces: the comparison of 256 MB needs memory of its own
-        wrong += int(np.count_nonzero(table[at : at + _CHUNK_ROWS] != period))
+    for first in range(0, rows, _CHUNK_ROWS):  # in pieces: the comparison of 256 MB needs memory of its own
+        wrong += int(np.count_nonzero(table[first : first + _CHUNK_ROWS] != period))
     return wrong
 
 
-def numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
+def whole_numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
     """Return the whole numbers, shape [PERIOD], of which a rank's tensor is made: their reduction is exact."""
     random = np.random.default_rng((rank, 20260101))
     if op == "prod":  # powers of two, few enough to stay finite in float16 for up to 64 ranks
@@ -162,7 +162,11 @@ class BenchMeter:
             for turn in turns:
                 if cache == "cold":
                     np.add(self.sweep, 1, out=self.sweep)  # the turn before may have left buffers in the cache
-                self._take(turn)
+                seconds = self._time(turn, turn.iterations)
+                turn.seconds.append(seconds / turn.iterations)
+                slowest = self._slowest(seconds)
+                if slowest > _TOO_LONG * self._plan.round_seconds:  # the next one is shorter
+                    turn.iterations = self._iterations(slowest / turn.iterations)
         return [turn.sample(cache, size_bytes, buffers) for turn in turns]
 
     def limit(self) -> Limit:
@@ -183,7 +187,9 @@ class BenchMeter:
 
     def _prepare(self, contender: Contender, size_bytes: int, buffers: int) -> _Turns:
         """Check the contender's result on the last buffer, then estimate how long it takes."""
-        arrays = self._arrays(contender.tensor, size_bytes, buffers)
+        stride = stride_of(size_bytes)
+        pool, kind = self._pools[contender.tensor], storage_dtype(self._plan.dtype)
+        arrays = [pool[i * stride : i * stride + size_bytes].view(kind) for i in range(buffers)]
         handles = [contender.wrap(array) for array in arrays]
         fill(arrays[-1], self._own)
         self._comm.barrier()
@@ -197,26 +203,14 @@ class BenchMeter:
         turns.iterations = self._iterations(turns.estimate_s)
         return turns
 
-    def _arrays(self, tensor: str, size_bytes: int, buffers: int) -> list[Array]:
-        stride = stride_of(size_bytes)
-        pool, kind = self._pools[tensor], storage_dtype(self._plan.dtype)
-        return [pool[at * stride : at * stride + size_bytes].view(kind) for at in range(buffers)]
-
     def _iterations(self, estimate_s: float) -> int:
         if self._plan.iterations:
             return self._plan.iterations
         fitting = int(self._plan.round_seconds / max(estimate_s, 1e-7))
         return max(1, min(MAX_ITERATIONS, fitting))
 
-    def _take(self, turns: _Turns) -> None:
-        """Take one turn; where it lasted much longer than it should, make the next one shorter."""
-        seconds = self._time(turns, turns.iterations)
-        turns.seconds.append(seconds / turns.iterations)
-        slowest = self._slowest(seconds)
-        if slowest > _TOO_LONG * self._plan.round_seconds:
-            turns.iterations = self._iterations(slowest / turns.iterations)
-
     def _slowest(self, seconds: float) -> float:
+        """Return the most that any rank gives."""
         return float(self._comm.all_reduce(np.array([seconds]), "max")[0])
 
     def _time(self, turns: _Turns, count: int) -> float:
@@ -249,7 +243,7 @@ def main(directory: Path) -> None:
     writer = Writer(directory, rank)
     writer.send(WorkerHello(os.getpid()))
     try:
-        run(plan, rank, directory, writer)
+        run_plan(plan, rank, directory, writer)
     except Exception as error:
         lost = error.ranks if isinstance(error, SyncError) else ()
         writer.send(Failed(type(error).__name__, str(error), lost))
@@ -259,7 +253,7 @@ def main(directory: Path) -> None:
     writer.close()
 
 
-def run(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> None:
+def run_plan(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> None:
     """Measure everything in the plan."""
     with HostCommunicator(plan.key, rank, plan.ranks) as comm:
         peers = [peer for name in plan.peers if (peer := open_peer(name, plan, rank, directory, writer))]
@@ -268,8 +262,8 @@ def run(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> None:
         writer.send(Begin("the streaming limit", 0.0))
         writer.send(meter.limit())
         cases = [(size, *state) for size in plan.sizes_bytes for state in plan.states(size)]
-        for at, (size, cache, buffers) in enumerate(cases):
-            writer.send(Begin(f"{format_size(size)}, {cache}", at / len(cases)))
+        for number, (size, cache, buffers) in enumerate(cases):
+            writer.send(Begin(f"{format_size(size)}, {cache}", number / len(cases)))
             for sample in meter.case(size, cache, buffers):
                 writer.send(sample)
         writer.send(meter.limit())

@@ -53,17 +53,13 @@ class _PrintCompletion(argparse.Action):
     """Prints what makes a shell complete our command line, and ends, as `--version` does."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: object, option: object = "") -> None:
-        from ringside.commands.completion import completion
+        from ringside.commands.completion import completion_script
 
         try:
-            print(completion(parser, str(values)))
+            print(completion_script(parser, str(values)))
         except UsageError as error:
             parser.exit(error.exit_status, f"ringside: {error}\n")
         parser.exit()
-
-
-def _command(verb: str) -> Command:
-    return cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
 
 
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
@@ -71,11 +67,12 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ringside", description="A ringside seat for gradient synchronisation: run it, see it, predict it."
     )
-    parser.add_argument("--version", action="version", version=_version())
+    parser.add_argument("--version", action="version", version=f"ringside {__version__}")
     parser.add_argument("--print-completion", choices=SHELLS, action=_PrintCompletion, help="for a shell to read")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
-        command = _command(verb)
+        # a verb is a module of the same name
+        command = cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
         sub = subparsers.add_parser(
             verb,
             help=command.HELP,
@@ -105,7 +102,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"ringside {args.verb}: interrupted", file=sys.stderr)
         return 130
-
-
-def _version() -> str:
-    return f"ringside {__version__}"

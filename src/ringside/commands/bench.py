@@ -38,7 +38,7 @@ from ringside.bench import launch, peers, plan
 from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import BenchPlan
-from ringside.bench.result import BenchResult, merge
+from ringside.bench.result import merge
 from ringside.engine.dtypes import OPS, dtype_code, is_allowed, op_code
 from ringside.engine.settings import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
@@ -69,30 +69,48 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; return 1 if a result was wrong."""
-    asked, skipped = make_plan(args)
-    progress = _Progress(asked)
+    bench_plan, skipped = make_plan(args)
+    progress = _Progress(bench_plan)
     for skip in skipped:
-        progress.say(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
+        progress.show(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
+    # the live line is wiped also where a rank died
     try:
-        reports = launch.run_ranks(asked, progress.observe)
+        reports = launch.run_ranks(bench_plan, progress.observe)
     finally:
         progress.clear()
-    result = merge(asked, usable_cores(), reports, skipped)
-    _print(result, args.json)
+    result = merge(bench_plan, usable_cores(), reports, skipped)
+    if args.json:
+        json.dump(result.to_json(), sys.stdout, indent=2)
+        print()
+    else:
+        print(table.render(result, shutil.get_terminal_size((80, 24)).columns))
     return 1 if result.wrong else 0
 
 
 def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     """Return what the arguments ask for and the peers that cannot run here; `UsageError` for what cannot be."""
     dtype, op = plan.dtype_named(args.dtype), args.op
+    # 3 is bfloat16's code: its storage, int16, would be allowed bitwise reductions
     if not is_allowed(dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else 3, op_code(op)):
         raise UnsupportedError(f"{op} of {dtype} is not defined: bitwise reductions need integers")
+    # A peer that cannot run here is skipped with its reason; a peer that does not exist is an error.
     named = _listed(args.peers, plan.PEERS, "peer")
     reasons = {peer: peers.why_not(peer) for peer in named}
-    asked = BenchPlan(
+    ranks, most = max(2, usable_cores()) if args.ranks is None else args.ranks, int(_core.native().MAX_RANKS)
+    if not 1 <= ranks <= most:
+        raise UsageError(f"-n {ranks}: there can be 1 to {most} ranks")
+    if args.sizes is not None:
+        sizes = [plan.parse_size(text) for text in args.sizes.split(",")]
+    else:
+        first, last = plan.parse_size(args.min_bytes), plan.parse_size(args.max_bytes)
+        if args.quick:  # at least one size, however narrow the range is
+            sizes = [size for size in _QUICK_SIZES if first <= size <= last] or [first]
+        else:
+            sizes = plan.sizes_between(first, last, args.step_factor)
+    bench_plan = BenchPlan(
         key=f"bench/{uuid.uuid4()}",
-        ranks=_ranks(args.ranks),
-        sizes_bytes=plan.whole_items(_sizes(args), dtype),
+        ranks=ranks,
+        sizes_bytes=plan.whole_items(sizes, dtype),
         dtype=dtype,
         op=op,
         algorithms=_listed(args.algorithm, ("auto", *_algorithms()), "algorithm"),
@@ -102,35 +120,24 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
         round_seconds=0.015 if args.quick else 0.05,
         cache_bytes=cache_bytes(),
     )
-    _check_memory(asked)
-    return asked, [Skipped(peer, reason) for peer, reason in reasons.items() if reason]
+    free = plan.free_memory_bytes()
+    if bench_plan.needed_bytes > free:
+        need, have = plan.format_size(bench_plan.needed_bytes), plan.format_size(free)
+        raise UsageError(
+            f"these sizes on {bench_plan.ranks} ranks take {need}, and {have} are free: lower -e or --sizes"
+        )
+    return bench_plan, [Skipped(peer, reason) for peer, reason in reasons.items() if reason]
 
 
 def _algorithms() -> list[str]:
     return sorted({"one_shot", *ALGORITHMS})
 
 
-def _ranks(asked: int | None) -> int:
-    ranks, most = max(2, usable_cores()) if asked is None else asked, int(_core.native().MAX_RANKS)
-    if not 1 <= ranks <= most:
-        raise UsageError(f"-n {ranks}: there can be 1 to {most} ranks")
-    return ranks
-
-
-def _sizes(args: argparse.Namespace) -> list[int]:
-    if args.sizes is not None:
-        return [plan.parse_size(text) for text in args.sizes.split(",")]
-    first, last = plan.parse_size(args.min_bytes), plan.parse_size(args.max_bytes)
-    if args.quick:
-        return [size for size in _QUICK_SIZES if first <= size <= last] or [first]
-    return plan.sizes_between(first, last, args.step_factor)
-
-
-def _listed(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+def _listed(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for name in text.split(",") if name))
     for name in names:
         if name not in known:
-            raise UsageError(f"unknown {what} {name!r}; there are {', '.join(known)}")
+            raise UsageError(f"unknown {kind} {name!r}; there are {', '.join(known)}")
     return names
 
 
@@ -140,32 +147,18 @@ def _at_least(number: int, option: str) -> int:
     return number
 
 
-def _check_memory(asked: BenchPlan) -> None:
-    free = plan.free_memory_bytes()
-    if asked.needed_bytes > free:
-        need, have = plan.format_size(asked.needed_bytes), plan.format_size(free)
-        raise UsageError(f"these sizes on {asked.ranks} ranks take {need}, and {have} are free: lower -e or --sizes")
-
-
-def _print(result: BenchResult, as_json: bool) -> None:
-    if as_json:
-        json.dump(result.to_json(), sys.stdout, indent=2)
-        print()
-    else:
-        print(table.render(result, shutil.get_terminal_size((80, 24)).columns))
-
-
 class _Progress:
     """What happens now, on stderr: one line that is overwritten on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, asked: BenchPlan) -> None:
-        self._what = f"{asked.ranks} ranks, " + (" against ".join(["ours", *asked.peers]))
+    def __init__(self, bench_plan: BenchPlan) -> None:
+        self._what = f"{bench_plan.ranks} ranks, " + (" against ".join(["ours", *bench_plan.peers]))
         self._live = sys.stderr.isatty()
         self._since = self._last = time.monotonic()
-        self.say(f"starting {self._what}")
+        self.show(f"starting {self._what}")
 
     def observe(self, rank: int, message: Message) -> None:
         """Show where rank 0 is."""
+        # all ranks do the same: one is enough to show
         if rank != 0 or not isinstance(message, Begin):
             return
         line = f"{message.share:>4.0%} {message.what} ({time.monotonic() - self._since:.0f} s)"
@@ -173,9 +166,9 @@ class _Progress:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() - self._last > 5:
             self._last = time.monotonic()
-            self.say(line)
+            self.show(line)
 
-    def say(self, line: str) -> None:
+    def show(self, line: str) -> None:
         """Print a line of its own."""
         print(line, file=sys.stderr, flush=True)
 

@@ -27,7 +27,7 @@ from ringside.errors import UsageError
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import headline
 from ringside.text import duration, share
-from ringside.view.run.comparison import WARM_UP_STEPS, RunChange, RunComparison, compare
+from ringside.view.run.comparison import WARM_UP_STEPS, RunComparison, compare
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole
 
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare; return 1 where a step became slower than allowed."""
     if args.warm_up < 0:
         raise UsageError(f"--warm-up {args.warm_up} cannot be: it is a number of steps")
+    # the comparison decides by its interval, not by the median alone: noise does not fail a build
     found = compare(Run(args.before), Run(args.after), warm_up_steps=args.warm_up)
     failed = args.fail_over is not None and found.is_slower_than(args.fail_over)
     if args.json:
@@ -78,31 +79,26 @@ def parse_share(text: str) -> float:
 
 def print_comparison(found: RunComparison, limit: float | None, failed: bool, console: Console) -> None:
     """Print what was found, the answer first; it fits 80 columns."""
-    console.print(Text(_answer(found.step), style="bold red" if failed else "bold"))
+    step = found.step
+    answer = "No difference beyond chance"
+    if step.is_certain:
+        answer = f"B is {'slower' if step.ratio > 0 else 'faster'}"
+    interval = f"95 % interval {share(step.low)} to {share(step.high)}"
+    answer = f"{answer}: a step takes {share(step.ratio)} ({interval})."
+    console.print(Text(answer, style="bold red" if failed else "bold"))
     if limit is not None:
         console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g} % of a step's time."))
     for title, verdicts, style in (("New", found.new_verdicts, "red"), ("Gone", found.gone_verdicts, "green")):
         for verdict in verdicts:
             console.print(Text(f"{title}: {headline(verdict)}.", style=style))
-    console.print(_table(found.changes))
-    for remark in found.remarks:
-        console.print(Text(f"Note: {remark}.", style="dim"))
-
-
-def _answer(step: RunChange) -> str:
-    interval = f"95 % interval {share(step.low)} to {share(step.high)}"
-    if not step.is_certain:
-        return f"No difference beyond chance: a step takes {share(step.ratio)} ({interval})."
-    return f"B is {'slower' if step.ratio > 0 else 'faster'}: a step takes {share(step.ratio)} ({interval})."
-
-
-def _table(changes: list[RunChange]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("per step", no_wrap=True)
     for name in ("A", "B", "change", "95 % interval"):
         table.add_column(name, justify="right", no_wrap=True)
-    for change in changes:
+    for change in found.changes:
         cells = (change.name, duration(change.before), duration(change.after), share(change.ratio))
-        style = "" if not change.is_certain else "red" if change.ratio > 0 else "green"
-        table.add_row(*(Text(cell) for cell in cells), f"{share(change.low)} … {share(change.high)}", style=style)
-    return table
+        colour = "" if not change.is_certain else "red" if change.ratio > 0 else "green"
+        table.add_row(*(Text(cell) for cell in cells), f"{share(change.low)} … {share(change.high)}", style=colour)
+    console.print(table)
+    for remark in found.remarks:
+        console.print(Text(f"Note: {remark}.", style="dim"))

@@ -39,7 +39,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
@@ -53,7 +53,6 @@ from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file
 from ringside.launch.follow import Show, choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import Launch, stop_requests
-from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
 
@@ -65,7 +64,7 @@ LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"
 LINE_EVERY_S = 5.0
 STACKS_S = 2.0
-"""How long a job that hangs is left alone after it was said, for everybody's stacks to be written."""
+"""How long a job that hangs is left alone after it was named, for all stacks to be written."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -102,71 +101,36 @@ def run(args: argparse.Namespace) -> int:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
-    with stop_requests() as stop, show:
-        launch = Launch(_torchrun(args, ranks, seed, fault), variables, sink=log.add)
-        status = follow(launch, path, stop, _ending_hangs(launch, fault, show))
-    concluded = conclude(path, [] if stop.signum else launch.deaths, _extra(show, fault, bool(stop.signum)))
-    if stop.signum:
-        return _stopped(args, path, concluded is not None, stop.exit_status)
-    if concluded is None and not status:
-        return _unrecorded(args, path)
-    if concluded is None or (status and not launch.deaths):
-        raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
-    return _report(args, path, *concluded, fault=fault, log=log, status=status)
-
-
-def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
-    """Return `show` that also ends the job a little after a hang that was asked for was named."""
-    named: list[float] = []
-
-    def look(run: RunFollower, found: list[ShownFinding]) -> None:
-        show(run, found)
-        if isinstance(fault, Hang | Stop) and any(f.verdict.kind == "hang" for f in found):
-            named.append(time.monotonic())
-        if named and time.monotonic() - named[0] > STACKS_S:
-            named.clear()
-            launch.end(signal.SIGTERM)
-
-    return look
-
-
-def _torchrun(args: argparse.Namespace, ranks: int, seed: int, fault: Fault | None) -> list[str]:
     given = [f"--steps={args.steps}", f"--seed={seed}", f"--size={args.size}", f"--inject={fault or 'none'}"]
     given += [f"--corpus={args.corpus}"] if args.corpus else []
     given += [] if args.no_comparison else [f"--compare={BLOCKS}"]
     launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    return [*launcher, "-m", "ringside.demo.train", *given]
-
-
-def _extra(show: _Show, fault: Fault | None, stopped: bool) -> dict[str, Any]:
+    command = [*launcher, "-m", "ringside.demo.train", *given]
+    with stop_requests() as stop, show:
+        launch = Launch(command, variables, sink=log.add)
+        status = follow(launch, path, stop, _ending_hangs(launch, fault, show))
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
-    return extra if stopped else {**extra, "injected": injected(fault)}
-
-
-def _stopped(args: argparse.Namespace, path: Path, written: bool, status: int) -> int:
-    told = "all ranks have ended" + ("; what was recorded is in" if written else "; nothing was recorded in")
-    print(f"ringside demo: stopped, {told} {path}", file=sys.stderr)
-    if not args.json:
-        print(path)
-    return status
-
-
-def _unrecorded(args: argparse.Namespace, path: Path) -> int:
-    print(f"ringside demo: the training ended well, but its record in {path} is gone or not whole", file=sys.stderr)
-    if not args.json:
-        print(path)
-    return 1
-
-
-def _report(
-    args: argparse.Namespace, path: Path, summary: dict[str, Any], verdicts: list[Verdict], *, fault: Fault | None,
-    log: _Log, status: int,
-) -> int:  # fmt: skip
-    right, words = reveal(fault, verdicts)
+    if not stop.signum:
+        extra["injected"] = injected(fault)
+    concluded = conclude(path, [] if stop.signum else launch.deaths, extra)
+    if stop.signum:
+        record = "nothing was recorded in" if concluded is None else "what was recorded is in"
+        print(f"ringside demo: stopped, all ranks have ended; {record} {path}", file=sys.stderr)
+    elif concluded is None and not status:
+        print(f"ringside demo: the training ended well, but its record in {path} is gone or not whole", file=sys.stderr)
+    if stop.signum or (concluded is None and not status):
+        if not args.json:
+            print(path)
+        return stop.exit_status if stop.signum else 1
+    if concluded is None or (status and not launch.deaths):
+        raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
+    summary, verdicts = concluded
+    # What happened, and whether it is what was injected.
+    right, outcome = reveal(fault, verdicts)
     console = open_console(stderr=args.json)
     console.print(closing(summary, verdicts))
     console.print()
-    console.print(Text(words, style="bold green" if right else "bold yellow"))
+    console.print(Text(outcome, style="bold green" if right else "bold yellow"))
     loss = summary.get("loss")
     if loss:
         console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
@@ -178,6 +142,21 @@ def _report(
     console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     print(json.dumps({**summary, "run_dir": str(path)}, indent=2) if args.json else path)
     return 0 if right else 1
+
+
+def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
+    """Return `show` that also ends the job a little after a hang that was asked for was named."""
+    named: list[float] = []
+
+    def show_and_end(run: RunFollower, found: list[ShownFinding]) -> None:
+        show(run, found)
+        if isinstance(fault, Hang | Stop) and any(f.verdict.kind == "hang" for f in found):
+            named.append(time.monotonic())
+        if named and time.monotonic() - named[0] > STACKS_S:
+            named.clear()
+            launch.end(signal.SIGTERM)
+
+    return show_and_end
 
 
 class _Show:
@@ -203,7 +182,7 @@ class _Show:
         self.run = run
         elapsed = time.monotonic() - self._began
         if self._live is not None:
-            self._live.update(self._picture(elapsed), refresh=True)
+            self._live.update(Padding(picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1)), refresh=True)
             return
         for finding in found:
             self.line(f"● {verdict_line(finding)}")
@@ -215,9 +194,6 @@ class _Show:
         """Print one line."""
         self._console.print(words, soft_wrap=True, markup=False)
 
-    def _picture(self, elapsed: float) -> RenderableType:
-        return Padding(picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1))
-
 
 class _Log:
     """What torchrun and the ranks wrote: kept in the run directory, and its end here."""
@@ -227,7 +203,7 @@ class _Log:
         self._lines: deque[str] = deque(maxlen=30)
 
     def add(self, line: str) -> None:
-        """Take in one line."""
+        """Keep one line."""
         self._lines.append(line)
         with contextlib.suppress(OSError):  # the disk is full: training goes on
             append_to_file(self._path, f"{line}\n".encode(errors="replace"))

@@ -36,7 +36,7 @@ LINE_EVERY_S = 5.0
 
 @dataclass
 class KillStory:
-    """What the workers have said so far.
+    """What the workers have reported so far.
 
     Args:
         ranks: How many there are.
@@ -45,7 +45,7 @@ class KillStory:
         pids: The worker of every rank.
         killed_at: When the kill was sent, seconds on the host's clock; 0: not yet.
         healed_s: From the kill to the next committed step, seconds.
-        ends: What each rank said at the end.
+        ends: What each rank reported at the end.
         news: Lines that were not shown yet.
     """
 
@@ -61,40 +61,40 @@ class KillStory:
     tail: list[str] = field(default_factory=list)
 
     def add(self, line: str) -> None:
-        """Take in a line that torchrun or a worker wrote."""
+        """Read a line that torchrun or a worker wrote."""
         if not line.startswith(MARK):
             self.tail = [*self.tail[-29:], line]
             self.news += [line.removeprefix("ringside survive: ")] if line.startswith("ringside survive: ") else []
             return
-        said = json.loads(line.removeprefix(MARK))
-        {"up": self._up, "step": self._step, "end": self._end}[said["event"]](said)
+        event = json.loads(line.removeprefix(MARK))
+        if event["event"] == "step":
+            self._add_step(event)
+        elif event["event"] == "end":
+            self.ends[event["rank"]] = event
+        elif event["event"] == "up":
+            self.pids[event["rank"]] = event["pid"]
+            if event["joined"]:
+                self.news.append(f"rank {event['rank']} has been started again and asks to join")
 
-    def _up(self, said: dict[str, Any]) -> None:
-        self.pids[said["rank"]] = said["pid"]
-        if said["joined"]:
-            self.news.append(f"rank {said['rank']} has been started again and asks to join")
-
-    def _step(self, said: dict[str, Any]) -> None:
-        if self.step and said["step"] <= self.step["step"]:
+    def _add_step(self, event: dict[str, Any]) -> None:
+        """A step was committed: the first without the victim heals the job, the first with it brings it back."""
+        if self.step and event["step"] <= self.step["step"]:
             return
-        self.step = said
-        whole = len(said["members"]) == self.ranks
-        if self.killed_at and not self.healed_s and said["at"] > self.killed_at and not whole:
-            self.healed_s = said["at"] - self.killed_at
-            others = _names(said["members"])
+        self.step = event
+        whole = len(event["members"]) == self.ranks
+        if self.killed_at and not self.healed_s and event["at"] > self.killed_at and not whole:
+            self.healed_s = event["at"] - self.killed_at
+            others = _names(event["members"])
             self.news.append(
-                f"step {said['step']} is committed {ms(self.healed_s)} after the kill: ranks {others} computed "
+                f"step {event['step']} is committed {ms(self.healed_s)} after the kill: ranks {others} computed "
                 f"rank {self.victim}'s samples too"
             )
         if self.healed_s and whole and not self.back:
             self.back = True
-            self.news.append(f"rank {self.victim} is back since step {said['step']}, with everybody's state")
-
-    def _end(self, said: dict[str, Any]) -> None:
-        self.ends[said["rank"]] = said
+            self.news.append(f"rank {self.victim} is back since step {event['step']}, with everybody's state")
 
     def line(self) -> str:
-        """Say where training is."""
+        """Return where training is, in one line."""
         if not self.step:
             return "the ranks are starting"
         step = self.step
@@ -112,62 +112,20 @@ def run(args: argparse.Namespace) -> int:
     console = open_console(stderr=True)
     environ = {**os.environ, "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1))}
     with stop_requests() as stop:
-        launch = Launch(_torchrun(args, ranks, seed), environ, sink=story.add)
+        given = [f"--steps={10 * args.steps}", f"--seed={seed}", f"--size={args.size}"]
+        given += [f"--corpus={args.corpus}"] if args.corpus else []
+        launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+        launch = Launch(
+            [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survive", *given], environ, sink=story.add
+        )
         status = _follow(launch, story, console, stop)
     if stop.signum:
         return stop.exit_status
     if status or not story.ends:
         raise RingsideError(f"the training failed with exit status {status}:\n" + "\n".join(story.tail))
-    return _conclude(story, console, args)
-
-
-def _torchrun(args: argparse.Namespace, ranks: int, seed: int) -> list[str]:
-    given = [f"--steps={10 * args.steps}", f"--seed={seed}", f"--size={args.size}"]
-    given += [f"--corpus={args.corpus}"] if args.corpus else []
-    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    return [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survive", *given]
-
-
-def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest) -> int:
-    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-    last_line = -LINE_EVERY_S
-    status: int | None = None
-    if live is not None:
-        live.start()
-    while status is None:
-        status = launch.wait(POLL_S)
-        if status is None and stop.signum:
-            launch.end(stop.signum, stop.hurry)
-            status = stop.exit_status
-        _kill_when_settled(story)
-        while story.news:
-            console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
-        if live is not None:
-            live.update(Text(story.line()), refresh=True)
-        elif time.monotonic() - last_line > LINE_EVERY_S:
-            last_line = time.monotonic()
-            console.print(story.line(), markup=False)
-    if live is not None:
-        live.stop()
-    return status
-
-
-def _kill_when_settled(story: KillStory) -> None:
-    if story.killed_at or not story.step or story.step["step"] < SETTLED or story.victim not in story.pids:
-        return
-    process = hold(story.pids[story.victim])
-    if process is None:
-        return
-    story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
-    story.killed_at = time.monotonic()
-    process.send(signal.SIGKILL)
-    process.close()
-
-
-def _conclude(story: KillStory, console: Console, args: argparse.Namespace) -> int:
     end = next(iter(story.ends.values()))
-    digests = {said["digest"] for said in story.ends.values()}
-    lost, twice = (max(said[name] for said in story.ends.values()) for name in ("lost", "twice"))
+    digests = {each["digest"] for each in story.ends.values()}
+    lost, twice = (max(each[name] for each in story.ends.values()) for name in ("lost", "twice"))
     right = bool(story.healed_s) and story.back and not lost and not twice and len(digests) == 1
     style = "bold green" if right else "bold yellow"
     console.print(Text(f"samples trained: {end['samples']}, lost: {lost}, steps counted twice: {twice}", style=style))
@@ -180,6 +138,37 @@ def _conclude(story: KillStory, console: Console, args: argparse.Namespace) -> i
         print(f"samples lost: {lost}")
     sys.stdout.flush()
     return 0 if right else 1
+
+
+def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest) -> int:
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    last_line = -LINE_EVERY_S
+    status: int | None = None
+    # one line that is overwritten on a terminal, a line every few seconds elsewhere
+    if live is not None:
+        live.start()
+    while status is None:
+        status = launch.wait(POLL_S)
+        if status is None and stop.signum:
+            launch.end(stop.signum, stop.hurry)
+            status = stop.exit_status
+        # Once training has settled the victim is killed from outside, as a real failure would.
+        settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
+        if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
+            story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
+            story.killed_at = time.monotonic()
+            process.send(signal.SIGKILL)
+            process.close()
+        while story.news:
+            console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
+        if live is not None:
+            live.update(Text(story.line()), refresh=True)
+        elif time.monotonic() - last_line > LINE_EVERY_S:
+            last_line = time.monotonic()
+            console.print(story.line(), markup=False)
+    if live is not None:
+        live.stop()
+    return status
 
 
 def _names(ranks: list[int]) -> str:

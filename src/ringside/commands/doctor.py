@@ -60,7 +60,14 @@ def run(args: argparse.Namespace) -> int:
         # lines are broken for a reader, never for a program
         print_findings(findings, SafeConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()))
     if args.html is not None:
-        _write_page(findings, args.html)
+        from ringside.view.html.doctor import render_page
+
+        try:
+            write_user_file(args.html, render_page(findings))
+        except OSError as error:
+            raise UsageError(
+                f"cannot write {args.html}: {error.strerror or error}; give --html a file that can be written"
+            ) from error
         if not args.json:
             print(args.html)
     return exit_status(findings)
@@ -80,28 +87,21 @@ def print_findings(findings: Findings, console: Console) -> None:
     elif not findings.verdicts:
         console.print(Text("Nothing wrong was found.", style="bold"))
     for verdict in findings.verdicts:
-        told = tell(verdict)
-        console.print(Text(told.headline, style="bold red"))
-        for line in (told.why, told.price and f"Price: {told.price}", told.next and f"Next: {told.next}"):
+        text = tell(verdict)
+        console.print(Text(text.headline, style="bold red"))
+        for line in (text.why, text.price and f"Price: {text.price}", text.next and f"Next: {text.next}"):
             if line:
-                console.print(_indented(line, console))
+                # where the console breaks a line below a headline, all of it stays indented
+                indented = Padding(Text(line), (0, 0, 0, 2), expand=False)
+                console.print(Text(f"  {line}") if console.soft_wrap else indented)
     for name, question in findings.questions.items():
         console.print(Text(f"{QUESTIONS.get(name, name)} {answer(question)}"))
-    for one in filter(None, [findings.what_if, *findings.more_what_if]):
-        source = f" ({one['source']})" if findings.more_what_if and "source" in one else ""
-        console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(one)}{source}."))
+    for replayed in filter(None, [findings.what_if, *findings.more_what_if]):
+        source = f" ({replayed['source']})" if findings.more_what_if and "source" in replayed else ""
+        console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(replayed)}{source}."))
     for unjudged in findings.unjudged:
         console.print(Text(f"Not judged: {unjudged.what}: {unjudged.why}."))
-    _print_notes(findings, console)
-
-
-def _indented(line: str, console: Console) -> Padding | Text:
-    """A line below a headline; where the console breaks it, all of it stays indented."""
-    return Text(f"  {line}") if console.soft_wrap else Padding(Text(line), (0, 0, 0, 2), expand=False)
-
-
-def _print_notes(findings: Findings, console: Console) -> None:
-    """One line per file: those left out first, of many alike only the first."""
+    # One line per file: those left out first, of many alike only the first.
     notes = sorted(findings.notes, key=lambda note: note.used)
     left_out = sum(not note.used for note in notes)
     shown = max(SHOWN_NOTES, left_out)
@@ -111,14 +111,3 @@ def _print_notes(findings: Findings, console: Console) -> None:
         console.print(Text(f"{sign} {note.file}: {kind}{note.text}", style="" if note.used else "yellow"))
     if len(notes) > shown:
         console.print(Text(f"… and {len(notes) - shown} more files that were read; --json lists them all"))
-
-
-def _write_page(findings: Findings, path: Path) -> None:
-    from ringside.view.html.doctor import render_page
-
-    try:
-        write_user_file(path, render_page(findings))
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror or error}; give --html a file that can be written"
-        ) from error

@@ -43,7 +43,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the picture and print its path, or print the terminal form."""
-    schedule = asked_for(args)
+    schedule = requested_schedule(args)
     title = f"{args.algorithm}, {counted(schedule.ranks, 'rank')}{_how(args)}"
     if args.text:
         _deliver(schedule_text(schedule, args.algorithm + _how(args)), args.output)
@@ -54,15 +54,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def asked_for(args: argparse.Namespace) -> Schedule:
+def requested_schedule(args: argparse.Namespace) -> Schedule:
     """Return the schedule that the arguments describe; raise `UsageError` where they do not fit together."""
-    schedule = _plain(args)
-    if args.order is not None:
-        schedule = relabel(schedule, _numbers("--order", args.order, "0,2,1,3"))
-    return pipelined(schedule, args.segments) if args.segments != 1 else schedule
-
-
-def _plain(args: argparse.Namespace) -> Schedule:
     name, ranks = args.algorithm, args.ranks
     if args.hosts is not None:
         sizes = _numbers("--hosts", args.hosts, "3,2,4")
@@ -70,15 +63,19 @@ def _plain(args: argparse.Namespace) -> Schedule:
             raise UsageError(f"--hosts is for hierarchical; {name} does not know hosts")
         if ranks not in (None, sum(sizes)):
             raise UsageError(f"--hosts {args.hosts} are {sum(sizes)} ranks, not {ranks}; leave -n out")
-        return hierarchical(sizes)
-    if ranks is None:
+        schedule = hierarchical(sizes)
+    elif ranks is None:
         raise UsageError("say how many ranks: -n 4")
-    schedule = by_name(name, ranks)
-    if args.root is None:
-        return schedule
-    if not schedule.collective.rooted:
-        raise UsageError(f"{name} has no root; leave --root out")
-    return COLLECTIVES[name](ranks, args.root)  # type: ignore[call-arg]
+    else:
+        schedule = by_name(name, ranks)
+        if args.root is not None:
+            # only a schedule knows whether its collective has a root: it is built again with it
+            if not schedule.collective.rooted:
+                raise UsageError(f"{name} has no root; leave --root out")
+            schedule = COLLECTIVES[name](ranks, args.root)  # type: ignore[call-arg]
+    if args.order is not None:
+        schedule = relabel(schedule, _numbers("--order", args.order, "0,2,1,3"))
+    return pipelined(schedule, args.segments) if args.segments != 1 else schedule
 
 
 def _numbers(option: str, text: str, example: str) -> list[int]:

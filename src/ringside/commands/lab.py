@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from ringside.errors import UsageError
-from ringside.lab import Lab, RankPlacement, RunResult, parse_delay, parse_rate
+from ringside.lab import Lab, RankPlacement, parse_delay, parse_rate
 from ringside.lab.wiring import WIRINGS
 from ringside.text import short_size as size
 
@@ -60,24 +60,66 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the lab, run the ranks, remove the lab; return the first failing rank's exit status."""
-    lab, argv = make_lab(args), _command(args.command_line)
+    lab, argv = make_lab(args), args.command_line[1:] if args.command_line[:1] == ["--"] else args.command_line
+    if not argv:
+        raise UsageError("there is no command to run, such as: ringside lab --hosts 4 -- python train.py --epochs 3")
     if not args.timeout > 0:
         raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
+    # Whatever ends the program, the lab's namespaces are removed.
     with _termination_unwinds(), lab:
         name = lab.name
         sink = _Prefixed(all_to_stderr=args.json)
         result = lab.run(argv, timeout_s=args.timeout, after_failure_s=_AFTER_FAILURE_S, sink=sink)
     if args.json:
-        print(json.dumps({"name": name, **_summary(lab, parse_rate_or_none(args.rate), result)}, indent=2))
-    _conclude(lab, result, tables=not args.json)
+        print(
+            json.dumps(
+                {
+                    "name": name,
+                    "schema": SCHEMA,
+                    "wiring": lab.wiring,
+                    "rate_bits_per_second": parse_rate_or_none(args.rate),
+                    "delay_seconds": lab.delay_s,
+                    "exit_status": result.exit_status,
+                    "seconds": result.seconds,
+                    "timed_out": result.timed_out,
+                    "ranks": [
+                        {
+                            "rank": rank.rank,
+                            "host": rank.host,
+                            "status": rank.status,
+                            "seconds": rank.seconds,
+                            "ended_by_lab": rank.ended,
+                        }
+                        for rank in result.ranks
+                    ],
+                    "hosts": [
+                        {"host": host, "received_bytes": received, "sent_bytes": sent}
+                        for host, (received, sent) in enumerate(result.bytes_per_host)
+                    ],
+                },
+                indent=2,
+            )
+        )
+    failed = result.first_failure
+    outcome = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.describe()
+    after = f" after {result.seconds:.1f} s" if failed is None or not failed.ended else ""
+    print(f"ringside lab: {outcome}{after}", file=sys.stderr)
+    for host, (received, sent) in enumerate(() if args.json else result.bytes_per_host):
+        print(f"  host {host}: {size(received)} received, {size(sent)} sent", file=sys.stderr)
     return result.exit_status
 
 
 def make_lab(args: argparse.Namespace) -> Lab:
     """Return the lab that the arguments ask for, not yet built; `UsageError` for what cannot be."""
+    try:
+        counts = [int(part) for part in args.ranks_per_host.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--ranks-per-host {args.ranks_per_host}: it is a number, or one per host, such as 2,1,1,3"
+        ) from None
     return Lab(
         hosts=args.hosts,
-        ranks_per_host=_ranks_per_host(args.ranks_per_host),
+        ranks_per_host=counts if len(counts) > 1 else counts[0],
         rate=parse_rate_or_none(args.rate),
         delay_s=parse_delay(args.delay),
         wiring=args.wiring,
@@ -87,21 +129,6 @@ def make_lab(args: argparse.Namespace) -> Lab:
 def parse_rate_or_none(text: str) -> float | None:
     """Return a rate in bit/s; None for the word none."""
     return None if text == "none" else parse_rate(text)
-
-
-def _ranks_per_host(text: str) -> int | list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--ranks-per-host {text}: it is a number, or one per host, such as 2,1,1,3") from None
-    return numbers if "," in text else numbers[0]
-
-
-def _command(words: list[str]) -> list[str]:
-    argv = words[1:] if words[:1] == ["--"] else words
-    if not argv:
-        raise UsageError("there is no command to run, such as: ringside lab --hosts 4 -- python train.py --epochs 3")
-    return argv
 
 
 class _Prefixed:
@@ -115,45 +142,10 @@ class _Prefixed:
         print(f"[rank {place.rank} host {place.host}] {line}", file=out, flush=True)
 
 
-def _summary(lab: Lab, rate: float | None, result: RunResult) -> dict[str, object]:
-    return {
-        "schema": SCHEMA,
-        "wiring": lab.wiring,
-        "rate_bits_per_second": rate,
-        "delay_seconds": lab.delay_s,
-        "exit_status": result.exit_status,
-        "seconds": result.seconds,
-        "timed_out": result.timed_out,
-        "ranks": [
-            {
-                "rank": rank.rank,
-                "host": rank.host,
-                "status": rank.status,
-                "seconds": rank.seconds,
-                "ended_by_lab": rank.ended,
-            }
-            for rank in result.ranks
-        ],
-        "hosts": [
-            {"host": host, "received_bytes": received, "sent_bytes": sent}
-            for host, (received, sent) in enumerate(result.bytes_per_host)
-        ],
-    }
-
-
-def _conclude(lab: Lab, result: RunResult, tables: bool) -> None:
-    failed = result.first_failure
-    what = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.words()
-    after = f" after {result.seconds:.1f} s" if failed is None or not failed.ended else ""
-    print(f"ringside lab: {what}{after}", file=sys.stderr)
-    for host, (received, sent) in enumerate(result.bytes_per_host if tables else ()):
-        print(f"  host {host}: {size(received)} received, {size(sent)} sent", file=sys.stderr)
-
-
 @contextlib.contextmanager
 def _termination_unwinds() -> Iterator[None]:
     """Within it, SIGTERM and SIGHUP end the program as Ctrl-C does, with everything cleaned up."""
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -161,5 +153,5 @@ def _termination_unwinds() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave(signum: int, frame: FrameType | None) -> None:
+def _exit_on_signal(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)

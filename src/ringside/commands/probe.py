@@ -31,7 +31,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ringside.engine.cost.network import TOPOLOGY_SCHEMA, Floats
-from ringside.engine.probe.links import MeasuredSlowLink, slowest_of_ring
+from ringside.engine.probe.links import slowest_of_ring
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.processes import die_with_parent
@@ -68,7 +67,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Probe, print on rank 0, return 1 if a link is slow or broken."""
-    order = _order(args.order)
+    try:
+        order = tuple(int(part) for part in args.order.split(",")) if args.order else ()
+    except ValueError:
+        raise UsageError(f"--order takes numbers of hosts such as 0,2,1,3, not {args.order!r}") from None
     if args.timeout <= 0:
         raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
     if args.nproc:
@@ -80,13 +82,25 @@ def run(args: argparse.Namespace) -> int:
         )
     outcome = probe_job(every_rank=args.ranks, order=order, thorough=not args.quick, patience_s=args.timeout)
     if outcome.rank == 0:
-        _report(outcome, args)
+        # Rank 0 writes and prints for all.
+        data = to_json(outcome)
+        if args.output:
+            try:
+                write_user_file(Path(args.output), json.dumps(data, indent=1) + "\n")
+            except OSError as error:
+                raise RingsideError(f"cannot write {args.output}: {error.strerror or error}") from error
+        if args.json:
+            print(json.dumps(data, indent=1))
+        else:
+            print("\n".join(verdict_lines(outcome)))
+            if outcome.probe is not None:
+                print("\n".join(["", *table_lines(outcome)]))
     elif outcome.trouble and outcome.probe is None and not outcome.broken:
         print(f"ringside probe: {outcome.trouble}", file=sys.stderr)
     return 0 if outcome.fine else 1
 
 
-def probe_job(**asked: Any) -> ProbeOutcome:
+def probe_job(**options: Any) -> ProbeOutcome:
     """Probe the job that this process is a rank of; `RingsideError` where there is no torch."""
     try:
         from ringside.pytorch import job_probe
@@ -94,14 +108,7 @@ def probe_job(**asked: Any) -> ProbeOutcome:
         if error.name != "torch":
             raise
         raise RingsideError("ringside probe needs torch: pip install 'ringside[torch]'") from None
-    return job_probe.probe_job(**asked)
-
-
-def _order(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise UsageError(f"--order takes numbers of hosts such as 0,2,1,3, not {text!r}") from None
+    return job_probe.probe_job(**options)
 
 
 def _start_ranks(args: argparse.Namespace) -> int:
@@ -111,6 +118,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
     words = ["--timeout", str(args.timeout)]
     words += [flag for flag in ("--quick", "--json", "--ranks") if getattr(args, flag[2:])]
     words += ["--order", args.order, "--output", args.output]
+    # a port that was free a moment ago; rank 0 listens there
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = []
@@ -122,6 +130,7 @@ def _start_ranks(args: argparse.Namespace) -> int:
                 subprocess.Popen(
                     [sys.executable, "-m", "ringside", "probe", *words],
                     env={"OMP_NUM_THREADS": "1", **os.environ, **place, **master},
+                    # no rank outlives this process
                     preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
                 )
             )
@@ -132,28 +141,13 @@ def _start_ranks(args: argparse.Namespace) -> int:
             child.wait()
 
 
-# ------------------------------------------------------------------------------------------------ what is said
-
-
-def _report(outcome: ProbeOutcome, args: argparse.Namespace) -> None:
-    data = to_json(outcome)
-    if args.output:
-        try:
-            write_user_file(Path(args.output), json.dumps(data, indent=1) + "\n")
-        except OSError as error:
-            raise RingsideError(f"cannot write {args.output}: {error.strerror or error}") from error
-    if args.json:
-        print(json.dumps(data, indent=1))
-        return
-    for line in verdict(outcome):
-        print(line)
-    if outcome.probe is not None:
-        print("\n".join(["", *tables(outcome)]))
+# ----------------------------------------------------------------------------------------------- what is printed
 
 
 def to_json(outcome: ProbeOutcome) -> dict[str, Any]:
     """Return the outcome as plain data: a topology, and what is wrong with it."""
     probe = outcome.probe
+    # A topology in any case: of a probe that failed it has hosts and no links.
     if probe is not None:
         source = "measured by ringside probe"
         topology = probe.network.to_topology(outcome.names, outcome.ranks, source)
@@ -164,7 +158,7 @@ def to_json(outcome: ProbeOutcome) -> dict[str, Any]:
     return {
         **topology,
         "ok": outcome.fine,
-        "verdict": verdict(outcome),
+        "verdict": verdict_lines(outcome),
         "broken": [list(pair) for pair in outcome.broken],
         "missing_ranks": list(outcome.missing),
         "slow": [
@@ -181,7 +175,7 @@ def to_json(outcome: ProbeOutcome) -> dict[str, Any]:
     }
 
 
-def verdict(outcome: ProbeOutcome) -> list[str]:
+def verdict_lines(outcome: ProbeOutcome) -> list[str]:
     """Return what is to be known first, a line each."""
     names, probe = outcome.names, outcome.probe
     if outcome.missing:
@@ -193,33 +187,27 @@ def verdict(outcome: ProbeOutcome) -> list[str]:
         return [f"broken link: {names[a]} and {names[b]} do not reach each other" for a, b in outcome.broken]
     if probe is None:
         return [f"the probe failed: {outcome.trouble or 'no rank knows why'}"]
-    lines = [_slow_words(link, names) for link in outcome.slow]
+    lines = []
+    for link in outcome.slow:
+        to = f"slow link: {names[link.src]} > {names[link.dst]}" if link.dst >= 0 else f"slow host: {names[link.src]}"
+        lines.append(f"{to} carries {link.bytes_per_s / 1e6:.3g} MB/s, others {link.usual / 1e6:.3g} MB/s")
     if not lines:
         off = ~np.eye(len(names), dtype=np.bool_)
         rate, latency = np.median(probe.rates[off]), np.median(probe.network.latency_s[off])
         links = len(names) * (len(names) - 1)
-        what = "ranks" if outcome.size == len(names) and max(outcome.ranks) == 1 and "/rank" in names[0] else "hosts"
-        lines = [f"{len(names)} {what}, {links} links: all fine, {rate / 1e6:.0f} MB/s and {ms(latency)} (medians)"]
-    return [*lines, *_order_words(outcome, probe.rates, probe.better_order)]
-
-
-def _slow_words(link: MeasuredSlowLink, names: Sequence[str]) -> str:
-    which = f"slow link: {names[link.src]} > {names[link.dst]}" if link.dst >= 0 else f"slow host: {names[link.src]}"
-    return f"{which} carries {link.bytes_per_s / 1e6:.3g} MB/s, others {link.usual / 1e6:.3g} MB/s"
-
-
-def _order_words(outcome: ProbeOutcome, rates: Floats, order: tuple[int, ...]) -> list[str]:
-    if not order:
-        return []
-    plain = tuple(range(len(order)))
-    before, after = (slowest_of_ring(rates, ring) / 1e6 for ring in (plain, order))
-    lines = [f"better ring: {','.join(map(str, order))}; its slowest link carries {after:.3g} MB/s, not {before:.3g}"]
-    if plain in outcome.ring_s and order in outcome.ring_s:
-        lines.append(f"  4 MB around it took {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])}")
+        unit = "ranks" if outcome.size == len(names) and max(outcome.ranks) == 1 and "/rank" in names[0] else "hosts"
+        lines = [f"{len(names)} {unit}, {links} links: all fine, {rate / 1e6:.0f} MB/s and {ms(latency)} (medians)"]
+    if order := probe.better_order:
+        plain = tuple(range(len(order)))
+        before, after = (slowest_of_ring(probe.rates, ring) / 1e6 for ring in (plain, order))
+        ring = ",".join(map(str, order))
+        lines.append(f"better ring: {ring}; its slowest link carries {after:.3g} MB/s, not {before:.3g}")
+        if plain in outcome.ring_s and order in outcome.ring_s:
+            lines.append(f"  4 MB around it took {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])}")
     return lines
 
 
-def tables(outcome: ProbeOutcome) -> list[str]:
+def table_lines(outcome: ProbeOutcome) -> list[str]:
     """Return the links, as a matrix where it fits into 80 columns, and the rings that were timed."""
     probe = outcome.probe
     assert probe is not None

@@ -21,10 +21,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.monitor.run.directory import REPORT, RunReader
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.text import duration, share
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import steps_between, write_perfetto
+from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, printable_lines
 from ringside.view.verdict_text import all_is_well, no_verdict, tell
@@ -50,8 +51,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Rebuild the report; print the verdict, a table of ranks, and the report's path as the last line."""
     if args.perfetto is not None:
-        return _write_trace(args.run_dir, args.perfetto, *args.steps)
-    summary = finish(args.run_dir)
+        run = Run(args.run_dir)
+        steps = steps_between(run.table, *args.steps)
+        records = [record for record in RunReader(args.run_dir).iterate() if record.step in steps]
+        count = write_perfetto(args.perfetto, run.info, records, run.verdicts)
+        print(f"{count:,} events of {len(steps):,} steps; open the file at https://ui.perfetto.dev", file=sys.stderr)
+        print(args.perfetto)
+        return 0
+    summary = finish_run(args.run_dir, render_report)
     if args.markdown:
         print(printable_lines(render_markdown(summary, RunReader(args.run_dir).info)), end="")
         return 0
@@ -79,30 +86,18 @@ def parse_range(text: str) -> tuple[int | None, int | None]:
     return steps
 
 
-def _write_trace(run_dir: Path, path: Path, first: int | None, until: int | None) -> int:
-    run = Run(run_dir)
-    steps = steps_between(run.table, first, until)
-    records = [record for record in RunReader(run_dir).iterate() if record.step in steps]
-    count = write_perfetto(path, run.info, records, run.verdicts)
-    print(f"{count:,} events of {len(steps):,} steps; open the file at https://ui.perfetto.dev", file=sys.stderr)
-    print(path)
-    return 0
-
-
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print a summary: the verdict first, then the slowest ranks; it fits 80 × 24."""
     verdicts = [tell(verdict, summary) for verdict in summary["verdicts"]]
     if not verdicts:
         console.print(Text(no_verdict(summary), style="bold"))
         console.print(Text(all_is_well(summary)))
-    for told in verdicts:
-        console.print(Text(told.headline, style="bold red"))
-        for line in (told.when, told.why, f"Price: {told.price}", f"Next: {told.next}"):
+    for text in verdicts:
+        console.print(Text(text.headline, style="bold red"))
+        for line in (text.when, text.why, f"Price: {text.price}", f"Next: {text.next}"):
             console.print(Text(line))
-    console.print(_ranks(summary, {rank for told in verdicts for rank in told.verdict.ranks}))
-
-
-def _ranks(summary: dict[str, Any], culprits: set[int]) -> Table:
+    # The slowest ranks, culprits first.
+    culprits = {rank for text in verdicts for rank in text.verdict.ranks}
     ranks = sorted(summary["ranks"], key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
     hidden = len(ranks) - SHOWN_RANKS if len(ranks) > SHOWN_RANKS else 0
     table = Table(box=None, pad_edge=False, caption=f"and {hidden} ranks with less excess" if hidden else None)
@@ -113,4 +108,4 @@ def _ranks(summary: dict[str, Any], culprits: set[int]) -> Table:
         times = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]))
         cells = (name, str(rank["host"]), *times, share(rank["excess_ratio"]))
         table.add_row(*(Text(cell) for cell in cells), style="bold" if rank["rank"] in culprits else "")
-    return table
+    console.print(table)

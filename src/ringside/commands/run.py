@@ -30,21 +30,21 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
 from ringside.launch.follow import choose_directory, conclude, environment, follow
 from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
-from ringside.monitor.alerts.live import afterwards
+from ringside.monitor.alerts.live import notify_afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
 from ringside.monitor.run.directory import RUN
-from ringside.monitor.verdict import Verdict, name_ranks
+from ringside.monitor.verdict import name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing, open_console, verdict_line
 
-__all__ = ["FLAG", "kept", "run_surviving"]
+__all__ = ["FLAG", "keeper_command", "run_surviving"]
 
 
 # -------------------------------------------------------------------------------------------------
 # `ringside run --survive`: torchrun with a keeper per rank, so that a worker that dies is started again.
 
 FLAG = "--survive"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def run_surviving(line: CommandLine, processes: str) -> int:
@@ -52,7 +52,7 @@ def run_surviving(line: CommandLine, processes: str) -> int:
 
     Args:
         line: The command line.
-        processes: How many ranks to start where nobody says.
+        processes: How many ranks to start where the command line does not.
 
     Raises:
         UsageError: It asks for what is not done here.
@@ -60,20 +60,21 @@ def run_surviving(line: CommandLine, processes: str) -> int:
     others = sorted(line.ours.keys() - {FLAG})
     if others:
         raise UsageError(f"{FLAG} records nothing yet: leave out {', '.join(others)}")
-    line = kept(line)
+    line = keeper_command(line)
     status: int | None = None
     with stop_requests() as stop:
         launch = Launch(with_defaults(line, processes), os.environ)
+        # stopped by a signal, the status is the signal's, whatever torchrun returns
         while status is None:
-            status = launch.wait(_LOOK_S)
+            status = launch.wait(_POLL_S)
             if status is None and stop.signum:
                 launch.end(stop.signum, stop.hurry)
                 status = stop.exit_status
     return status
 
 
-def kept(line: CommandLine) -> CommandLine:
-    """Return a command line in which keepers run what it says."""
+def keeper_command(line: CommandLine) -> CommandLine:
+    """Return a command line in which keepers run its script."""
     module = [] if not line.names & {"-m", "--module"} else ["-m"]
     flags = tuple(flag for flag in line.flags if flag not in ("-m", "--module"))
     return CommandLine((*flags, "-m"), line.names | {"-m"}, ("ringside.survive", *module, *line.script), line.ours)
@@ -111,41 +112,38 @@ def run(args: argparse.Namespace) -> int:
     if "--digest-every" in line.ours:
         alerts[DIGEST_EVERY] = str(digest_steps(line.ours["--digest-every"]))
     hooks = AlertSettings.read({**os.environ, **alerts}).hooks
-    asked = line.ours.get("--run-dir")
-    path, warning = choose_directory(Path(asked) if asked else None, "run")
+    run_dir = line.ours.get("--run-dir")
+    path, warning = choose_directory(Path(run_dir) if run_dir else None, "run")
     if warning:
-        _say(warning)
+        _print_line(warning)
     with stop_requests(signals_to_handle(line, os.environ)) as stop:
-        launch = Launch(with_defaults(line, _processes()), {**_environment(path), **alerts})
+        # Python starts with our sitecustomize before the script's own path.
+        variables = environment(path)
+        before = variables.get("PYTHONPATH")
+        variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
+        variables["RINGSIDE_AUTOLOAD"] = "1"
+        launch = Launch(with_defaults(line, _processes()), {**variables, **alerts})
         status = follow(launch, path, stop, _show)
-    with afterwards(hooks, path):
+    with notify_afterwards(hooks, path):
         concluded = conclude(path, () if stop.signum else launch.deaths)
     if concluded is not None:
-        _print(path, *concluded)
+        console = open_console(stderr=True)
+        console.print()
+        console.print(closing(*concluded))
+        console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
-        return _unrecorded(path, sorted({death.rank for death in launch.deaths}), status)
-    print(path)
-    return status
-
-
-def _unrecorded(path: Path, ranks: list[int], status: int) -> int:
-    """Say why there is no run here; return torchrun's exit status."""
-    if ranks and 0 not in ranks:
-        with contextlib.suppress(OSError):
-            path.rmdir()
-        _say(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
+        # No record here: rank 0 runs on another host, or no rank trained a model.
+        ranks = sorted({death.rank for death in launch.deaths})
+        if ranks and 0 not in ranks:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
+            return status
+        _print_line("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
+        print(path)
         return status
-    _say("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
     print(path)
     return status
-
-
-def _environment(path: Path) -> dict[str, str]:
-    variables = environment(path)
-    before = variables.get("PYTHONPATH")
-    variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
-    variables["RINGSIDE_AUTOLOAD"] = "1"
-    return variables
 
 
 def _processes() -> str:
@@ -154,15 +152,8 @@ def _processes() -> str:
 
 def _show(run: RunFollower, found: list[ShownFinding]) -> None:
     for finding in found:
-        _say(f"● {verdict_line(finding)}")
+        _print_line(f"● {verdict_line(finding)}")
 
 
-def _say(words: str) -> None:
-    print(f"ringside run: {words}", file=sys.stderr, flush=True)
-
-
-def _print(path: Path, summary: dict[str, object], verdicts: list[Verdict]) -> None:
-    console = open_console(stderr=True)
-    console.print()
-    console.print(closing(summary, verdicts))
-    console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
+def _print_line(text: str) -> None:
+    print(f"ringside run: {text}", file=sys.stderr, flush=True)

@@ -44,14 +44,15 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"the page needs {error.name}: pip install 'ringside[web]'") from None
     from ringside.view.server.runs import Runs, newest_run
 
+    # a token on the command line is seen by every user of the machine (`ps`); the variable is not
     token = os.environ.get(TOKEN, "") if args.token is None else args.token
     host = check_address(args.host, token)
     if args.run_dir is not None and not args.run_dir.is_dir():
         raise UsageError(f"{args.run_dir} is no directory: give the directory a run printed on its last line")
     runs = Runs(args.run_dir or newest_run(RUNS), RUNS)
-    return serve(runs, host, args.port, token=token, names=args.allow_host, tell=_tell)
+    return serve(runs, host, args.port, token=token, names=args.allow_host, tell=_print_address)
 
 
-def _tell(url: str) -> None:
+def _print_address(url: str) -> None:
     print(url, flush=True)
     print("Ctrl-C ends it.", file=sys.stderr)

@@ -29,11 +29,11 @@ from typing import TextIO
 
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run.directory import RUN, runs_under
-from ringside.monitor.run.registry import running
+from ringside.monitor.run.registry import running_runs
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
 from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, RunSource, Snapshot, look
+from ringside.view.tui.source import Local, RunSource, look
 from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"
@@ -58,18 +58,26 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show a run until somebody quits, or once."""
-    source, remark = choose(args.run)
+    """Show a run until the user quits, or once."""
+    source, remark = choose_run(args.run)
     order = SortOrder(sort=args.sort, reverse=args.reverse, filter=args.filter)
     if args.json or args.once or not can_draw(os.environ, sys.stdin, sys.stdout):
         if remark:
             print(in_ascii(remark), file=sys.stderr)
         return print_once(source, order, sys.stdout, as_data=args.json)
-    return _draw(source, order, remark)
+    try:
+        from ringside.view.tui.app import TopApp
+    except ImportError:
+        raise UsageError(
+            "the live screen needs textual: pip install 'ringside[tui]'; `ringside top --once` works without it"
+        ) from None
+    app = TopApp(source, order=order, remark=remark, utf8=speaks_utf8(sys.stdout.encoding))
+    app.run()
+    return app.return_code or 0
 
 
-def choose(run: str | None) -> tuple[RunSource, str]:
-    """Return the run to show, and a sentence on why this one where nobody said which.
+def choose_run(run: str | None) -> tuple[RunSource, str]:
+    """Return the run to show, and a sentence on why this one where none was named.
 
     Raises:
         UsageError: There is none, or it is no address.
@@ -83,7 +91,8 @@ def choose(run: str | None) -> tuple[RunSource, str]:
                 f"{printable(run)} is no run: it has no {RUN}. Give the directory that a run was told to use"
             )
         return Local(path), ""
-    entries = [entry.directory for entry in running()]
+    # running jobs, the newest first; else the newest run that was written
+    entries = [entry.directory for entry in running_runs()]
     if entries:
         others = ", ".join(printable(str(each)) for each in entries[1:])
         return Local(entries[0]), (f"the newest of {len(entries)} jobs; the others: {others}" if others else "")
@@ -107,7 +116,12 @@ def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: 
     Raises:
         RingsideError: It cannot be read.
     """
-    snapshot = _look_until_it_is_known(source)
+    # A server begins to read a run when it is asked for the first time.
+    until = time.monotonic() + KNOWN_WITHIN_S
+    snapshot = look(source)
+    while snapshot.info is None and not snapshot.trouble and time.monotonic() <= until:
+        time.sleep(0.1)
+        snapshot = look(source)
     if snapshot.trouble and snapshot.info is None:
         raise RingsideError(printable(snapshot.trouble))
     if as_data:
@@ -118,25 +132,3 @@ def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: 
     for line in once_lines(snapshot, order, width):
         print(line if utf8 else in_ascii(line), file=stream)
     return 0
-
-
-def _look_until_it_is_known(source: RunSource) -> Snapshot:
-    """Whoever serves a run begins to read it when it is asked for the first time."""
-    until = time.monotonic() + KNOWN_WITHIN_S
-    while True:
-        snapshot = look(source)
-        if snapshot.info is not None or snapshot.trouble or time.monotonic() > until:
-            return snapshot
-        time.sleep(0.1)
-
-
-def _draw(source: RunSource, order: SortOrder, remark: str) -> int:
-    try:
-        from ringside.view.tui.app import TopApp
-    except ImportError:
-        raise UsageError(
-            "the live screen needs textual: pip install 'ringside[tui]'; `ringside top --once` works without it"
-        ) from None
-    app = TopApp(source, order=order, remark=remark, utf8=speaks_utf8(sys.stdout.encoding))
-    app.run()
-    return app.return_code or 0

@@ -47,22 +47,46 @@ def run(args: argparse.Namespace) -> int:
     names = list(dict.fromkeys(args.algorithms))
     if args.all or not names:
         names = [*ALGORITHMS, *COLLECTIVES]
-    audits = list(_audits(names, parse_counts(args.ranks), args.buffers))
+    # One after the other; a terminal on stderr shows how far it is.
+    counts = parse_counts(args.ranks)
+    cases = [(name, ranks) for name in names for ranks in counts]
+    progress, quiet = Console(stderr=True), not sys.stderr.isatty()
+    audits = [
+        verify(by_name(name, ranks), buffers=args.buffers)
+        for name, ranks in track(cases, "proving", console=progress, transient=True, disable=quiet)
+    ]
     if args.json:
         json.dump(to_json(audits, links=args.links), sys.stdout, indent=2)
         print()
     else:
-        _print(audits)
+        console = Console(highlight=False)
+        for line in _verdict(audits):
+            console.print(line, soft_wrap=True, markup=False)
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("algorithm")
+        for heading in ("ranks", "rounds", "≥", "sent", "received", "≥", "link", "ports"):
+            table.add_column(heading, justify="right", style="dim" if heading == "≥" else "")
+        table.add_column("proof")
+        for audit in audits:
+            proof = "canonical" if audit.canonical else "ok"
+            if not audit.ok:
+                proof = ", ".join(dict.fromkeys(problem.kind for problem in audit.problems))
+            # a barrier's chunk stands for "has arrived" and carries nothing
+            barrier = audit.collective.name == "barrier"
+            moved = (audit.max_bytes_sent, audit.max_bytes_received, audit.lower_bound_bytes)
+            table.add_row(
+                audit.name,
+                str(audit.ranks),
+                str(audit.rounds),
+                str(audit.lower_bound_rounds),
+                *(f"{0.0 if barrier else float(x):.3f}" for x in (*moved, audit.traffic.busiest_link_bytes)),
+                str(audit.max_ports),
+                proof,
+            )
+        console.print(table)
+        for line in _notes(audits):
+            console.print(line, style="dim", soft_wrap=True)
     return 0 if all(audit.ok for audit in audits) else 1
-
-
-def _audits(names: Sequence[str], counts: Sequence[int], buffers: int) -> Iterator[Audit]:
-    """Verify one after the other; a terminal on stderr shows how far it is."""
-    wanted = [(name, n) for name in names for n in counts]
-    progress = Console(stderr=True)
-    quiet = not sys.stderr.isatty()
-    for name, n in track(wanted, "proving", console=progress, transient=True, disable=quiet):
-        yield verify(by_name(name, n), buffers=buffers)
 
 
 def parse_counts(text: str) -> list[int]:
@@ -82,59 +106,49 @@ def parse_counts(text: str) -> list[int]:
 
 def to_json(audits: Sequence[Audit], *, links: bool = False) -> dict[str, Any]:
     """Return the audits as plain data; bytes are in units of the tensor, as a float and exactly."""
+    plain = []
+    for audit in audits:
+        data = {
+            "algorithm": audit.name,
+            "collective": str(audit.collective),
+            "ranks": audit.ranks,
+            "switches": audit.switches,
+            "chunks": audit.chunks,
+            "ok": audit.ok,
+            "canonical": audit.canonical,
+            "rounds": audit.rounds,
+            "lower_bound_rounds": audit.lower_bound_rounds,
+            **_bytes_json("max_bytes_sent", audit.max_bytes_sent),
+            **_bytes_json("max_bytes_received", audit.max_bytes_received),
+            **_bytes_json("max_bytes_reduced", audit.traffic.max_bytes_reduced),
+            **_bytes_json("lower_bound_bytes", audit.lower_bound_bytes),
+            "busiest_link": audit.busiest_link,
+            **_bytes_json("busiest_link_bytes", audit.traffic.busiest_link_bytes),
+            "max_ports": audit.max_ports,
+            "beats_bounds": audit.beats_bounds,
+            "buffers": audit.buffers,
+            "by_symmetry": audit.by_symmetry,
+            "chunks_sent": audit.traffic.sent.tolist(),
+            "chunks_received": audit.traffic.received.tolist(),
+            "chunks_reduced": audit.traffic.reduced.tolist(),
+            "problems": [
+                {"kind": p.kind, "message": p.message, "rank": p.rank, "chunk": p.chunk, "round": p.round}
+                for p in audit.problems
+            ],
+        }
+        if links:
+            moved = audit.traffic.links()
+            data["links"] = [{"src": src, "dst": dst, **_bytes_json("bytes", amount)} for src, dst, amount in moved]
+        plain.append(data)
     return {
         "schema": SCHEMA,
         "ok": all(audit.ok for audit in audits),
-        "audits": [{**_audit_json(audit), **(_links_json(audit) if links else {})} for audit in audits],
+        "audits": plain,
     }
-
-
-def _audit_json(audit: Audit) -> dict[str, Any]:
-    return {
-        "algorithm": audit.name,
-        "collective": str(audit.collective),
-        "ranks": audit.ranks,
-        "switches": audit.switches,
-        "chunks": audit.chunks,
-        "ok": audit.ok,
-        "canonical": audit.canonical,
-        "rounds": audit.rounds,
-        "lower_bound_rounds": audit.lower_bound_rounds,
-        **_bytes_json("max_bytes_sent", audit.max_bytes_sent),
-        **_bytes_json("max_bytes_received", audit.max_bytes_received),
-        **_bytes_json("max_bytes_reduced", audit.traffic.max_bytes_reduced),
-        **_bytes_json("lower_bound_bytes", audit.lower_bound_bytes),
-        "busiest_link": audit.busiest_link,
-        **_bytes_json("busiest_link_bytes", audit.traffic.busiest_link_bytes),
-        "max_ports": audit.max_ports,
-        "beats_bounds": audit.beats_bounds,
-        "buffers": audit.buffers,
-        "by_symmetry": audit.by_symmetry,
-        "chunks_sent": audit.traffic.sent.tolist(),
-        "chunks_received": audit.traffic.received.tolist(),
-        "chunks_reduced": audit.traffic.reduced.tolist(),
-        "problems": [
-            {"kind": p.kind, "message": p.message, "rank": p.rank, "chunk": p.chunk, "round": p.round}
-            for p in audit.problems
-        ],
-    }
-
-
-def _links_json(audit: Audit) -> dict[str, Any]:
-    return {"links": [{"src": s, "dst": d, **_bytes_json("bytes", moved)} for s, d, moved in audit.traffic.links()]}
 
 
 def _bytes_json(key: str, value: Fraction) -> dict[str, float | str]:
     return {key: float(value), f"{key}_exact": str(value)}
-
-
-def _print(audits: Sequence[Audit]) -> None:
-    console = Console(highlight=False)
-    for line in _verdict(audits):
-        console.print(line, soft_wrap=True, markup=False)
-    console.print(_table(audits))
-    for line in _notes(audits):
-        console.print(line, style="dim", soft_wrap=True)
 
 
 def _verdict(audits: Sequence[Audit]) -> list[str]:
@@ -163,34 +177,3 @@ def _notes(audits: Sequence[Audit]) -> Iterator[str]:
     if means:
         who = "; ".join(f"{', '.join(names)} by {mean}" for mean, names in means.items())
         yield f"≥ is the lower bound for one port per rank and no switch that reduces; below it: {who}"
-
-
-def _table(audits: Sequence[Audit]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("algorithm")
-    for heading in ("ranks", "rounds", "≥", "sent", "received", "≥", "link", "ports"):
-        table.add_column(heading, justify="right", style="dim" if heading == "≥" else "")
-    table.add_column("proof")
-    for audit in audits:
-        moved = (audit.max_bytes_sent, audit.max_bytes_received, audit.lower_bound_bytes)
-        table.add_row(
-            audit.name,
-            str(audit.ranks),
-            str(audit.rounds),
-            str(audit.lower_bound_rounds),
-            *(_tensors(audit, x) for x in (*moved, audit.traffic.busiest_link_bytes)),
-            str(audit.max_ports),
-            _proof(audit),
-        )
-    return table
-
-
-def _tensors(audit: Audit, x: Fraction) -> str:
-    # A barrier's chunk stands for "has arrived" and carries nothing.
-    return "0.000" if audit.collective.name == "barrier" else f"{float(x):.3f}"
-
-
-def _proof(audit: Audit) -> str:
-    if audit.ok:
-        return "canonical" if audit.canonical else "ok"
-    return ", ".join(dict.fromkeys(problem.kind for problem in audit.problems))

@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -81,8 +80,9 @@ def run(args: argparse.Namespace) -> int:
     change, rates = change_of(args), Rates(_rate(args, "price"), _rate(args, "watts"))
     step = step_of(args, change)
     if step.algorithm != AUTO:
-        option(lawful(step.topology), step.algorithm)  # which says what there is
+        option(lawful(step.topology), step.algorithm)  # raises with a list of what there is
     answer = what_if(step, change)
+    # one bucket's collective in the changed step, for the page and `critical_path`
     after = played(answer.after)
     if args.json:
         print(json.dumps(to_json(answer, change, after, rates), indent=1))
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# ------------------------------------------------------------------------------------------------ what is asked
+# ------------------------------------------------------------------------------------------- what is requested
 
 
 def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
@@ -104,7 +104,16 @@ def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
     """
     given = args.preset or args.topology
     if args.run is None:
-        return _described(args)
+        topology = hardware(args)
+        size, _ = gradient_bytes(args)
+        compute = args.compute_seconds
+        if compute is not None and not 0 < compute < float("inf"):
+            raise UsageError(f"--compute-seconds {compute:g}: seconds of forward and backward, more than 0")
+        if args.buckets is not None and args.buckets < 1:
+            raise UsageError(f"--buckets {args.buckets}: at least 1")
+        own = np.full((1, topology.ranks), compute or 0.0)
+        count = args.buckets or max(-(-int(size) // DEFAULT_BUCKET), 1)
+        return PredictedStep(topology, size, own, count, _algorithm(args))
     if args.bytes or args.model or args.params_from or args.compute_seconds is not None or args.buckets:
         raise UsageError(f"{args.run} says what it synchronised and computed: leave --bytes and the like out")
     run = Run(args.run)
@@ -118,25 +127,18 @@ def _algorithm(args: argparse.Namespace) -> str:
     return name.lower().replace("-", "_")
 
 
-def _described(args: argparse.Namespace) -> PredictedStep:
-    topology = hardware(args)
-    size, _ = gradient_bytes(args)
-    compute = args.compute_seconds
-    if compute is not None and not 0 < compute < float("inf"):
-        raise UsageError(f"--compute-seconds {compute:g}: seconds of forward and backward, more than 0")
-    if args.buckets is not None and args.buckets < 1:
-        raise UsageError(f"--buckets {args.buckets}: at least 1")
-    own = np.full((1, topology.ranks), compute or 0.0)
-    count = args.buckets or max(-(-int(size) // DEFAULT_BUCKET), 1)
-    return PredictedStep(topology, size, own, count, _algorithm(args))
-
-
 def change_of(args: argparse.Namespace) -> StepChange:
     """Return the change that the arguments describe; raise `UsageError` where there is none, or it cannot be read."""
+    slower = {}
+    for text in args.slow_rank:
+        match = _SLOWER.match(text.strip())
+        if match is None:
+            raise UsageError(f"--slow-rank {text}: a rank and by how much its work grows, such as 3=12%")
+        slower[int(match[1])] = float(match[2]) / 100.0
     change = StepChange(
-        slower=dict(_each(args.slow_rank, _slower)),
+        slower=slower,
         repaired=tuple(args.repair),
-        slow_links=tuple(_each(args.slow_link, link_of)),
+        slow_links=tuple(map(link_of, args.slow_link)),
         lost_rails=tuple(args.lose_rail),
         oversubscription=args.oversubscribe,
         sharp=args.sharp,
@@ -147,17 +149,6 @@ def change_of(args: argparse.Namespace) -> StepChange:
     if change == StepChange():
         raise UsageError("what if what? Say --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ...")
     return change
-
-
-def _each(texts: list[str], read: Callable[[str], Any]) -> list[Any]:
-    return [read(text) for text in texts]
-
-
-def _slower(text: str) -> tuple[int, float]:
-    match = _SLOWER.match(text.strip())
-    if match is None:
-        raise UsageError(f"--slow-rank {text}: a rank and by how much its work grows, such as 3=12%")
-    return int(match[1]), float(match[2]) / 100.0
 
 
 def link_of(text: str) -> tuple[int, int, float]:
@@ -175,7 +166,7 @@ def _rate(args: argparse.Namespace, name: str) -> float | None:
     return value
 
 
-# ------------------------------------------------------------------------------------------------ what is said
+# ----------------------------------------------------------------------------------------------- what is printed
 
 
 def to_json(answer: Answer, change: StepChange, after: Timeline | None, rates: Rates) -> dict[str, Any]:
@@ -198,19 +189,17 @@ def to_json(answer: Answer, change: StepChange, after: Timeline | None, rates: R
         "money_per_day": _scaled(hours, rates.price),
         "kwh_per_day": _scaled(hours, rates.watts and rates.watts / 1e3),
         "extrapolated": list(answer.extrapolated),
-        "critical_path": None if after is None else _path_json(after),
+        "critical_path": None
+        if after is None
+        else {
+            "algorithm": after.schedule.name,
+            "guilty": after.guilty._asdict(),
+            "blamed": [culprit._asdict() for culprit in after.blamed],
+            "shares": after.shares,
+            "hops": len(after.critical_path),
+        },
     }
 
 
 def _scaled(hours: Band | None, factor: float | None) -> dict[str, float] | None:
     return None if hours is None or factor is None else asdict(Band(*(factor * end for end in hours.ends)))
-
-
-def _path_json(timeline: Timeline) -> dict[str, Any]:
-    return {
-        "algorithm": timeline.schedule.name,
-        "guilty": timeline.guilty._asdict(),
-        "blamed": [one._asdict() for one in timeline.blamed],
-        "shares": timeline.shares,
-        "hops": len(timeline.critical_path),
-    }

@@ -119,7 +119,7 @@ class Trainer:
         optimizer.zero_grad()
         loss = model(text)
         loss.backward()
-        ringside.log(loss=loss.item())
+        ringside.log_step(loss=loss.item())
         optimizer.step()
         return float(loss.detach())
 

@@ -13,7 +13,6 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, verdict_of_files
 from ringside.doctor.kineto.events import plain_count
-from ringside.monitor.verdict import Verdict
 from ringside.text import first_line, rank_list
 
 KIND = "torchelastic error file"
@@ -30,59 +29,53 @@ class _File(msgspec.Struct):
     message: dict[str, Any] | str
 
 
-def recognise(source: Source) -> bool:
+def matches(source: Source) -> bool:
     """Return whether a source is the JSON that torchelastic's error handler writes."""
     return bool(_HEAD.match(source.head)) and (b"extraInfo" in source.head or b"errorCode" in source.head)
 
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
-    """Return which worker failed first; errors that only tell of a lost peer are victims."""
-    errors, notes = [], []
+    """Name the worker that failed first; errors that only report a lost peer are victims."""
+    errors: list[tuple[str, dict[str, Any]]] = []
+    notes = []
     for source in sources:
         try:
-            errors.append((source.name, _error(source)))
+            message = msgspec.json.decode(source.read(MOST_BYTES), type=_File).message
         except UNDECODABLE as error:
             notes.append(Note(file=source.name, kind=KIND, text=f"breaks off or is damaged ({error})", used=False))
+            continue
+        # Nothing below is certain to be there, or of its type: any program may have written the file.
+        inner = message if isinstance(message, dict) else {"message": message}
+        extra = inner.get("extraInfo")
+        extra = extra if isinstance(extra, dict) else {}
+        match = _RANK.search(source.name)
+        rank = plain_count(extra.get("rank", match and next(group for group in match.groups() if group)))
+        try:
+            time_s = msgspec.convert(extra.get("timestamp"), float, strict=False)
+        except msgspec.ValidationError:
+            time_s = 0.0
+        found = {
+            "message": str(inner.get("message", "")),
+            "stack": str(extra.get("py_callstack", "")),
+            "time": time_s,
+            "rank": rank if rank >= 0 else None,
+        }
+        errors.append((source.name, found))
+    # Who raised first, but those last that only lost a peer: they are victims, whatever their clocks show.
     errors.sort(key=lambda item: (bool(_LOST_PEER.search(item[1]["message"])), item[1]["time"]))
     notes += [Note(file=name, kind=KIND, text=first_line(error["message"])) for name, error in errors]
-    return Findings(verdicts=[_verdict(errors)] if errors else [], notes=notes)
-
-
-def _error(source: Source) -> dict[str, Any]:
-    """Message, stack, time and rank of one error file."""
-    message = msgspec.json.decode(source.read(MOST_BYTES), type=_File).message
-    inner = message if isinstance(message, dict) else {"message": message}
-    extra = inner.get("extraInfo")
-    extra = extra if isinstance(extra, dict) else {}
-    match = _RANK.search(source.name)
-    rank = plain_count(extra.get("rank", match and next(group for group in match.groups() if group)))
-    return {
-        "message": str(inner.get("message", "")),
-        "stack": str(extra.get("py_callstack", "")),
-        "time": _seconds(extra.get("timestamp")),
-        "rank": rank if rank >= 0 else None,
-    }
-
-
-def _seconds(text: Any) -> float:
-    """A time as it stands in the file; 0 for what is none."""
-    try:
-        return msgspec.convert(text, float, strict=False)
-    except msgspec.ValidationError:
-        return 0.0
-
-
-def _verdict(errors: list[tuple[str, dict[str, Any]]]) -> Verdict:
-    name, first = errors[0]
+    if not errors:
+        return Findings(notes=notes)
+    file, first = errors[0]
     others = {error["rank"] for _, error in errors[1:] if error["rank"] is not None} - {first["rank"]}
     last = next((line.strip() for line in reversed(first["stack"].splitlines()) if line.strip()), "")
     who = f"rank {first['rank']}" if first["rank"] is not None else "a worker"
-    return verdict_of_files(
+    verdict = verdict_of_files(
         kind="dead_rank",
         ranks=[first["rank"]] if first["rank"] is not None else [],
         cause=f"{who} raised first: {first_line(first['message'])}",
         evidence={
-            "file": name,
+            "file": file,
             "message": first_line(first["message"]),
             **({"stack_ends": first_line(last)} if last else {}),
             **({"time_unix": first["time"]} if first["time"] else {}),
@@ -90,3 +83,4 @@ def _verdict(errors: list[tuple[str, dict[str, Any]]]) -> Verdict:
         },
         advice="Read the whole stack in this file; the others' errors came after it and mostly because of it.",
     )
+    return Findings(verdicts=[verdict], notes=notes)

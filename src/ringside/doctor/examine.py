@@ -29,7 +29,7 @@ MODULES = (
     "pipeline.reader",
     "nccl_log.reader",
 )
-"""Readers in the order in which they are asked; the first that recognises a source gets it."""
+"""Readers in the order in which they are tried; the first that matches a source gets it."""
 
 
 class Reader(Protocol):
@@ -38,11 +38,11 @@ class Reader(Protocol):
     KIND: str
     """What a file of this kind is called, in the singular: `flight-recorder dump`."""
 
-    def recognise(self, source: Source) -> bool:
+    def matches(self, source: Source) -> bool:
         """Return whether a source is of this kind, from its content (`source.head`; open it only for more)."""
 
     def read(self, sources: Sequence[Source], progress: Progress) -> Findings:
-        """Return what all files of this kind say together, with a note per file; must not raise for bad content."""
+        """Judge all files of this kind together, with a note per file; must not raise for bad content."""
 
 
 @cache
@@ -60,11 +60,11 @@ MOST_LEFT_OUT = 100
 
 
 def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, limits: Limits | None = None) -> Findings:
-    """Return what the files at `paths` say together.
+    """Read all files at `paths` and judge them together.
 
     Args:
         paths: Files, folders and globs; `.gz`, `.tar`, `.tar.gz` and `.zip` are looked into.
-        progress: Hears how far it is.
+        progress: Receives how far it is.
         limits: What is too deep, too large or too much.
 
     Returns:
@@ -72,35 +72,31 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
     """
     progress = progress or Silent()
     with gather(paths, progress=progress, limits=limits or Limits()) as gathered:
-        groups, unknown = _sort(gathered.sources)
-        parts = [_read(reader, sources, progress) for reader, sources in groups]
+        # Every source to the first reader that knows its kind.
+        groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers()]
+        unknown = []
+        for source in gathered.sources:
+            for reader, members in groups:
+                try:
+                    matches = reader.matches(source)
+                except Exception:
+                    # a reader that fails to look at a file does not know it; the next one may
+                    _log.debug("%s failed to look at %s", reader.KIND, source.name, exc_info=True)
+                    matches = False
+                if matches:
+                    members.append(source)
+                    break
+            else:
+                unknown.append(
+                    Note(file=source.name, text="; ".join([describe_unknown(source), *source.problems]), used=False)
+                )
+        parts = [_read(reader, sources, progress) for reader, sources in groups if sources]
         return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
-
-
-def _sort(sources: Sequence[Source]) -> tuple[list[tuple[Reader, list[Source]]], list[Note]]:
-    groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers()]
-    unknown = []
-    for source in sources:
-        for reader, members in groups:
-            if _recognises(reader, source):
-                members.append(source)
-                break
-        else:
-            unknown.append(Note(file=source.name, text="; ".join([describe(source), *source.problems]), used=False))
-    return [(reader, members) for reader, members in groups if members], unknown
-
-
-def _recognises(reader: Reader, source: Source) -> bool:
-    try:
-        return reader.recognise(source)
-    except Exception:
-        _log.debug("%s failed to look at %s", reader.KIND, source.name, exc_info=True)
-        return False
 
 
 def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Findings:
     """Let a reader read; if it fails, the files at which it fails are not used and all others still are."""
-    progress.say(f"reading {len(sources)} {reader.KIND}{'' if len(sources) == 1 else 's'}")
+    progress.begin(f"reading {len(sources)} {reader.KIND}{'' if len(sources) == 1 else 's'}")
     left_out: list[Note] = []
     while True:
         try:
@@ -108,26 +104,36 @@ def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Find
             break
         except Exception as error:
             _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
+            # each try costs a reading of all: beyond so many the rest is left out at once
             at_fault = (
                 _at_fault(reader, sources, error) if len(left_out) < MOST_LEFT_OUT else dict.fromkeys(sources, error)
             )
-            left_out += [_unread(reader, source, why) for source, why in at_fault.items()]
+            for source, why in at_fault.items():
+                reason = f"{type(why).__name__}: {first_line(str(why))}"
+                text = f"looks like a {reader.KIND} but could not be read: {reason}"
+                left_out.append(Note(file=source.name, kind=reader.KIND, text=text, used=False))
             sources = [source for source in sources if source not in at_fault]
             if not sources:
                 return Findings(notes=left_out)
+    # One line per file, with what went wrong while it was read.
     notes = {note.file: note for note in found.notes}
-    told = [_with_problems(notes.pop(source.name, None), source, reader) for source in sources]
-    return msgspec.structs.replace(found, notes=[*told, *notes.values(), *left_out])
+    complete = []
+    for source in sources:
+        note = notes.pop(source.name, None) or Note(file=source.name, kind=reader.KIND, text="read")
+        problems = [line for line in source.problems if line not in note.text]
+        complete.append(msgspec.structs.replace(note, text="; ".join([note.text, *problems])))
+    return msgspec.structs.replace(found, notes=[*complete, *notes.values(), *left_out])
 
 
 def _at_fault(reader: Reader, sources: Sequence[Source], error: Exception) -> dict[Source, Exception]:
-    """Return the files that cannot be read, each with the reason; at least one."""
+    """The files that cannot be read, each with the reason; at least one."""
     if len(sources) == 1:
         return {sources[0]: error}
     alone = {source: why for source in sources if (why := _failure(reader, [source])) is not None}
     if alone:
         return alone
-    fine, too_many = 1, len(sources)  # so many of the first can be read together
+    # Each can be read alone: look for the one that cannot be read together with those before it, by halves.
+    fine, too_many = 1, len(sources)
     while too_many - fine > 1:
         middle = (fine + too_many) // 2
         fails = _failure(reader, sources[:middle]) is not None
@@ -143,19 +149,7 @@ def _failure(reader: Reader, sources: Sequence[Source]) -> Exception | None:
     return None
 
 
-def _unread(reader: Reader, source: Source, error: Exception) -> Note:
-    why = f"looks like a {reader.KIND} but could not be read: {type(error).__name__}: {first_line(str(error))}"
-    return Note(file=source.name, kind=reader.KIND, text=why, used=False)
-
-
-def _with_problems(note: Note | None, source: Source, reader: Reader) -> Note:
-    """A file's one line, with what went wrong while it was read."""
-    note = note or Note(file=source.name, kind=reader.KIND, text="read")
-    problems = [line for line in source.problems if line not in note.text]
-    return msgspec.structs.replace(note, text="; ".join([note.text, *problems]))
-
-
-def describe(source: Source) -> str:
+def describe_unknown(source: Source) -> str:
     """Return in a few words what an unrecognised file seems to be."""
     head = source.head
     if not head:

@@ -10,7 +10,7 @@ import msgspec
 from ringside.monitor.job.questions import QUESTIONS as QUESTIONS
 from ringside.monitor.job.questions import Number as Number
 from ringside.monitor.job.questions import Question as Question
-from ringside.monitor.job.questions import asked
+from ringside.monitor.job.questions import to_plain
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import Verdict
 
@@ -63,7 +63,7 @@ class TimeSpan(msgspec.Struct, frozen=True, kw_only=True):
         start_s: Seconds from the lanes' common origin.
         end_s: Its end.
         kind: `compute`, `communication`, `hidden`, `wait`, `idle` or `missing`.
-        name: What it was, for whoever points at it.
+        name: What it was, for the reader who points at it.
     """
 
     start_s: float
@@ -150,9 +150,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merge(findings: Iterable[Findings]) -> Findings:
-    """Return several findings as one: lists one after the other, a question as whoever could answer it."""
+    """Return several findings as one: lists one after the other, a question as answered by the first that could."""
     parts = list(findings)
-    replayed = [one for part in parts for one in (part.what_if, *part.more_what_if) if one is not None]
+    replayed = [found for part in parts for found in (part.what_if, *part.more_what_if) if found is not None]
     replayed.sort(key=_weight, reverse=True)
     answers: dict[str, Question] = {}
     for part in parts:
@@ -174,7 +174,7 @@ def merge(findings: Iterable[Findings]) -> Findings:
 
 
 def _weight(what_if: dict[str, Any]) -> float:
-    """How much a replay rests on: of several jobs the one with the most steps and workers is told first."""
+    """How much a replay rests on: of several jobs the one with the most steps and workers comes first."""
     return float(what_if.get("steps", 0) * what_if.get("workers", 1))
 
 
@@ -185,7 +185,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
         {
             "schema": SCHEMA,
             "verdicts": plain["verdicts"],
-            "questions": asked(findings.questions),
+            "questions": to_plain(findings.questions),
             "unjudged": plain["unjudged"],
             "files": plain["notes"],
             **({"what_if": plain["what_if"]} if plain["what_if"] is not None else {}),

@@ -18,12 +18,12 @@ from ringside.doctor.files.source import Source
 from ringside.doctor.files.streams import BUFFER_BYTES
 from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged, merge
 from ringside.doctor.kineto.straggler import LEAST_STEPS
-from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
+from ringside.doctor.replay.stragglers import answer_what_if, as_dict, step_recording
 from ringside.errors import RingsideError
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
 
@@ -73,7 +73,7 @@ def what_if(folder: str, table: StepTable) -> tuple[dict[str, Any] | None, list[
         why = f"only {counted(int(whole.sum()), 'step')} of all ranks are recorded, {LEAST_STEPS} are needed"
         return None, [Unjudged(what=f"what if, for the run {folder}", why=why)]
     own, exposed, step = (table[name][whole] for name in TIMES)
-    found = answer(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
+    found = answer_what_if(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
     return as_dict(found, f"{counted(len(own), 'step')} of the Ringside run {folder}"), lines
 
 
@@ -90,11 +90,12 @@ _KINDS = {
 }
 
 
-def recognise(source: Source) -> bool:
+def matches(source: Source) -> bool:
     """Return whether a source is one of the files of a run directory, from its content (or empty, from its name)."""
     if not source.head:
         return _base(source) in (STEPS, EVENTS)
-    return _role(source) is not None or _is_report(source)
+    # The page that a run writes of itself.
+    return _role(source) is not None or (source.name.endswith("report.html") and b"Ringside</title>" in source.head)
 
 
 def _role(source: Source) -> str | None:
@@ -107,12 +108,8 @@ def _base(source: Source) -> str:
     return re.split(r"[/!]", source.name)[-1]
 
 
-def _is_report(source: Source) -> bool:
-    return source.name.endswith("report.html") and b"Ringside</title>" in source.head
-
-
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
-    """Return what the runs say, each folder a run of its own."""
+    """Judge the runs, each folder a run of its own."""
     folders: dict[str, dict[str, Source]] = defaultdict(dict)
     notes = []
     for source in sources:
@@ -123,12 +120,12 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             folders[source.name.rpartition("/")[0]][role] = source
     found = []
     for folder, files in folders.items():
-        progress.say(f"reading the run {folder}")
-        found.append(_run(folder, files))
+        progress.begin(f"reading the run {folder}")
+        found.append(_read_run(folder, files))
     return merge([*found, Findings(notes=notes)])
 
 
-def _run(folder: str, files: dict[str, Source]) -> Findings:
+def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     if RUN not in files:
         why = f"lies without its {RUN}: give the whole run directory"
         return Findings(notes=[Note(file=file.name, kind=KIND, text=why, used=False) for file in files.values()])
@@ -136,55 +133,62 @@ def _run(folder: str, files: dict[str, Source]) -> Findings:
         try:
             # A copy, so that nothing is written beside what is examined, and members of archives work alike.
             for role, source in files.items():
-                _copy(source, Path(copy) / role)
-            summary = finish(copy)
+                with source.open() as stream, (Path(copy) / role).open("wb") as target:
+                    while block := stream.read(BUFFER_BYTES):
+                        target.write(block)
+            summary, _ = assess_run(RunReader(copy))
             reader = RunReader(copy)
             table = tabulate(reader.iterate(), reader.info.world_size)
             ended = any(event["kind"] == "ended" for event in reader.poll_events())
         except RingsideError as error:
             why = str(error).replace(copy, folder)
             return Findings(notes=[Note(file=file.name, kind=KIND, text=why, used=False) for file in files.values()])
-    return _findings(folder, files, summary, table, ended=ended)
-
-
-def _copy(source: Source, path: Path) -> None:
-    with source.open() as stream, path.open("wb") as file:
-        while block := stream.read(BUFFER_BYTES):
-            file.write(block)
-
-
-def _findings(
-    folder: str, files: dict[str, Source], summary: dict[str, Any], table: StepTable, *, ended: bool
-) -> Findings:
-    verdicts = [_verdict(content) for content in summary["verdicts"]]
+    verdicts = []
+    for content in summary["verdicts"]:
+        # what was not a number in JSON is left out or unknown here
+        evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
+        known = {key: float("nan") if value is None else value for key, value in content.items()}
+        verdicts.append(msgspec.convert({**known, "evidence": evidence}, Verdict))
     steps, ranks = summary["steps"], summary["world_size"]
     cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
     text = f"{counted(steps, 'step')} of {counted(ranks, 'rank')}{cut}"
     few = [] if steps else [Unjudged(what=f"who held the run {folder} up", why="no step was recorded")]
     replayed, left_out = what_if(folder, table)
+    culprits = {rank for verdict in verdicts for rank in verdict.ranks}
+    rank_rows = summary["ranks"]
     return Findings(
         verdicts=verdicts,
         questions=read_answers(summary["questions"]),
         unjudged=[*few, *left_out],
         what_if=replayed,
         notes=[Note(file=file.name, kind=KIND, text=text) for file in files.values()],
-        lanes=_lanes(folder, table, {rank for verdict in verdicts for rank in verdict.ranks}) if steps else [],
-        sheets=[_sheet(folder, summary, verdicts)],
+        lanes=_lanes(folder, table, culprits) if steps else [],
+        sheets=[
+            Sheet(
+                title=f"Ranks of the run {folder} (medians over the run)",
+                columns=["rank", "host", "own_seconds", "wait_seconds", "excess_ratio"],
+                rows=[
+                    [
+                        rank["rank"],
+                        rank["host"],
+                        rank["own_seconds_median"],
+                        rank["wait_seconds_median"],
+                        rank["excess_ratio"],
+                    ]
+                    for rank in rank_rows
+                ],
+                culprits=[index for index, rank in enumerate(rank_rows) if rank["rank"] in culprits],
+            )
+        ],
         facts={f"run {folder}": {"steps": steps, "step_seconds": summary["step_seconds"], "ended": ended}},
     )
-
-
-def _verdict(content: dict[str, Any]) -> Verdict:
-    """A verdict of `summary.json`; what was not a number there is left out or unknown here."""
-    evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
-    lenient = {key: float("nan") if value is None else value for key, value in content.items()}
-    return msgspec.convert({**lenient, "evidence": evidence}, Verdict)
 
 
 def _lanes(folder: str, table: StepTable, culprits: set[int]) -> list[Lane]:
     """The last steps of every rank: own work, then the wait and the rest of the exposed synchronisation."""
     last = table.between(int(table.steps[max(len(table) - SHOWN_STEPS, 0)]))
     own, step, wait = last["own_seconds"], last["step_seconds"], fill_waits(last)
+    # a step begins for all when the longest one before has ended
     starts = np.concatenate([[0.0], np.cumsum(np.nanmax(np.where(np.isfinite(step), step, 0.0), axis=1))])
     shown = sorted(range(table.ranks), key=lambda rank: (rank not in culprits, rank))[:MOST_LANES]
     lanes = []
@@ -193,28 +197,14 @@ def _lanes(folder: str, table: StepTable, culprits: set[int]) -> list[Lane]:
         for row in range(len(last)):
             if np.isfinite(own[row, rank]):
                 begin = float(starts[row])
-                middle = begin + float(own[row, rank])
-                waited = middle + float(np.nan_to_num(wait[row, rank]))
+                arrival = begin + float(own[row, rank])
+                waited = arrival + float(np.nan_to_num(wait[row, rank]))
                 end = max(begin + float(np.nan_to_num(step[row, rank])), waited)
                 name = f"step {int(last.steps[row])}"
-                spans.append(TimeSpan(start_s=begin, end_s=middle, kind="compute", name=f"{name}: own work"))
-                spans.append(TimeSpan(start_s=middle, end_s=waited, kind="wait", name=f"{name}: wait"))
+                spans.append(TimeSpan(start_s=begin, end_s=arrival, kind="compute", name=f"{name}: own work"))
+                spans.append(TimeSpan(start_s=arrival, end_s=waited, kind="wait", name=f"{name}: wait"))
                 spans.append(TimeSpan(start_s=waited, end_s=end, kind="communication", name=f"{name}: synchronisation"))
         note = "culprit" if rank in culprits else ""
         title = f"The last {counted(len(last), 'step')} of the run {folder}"
         lanes.append(Lane(title=title, rank=rank, spans=[s for s in spans if s.end_s > s.start_s], note=note))
     return lanes
-
-
-def _sheet(folder: str, summary: dict[str, Any], verdicts: Sequence[Verdict]) -> Sheet:
-    named = {rank for verdict in verdicts for rank in verdict.ranks}
-    ranks = summary["ranks"]
-    return Sheet(
-        title=f"Ranks of the run {folder} (medians over the run)",
-        columns=["rank", "host", "own_seconds", "wait_seconds", "excess_ratio"],
-        rows=[
-            [rank["rank"], rank["host"], rank["own_seconds_median"], rank["wait_seconds_median"], rank["excess_ratio"]]
-            for rank in ranks
-        ],
-        culprits=[index for index, rank in enumerate(ranks) if rank["rank"] in named],
-    )

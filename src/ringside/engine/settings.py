@@ -1,11 +1,11 @@
-"""What can be set on a communicator: explicit argument beats environment beats default."""
+"""What can be set on a communicator, and how patient its waits are."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from ringside.errors import UsageError
@@ -15,7 +15,7 @@ _STAGE_SEGMENTS = 3
 
 @dataclass(frozen=True)
 class Settings:
-    """Tuning of the engine; every field has an environment variable `RINGSIDE_<NAME>`.
+    """Tuning of the engine. Users set the timeout alone; the rest is for tests and benchmarks.
 
     Args:
         timeout_s: Longest wait for other ranks inside one collective, seconds.
@@ -27,6 +27,9 @@ class Settings:
             last-level cache.
         spins: Looks at the flags before yielding the core; -1 chooses by whether ranks outnumber cores.
         yields: Yields of the core before sleeping; -1 chooses likewise.
+
+    Raises:
+        UsageError: A time or a size that cannot be.
     """
 
     timeout_s: float = 1800.0
@@ -38,6 +41,11 @@ class Settings:
     spins: int = -1
     yields: int = -1
 
+    def __post_init__(self) -> None:
+        sizes_fit = min(self.segment_bytes, self.message_bytes, self.block_bytes) >= 64 and self.one_shot_bytes >= 0
+        if not 0 < self.timeout_s < math.inf or not sizes_fit:
+            raise UsageError(f"impossible settings {self}: times and sizes must be positive")
+
     @property
     def stage_bytes(self) -> int:
         """Bytes of arena each rank has for staging."""
@@ -48,25 +56,15 @@ class Settings:
         return (self.one_shot_bytes, self.segment_bytes, self.message_bytes, self.block_bytes)
 
     @staticmethod
-    def of_environment(environ: Mapping[str, str] = os.environ, **explicit: float | None) -> Settings:
-        """Return the settings given explicitly, else by environment, else by default."""
-        values: dict[str, float] = {}
-        for field in fields(Settings):
-            given = explicit.get(field.name)
-            text = environ.get(f"RINGSIDE_{field.name.upper()}")
-            if given is not None:
-                values[field.name] = given
-            elif text is not None:
-                try:
-                    values[field.name] = float(text) if field.name == "timeout_s" else int(text)
-                except ValueError:
-                    raise UsageError(f"RINGSIDE_{field.name.upper()}={text!r} is not a number") from None
-        settings = Settings(**values)  # type: ignore[arg-type]
-        if not 0 < settings.timeout_s < math.inf or settings.segment_bytes < 64 or settings.one_shot_bytes < 0:
-            raise UsageError(f"impossible settings {settings}: times and sizes must be positive")
-        if min(settings.message_bytes, settings.block_bytes) < 64:
-            raise UsageError(f"impossible settings {settings}: times and sizes must be positive")
-        return settings
+    def of_environment(environ: Mapping[str, str] = os.environ, *, timeout_s: float | None = None) -> Settings:
+        """Return the settings with the timeout that is given, else RINGSIDE_TIMEOUT_S, else the default."""
+        text = environ.get("RINGSIDE_TIMEOUT_S")
+        if timeout_s is None and text is not None:
+            try:
+                timeout_s = float(text)
+            except ValueError:
+                raise UsageError(f"RINGSIDE_TIMEOUT_S={text!r} is not a number") from None
+        return Settings() if timeout_s is None else Settings(timeout_s=timeout_s)
 
 
 def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringside.errors import UsageError
-from ringside.monitor.run.registry import running
+from ringside.monitor.run.registry import running_runs
 from ringside.view.tui.rank_table import SortOrder
 from ringside.view.tui.source import Local, look
 from ringside.view.tui.text import once_lines
@@ -77,7 +77,7 @@ class RingsidePage(DebugHandler):  # type: ignore[misc]
 
     def _text(self) -> str:
         """Read what is new of the newest run of that process."""
-        found = next((entry.directory for entry in running() if entry.pid == self._pid), None)
+        found = next((entry.directory for entry in running_runs() if entry.pid == self._pid), None)
         if found is not None and (self._source is None or Path(self._source.where) != found):
             self._source = Local(found)
         if self._source is None:

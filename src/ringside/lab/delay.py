@@ -90,21 +90,27 @@ def start_delay(delay_s: float, cables: Iterable[Cable]) -> subprocess.Popen[str
     readable, _, _ = select.select([child.stdout], [], [], READY_S)
     if not readable or child.stdout.readline().strip() != _READY:
         child.kill()
-        said = child.communicate()[1].strip().splitlines()
-        raise RingsideError(f"the lab's delay process did not start: {said[-1] if said else 'it said nothing'}")
+        lines = child.communicate()[1].strip().splitlines()
+        raise RingsideError(f"the lab's delay process did not start: {lines[-1] if lines else 'it said nothing'}")
     child.stdout.close()
     child.stderr.close()
     return child
 
 
-def main(asked: str) -> None:
-    """Make the devices, say so, and pass frames on until killed."""
-    delay_s, cables = json.loads(asked)
+def main(request: str) -> None:
+    """Make the devices, report that they are there, and pass frames on until killed.
+
+    Args:
+        request: What `start_delay` was called with, as JSON.
+    """
+    delay_s, cables = json.loads(request)
     way_out: dict[int, int] = {}
-    for one, other in cables:
-        a, b = _open_tap(*one), _open_tap(*other)
+    for left, right in cables:
+        a, b = _open_tap(*left), _open_tap(*right)
         way_out[a], way_out[b] = b, a
-    _hurry()
+    gc.disable()  # there are no cycles to collect, and a pause would delay frames
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     print(_READY, flush=True)
     pass_on(DelayLine(delay_s), way_out)
 
@@ -130,40 +136,27 @@ def pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
     while True:
         since_s = time.monotonic()
         ready = [fd for fd, _ in poll.poll()]
-        if timer in ready and _rang(timer):
-            lateness.learn(time.monotonic() - rings_at_s)
+        if timer in ready:
+            with contextlib.suppress(BlockingIOError):  # it was set anew meanwhile, and has not rung since
+                os.read(timer, 8)
+                lateness.learn(time.monotonic() - rings_at_s)
         for fd in ready:
-            if fd != timer:
-                # What is here came after the last look, and about as long ago as waking up takes.
-                _take(line, fd, way_out[fd], max(since_s, time.monotonic() - lateness.usual_s))
+            if fd == timer:
+                continue
+            # What is here came after the last poll, and about as long ago as waking up takes.
+            came_s = max(since_s, time.monotonic() - lateness.usual_s)
+            with contextlib.suppress(OSError):  # nothing more to read, or the device is down
+                for _ in range(_FRAMES_AT_ONCE):
+                    line.put(came_s, way_out[fd], os.read(fd, _FRAME_BYTES))
         for fd, frame in line.due(time.monotonic() + lateness.usual_s):
             with contextlib.suppress(OSError):  # the device is down or full: a frame is lost
                 os.write(fd, frame)
         if line.next_due_s is not None:
             rings_at_s = line.next_due_s - lateness.usual_s
-            _set_timer(timer, rings_at_s)
-
-
-def _take(line: DelayLine, way_in: int, way_out: int, now_s: float) -> None:
-    with contextlib.suppress(OSError):  # nothing more to read, or the device is down
-        for _ in range(_FRAMES_AT_ONCE):
-            line.put(now_s, way_out, os.read(way_in, _FRAME_BYTES))
-
-
-def _rang(timer: int) -> bool:
-    """Tell whether the timer rang since the last time."""
-    try:
-        os.read(timer, 8)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _set_timer(timer: int, at_s: float) -> None:
-    whole = int(at_s)
-    # struct itimerspec: an interval of 0, and when; in the past means at once, 0 would mean never.
-    when = struct.pack("@4l", 0, 0, whole, max(int((at_s - whole) * 1e9), 1))
-    _check(_libc.timerfd_settime(timer, _TFD_TIMER_ABSTIME, when, None))
+            whole_s = int(rings_at_s)
+            # struct itimerspec: an interval of 0, and when; in the past means at once, 0 would mean never.
+            when = struct.pack("@4l", 0, 0, whole_s, max(int((rings_at_s - whole_s) * 1e9), 1))
+            _check(_libc.timerfd_settime(timer, _TFD_TIMER_ABSTIME, when, None))
 
 
 def _open_tap(namespace: str, device: str) -> int:
@@ -173,12 +166,6 @@ def _open_tap(namespace: str, device: str) -> int:
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _TAP | _NO_PI | _VNET_HDR))
     fcntl.ioctl(fd, _TUNSETOFFLOAD, _CSUM_TSO4_TSO6)
     return fd
-
-
-def _hurry() -> None:
-    gc.disable()  # there are no cycles to collect, and a pause would delay frames
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def _check(result: int) -> int:

@@ -38,17 +38,13 @@ def batch(tool: str, lines: Iterable[str], namespace: str | None = None) -> None
 
 @cache
 def unavailable() -> str:
-    """Return why no lab can be had here, in one line; "" if it can be. Asked once per process, by trying."""
+    """Return why no lab can be had here, in one line; "" if it can be. Found out once per process, by trying."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"the lab needs iproute2, and there is no command {tool!r} on the PATH"
     if os.geteuid() != 0:
         return "the lab needs root, to make network namespaces"
-    return _trial()
-
-
-def _trial() -> str:
-    """Wire two namespaces that have no name, and so leave nothing, with what the lab is made of."""
+    # Wire two namespaces that have no name, and so leave nothing, with what the lab is made of.
     script = (
         "ip link add name lab0 type bridge && ip link add name a type veth peer name b && "
         "tc qdisc add dev a root tbf rate 1gbit burst 64kb limit 1mb && unshare -n true"
@@ -61,8 +57,8 @@ def _trial() -> str:
         return f"the lab needs unshare to work: {error}"
     if done.returncode == 0:
         return ""
-    said = done.stderr.strip().splitlines()
-    return f"the lab needs privileges or kernel modules that are missing: {said[-1] if said else 'no reason given'}"
+    lines = done.stderr.strip().splitlines()
+    return f"the lab needs privileges or kernel modules that are missing: {lines[-1] if lines else 'no reason given'}"
 
 
 def delay_unavailable() -> str:
@@ -128,8 +124,8 @@ def payload_bytes_per_second(rate: str | float) -> float:
     return parse_rate(rate) / 8 * PAYLOAD_SHARE
 
 
-def _number_with(text: str, units: dict[str, float], what: str, examples: str) -> float:
+def _number_with(text: str, units: dict[str, float], quantity: str, examples: str) -> float:
     match = re.fullmatch(_NUMBER + f"({'|'.join(units)})", text.lower())
     if match is None:
-        raise UsageError(f"{what} {text!r}: it is a number with one of {', '.join(units)}, such as {examples}")
+        raise UsageError(f"{quantity} {text!r}: it is a number with one of {', '.join(units)}, such as {examples}")
     return float(match[1]) * units[match[2]]

@@ -21,9 +21,9 @@ from ringside.lab.processes import (
     RankProcesses,
     RunResult,
     Sink,
-    defaults,
-    environment,
-    places,
+    default_environment,
+    place_ranks,
+    rank_environment,
     ranks_on,
 )
 from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, LabLink, address_of, node_of, switch_address
@@ -34,6 +34,8 @@ _T = TypeVar("_T")
 
 class Lab:
     """Hosts as network namespaces, joined by links; used in a `with` statement, which builds and removes it.
+
+    It has many methods as it is the whole interface of a lab: what runs on hosts, what their links do, what they count.
 
     In a *star* every host has one link to a switch. In a *mesh* every pair of hosts has a link of its own. Every link
     carries `rate` in each direction. Whatever ends the process that made it, the lab does not stay: at exit it is
@@ -160,7 +162,7 @@ class Lab:
         port = next(self._ports)
         before = self._all_bytes()
         with RankProcesses(sink) as ranks:
-            for place in places(self.ranks_per_host):
+            for place in place_ranks(self.ranks_per_host):
                 ranks.start(place, self._command(node_of(place.host), argv), self._environ(env, place, port))
             finished = ranks.wait(timeout_s, after_failure_s)
             ranks.end()
@@ -231,13 +233,13 @@ class Lab:
         Raises:
             UsageError: There is no such rate, host or link.
         """
-        wanted = None if rate is None else parse_rate(rate)
+        bits_per_s = None if rate is None else parse_rate(rate)
         chosen = self._chosen(host, link)
-        self._rates.update(dict.fromkeys(chosen, wanted))
-        network.shape(self._open(), {one: wanted for one in chosen if one not in self._cut})
+        self._rates.update(dict.fromkeys(chosen, bits_per_s))
+        network.shape(self._open(), {cable: bits_per_s for cable in chosen if cable not in self._cut})
 
     def cut(self, *, host: int | None = None, link: tuple[int, int] | None = None) -> None:
-        """Have links drop every frame, both ways, as if the cable were pulled out; connections are not told.
+        """Have links drop every frame, both ways, as if the cable were pulled out; connections do not notice at once.
 
         Args:
             host: All links of this host.
@@ -256,7 +258,7 @@ class Lab:
         """
         chosen = self._chosen(host, link)
         self._cut.difference_update(chosen)
-        network.shape(self._open(), {one: self._rates[one] for one in chosen})
+        network.shape(self._open(), {cable: self._rates[cable] for cable in chosen})
 
     def _open(self) -> LabName:
         if self._name is None:
@@ -267,6 +269,7 @@ class Lab:
         name = self._open()
         if name.pid != os.getpid():
             return  # a fork of the owner: the lab is not its own
+        # Closed from here on, whatever fails below.
         self._name = None
         try:
             remove(name)
@@ -296,8 +299,8 @@ class Lab:
         self, env: Mapping[str, str] | None, place: RankPlacement | None = None, port: int = 0
     ) -> dict[str, str]:
         given = {**os.environ, **(env or {})}
-        own = {} if place is None else environment(place, self.ranks_per_host, port)
-        return {**given, **defaults(given, sum(self.ranks_per_host)), **own, **(env or {})}
+        own = {} if place is None else rank_environment(place, self.ranks_per_host, port)
+        return {**given, **default_environment(given, sum(self.ranks_per_host)), **own, **(env or {})}
 
     def _command(self, node: str, argv: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self._open().namespace(node), *argv]

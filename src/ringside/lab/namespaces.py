@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ringside.errors import RingsideError
-from ringside.processes import Process, hold
+from ringside.processes import hold
 
 # -------------------------------------------------------------------------------------------------
-# What a lab's network namespaces are called: the name says who owns them, so that anybody can tell whether he lives.
+# What a lab's network namespaces are called: the name holds their owner's process, so that any can check whether it
+# lives.
 #
 # `ringside-<owner's pid>-<owner's start time>-<count>-<node>`: a process number comes to mean another process one day,
 # a number together with a start time does not.
@@ -70,7 +71,7 @@ class LabName:
         return f"{self}-{node}"
 
     def owner_lives(self) -> bool:
-        """Tell whether the process that made the lab still lives."""
+        """Return whether the process that made the lab still lives."""
         return start_time(self.pid) == self.start
 
 
@@ -152,7 +153,7 @@ def remove(lab: LabName) -> None:
     gone = _kill_all_in(inodes)
     for name in names:
         _unname(DIRECTORY / name)
-    # Who was about to enter a namespace that still had its name is in there by now; nobody can follow.
+    # A process that was about to enter a namespace that still had its name is in there by now; none can follow.
     if not (gone and _kill_all_in(inodes)):
         _log.warning("some processes in the lab %s could not be killed; its namespaces live on in them", lab)
 
@@ -185,11 +186,17 @@ def _kill_all_in(inodes: set[tuple[int, int]]) -> bool:
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         held = {pid: process for pid in _processes_in(inodes) if (process := hold(pid)) is not None}
-        # Between the look and the hold a number may have passed to a stranger: only who is still there is killed.
+        # Between the listing and the hold a number may have passed to a stranger: only what is still there is killed.
         there = set(_processes_in(inodes)) & set(held) if held else set()
+        poll = select.poll()
         for pid in there:
             held[pid].send(signal.SIGKILL)
-        _wait([held[pid] for pid in there], deadline)
+            poll.register(held[pid].fileno(), select.POLLIN)
+        left = {held[pid].fileno() for pid in there}
+        while left and (rest_s := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(1e3 * rest_s):
+                poll.unregister(fd)
+                left.discard(fd)
         for process in held.values():
             process.close()
         if not held:
@@ -203,17 +210,6 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _wait(processes: list[Process], deadline: float) -> None:
-    poll = select.poll()
-    left = {process.fileno() for process in processes}
-    for fd in left:
-        poll.register(fd, select.POLLIN)
-    while left and (rest := deadline - time.monotonic()) > 0:
-        for fd, _ in poll.poll(1e3 * rest):
-            poll.unregister(fd)
-            left.discard(fd)
 
 
 def _unname(path: Path) -> None:
@@ -246,9 +242,9 @@ def start_guard(lab: LabName) -> subprocess.Popen[bytes]:
     )
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Wait for the owner to end, then remove its lab."""
-    pid, start, count = map(int, words)
+    pid, start, count = map(int, arguments)
     lab = LabName(pid, start, count)
     owner = hold(pid)
     if owner is not None and lab.owner_lives():

@@ -58,10 +58,10 @@ def limit(device: str, rate: float | None) -> list[str]:
 
 
 def drop_all(device: str) -> list[str]:
-    """Return the commands for `tc` that have a device drop every frame, and tell the sender that it has left.
+    """Return the commands for `tc` that have a device drop every frame, which the sender takes for sent.
 
-    A queue that is full drops too, but says so. TCP takes that for congestion of its own host: it counts no keepalive
-    as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
+    A queue that is full drops too, but reports it. TCP takes that for congestion of its own host: it counts no
+    keepalive as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
     """
     return [f"qdisc replace dev {device} root blackhole"]
 
@@ -102,12 +102,27 @@ def build(lab: LabName, wiring: Wiring, rate: float | None) -> subprocess.Popen[
     batch("ip", (f"netns add {lab.namespace(node)}" for node in wiring.nodes))
     for node in wiring.nodes:
         inside(lab.namespace(node), _apply_settings)
-    delays = _lay_cables(lab, wiring)
+    # Cables: veth pairs, or TAP devices that a process joins where there is a delay.
+    ends = [[(lab.namespace(end.node), end.device) for end in link.ends] for link in wiring.links]
+    delay_s = max((link.delay_s for link in wiring.links), default=0.0)
+    delays = None
+    if delay_s > 0:
+        delays = start_delay(delay_s, [(a, b) for a, b in ends])
+    else:
+        pairs = (f"link add name {a} netns {near} type veth peer name {b} netns {far}" for (near, a), (far, b) in ends)
+        batch("ip", pairs)
     try:
         for node in wiring.nodes:
             batch("ip", ("link set lo up", *wiring.setup[node]), lab.namespace(node))
+        # The rate before the devices are up: not one frame passes at another.
         shape(lab, dict.fromkeys(wiring.links, rate))
-        _switch_on(lab, wiring)
+        _on_ends(lab, "ip", {end: [f"link set {end.device} up"] for link in wiring.links for end in link.ends})
+        commands: dict[str, list[str]] = {}
+        for link in wiring.links:
+            for node, command in routes(link):
+                commands.setdefault(node, []).append(command)
+        for node, lines in commands.items():
+            batch("ip", lines, lab.namespace(node))
     except BaseException:
         if delays is not None:
             delays.kill()
@@ -131,32 +146,10 @@ def cut(lab: LabName, links: list[LabLink]) -> None:
     _on_ends(lab, "tc", {end: drop_all(end.device) for link in links for end in link.ends})
 
 
-def _lay_cables(lab: LabName, wiring: Wiring) -> subprocess.Popen[str] | None:
-    ends = [[(lab.namespace(end.node), end.device) for end in link.ends] for link in wiring.links]
-    delay_s = max((link.delay_s for link in wiring.links), default=0.0)
-    if delay_s > 0:
-        return start_delay(delay_s, [(a, b) for a, b in ends])
-    batch(
-        "ip",
-        (f"link add name {a} netns {at_a} type veth peer name {b} netns {at_b}" for (at_a, a), (at_b, b) in ends),
-    )
-    return None
-
-
-def _switch_on(lab: LabName, wiring: Wiring) -> None:
-    _on_ends(lab, "ip", {end: [f"link set {end.device} up"] for link in wiring.links for end in link.ends})
-    commands: dict[str, list[str]] = {}
-    for link in wiring.links:
-        for node, command in routes(link):
-            commands.setdefault(node, []).append(command)
-    for node, lines in commands.items():
-        batch("ip", lines, lab.namespace(node))
-
-
 def _on_ends(lab: LabName, tool: str, commands: Mapping[LinkEnd, Sequence[str]]) -> None:
     by_node: dict[str, list[str]] = {}
-    for end, mine in commands.items():
-        by_node.setdefault(end.node, []).extend(mine)
+    for end, lines in commands.items():
+        by_node.setdefault(end.node, []).extend(lines)
     for node, lines in by_node.items():
         batch(tool, lines, lab.namespace(node))
 
@@ -183,7 +176,7 @@ def interface_bytes(namespace: str, devices: Iterable[str]) -> tuple[int, int]:
 
 
 def bytes_by_device(text: str) -> dict[str, tuple[int, int]]:
-    """Return (received, sent) bytes of each interface, from what /proc/net/dev says."""
+    """Return (received, sent) bytes of each interface, from the content of /proc/net/dev."""
     rows = (line.partition(":") for line in text.splitlines() if ":" in line)
     numbers = {name.strip(): rest.split() for name, _, rest in rows}
     return {name: (int(row[0]), int(row[8])) for name, row in numbers.items()}

@@ -58,14 +58,14 @@ def ranks_on(hosts: int, ranks_per_host: int | Sequence[int]) -> tuple[int, ...]
     return sizes
 
 
-def places(sizes: Sequence[int]) -> list[RankPlacement]:
+def place_ranks(sizes: Sequence[int]) -> list[RankPlacement]:
     """Return where each rank runs: those of host 0 first, as torchrun numbers them."""
     spots = [(host, local) for host, size in enumerate(sizes) for local in range(size)]
     return [RankPlacement(rank, host, local) for rank, (host, local) in enumerate(spots)]
 
 
-def environment(place: RankPlacement, sizes: Sequence[int], port: int) -> dict[str, str]:
-    """Return the variables that tell a rank who it is.
+def rank_environment(place: RankPlacement, sizes: Sequence[int], port: int) -> dict[str, str]:
+    """Return the variables that give a rank its place.
 
     Args:
         place: Where it runs.
@@ -85,19 +85,19 @@ def environment(place: RankPlacement, sizes: Sequence[int], port: int) -> dict[s
     }
 
 
-def defaults(given: Mapping[str, str], ranks: int) -> dict[str, str]:
+def default_environment(given: Mapping[str, str], ranks: int) -> dict[str, str]:
     """Return variables that every process in the lab gets unless `given` has them.
 
     Args:
-        given: What was asked for and what is inherited.
+        given: What was requested and what is inherited.
         ranks: How many ranks there are.
     """
-    asked = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
+    variables = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
     # The lab has no name server: without these a look-up of an address waits for one.
-    asked["RES_OPTIONS"] = "timeout:1 attempts:1"
+    variables["RES_OPTIONS"] = "timeout:1 attempts:1"
     if ranks > 1:
-        asked["OMP_NUM_THREADS"] = "1"  # as torchrun
-    return {name: value for name, value in asked.items() if name not in given}
+        variables["OMP_NUM_THREADS"] = "1"  # as torchrun
+    return {name: value for name, value in variables.items() if name not in given}
 
 
 GRACE_S = 3.0
@@ -137,14 +137,17 @@ class RankResult:
         """The host it ran on."""
         return self.place.host
 
-    def words(self) -> str:
-        """Say how it ended."""
+    def describe(self) -> str:
+        """Return how it ended, in one line."""
         who = f"rank {self.rank} on host {self.host}"
         if self.ended:
             return f"{who} was ended by the lab after {self.seconds:.1f} s"
-        if self.status < 0:
-            return f"{who} was ended by {_signal_name(-self.status)}"
-        return f"{who} ended with status {self.status}"
+        if self.status >= 0:
+            return f"{who} ended with status {self.status}"
+        try:
+            return f"{who} was ended by {signal.Signals(-self.status).name}"
+        except ValueError:  # a real-time signal has no name
+            return f"{who} was ended by signal {-self.status}"
 
 
 @dataclass(frozen=True)
@@ -186,11 +189,12 @@ class RunResult:
         """Return this result if every rank ended with status 0.
 
         Raises:
-            RingsideError: One did not; the message says which, and ends with what it wrote last.
+            RingsideError: One did not; the message names it, and ends with what it wrote last.
         """
         failed = self.first_failure
         if failed is not None:
-            raise RingsideError(f"{failed.words()}; its last words:\n{failed.stderr[-4000:] or failed.stdout[-4000:]}")
+            output = failed.stderr[-4000:] or failed.stdout[-4000:]
+            raise RingsideError(f"{failed.describe()}; its last words:\n{output}")
         return self
 
 
@@ -251,12 +255,17 @@ class RankProcesses:
         return True
 
     def end(self) -> None:
-        """End those that are left and everything below them: SIGTERM, and SIGKILL to who is still there."""
+        """End those that are left and everything below them: SIGTERM, then SIGKILL for those that remain."""
         for signum, grace_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
             left = [rank for rank in self._all if rank.alive]
             for rank in left:
                 rank.ended = True
-                _signal_tree(rank.process, signum)
+                # All are held before the first is signalled: what it leaves behind would have another parent.
+                below = [process for pid in descendants(rank.process.pid) if (process := hold(pid)) is not None]
+                for process in (rank.process, *below):
+                    process.send(signum)
+                for process in below:
+                    process.close()
             deadline = time.monotonic() + grace_s
             while any(rank.alive for rank in left) and time.monotonic() < deadline:
                 self._turn(deadline)
@@ -333,18 +342,3 @@ class _Rank:
     def rest(self, name: str) -> str:
         """Return a last line that has no end."""
         return self.written[name][self.shown[name] :].decode(errors="replace")
-
-
-def _signal_tree(first: Process, signum: int) -> None:
-    below = [process for pid in descendants(first.pid) if (process := hold(pid)) is not None]
-    for process in (first, *below):
-        process.send(signum)
-    for process in below:
-        process.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -20,9 +20,10 @@ from ringside.files import append_to_file
 from ringside.launch.torchrun import Launch, StopRequest
 from ringside.monitor.run.directory import EVENTS, RUN, Event, RunReader, finite
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
+from ringside.view.html.run_report import render_report
 from ringside.view.run.live import RunFollower, ShownFinding
 
 POLL_S = 0.12
@@ -135,7 +136,7 @@ def conclude(
         killed = _dead_rank(path, deaths)
         if killed is not None:
             _append_event(path, {"unix": time.time(), "kind": "verdict", "verdict": msgspec.to_builtins(killed)})
-        summary = finish(path, extra=extra)
+        summary = finish_run(path, render_report, extra=extra)
     except (RingsideError, OSError) as error:
         _log.warning("the summary of this run is missing: %s", error)
         return None

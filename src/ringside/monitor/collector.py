@@ -7,17 +7,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.slow_rank.detector import VerdictEvent
-from ringside.monitor.slow_rank.watcher import recent_rows
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.monitor.watcher import Row, Watcher
 from ringside.monitor.watchers import standard_watchers
 
@@ -43,15 +39,6 @@ Listener = Callable[[Event], object]
 _log = logging.getLogger(__name__)
 
 
-class RankState(NamedTuple):
-    """One rank as live views show it; seconds are medians over the steps kept, NaN where nothing is known."""
-
-    rank: int
-    step: int
-    own_seconds: float
-    wait_seconds: float
-
-
 class StepCollector:
     """Completes steps, watches them and writes them; memory is bounded by ranks, not by steps.
 
@@ -60,7 +47,7 @@ class StepCollector:
     Args:
         ranks: Number of ranks.
         writer: Where to write records and events, if anywhere.
-        watchers: Who looks out for what; by default `standard_watchers`.
+        watchers: What judges every step; by default `standard_watchers`.
         listeners: Called with every event, in order.
         clock: Seconds since 1970.
         behind_steps: A rank this many steps (of short ones as many as pass in two seconds) behind the newest record
@@ -94,15 +81,22 @@ class StepCollector:
         self._highest = -1
         self._absent: set[int] = set()
         self._missed = [0] * ranks
-        self._recent = recent_rows(ranks)
         self._ended: deque[Verdict] = deque(maxlen=ENDED_KEPT)
 
     def add(self, records: Iterable[StepRecord]) -> list[Event]:
         """Take in a batch of records; return the events it led to."""
         done: list[StepRecord] = []
         for record in records:
-            if 0 <= record.rank < self.ranks and record.step >= 0 and self._can_be(record):
-                self._place(self._links.resolve(record), done)
+            if not (0 <= record.rank < self.ranks and record.step >= 0 and self._is_possible(record)):
+                continue
+            record = self._links.resolve(record)
+            if self.newest is not None and record.step <= self.newest:
+                self.late += 1
+                done.append(record)  # written, and no longer judged
+                continue
+            self._absent.discard(record.rank)
+            self._pending.setdefault(record.step, {}).setdefault(record.rank, record)
+            self._highest = max(self._highest, record.step)
         return self._complete(done, everything=False)
 
     def lost(self, rank: int, reason: str = "") -> None:
@@ -124,12 +118,8 @@ class StepCollector:
         """All verdicts so far with their prices so far (of those that are over, the newest hundred)."""
         return [*self._ended, *(verdict for watcher in self._watchers for verdict in watcher.open)]
 
-    def states(self) -> list[RankState]:
-        """Return one `RankState` per rank over the steps kept (a few dozen to a hundred)."""
-        return [self._state(rank) for rank in range(self.ranks)]
-
-    def _can_be(self, record: StepRecord) -> bool:
-        """Whether a step is within reach of those known; one far beyond would make all others late for good."""
+    def _is_possible(self, record: StepRecord) -> bool:
+        """Return whether a step is within reach of those known; one far beyond would make all others late for good."""
         if record.step <= (self._highest + FARTHEST_STEPS if self._highest >= 0 else LARGEST_STEP):
             return True
         self.absurd += 1
@@ -142,15 +132,6 @@ class StepCollector:
             )
         return False
 
-    def _place(self, record: StepRecord, done: list[StepRecord]) -> None:
-        if self.newest is not None and record.step <= self.newest:
-            self.late += 1
-            done.append(record)
-            return
-        self._absent.discard(record.rank)
-        self._pending.setdefault(record.step, {}).setdefault(record.rank, record)
-        self._highest = max(self._highest, record.step)
-
     def _complete(self, done: list[StepRecord], *, everything: bool) -> list[Event]:
         """Complete every step that can be, oldest first, and write all of them in one batch."""
         findings: list[VerdictEvent] = []
@@ -159,54 +140,40 @@ class StepCollector:
             row = self._pending[step]
             if not everything and self._is_awaited(step, row):
                 break
-            self._count_missing(row)
+            # Ranks that were missing in many steps on end are waited for no more, until they report again.
+            if len(row) < self.ranks or any(self._missed):
+                for rank in range(self.ranks):
+                    self._missed[rank] = 0 if rank in row else self._missed[rank] + 1
+                    if self._missed[rank] >= GIVEN_UP_STEPS:
+                        self._absent.add(rank)
             row = with_waits(self._pending.pop(step))
             done.extend(row.values())
-            findings.extend(self._watch(step, row))
+            self.newest, self.steps = step, self.steps + 1
+            for watcher in list(self._watchers):
+                try:
+                    findings += watcher.update(step, row)
+                except Exception:  # a job is worth more than a kind of verdict
+                    self._watchers.remove(watcher)
+                    _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
+        self._ended.extend(finding.verdict for finding in findings if finding.ended)
+        # Records before events: a reader that knows of a verdict finds the steps it rests on.
         if self._writer is not None and done:
             self._writer.append(done)
-        return [self._announce(finding) for finding in findings]
+        return [
+            self._emit({"kind": finding.kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
+            for finding in findings
+        ]
 
     def _is_awaited(self, step: int, row: Row) -> bool:
-        """Whether a record of this step, or a whole step before it, may still be on its way."""
-        if self._highest - step >= self._behind and self._highest - step >= self._steps_meanwhile(row):
+        """Return whether a record of this step, or a whole step before it, may still be on its way."""
+        # Others wait for a rank for `behind` steps, and for as many as pass in BEHIND_S while there is room for them.
+        seconds = max(record.step_seconds for record in row.values())
+        meanwhile = min(BEHIND_S / seconds if seconds > 0 else 0.0, PENDING_RECORDS / self.ranks)
+        if self._highest - step >= max(self._behind, meanwhile):
             return False
         if step > (-1 if self.newest is None else self.newest) + 1:
             return True
         return len(row) < self.ranks and any(rank not in row and rank not in self._absent for rank in range(self.ranks))
-
-    def _steps_meanwhile(self, row: Row) -> float:
-        """How many steps like this one pass in `BEHIND_S`, as far as so many can be kept waiting."""
-        seconds = max(record.step_seconds for record in row.values())
-        return min(BEHIND_S / seconds if seconds > 0 else 0.0, PENDING_RECORDS / self.ranks)
-
-    def _count_missing(self, row: Row) -> None:
-        if len(row) == self.ranks and not any(self._missed):
-            return
-        for rank in range(self.ranks):
-            self._missed[rank] = 0 if rank in row else self._missed[rank] + 1
-            if self._missed[rank] >= GIVEN_UP_STEPS:
-                self._absent.add(rank)
-
-    def _watch(self, step: int, row: Row) -> list[VerdictEvent]:
-        self.newest, self.steps = step, self.steps + 1
-        self._recent.append(row)
-        findings = [finding for watcher in list(self._watchers) for finding in self._ask(watcher, step, row)]
-        self._ended.extend(finding.verdict for finding in findings if finding.ended)
-        return findings
-
-    def _ask(self, watcher: Watcher, step: int, row: Row) -> list[VerdictEvent]:
-        """Show a watcher a step; one that raises is dropped, as a job is worth more than a kind of verdict."""
-        try:
-            return watcher.update(step, row)
-        except Exception:
-            self._watchers.remove(watcher)
-            _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
-            return []
-
-    def _announce(self, finding: VerdictEvent) -> Event:
-        kind = "repaired" if finding.ended else "verdict"
-        return self._emit({"kind": kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
 
     def _emit(self, event: Event) -> Event:
         event = {"unix": self.clock(), **event}
@@ -220,18 +187,11 @@ class StepCollector:
                 _log.exception("A listener of the monitor failed and was dropped; the run goes on.")
         return event
 
-    def _state(self, rank: int) -> RankState:
-        mine = [row[rank] for row in self._recent if rank in row]
-        if not mine:
-            return RankState(rank, -1, math.nan, math.nan)
-        own, wait = ([getattr(record, name) for record in mine] for name in ("own_seconds", "wait_seconds"))
-        return RankState(rank, mine[-1].step, float(np.median(own)), float(np.median(wait)))
-
 
 def with_waits(row: Row) -> Row:
     """Return the records of one step with `wait_seconds` filled in where a rank could not know it (NaN).
 
-    All ranks leave a synchronisation together, so whoever was blocked least arrived last: a rank waited for
+    All ranks leave a synchronisation together, so the rank that was blocked least arrived last: a rank waited for
     `exposed_seconds` minus the least `exposed_seconds` of all. That needs no common clock.
     """
     if not any(math.isnan(record.wait_seconds) for record in row.values()):

@@ -24,7 +24,7 @@ NEWEST = 32
 """Steps whose median is a culprit's excess now."""
 
 
-def repair(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> Floats:
+def repair_ranks(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> Floats:
     """Return own times with the culprits' scaled down to what the other ranks need.
 
     Args:
@@ -63,7 +63,7 @@ def lost_seconds(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float]
         float64 [steps], seconds; 0 for a step nobody has a value for.
     """
     times = usable(own)
-    lost: Floats = _slowest(times) - _slowest(repair(times, culprits, usual))
+    lost: Floats = _slowest(times) - _slowest(repair_ranks(times, culprits, usual))
     return lost
 
 
@@ -76,7 +76,7 @@ def cost_rank_seconds(own: ArrayLike, culprits: Sequence[int], usual: Sequence[f
         usual: Log excess each culprit had over the others before it became slow; 0 where not given.
     """
     times = usable(own)
-    return spared_rank_seconds(times, repair(times, culprits, usual))
+    return spared_rank_seconds(times, repair_ranks(times, culprits, usual))
 
 
 def spared_rank_seconds(own: ArrayLike, repaired: ArrayLike) -> float:

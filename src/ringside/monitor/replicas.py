@@ -1,8 +1,8 @@
-"""Replicas that drift apart: what every rank says of its parameters goes in, verdicts come out. Pure.
+"""Replicas that drift apart: every rank's digests of its parameters go in, verdicts come out. Pure.
 
 In data parallelism all replicas hold the same parameters after every step, to the last bit. Nobody notices when they
 do not: the loss goes on falling. So ranks compare digests now and then. Of three or more, those that differ from the
-largest group that agrees are named; of two, neither can be told right.
+largest group that agrees are named; of two it is not known which is right.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ringside.monitor.hang.detector import HangChange
-from ringside.monitor.verdict import Verdict, name_ranks
+from ringside.monitor.verdict import Verdict, VerdictEvent, name_ranks
 
-__all__ = ["Check", "ReplicaCheck", "odd_ones"]
+__all__ = ["Check", "ReplicaCheck", "find_odd_ranks"]
 
 ADVICE = (
     "What is trained from here on is wrong: stop, go back to a checkpoint from before step {since}, and look for what "
@@ -29,7 +28,7 @@ Lists = Callable[[int], Mapping[int, Sequence[int]]]
 
 
 class Check(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank says of its parameters at one moment.
+    """One rank's parameters at one moment.
 
     Args:
         number: Gradient synchronisations of the model so far: the same moment on all ranks.
@@ -45,15 +44,15 @@ class Check(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaCheck:
-    """Compares the replicas of one model, each disagreement told once.
+    """Compares the replicas of one model, and reports each disagreement once.
 
     Args:
-        ranks: Who holds one, ascending.
+        ranks: The ranks that hold one, ascending.
         names: The parameters' names, in the model's order.
         model: What the model is called.
 
     Attributes:
-        ranks: Whose word is waited for.
+        ranks: The ranks whose checks are waited for.
         judged: Number of the newest check that was compared.
         open: The verdicts that are not over, by their ranks.
     """
@@ -66,42 +65,44 @@ class ReplicaCheck:
         self._agreed: Check | None = None
         self._since_s: float | None = None
 
-    def judge(self, told: Mapping[int, Sequence[Check]], lists: Lists) -> list[HangChange]:
-        """Compare every check that all ranks have told of since the last call, oldest first.
+    def judge(self, checks: Mapping[int, Sequence[Check]], lists: Lists) -> list[VerdictEvent]:
+        """Compare every check that has come from all ranks since the last call, oldest first.
 
         Args:
-            told: Each rank's newest checks.
-            lists: Asked only where they differ.
+            checks: Each rank's newest checks.
+            lists: Called only where they differ.
         """
         by_number: dict[int, dict[int, Check]] = defaultdict(dict)
         for rank in self.ranks:
-            for check in told.get(rank, ()):
+            for check in checks.get(rank, ()):
                 by_number[check.number][rank] = check
         complete = [n for n in sorted(by_number) if n > self.judged and len(by_number[n]) == len(self.ranks)]
-        changes: list[HangChange] = []
+        events: list[VerdictEvent] = []
         for number in complete:
             self.judged = number
-            changes += self._compare(by_number[number], [n for n in complete if n >= number], lists)
-        return changes
+            own = by_number[number]
+            first = own[self.ranks[0]]
+            if len({check.digest for check in own.values()}) == 1:
+                events += self._close_all(first)
+                continue
+            if self._since_s is None:
+                self._since_s = self._agreed.at_s if self._agreed is not None else first.at_s
+            ranks, decided = find_odd_ranks({rank: check.digest for rank, check in own.items()})
+            if ranks in self.open:
+                continue
+            # Ranks keep the lists of their newest checks only: a later one where all still have it does as well.
+            later = (lists(n) for n in complete if n >= number)
+            digests = next((found for found in later if len(found) == len(self.ranks)), {})
+            self.open[ranks] = self._verdict(first, ranks, decided, digests)
+            events.append(VerdictEvent(self.open[ranks], ended=False))
+        return events
 
     def without(self, ranks: Sequence[int]) -> None:
         """Wait no longer for some ranks: they do not take part."""
         self.ranks = tuple(rank for rank in self.ranks if rank not in ranks)
 
-    def _compare(self, checks: Mapping[int, Check], numbers: Sequence[int], lists: Lists) -> list[HangChange]:
-        first = checks[self.ranks[0]]
-        if len({check.digest for check in checks.values()}) == 1:
-            return self._agree(first)
-        if self._since_s is None:
-            self._since_s = self._agreed.at_s if self._agreed is not None else first.at_s
-        ranks, decided = odd_ones({rank: check.digest for rank, check in checks.items()})
-        if ranks in self.open:
-            return []
-        known = next((found for n in numbers if len(found := lists(n)) == len(self.ranks)), {})
-        verdict = self.open[ranks] = self._verdict(first, ranks, decided, known)
-        return [HangChange("verdict", verdict)]
-
-    def _agree(self, check: Check) -> list[HangChange]:
+    def _close_all(self, check: Check) -> list[VerdictEvent]:
+        """End what is open: all agree."""
         lasted_s = check.at_s - self._since_s if self._since_s is not None else 0.0
         over = [
             msgspec.structs.replace(
@@ -114,13 +115,17 @@ class ReplicaCheck:
         ]
         self._agreed, self._since_s = check, None
         self.open.clear()
-        return [HangChange("repaired", verdict) for verdict in over]
+        return [VerdictEvent(verdict, ended=True) for verdict in over]
 
     def _verdict(
         self, first: Check, ranks: tuple[int, ...], decided: bool, lists: Mapping[int, Sequence[int]]
     ) -> Verdict:
         since = 0 if self._agreed is None else self._agreed.step + 1
-        differing = _differing(lists)
+        # Places of the parameters that are not the same everywhere; unknown where ranks hold other parameters.
+        differing = []
+        if len({len(digests) for digests in lists.values()}) == 1:
+            columns = enumerate(zip(*lists.values(), strict=True))
+            differing = [place for place, column in columns if len(set(column)) > 1]
         evidence: dict[str, float | int | str] = {"first_seen_step": first.step, "decided": int(decided)}
         if self._agreed is not None:
             evidence["last_agreed_step"] = self._agreed.step
@@ -147,38 +152,40 @@ class ReplicaCheck:
     def _cause(
         self, ranks: tuple[int, ...], decided: bool, differing: Sequence[int], lists: Mapping[int, Sequence[int]]
     ) -> str:
-        others = [rank for rank in self.ranks if rank not in ranks]
-        to_whom = f"from those of {name_ranks(others)}" if decided else "between the ranks"
-        whose = "" if decided else f"; {_tie(len(self.ranks))}"
-        agreed = self._agreed
-        since = "they never agreed" if agreed is None else f"they still agreed after step {agreed.step}"
-        return f"{self._what(differing, lists)} {to_whom}; {since}{self._likely(differing)}{whose}"
-
-    def _what(self, differing: Sequence[int], lists: Mapping[int, Sequence[int]]) -> str:
+        """Return which parameters differ from whose, since when, and what such a pattern mostly comes from."""
         if not differing:
             same = len({len(digests) for digests in lists.values()}) <= 1
-            return "its parameters differ" if same else "it has other parameters, which differ"
-        name, more = self._name(differing[0]), len(differing) - 1
-        if not more:
-            return f"parameter {name} differs"
-        return f"parameter {name} and {more} more of {len(self._names)} differ"
-
-    def _likely(self, differing: Sequence[int]) -> str:
-        """What such a pattern of parameters mostly comes from."""
+            which = "its parameters differ" if same else "it has other parameters, which differ"
+        elif len(differing) == 1:
+            which = f"parameter {self._name(differing[0])} differs"
+        else:
+            more = f"{len(differing) - 1} more of {len(self._names)}"
+            which = f"parameter {self._name(differing[0])} and {more} differ"
+        if decided:
+            others = name_ranks([rank for rank in self.ranks if rank not in ranks])
+            from_whom, tie = f"from those of {others}", ""
+        elif len(self.ranks) == 2:
+            from_whom, tie = "between the ranks", "; of two, neither can be told right"
+        else:
+            from_whom, tie = "between the ranks", "; no group of them is the largest, so none is right"
+        agreed = self._agreed
+        since = "they never agreed" if agreed is None else f"they still agreed after step {agreed.step}"
         if not differing:
-            return ""
-        if self._agreed is None:
-            return ": as with different initial values, or a checkpoint that only some ranks loaded"
-        if len(differing) == len(self._names) > 1:
-            return ": all at once, as after an optimizer step or a learning rate that only some ranks had"
-        return ": not all of them, as after an edit by hand or a fault of the memory"
+            pattern = ""
+        elif agreed is None:
+            pattern = ": as with different initial values, or a checkpoint that only some ranks loaded"
+        elif len(differing) == len(self._names) > 1:
+            pattern = ": all at once, as after an optimizer step or a learning rate that only some ranks had"
+        else:
+            pattern = ": not all of them, as after an edit by hand or a fault of the memory"
+        return f"{which} {from_whom}; {since}{pattern}{tie}"
 
     def _name(self, index: int) -> str:
         return self._names[index] if index < len(self._names) else f"number {index}"
 
 
-def odd_ones(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
-    """Return who is outside the largest group that agrees, and True; where none is the largest, all ranks, and False.
+def find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
+    """Return the ranks outside the largest group that agrees, and True; where none is the largest, all, and False.
 
     Args:
         digests: Digest by rank; at least two differ.
@@ -191,14 +198,3 @@ def odd_ones(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
         return tuple(sorted(digests)), False
     right = next(digest for digest, ranks in groups.items() if len(ranks) == sizes[0])
     return tuple(sorted(rank for rank, digest in digests.items() if digest != right)), True
-
-
-def _differing(lists: Mapping[int, Sequence[int]]) -> list[int]:
-    """Return the places of the parameters that are not the same everywhere."""
-    if len({len(digests) for digests in lists.values()}) != 1:
-        return []
-    return [place for place, column in enumerate(zip(*lists.values(), strict=True)) if len(set(column)) > 1]
-
-
-def _tie(ranks: int) -> str:
-    return "of two, neither can be told right" if ranks == 2 else "no group of them is the largest, so none is right"

@@ -45,6 +45,12 @@ def row_medians(values: Floats) -> Floats:
     return medians
 
 
+def known_median(values: Floats) -> float:
+    """Return the median of what is finite; 0 where nothing is."""
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if known.size else 0.0
+
+
 def _without_itself(values: Floats, ordered: Floats, index: NDArray[np.intp]) -> Floats:
     """Return, for every value, the entry number `index` of `ordered` after that value was taken out of it."""
     here = np.take_along_axis(ordered, index, axis=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,23 @@ import numpy as np
 
 from ringside.errors import RingsideError
 from ringside.files import replace_file
-from ringside.monitor.causes.explain import explain
+from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.job.gradient_memory import gradient_memory
-from ringside.monitor.job.questions import answer_questions, asked
+from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
-from ringside.monitor.price import repair, spared_rank_seconds
+from ringside.monitor.price import repair_ranks, spared_rank_seconds
 from ringside.monitor.run.algorithm_changes import Revised, revisions
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.slow_rank.verdict import middle
-from ringside.monitor.stats import Floats, row_medians
+from ringside.monitor.stats import Floats, known_median, row_medians
 from ringside.monitor.verdict import Verdict
+
+Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
+"""Makes a run's page of its summary, what was known at its start, and its records."""
 
 PASSED_THROUGH = ("injected", "comparison", "loss")
 """Parts of the summary that are given from outside (of these `loss` is computed where it is not given)."""
@@ -70,26 +72,47 @@ def summarise(
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
-    summary = {
+    steps = int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride if len(table) else 0
+    # The job's step: the median over ranks, which agree in synchronous training.
+    seconds = row_medians(table["step_seconds"])
+    known = seconds[np.isfinite(seconds)]
+    # The mean, not the median: comparing parameters takes its time in one step of a hundred.
+    overhead = table["overhead_seconds"][np.isfinite(table["overhead_seconds"])]
+    overhead_s, step_s = float(overhead.mean()) if overhead.size else 0.0, known_median(table["step_seconds"])
+    summary: dict[str, Any] = {
         "schema": SCHEMA,
         "world_size": run_info.world_size,
-        "steps": _steps(table),
-        "step_seconds": {"median": middle(_job(table)), "p95": _quantile(_job(table), 0.95)},
+        "steps": steps,
+        "step_seconds": {
+            "median": known_median(seconds),
+            "p95": float(np.quantile(known, 0.95)) if known.size else 0.0,
+        },
         "ranks": _ranks(run_info, table),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
-        "sync": {**_sync(run_info, table), **({"memory": dict(memory)} if memory else {})},
-        "overhead": _overhead(table),
-        "questions": asked(answer_questions(run_info, table, verdicts, links)),
-        **({"links": msgspec.to_builtins(list(links[:LINKS_SHOWN]))} if links else {}),
-        **({"revisions": [{**msgspec.to_builtins(one), "words": one.words} for one in revised]} if revised else {}),
+        "sync": {
+            "engine": run_info.engine,
+            "algorithm": run_info.algorithm,
+            "payload_bytes_per_step": round(known_median(table["payload_bytes"])),
+            "exposed_seconds_per_step": known_median(table["exposed_seconds"]),
+            "total_seconds_per_step": known_median(table["sync_seconds"]),
+            **({"memory": dict(memory)} if memory else {}),
+        },
+        "overhead": {"seconds_per_step": overhead_s, "ratio": overhead_s / step_s if step_s > 0 else 0.0},
+        "questions": to_plain(answer_questions(run_info, table, verdicts, links)),
     }
+    if links:
+        summary["links"] = msgspec.to_builtins(list(links[:LINKS_SHOWN]))
+    if revised:
+        summary["revisions"] = [{**msgspec.to_builtins(change), "words": change.describe()} for change in revised]
     loss = _loss(table)
     given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
     content: dict[str, Any] = finite({**summary, **({"loss": loss} if loss else {}), **given})
     return content
 
 
-def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def finish_run(
+    run_dir: str | os.PathLike[str], render: Render, *, extra: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Write `summary.json` and `report.html` from what a run directory holds, and return the summary.
 
     Works on a run that was cut off at any moment. Verdicts come from the recorded events and are judged and priced
@@ -98,18 +121,16 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
 
     Args:
         run_dir: The run directory.
+        render: Makes the page.
         extra: Parts to pass through to the summary.
 
     Raises:
         UsageError: `run_dir` is no run.
         RingsideError: It cannot be read or written.
     """
-    # The one arrow that points from the monitor to a view, and only while it runs: a run ends with its report.
-    from ringside.view.html.run_report import render_report
-
     reader = RunReader(run_dir)
-    summary, table = assess(reader, extra=extra)
-    page = render_report(summary, reader.info, table)
+    summary, table = assess_run(reader, extra=extra)
+    page = render(summary, reader.info, table)
     try:
         replace_file(Path(run_dir) / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
         replace_file(Path(run_dir) / REPORT, page.encode())
@@ -118,8 +139,8 @@ def finish(run_dir: str | os.PathLike[str], *, extra: Mapping[str, Any] | None =
     return summary
 
 
-def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], StepTable]:
-    """Return what `finish` writes as `summary.json`, and the records as a table; nothing is written.
+def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], StepTable]:
+    """Return what `finish_run` writes as `summary.json`, and the records as a table; nothing is written.
 
     Args:
         reader: Of a run directory, from which nothing was read yet.
@@ -130,27 +151,21 @@ def assess(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> tupl
     """
     ledger = LinkLedger()
     events = reader.poll_events()
-    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size, stride=_written_stride(events))
+    # A directory that became full holds every step of the beginning and one of `stride` at the end: the table keeps
+    # the coarsest of these.
+    strides = [event.get("stride") for event in events]
+    stride = max((one for one in strides if isinstance(one, int) and 1 <= one <= MOST_STRIDE), default=1)
+    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size, stride=stride)
     verdicts = _verdicts(events, table)
-    given = {**(reader.summary() or {}), **_loss_anew(table), **(extra or {})}
+    loss = _loss(table)
+    given = {**(reader.summary() or {}), **({"loss": loss} if loss else {}), **(extra or {})}
     revised = revisions(events)
     links, memory = ledger.totals(), gradient_memory(events)
     return summarise(reader.info, table, verdicts, links=links, revised=revised, memory=memory, extra=given), table
 
 
-def _written_stride(events: Sequence[Event]) -> int:
-    """Of how many steps the run directory holds one in the end: a full one holds all of the first, few of the last."""
-    told = [event.get("stride") for event in events]
-    return max((stride for stride in told if isinstance(stride, int) and 1 <= stride <= MOST_STRIDE), default=1)
-
-
-def _loss_anew(table: StepTable) -> dict[str, Any]:
-    loss = _loss(table)
-    return {"loss": loss} if loss else {}
-
-
 def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
-    """The verdicts of the events, each in its last version, or the detector's where the run was cut before any."""
+    """Return the events' verdicts, each in its last version, or the detector's where the run was cut before any."""
     recorded: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
     for event in events:
         if event["kind"] in ("verdict", "repaired") and (verdict := _read_verdict(event.get("verdict"))) is not None:
@@ -159,37 +174,33 @@ def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
     verdicts = list(recorded.values())
     if not verdicts and not ended and len(table):
         verdicts = [_in_steps(verdict, table) for verdict in detect(table["own_seconds"], table["samples"])]
-    return _with_cost_together([review(verdict, table) for verdict in verdicts], table)
-
-
-def _with_cost_together(verdicts: list[Verdict], table: StepTable) -> list[Verdict]:
-    if len({verdict.ranks[0] for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks}) < 2:
+    verdicts = [review_verdict(verdict, table) for verdict in verdicts]
+    # Two slow ranks hide each other's price: both get what they cost together as well.
+    slow = [verdict for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks]
+    if len({verdict.ranks[0] for verdict in slow}) < 2:
         return verdicts
-    together = cost_together(verdicts, table)
+    together = {"cost_together_rank_seconds": cost_together(verdicts, table)}
     return [
-        msgspec.structs.replace(verdict, evidence={**verdict.evidence, "cost_together_rank_seconds": together})
-        if verdict.kind in JUDGED_KINDS and verdict.ranks
-        else verdict
+        msgspec.structs.replace(verdict, evidence={**verdict.evidence, **together}) if verdict in slow else verdict
         for verdict in verdicts
     ]
 
 
 def _read_verdict(content: object) -> Verdict | None:
+    """Return the verdict of an event; None where it is damaged.
+
+    JSON has no NaN: evidence that was none is left out, and any other null number of a verdict is NaN again.
+    """
+    if isinstance(content, dict) and isinstance(content.get("evidence", {}), dict):
+        evidence = {name: value for name, value in content.get("evidence", {}).items() if value is not None}
+        numbers = {name: math.nan for name in ("excess_ratio", "cost_rank_seconds") if content.get(name, 0) is None}
+        content = {**content, **numbers, "evidence": evidence}
     try:
-        verdict = msgspec.convert(_with_numbers(content), Verdict)
+        verdict = msgspec.convert(content, Verdict)
     except (msgspec.ValidationError, ValueError):
         return None
-    numbers = [verdict.evidence.get(name, 0) for name in RECKONED_WITH]
-    return None if any(isinstance(number, str) or not math.isfinite(number) for number in numbers) else verdict
-
-
-def _with_numbers(content: object) -> object:
-    """JSON has no NaN: evidence that was none is left out, and any other null number of a verdict is NaN again."""
-    if not isinstance(content, dict) or not isinstance(content.get("evidence", {}), dict):
-        return content
-    evidence = {name: value for name, value in content.get("evidence", {}).items() if value is not None}
-    numbers = {name: math.nan for name in ("excess_ratio", "cost_rank_seconds") if content.get(name, 0) is None}
-    return {**content, **numbers, "evidence": evidence}
+    used = [verdict.evidence.get(name, 0) for name in RECKONED_WITH]
+    return None if any(isinstance(number, str) or not math.isfinite(number) for number in used) else verdict
 
 
 def _in_steps(verdict: Verdict, table: StepTable) -> Verdict:
@@ -202,7 +213,7 @@ def _in_steps(verdict: Verdict, table: StepTable) -> Verdict:
     return msgspec.structs.replace(verdict, since_step=since, detected_step=detected, evidence=evidence)
 
 
-def review(verdict: Verdict, table: StepTable) -> Verdict:
+def review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
     """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
 
     One on the whole job or on a link is only priced again. Verdicts of other kinds, and on ranks without records,
@@ -217,11 +228,11 @@ def review(verdict: Verdict, table: StepTable) -> Verdict:
         return verdict
     again = rejudge(verdict, episode["own_seconds"], episode["samples"])
     again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
-    return again if is_of_pauses(again) else explain(again, episode, table.before(verdict.since_step))
+    return again if is_of_pauses(again) else explain_verdict(again, episode, table.before(verdict.since_step))
 
 
 def is_of_job(verdict: Verdict) -> bool:
-    """Tell whether a verdict is on the whole job, or on a link, and not on a rank."""
+    """Return whether a verdict is on the whole job, or on a link, and not on a rank."""
     return verdict.kind == "slow_link" or (verdict.kind in JOB_KINDS and not verdict.ranks)
 
 
@@ -237,32 +248,24 @@ def cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
     repaired within its episodes only: over the whole run it may be no slower than the others.
     """
     own = table["own_seconds"]
-    slow = [one for one in verdicts if one.kind in JUDGED_KINDS and one.ranks and 0 <= one.ranks[0] < table.ranks]
-    rows = [table.rows(verdict.since_step, _until(verdict)) for verdict in slow]
+    slow = [v for v in verdicts if v.kind in JUDGED_KINDS and v.ranks and 0 <= v.ranks[0] < table.ranks]
+    episodes = [table.rows(verdict.since_step, _until(verdict)) for verdict in slow]
     repaired = own.copy()
-    for verdict, mine in zip(slow, rows, strict=True):
+    for verdict, rows in zip(slow, episodes, strict=True):
         rank = verdict.ranks[0]
         if is_of_pauses(verdict):
-            repaired[mine, rank] = without_pauses(verdict, own[mine])[:, rank]
+            repaired[rows, rank] = without_pauses(verdict, own[rows])[:, rank]
             continue
-        meanwhile = {one.ranks[0] for one, its in zip(slow, rows, strict=True) if _overlap(its, mine)}
-        others = [one for one in range(table.ranks) if one not in meanwhile]
+        # Its measure are the ranks that are not slow at the same time.
+        slow_too = {
+            other.ranks[0]
+            for other, its in zip(slow, episodes, strict=True)
+            if max(its.start, rows.start) < min(its.stop, rows.stop)
+        }
+        others = [other for other in range(table.ranks) if other not in slow_too]
         usual = float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0))))
-        repaired[mine, rank] = repair(own[mine][:, [rank, *others]], [0], [usual])[:, 0]
+        repaired[rows, rank] = repair_ranks(own[rows][:, [rank, *others]], [0], [usual])[:, 0]
     return spared_rank_seconds(own, repaired) * table.stride
-
-
-def _overlap(one: slice, other: slice) -> bool:
-    return bool(max(one.start, other.start) < min(one.stop, other.stop))
-
-
-def _steps(table: StepTable) -> int:
-    return 0 if not len(table) else int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride
-
-
-def _job(table: StepTable) -> Floats:
-    """Duration of each step of the job: the median over ranks (in synchronous training they agree)."""
-    return row_medians(table["step_seconds"])
 
 
 def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
@@ -282,34 +285,18 @@ def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
 
 
 def _excess(own: Floats) -> Floats:
-    """How much longer each rank takes than the median of the others that are known; NaN where that cannot be said."""
+    """Return how much longer each rank takes than the median of the others that are known; NaN where none are."""
     known = np.sort(own[np.isfinite(own)])
     others = len(known) - 1
     if others < 1:
         return np.full(len(own), math.nan)
     place = np.searchsorted(known, own)  # of the rank itself, which is left out
-    low, high = ((known[np.minimum(at + (at >= place), others)]) for at in ((others - 1) // 2, others // 2))
+    middle_two = ((others - 1) // 2, others // 2)  # the same one where their number is odd
+    low, high = ((known[np.minimum(index + (index >= place), others)]) for index in middle_two)
     middles = (low + high) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
         excess: Floats = np.where(np.isfinite(own) & (middles > 0), own / middles - 1.0, math.nan)
     return excess
-
-
-def _sync(run_info: RunInfo, table: StepTable) -> dict[str, Any]:
-    return {
-        "engine": run_info.engine,
-        "algorithm": run_info.algorithm,
-        "payload_bytes_per_step": round(middle(table["payload_bytes"])),
-        "exposed_seconds_per_step": middle(table["exposed_seconds"]),
-        "total_seconds_per_step": middle(table["sync_seconds"]),
-    }
-
-
-def _overhead(table: StepTable) -> dict[str, float]:
-    # The mean: comparing parameters takes its time in one step of a hundred.
-    known = table["overhead_seconds"][np.isfinite(table["overhead_seconds"])]
-    seconds, step = float(known.mean()) if known.size else 0.0, middle(table["step_seconds"])
-    return {"seconds_per_step": seconds, "ratio": seconds / step if step > 0 else 0.0}
 
 
 def _loss(table: StepTable) -> dict[str, float] | None:
@@ -323,9 +310,4 @@ def _loss(table: StepTable) -> dict[str, float] | None:
 
 
 def _middle_or_nan(values: Floats) -> float:
-    return middle(values) if np.isfinite(values).any() else math.nan
-
-
-def _quantile(values: Floats, q: float) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.quantile(known, q)) if known.size else 0.0
+    return known_median(values) if np.isfinite(values).any() else math.nan

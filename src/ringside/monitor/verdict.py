@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,41 +52,50 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"no verdict is of the kind {self.kind!r}; the kinds are {', '.join(KINDS)}")
 
 
+class VerdictEvent(NamedTuple):
+    """An episode began or ended.
+
+    Args:
+        verdict: The verdict, as far as it is known now; of an episode that is over, with its final price.
+        ended: Whether its episode is over; `evidence` then holds since when.
+    """
+
+    verdict: Verdict
+    ended: bool
+
+    @property
+    def kind(self) -> str:
+        """What it is called in `events.jsonl`."""
+        return "repaired" if self.ended else "verdict"
+
+
 def headline(verdict: Verdict) -> str:
     """Return the verdict as one plain sentence without a full stop, e.g. `rank 3 is 12 % slower than the others`."""
     who = name_ranks(verdict.ranks)
     by = percent(verdict.excess_ratio)
-    paused = "pause_bar_seconds" in verdict.evidence
+    if verdict.kind == "input_bound" and not verdict.ranks:
+        return "the whole job waits for its input"
+    if verdict.kind == "hang":
+        seconds = verdict.evidence.get("resumed_after_seconds")
+        if seconds is not None:
+            return f"{who} kept all others waiting for {float(seconds):.1f} s"
+        return f"{who} did not arrive: the job hangs" if verdict.ranks else "the job hangs"
+    if verdict.kind == "slow_rank" and "pause_bar_seconds" in verdict.evidence:
+        return f"{who} pauses again and again: {by} slower than the others in all"
+    # Of two replicas that differ neither is known to be the right one.
+    others = " from the others" if verdict.evidence.get("decided", 1) else ""
     sentences = {
-        "slow_rank": f"{who} pauses again and again: {by} slower than the others in all"
-        if paused
-        else f"{who} is {by} slower than the others",
+        "slow_rank": f"{who} is {by} slower than the others",
         "uneven_work": f"{who} gets more work than the others and needs {by} longer",
         "input_bound": f"{who} waits for its input and needs {by} longer than the others",
         "communication_bound": "the job is bound by communication",
         "small_collectives": "too many small collectives are launched",
         "slow_link": f"the link {' → '.join(map(str, verdict.ranks))} is slow",
         "dead_rank": f"{who} died",
-        "hang": _hang(who, verdict),
         "mismatch": f"{who} called another collective than the others",
-        "diverged": _diverged(who, verdict),
+        "diverged": f"the replica{'' if len(verdict.ranks) == 1 else 's'} of {who} drifted apart{others}",
     }
-    if verdict.kind == "input_bound" and not verdict.ranks:
-        return "the whole job waits for its input"
     return sentences.get(verdict.kind, f"{who}: {verdict.kind.replace('_', ' ')}")
-
-
-def _hang(who: str, verdict: Verdict) -> str:
-    seconds = verdict.evidence.get("resumed_after_seconds")
-    if seconds is not None:
-        return f"{who} kept all others waiting for {float(seconds):.1f} s"
-    return f"{who} did not arrive: the job hangs" if verdict.ranks else "the job hangs"
-
-
-def _diverged(who: str, verdict: Verdict) -> str:
-    others = " from the others" if verdict.evidence.get("decided", 1) else ""
-    replicas = "replica" if len(verdict.ranks) == 1 else "replicas"
-    return f"the {replicas} of {who} drifted apart{others}"
 
 
 def name_ranks(ranks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Who looks out for what in a running job."""
+"""The watchers of a running job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringside.monitor.watcher import Watcher
 def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float = LASTING_S) -> list[Watcher]:
     """Return the watchers of every job: ranks' own times, links between hosts, and the job as a whole.
 
-    A job is said to be bound by communication only where neither a slow link nor small collectives explain it.
+    A job is bound by communication only where neither a slow link nor small collectives explain it.
 
     Args:
         ranks: Number of ranks.
@@ -28,7 +28,7 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float
 
 @dataclass(frozen=True)
 class Explained:
-    """Tells whether there is, or may be, a narrower reason for communication that takes long."""
+    """Whether there is, or may be, a narrower reason for communication that takes long."""
 
     links: LinkWatcher
     small: SmallCollectives

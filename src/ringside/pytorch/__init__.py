@@ -2,6 +2,6 @@
 
 from ringside.pytorch.ddp.attach import Attachment, attach, attachment_of
 from ringside.pytorch.process_group.counters import carried
-from ringside.pytorch.recording.session import Session, log
+from ringside.pytorch.recording.session import Session, log_step
 
-__all__ = ["Attachment", "Session", "attach", "attachment_of", "carried", "log"]
+__all__ = ["Attachment", "Session", "attach", "attachment_of", "carried", "log_step"]

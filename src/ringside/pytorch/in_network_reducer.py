@@ -28,9 +28,10 @@ from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, SignatureMismatch
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import folder
+from ringside.engine.net.reduction import make_fold
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.engine.transports.gloo import GlooTransport
 from ringside.errors import RingsideError, UsageError
@@ -131,11 +132,11 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
         raise LinkError(LinkFailure("disagreed", switch), "rank 0 runs a schedule that is not in_network")
     plan, members = plans[hash_of_plan]
     chunk = np.empty(call.elements * ITEM_BYTES[call.dtype], dtype=np.uint8)
-    fold = folder(call.dtype, call.op)
+    fold = make_fold(call.dtype, call.op)
     if call.flags & OWN_SCALE and call.flags & WHOLE_FOLD:
         raise LinkError(LinkFailure("disagreed", switch, "the reducer does not know the ranks' own weights"))
     if call.flags & WHOLE_FOLD:
-        fold = folder(call.dtype, call.op, scale=call.extra, divisor=switch)
+        fold = make_fold(call.dtype, call.op, scale=call.extra, divisor=switch)
     wire = (
         WireCompression("bfloat16")
         if call.flags & WIRE_BFLOAT16
@@ -143,7 +144,8 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
         if call.flags & WIRE_FLOAT16
         else None
     )
-    exchange.run(plan, [chunk], ITEM_BYTES[call.dtype], fold, call, members=[*members, switch], wire=wire)
+    item = ITEM_BYTES[call.dtype]
+    ExchangeRun(exchange, plan, [chunk], item, fold, call, members=[*members, switch], wire=wire).run()
 
 
 def _connected(address: str, port: int, timeout_s: float) -> TCPStore:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.monitor.job.questions import QUESTIONS, Question, read_answers
-from ringside.monitor.run.algorithm_changes import notes
+from ringside.monitor.run.algorithm_changes import revision_notes
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size
@@ -82,7 +82,7 @@ def closing(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Renderab
         return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
     if not verdicts:
         parts.append(Text("No rank held the others up.", style="bold green"))
-    parts += [Text(f"○ {words}", style="yellow") for words in notes(summary)]
+    parts += [Text(f"○ {words}", style="yellow") for words in revision_notes(summary)]
     parts += [Text(), rank_table(summary["ranks"]), Text(summary_line(summary), style="dim")]
     answers = read_answers(summary.get("questions"))
     return Group(*parts, *((Text(), answer_table(answers)) if answers else ()))

@@ -1,4 +1,4 @@
-"""A job of bench/scale.py, by name, with its words; what came of it as JSON."""
+"""A job of bench/scale/, by name, with its words; what came of it as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
-from scale import slow_rank_job
-from scale_job import run
-from scale_replay import Turn, recorded, replay
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from bench.scale.__main__ import slow_rank_job
+from bench.scale.job import run
+from bench.scale.replay import Turn, recorded, replay
 
 folder, name, *words = sys.argv[1:]
 if name == "slow rank":

@@ -18,8 +18,9 @@ from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature
-from ringside.engine.net.reduction import folder
+from ringside.engine.net.reduction import make_fold
 from ringside.schedule import ALGORITHMS, Schedule, by_name, chunk_bounds, pipelined, relabel, run
 
 Array = np.ndarray[Any, Any]
@@ -107,26 +108,28 @@ def by_exchange(exchange: Exchange, ranks: int) -> Reduce:
     """The interpreter over messages."""
 
     def reduce(x: Array, dtype: str, op: str, s: Schedule) -> None:
-        carry_out(exchange, s, x, dtype, op)
+        run_schedule(exchange, s, x, dtype, op)
 
     return reduce
 
 
-def carry_out(exchange: Exchange, s: Schedule, x: Array, dtype: str = "float32", op: str = "sum", **more: Any) -> None:
+def run_schedule(
+    exchange: Exchange, s: Schedule, x: Array, dtype: str = "float32", op: str = "sum", **more: Any
+) -> None:
     code, item = DTYPES.index(dtype), ITEM_BYTES[DTYPES.index(dtype)]
     data = x.view(np.uint8)
     plan = plan_messages(s, exchange.transport.rank)
     bounds = (chunk_bounds(len(x), plan.chunks) * item).tolist()
     chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
     call = CollectiveSignature(1, code, OP_CODES[op], len(x))
-    exchange.run(plan, chunks, item, folder(code, OP_CODES[op]), call, **more)
+    ExchangeRun(exchange, plan, chunks, item, make_fold(code, OP_CODES[op]), call, **more).run()
 
 
 def be_a_switch(exchange: Exchange, ranks: int, *, every: int = 1) -> None:
     """Take part in the suite as vertex `ranks`, which has no tensor of its own."""
     for s, dtype, op, count in all_cases(ranks, switches=True, halves=True)[::every]:
         if s.switches:
-            carry_out(exchange, s, np.zeros_like(elements(dtype, count, 0)), dtype, op)
+            run_schedule(exchange, s, np.zeros_like(elements(dtype, count, 0)), dtype, op)
 
 
 def by_communicator(comm: Any) -> Reduce:
@@ -146,4 +149,4 @@ def is_close(x: Array, inputs: list[Array], dtype: str, roundings: int) -> bool:
     return bool((np.abs(twins.widen(x, dtype).astype(np.float64) - wide.sum(0)) <= bound).all())
 
 
-__all__ = ["FLOATING", "be_a_switch", "by_communicator", "by_exchange", "carry_out", "check_engine", "check_one"]
+__all__ = ["FLOATING", "be_a_switch", "by_communicator", "by_exchange", "check_engine", "check_one", "run_schedule"]

@@ -16,8 +16,9 @@ from tests.support.ranks import Team, communicator, hear, on_ranks, place
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
-from ringside.engine.net.reduction import folder
+from ringside.engine.net.reduction import make_fold
 from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule, chunk_bounds, direct, tree
@@ -63,9 +64,9 @@ def calls_something_larger(path: str) -> list[str]:
         plan, size = plan_messages(schedule, here.rank), exchange.size_of(schedule, x.nbytes, x.itemsize, None)
         bounds = (chunk_bounds(count, schedule.chunks) * 4).tolist()
         chunks = [x.view(np.uint8)[a:b] for a, b in pairwise(bounds)]
-        call, by = CollectiveSignature(0, code, 0, count), folder(code, OP_CODES["sum"])
+        call, by = CollectiveSignature(0, code, 0, count), make_fold(code, OP_CODES["sum"])
         try:
-            exchange.run(plan, chunks, 4, by, call, ordered=True, size=size)
+            ExchangeRun(exchange, plan, chunks, 4, by, call, ordered=True, size=size).run()
             heard.append("finished")
         except SignatureMismatch as error:
             heard.append(transport.fail(LinkFailure("disagreed", error.peer)).kind)

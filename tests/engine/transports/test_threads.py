@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.thread_transport import Switchboard, Threads
 
 from ringside.engine.transports.base import LinkError, LinkFailure
-from ringside.engine.transports.threads import Switchboard, Threads
 
 from .conformance import CHECKS, FAILURES, place
 from .vertices import on_threads

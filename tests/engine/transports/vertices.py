@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.support.ranks import place
+from tests.support.thread_transport import Switchboard, Threads
 
 from ringside.engine.transports.base import LinkFailure
-from ringside.engine.transports.threads import Switchboard, Threads
 
 LIMIT_S = 60.0
 

@@ -13,18 +13,14 @@ def why_not(peer: str) -> str:
         return "" if importlib.util.find_spec("torch") else "torch is not installed"
     if not importlib.util.find_spec("mpi4py"):
         return "mpi4py is not installed (pip install mpi4py, with Open MPI from the system)"
-    return _why_no_open_mpi()
-
-
-def _why_no_open_mpi() -> str:
     mpirun = shutil.which("mpirun")
     if mpirun is None:
         return "mpirun is not installed (Debian: apt install libopenmpi-dev openmpi-bin)"
     try:
-        told = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"mpirun does not answer ({error})"
-    if "Open MPI" not in told.stdout and "OpenRTE" not in told.stdout:
-        first = (told.stdout + told.stderr).strip().split("\n")[0]
+    if "Open MPI" not in version.stdout and "OpenRTE" not in version.stdout:
+        first = (version.stdout + version.stderr).strip().split("\n")[0]
         return f"mpirun is not Open MPI's ({first})"
     return ""

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ringside.engine import HostCommunicator
 from ringside.errors import UsageError
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -33,32 +31,25 @@ class Contender:
     wrap: Callable[[Any], Any]
     call: Callable[[Any], Any]
     algorithm: str = "auto"
-    close: Callable[[], None] = _nothing
+    close: Callable[[], None] = lambda: None
 
 
 def ours(comm: HostCommunicator, dtype: str, op: str, algorithms: tuple[str, ...]) -> list[Contender]:
     """Return our engine on symmetric and on private tensors, for each algorithm."""
-    wrap = _wrap_bfloat16 if dtype == "bfloat16" else _as_it_is
-    return [
-        Contender("ringside", tensor, wrap, _bound(comm, op, algorithm), algorithm)
-        for algorithm in algorithms
-        for tensor in ("symmetric", "private")
-    ]
-
-
-def _bound(comm: HostCommunicator, op: str, algorithm: str) -> Callable[[Any], Any]:
-    if algorithm == "auto":
-        return comm.all_reduce if op == "sum" else partial(comm.all_reduce, op=op)
-    return partial(comm.all_reduce, op=op, algorithm=algorithm)
-
-
-def _as_it_is(array: Any) -> Any:
-    return array
-
-
-def _wrap_bfloat16(array: Any) -> Any:
-    try:
-        from ringside.bench.peers.torch_tensors import as_torch
-    except ImportError as error:
-        raise UsageError(f"bfloat16 tensors need torch, which is not installed ({error})") from None
-    return as_torch(array, "bfloat16")
+    wrap: Callable[[Any], Any] = np.asarray  # as it is
+    if dtype == "bfloat16":  # NumPy has none: torch's tensors are views of the same memory
+        try:
+            from ringside.bench.peers.torch_tensors import as_torch
+        except ImportError as error:
+            raise UsageError(f"bfloat16 tensors need torch, which is not installed ({error})") from None
+        wrap = partial(as_torch, dtype=dtype)
+    contenders = []
+    for algorithm in algorithms:
+        # As a user calls it: no argument that has its default.
+        call: Callable[[Any], Any] = comm.all_reduce
+        if algorithm != "auto":
+            call = partial(comm.all_reduce, op=op, algorithm=algorithm)
+        elif op != "sum":
+            call = partial(comm.all_reduce, op=op)
+        contenders += [Contender("ringside", tensor, wrap, call, algorithm) for tensor in ("symmetric", "private")]
+    return contenders

@@ -30,6 +30,7 @@ from ringside.view.tui.console import printable_lines
 SCHEMA = 1
 DEFAULT_BYTES = 1e9
 _COUNT = re.compile(r"^((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e\+?[0-9]+)?)\s*([kmbt]?)$", re.IGNORECASE)
+COUNT_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> None:
-    """Add the arguments that say what something runs on, and with which algorithm."""
+    """Add the arguments that name what something runs on, and with which algorithm."""
     add = parser.add_argument
     add("--preset", metavar="NAME", help=f"hardware: {', '.join(presets())}")
     add("--topology", metavar="FILE", help="hardware of one's own: TOML, or what `ringside probe -o` wrote")
@@ -60,7 +61,7 @@ def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> 
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say how many gradients there are."""
+    """Add the arguments that give the size of all gradients."""
     add = parser.add_argument
     add("--model", metavar="COUNT", help="parameters: 70B, 350M")
     add("--params-from", metavar="MODULE:FACTORY", help="count those of the model that FACTORY() returns; imports it")
@@ -70,7 +71,7 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what synchronisation would cost; 1 where the model fits no way."""
-    found = plan(question(args))
+    found = plan(plan_question(args))
     if args.json:
         print(json.dumps(to_json(found), indent=1))
     else:
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page and say where on stderr: stdout has the answer; raise `RingsideError` where it cannot be written."""
+    """Write a page and print its path on stderr (stdout has the answer); raise `RingsideError` where it fails."""
     try:
         write_user_file(path, page)
     except OSError as error:
@@ -90,49 +91,45 @@ def write_page(path: Path, page: str) -> None:
     print(f"written: {path}", file=sys.stderr)
 
 
-def question(args: argparse.Namespace) -> PlanQuestion:
-    """Return what the arguments ask.
+def plan_question(args: argparse.Namespace) -> PlanQuestion:
+    """Return the question that the arguments ask.
 
     Raises:
         UsageError: They contradict each other, or a figure cannot be.
     """
-    asked = _recorded(args) if args.run else _described(args)
+    if args.run:
+        # What a recorded run did, over the hardware that arguments name.
+        if args.bytes or args.compute_seconds is not None:
+            raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
+        run = Run(args.run)
+        step = recorded_step(run, hardware_of(run, args))
+        _, parameters = gradient_bytes(args)
+        measured = PlanQuestion(
+            step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s
+        )
+        question = replace(measured, measured=step.measured, ran=step.buckets)
+    else:
+        topology = hardware(args)
+        size, parameters = gradient_bytes(args)
+        question = PlanQuestion(topology, size, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds)
     return replace(
-        asked,
+        question,
         algorithm=args.algorithm.lower().replace("-", "_"),
-        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else DEVICE_BYTES.get(asked.topology.name),
+        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else DEVICE_BYTES.get(question.topology.name),
         batch_per_rank=args.batch_per_rank,
         accumulated=args.accumulate,
         base_batch=args.base_batch,
     )
 
 
-def _described(args: argparse.Namespace) -> PlanQuestion:
-    topology = hardware(args)
-    size, parameters = gradient_bytes(args)
-    return PlanQuestion(topology, size, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds)
-
-
-def _recorded(args: argparse.Namespace) -> PlanQuestion:
-    """Return what a recorded run did, over what is said to have joined its ranks."""
-    if args.bytes or args.compute_seconds is not None:
-        raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
-    run = Run(args.run)
-    step = recorded_step(run, hardware_of(run, args))
-    _, parameters = gradient_bytes(args)
-    measured = PlanQuestion(
-        step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s
-    )
-    return replace(measured, measured=step.measured, ran=step.buckets)
-
-
 def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
-    """Return the topology that arguments name for a recorded run: a preset of as many hosts and ranks, unless they say.
+    """Return the topology that arguments name for a recorded run: a preset gets the run's hosts and ranks by default.
 
     None where they name none; errors as of `hardware`.
     """
     if not args.preset and not args.topology:
         return None
+    # a file, or a size, is taken as it is
     if not args.preset or args.hosts is not None or args.ranks_per_host is not None:
         return hardware(args)
     sizes = host_sizes(run)
@@ -151,20 +148,6 @@ def hardware(args: argparse.Namespace) -> Topology:
     return found.sized(found.hosts if args.hosts is None else args.hosts, args.ranks_per_host)
 
 
-def _parameters(args: argparse.Namespace) -> float | None:
-    if args.model and args.params_from:
-        raise UsageError("--model or --params-from, not both")
-    if args.params_from:
-        return parameters_from(args.params_from)
-    if not args.model:
-        return None
-    match = _COUNT.match(args.model.strip())
-    number = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()] if match else 0.0
-    if not (math.isfinite(number) and number >= 1):
-        raise UsageError(f"--model {args.model}: a number of parameters such as 70B, 350M or 124e6")
-    return number
-
-
 def parameters_from(where: str) -> float:
     """Return how many parameters the model has that `module:factory` makes; imports and calls it.
 
@@ -172,11 +155,12 @@ def parameters_from(where: str) -> float:
         UsageError: There is no such module or factory, or what it returns has no parameters.
     """
     name, _, factory = where.partition(":")
+    # the user's module, as Python itself would find it from here
     sys.path.insert(0, str(Path.cwd()))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # stdout has the answer, whatever a model prints
             model = getattr(importlib.import_module(name), factory)()
-            number = float(sum(one.numel() for one in model.parameters()))
+            number = float(sum(tensor.numel() for tensor in model.parameters()))
     except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(f"--params-from {where}: MODULE:FACTORY that returns a model: {reason}") from error
@@ -193,7 +177,16 @@ def gradient_bytes(args: argparse.Namespace) -> tuple[float, float | None]:
     Raises:
         UsageError: A size or a number of parameters cannot be, or there is no such model.
     """
-    parameters = _parameters(args)
+    if args.model and args.params_from:
+        raise UsageError("--model or --params-from, not both")
+    parameters: float | None = None
+    if args.params_from:
+        parameters = parameters_from(args.params_from)
+    elif args.model:
+        match = _COUNT.match(args.model.strip())
+        parameters = float(match[1]) * COUNT_UNITS[match[2].lower()] if match else 0.0
+        if not (math.isfinite(parameters) and parameters >= 1):
+            raise UsageError(f"--model {args.model}: a number of parameters such as 70B, 350M or 124e6")
     if args.bytes is not None:
         return size_bytes(args.bytes, "--bytes"), parameters
     return (DEFAULT_BYTES if parameters is None else parameters * WEIGHT_BYTES[args.dtype]), parameters
@@ -201,10 +194,15 @@ def gradient_bytes(args: argparse.Namespace) -> tuple[float, float | None]:
 
 def to_json(found: TrainingPlan) -> dict[str, Any]:
     """Return a plan as plain data: the fields of `ringside.predict.plan.plan.TrainingPlan`, the topology in words."""
-    asked = found.question
+    question = found.question
     data = asdict(found)
-    plain = {name: getattr(asked, name) for name in ("size_bytes", "algorithm", "parameters", "dtype", "memory_bytes")}
-    plain |= {"compute_seconds": asked.compute_s, "topology": asked.topology.describe()}
-    plain |= {"hosts": asked.topology.hosts, "ranks": asked.topology.ranks}
-    ranking = [{"size_bytes": at, "algorithms": [asdict(one) for one in row]} for at, row in found.ranking.items()]
+    plain = {
+        name: getattr(question, name) for name in ("size_bytes", "algorithm", "parameters", "dtype", "memory_bytes")
+    }
+    plain |= {"compute_seconds": question.compute_s, "topology": question.topology.describe()}
+    plain |= {"hosts": question.topology.hosts, "ranks": question.topology.ranks}
+    ranking = [
+        {"size_bytes": nbytes, "algorithms": [asdict(priced) for priced in row]}
+        for nbytes, row in found.ranking.items()
+    ]
     return {"schema": SCHEMA} | data | {"question": plain, "ranking": ranking}

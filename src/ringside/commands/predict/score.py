@@ -44,7 +44,7 @@ from ringside.commands.predict.plan import write_page
 from ringside.errors import UsageError
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score import score as scoring
-from ringside.predict.score.score import Score, Summary, summary
+from ringside.predict.score.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.text import parse_size
@@ -76,7 +76,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, check and score the tables; print the verdict first."""
-    scores = score(args)
+    scores = requested_scores(args)
     if args.json:
         print(json.dumps(to_json(scores, points=args.points), indent=1))
     else:
@@ -84,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
         print_scores(scores, SafeConsole(file=sys.stdout, highlight=False, width=wide))
     if args.html is not None:
         write_page(args.html, score_page(scores))
-    return 0 if any(not one.refused for one in scores) else 1
+    return 0 if any(not score.refused for score in scores) else 1
 
 
-def score(args: argparse.Namespace) -> list[Score]:
+def requested_scores(args: argparse.Namespace) -> list[Score]:
     """Return the scores that the arguments ask for.
 
     Raises:
@@ -97,42 +97,36 @@ def score(args: argparse.Namespace) -> list[Score]:
         raise UsageError("--fit A.csv ... needs --test B.csv ..., and neither TABLE nor --fit-below beside them")
     if not args.fit and not args.paths:
         raise UsageError("name a table: a CSV, a log of nccl-tests, its JSON, OSU's output, or a folder of them")
-    limit = _limit(args.fit_below)
-    read, refused = _read([*args.paths, *args.fit, *args.test, *args.p2p], args)
-    tables, pairs = scoring.checked(read)
-    known = Knowledge(args.preset or "auto", pairs)
-    if args.fit:
-        fit, test = (_of(tables, names) for names in (args.fit, args.test))
-        return [*refused, *(scoring.other_scale(scoring.same_cluster(fit, one), one, known) for one in test)]
-    if limit is not None:
-        return [*refused, *(scoring.larger_sizes(one, known, limit) for one in tables)]
-    if args.preset:
-        return [*refused, *(scoring.preset_only(one, known) for one in tables)]
-    return [*refused, *(scoring.hold_out(one, known) for one in tables)]
-
-
-def _limit(text: str | None) -> float | None:
-    limit = parse_size(text, binary=True) if text is not None else None
-    if text is not None and not limit:
-        raise UsageError(f"--fit-below {text}: a size such as 16M or 1G")
-    return limit
-
-
-def _read(paths: Sequence[str], args: argparse.Namespace) -> tuple[list[Table], list[Score]]:
-    """Return the tables in files, and a refusal for each file that is none; a lone one raises its error."""
-    found: list[Table] = []
+    limit = parse_size(args.fit_below, binary=True) if args.fit_below is not None else None
+    if args.fit_below is not None and not limit:
+        raise UsageError(f"--fit-below {args.fit_below}: a size such as 16M or 1G")
+    # A named file that is no table is refused with its reason, in a folder it is passed over; without any table the
+    # last reason is the error.
+    paths = [*args.paths, *args.fit, *args.test, *args.p2p]
+    read: list[Table] = []
     refused: list[Score] = []
     problem: UsageError | None = None
     for path, in_folder in _files(paths):
         try:
-            found += [scoring.with_ranks(table, args.ranks, args.hosts) for table in read_tables(path)]
+            read += [scoring.with_ranks(table, args.ranks, args.hosts) for table in read_tables(path)]
         except UsageError as error:
             if not in_folder:
                 problem = error
                 refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
-    if not found:
+    if not read:
         raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
-    return found, refused
+    tables, pairs = scoring.check_tables(read)
+    known = Knowledge(args.preset or "auto", pairs)
+    if args.fit:
+        # a table belongs to the side on which its file, or its folder, was named
+        sides = ({str(path) for path, _ in _files(names)} for names in (args.fit, args.test))
+        fit, test = ([table for table in tables if table.path in side] for side in sides)
+        return [*refused, *(scoring.other_scale(scoring.same_cluster(fit, table), table, known) for table in test)]
+    if limit is not None:
+        return [*refused, *(scoring.larger_sizes(table, known, limit) for table in tables)]
+    if args.preset:
+        return [*refused, *(scoring.preset_only(table, known) for table in tables)]
+    return [*refused, *(scoring.hold_out(table, known) for table in tables)]
 
 
 def _files(paths: Iterable[str]) -> list[tuple[Path, bool]]:
@@ -148,90 +142,104 @@ def _files(paths: Iterable[str]) -> list[tuple[Path, bool]]:
     return list(files.items())
 
 
-def _of(tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    paths = {str(path) for path, _ in _files(names)}
-    return [table for table in tables if table.path in paths]
-
-
-# ------------------------------------------------------------------------------------------------ what is said
+# ----------------------------------------------------------------------------------------------- what is printed
 
 
 def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
     """Return scores as plain data; the keys are those of the module's text."""
-    modes = list(dict.fromkeys(one.mode for one in scores if one.mode != "unreadable"))
+    tables = []
+    for score in scores:
+        errors, table, flags = score.errors, score.table, scoring.line_flags(score.table)
+        data: dict[str, Any] = {
+            "name": table.name,
+            "rows": table.count,
+            "flagged": len(flags),
+            "mape": errors.mape if errors else None,
+            "median": errors.median if errors else None,
+            "bias": errors.bias if errors else None,
+            "worst_size_bytes": errors.worst_size_bytes if errors else None,
+            "band_coverage": score.band_coverage,
+            "baselines": {name: found.mape if found else None for name, found in score.baselines.items()},
+            "mape_large": errors.mape_large if errors else None,
+            "full_sweep": score.full_sweep,
+            "ranks": table.ranks,
+            "hosts": table.hosts,
+            "collective": table.collective,
+            "law": score.words,
+            "fitted_rows": score.fitted,
+            "scored_rows": len(score.scored),
+            "path": table.path,
+            "refused": score.refused,
+            "flags": [{"line": flag.line, "size_bytes": flag.size_bytes, "reason": flag.reason} for flag in flags],
+        }
+        if points:
+            prediction = score.prediction
+            data["points"] = (
+                []
+                if prediction is None
+                else [
+                    {
+                        "size_bytes": int(row.size_bytes),
+                        "measured_s": row.time_s,
+                        "predicted_s": float(prediction.times_s[i]),
+                        "low_s": float(prediction.low_s[i]),
+                        "high_s": float(prediction.high_s[i]),
+                        "extrapolated": bool(prediction.extrapolated[i]),
+                    }
+                    for i, row in enumerate(score.scored)
+                ]
+            )
+        tables.append(data)
+    modes = list(dict.fromkeys(score.mode for score in scores if score.mode != "unreadable"))
+    total = summary(scores)
     return {
         "schema": SCHEMA,
         "mode": modes[0] if modes else "",
-        "tables": [_table_json(one, points) for one in scores],
-        "summary": _summary_json(summary(scores)),
-    }
-
-
-def _table_json(one: Score, points: bool) -> dict[str, Any]:
-    errors, table, flags = one.errors, one.table, scoring.flagged(one.table)
-    data: dict[str, Any] = {
-        "name": table.name,
-        "rows": table.count,
-        "flagged": len(flags),
-        "mape": errors.mape if errors else None,
-        "median": errors.median if errors else None,
-        "bias": errors.bias if errors else None,
-        "worst_size_bytes": errors.worst_size_bytes if errors else None,
-        "band_coverage": one.band_coverage,
-        "baselines": {name: found.mape if found else None for name, found in one.baselines.items()},
-        "mape_large": errors.mape_large if errors else None,
-        "full_sweep": one.full_sweep,
-        "ranks": table.ranks,
-        "hosts": table.hosts,
-        "collective": table.collective,
-        "law": one.words,
-        "fitted_rows": one.fitted,
-        "scored_rows": len(one.scored),
-        "path": table.path,
-        "refused": one.refused,
-        "flags": [{"line": flag.line, "size_bytes": flag.size_bytes, "reason": flag.reason} for flag in flags],
-    }
-    return data | ({"points": _points_json(one)} if points else {})
-
-
-def _points_json(one: Score) -> list[dict[str, Any]]:
-    told = one.prediction
-    if told is None:
-        return []
-    return [
-        {
-            "size_bytes": int(row.size_bytes),
-            "measured_s": row.time_s,
-            "predicted_s": float(told.times_s[i]),
-            "low_s": float(told.low_s[i]),
-            "high_s": float(told.high_s[i]),
-            "extrapolated": bool(told.extrapolated[i]),
-        }
-        for i, row in enumerate(one.scored)
-    ]
-
-
-def _summary_json(total: Summary) -> dict[str, Any]:
-    return {
-        "tables": total.tables,
-        "rows": total.rows,
-        "mape": total.mape,
-        "mape_large": total.mape_large,
-        "bias": total.bias,
-        "band_coverage": total.band_coverage,
-        "baselines": dict(total.baselines),
+        "tables": tables,
+        "summary": {
+            "tables": total.tables,
+            "rows": total.rows,
+            "mape": total.mape,
+            "mape_large": total.mape_large,
+            "bias": total.bias,
+            "band_coverage": total.band_coverage,
+            "baselines": dict(total.baselines),
+        },
     }
 
 
 def print_scores(scores: Sequence[Score], console: Console) -> None:
     """Print the verdict, the tables, and the rows that were not used."""
-    for line in verdict(scores):
+    for line in verdict_lines(scores):
         console.print(line, markup=False, soft_wrap=True)
-    console.print(_grid(scores))
-    for one in scores:
-        if one.refused:
-            console.print(f"not scored: {one.table.name}: {one.refused}", markup=False, soft_wrap=True)
-    flags = [(one.table.name, flag) for one in scores for flag in scoring.flagged(one.table)]
+    grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    grid.add_column("table", overflow="fold")
+    for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MB", "bias", "worst at", "in band"):
+        grid.add_column(heading, justify="right")
+    for heading in ("hockney", "interp.", "nccl"):
+        grid.add_column(heading, justify="right", style="dim")
+    for score in scores:
+        errors = score.errors
+        if errors is None:
+            continue
+        others = [score.baselines.get(name) for name in ("hockney", "interpolation", "nccl_constants")]
+        grid.add_row(
+            score.table.name,
+            str(score.table.ranks or "?"),
+            str(score.table.count),
+            str(len(scoring.line_flags(score.table))),
+            percent(errors.mape),
+            percent(errors.mape_large),
+            f"{100 * errors.bias:+.1f} %",
+            size(errors.worst_size_bytes),
+            percent(score.band_coverage),
+            *(percent(other.mape if other else None) for other in others),
+        )
+    console.print(grid)
+    for score in scores:
+        if score.refused:
+            console.print(f"not scored: {score.table.name}: {score.refused}", markup=False, soft_wrap=True)
+    flags = [(score.table.name, flag) for score in scores for flag in scoring.line_flags(score.table)]
     if flags:
         console.print(f"rows not used ({len(flags)}):", markup=False)
     for name, flag in flags[:SHOWN_FLAGS]:
@@ -240,12 +248,12 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
         console.print(f"  and {len(flags) - SHOWN_FLAGS} more (--json lists all)", markup=False)
 
 
-def verdict(scores: Sequence[Score]) -> list[str]:
+def verdict_lines(scores: Sequence[Score]) -> list[str]:
     """Return what is to be known first, a line each."""
     total = summary(scores)
     if total.mape is None:
         return ["no table could be scored"]
-    mode = next(one.mode for one in scores if one.errors)
+    mode = next(score.mode for score in scores if score.errors)
     count = f"{total.tables} tables, median error" if total.tables > 1 else "error"
     others = ", ".join(f"{name.replace('_', ' ')} {percent(value)}" for name, value in total.baselines.items() if value)
     covered = f"the 95 % band holds {percent(total.band_coverage)} of {total.rows} rows"
@@ -258,30 +266,3 @@ def percent(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
     return f"{100 * value:.1f} %" if abs(value) < 0.995 else f"{100 * value:.0f} %"
-
-
-def _grid(scores: Sequence[Score]) -> Grid:
-    grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    grid.add_column("table", overflow="fold")
-    for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MB", "bias", "worst at", "in band"):
-        grid.add_column(heading, justify="right")
-    for heading in ("hockney", "interp.", "nccl"):
-        grid.add_column(heading, justify="right", style="dim")
-    for one in scores:
-        errors = one.errors
-        if errors is None:
-            continue
-        others = [one.baselines.get(name) for name in ("hockney", "interpolation", "nccl_constants")]
-        grid.add_row(
-            one.table.name,
-            str(one.table.ranks or "?"),
-            str(one.table.count),
-            str(len(scoring.flagged(one.table))),
-            percent(errors.mape),
-            percent(errors.mape_large),
-            f"{100 * errors.bias:+.1f} %",
-            size(errors.worst_size_bytes),
-            percent(one.band_coverage),
-            *(percent(other.mape if other else None) for other in others),
-        )
-    return grid

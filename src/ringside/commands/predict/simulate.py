@@ -55,7 +55,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what it takes and why; write its pictures."""
-    timeline = _timeline(args)
+    topology = hardware(args)
+    schedule = schedule_for(topology, args.schedule.lower().replace("-", "_"))
+    for src, dst, times in map(link_of, args.slow_link):
+        topology = topology.with_slow_link(src, dst, times)
+    size = size_bytes(args.bytes, "--bytes") if args.bytes else DEFAULT_BYTES
+    late = {}
+    for text in args.late:
+        rank, equals, delay = text.partition("=")
+        if not equals or not rank.strip().isdecimal():
+            raise UsageError(f"--late {text}: a rank and by how much it is late, such as 3=5ms")
+        late[int(rank)] = parse_delay(delay)
+    timeline = simulate(schedule, topology, size, late=late, segments=args.segments)
     if args.json:
         print(json.dumps(to_json(timeline), indent=1))
     else:
@@ -67,22 +78,6 @@ def run(args: argparse.Namespace) -> int:
         events = write_timeline(args.perfetto, timeline)
         print(f"written: {args.perfetto}, {events} events", file=sys.stderr)
     return 0
-
-
-def _timeline(args: argparse.Namespace) -> Timeline:
-    topology = hardware(args)
-    schedule = schedule_for(topology, args.schedule.lower().replace("-", "_"))
-    for src, dst, times in map(link_of, args.slow_link):
-        topology = topology.with_slow_link(src, dst, times)
-    size = size_bytes(args.bytes, "--bytes") if args.bytes else DEFAULT_BYTES
-    return simulate(schedule, topology, size, late=dict(map(_late, args.late)), segments=args.segments)
-
-
-def _late(text: str) -> tuple[int, float]:
-    rank, equals, delay = text.partition("=")
-    if not equals or not rank.strip().isdecimal():
-        raise UsageError(f"--late {text}: a rank and by how much it is late, such as 3=5ms")
-    return int(rank), parse_delay(delay)
 
 
 def to_json(timeline: Timeline) -> dict[str, Any]:

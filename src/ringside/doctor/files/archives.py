@@ -15,19 +15,17 @@ from typing import BinaryIO, cast
 
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import HEAD_BYTES, Gathered, Limits, Opener, Source
-from ringside.doctor.files.streams import BUFFER_BYTES, Careful, Gunzip, ReadableStream, Slice, Tell, buffered
+from ringside.doctor.files.streams import BUFFER_BYTES, GZIP, Careful, Gunzip, ReadableStream, Report, Slice, buffered
 from ringside.doctor.findings import Note
 from ringside.text import short_size as size
 
 # -------------------------------------------------------------------------------------------------
-# Taking files in: what is packed is unpacked, archives are looked into, everything within bounds.
-
-GZIP = b"\x1f\x8b"
+# Adding files: what is packed is unpacked, archives are looked into, everything within bounds.
 
 
 @dataclass
 class Context:
-    """What the walk shares: limits, who hears of progress, what to close in the end, which archives it opens."""
+    """What the walk shares: limits, where progress goes, what to close in the end, which archives it opens."""
 
     limits: Limits
     progress: Progress
@@ -36,7 +34,7 @@ class Context:
     found: Gathered = field(default_factory=Gathered)
 
     def add(self, source: Source, nesting: int) -> None:
-        """Take a source in, after unpacking it; its head is read here.
+        """Add a source, after unpacking it; its head is read here.
 
         Args:
             source: A file, or a member of an archive.
@@ -45,26 +43,27 @@ class Context:
         if len(self.found.sources) >= self.limits.files:
             self.refuse(source.name, f"is beyond the {self.limits.files} files that are looked at")
             return
-        source.head = _head(source)
+        with source.open() as stream:
+            source.head = _fill(stream)
         while source.head[:2] == GZIP:
             if nesting > self.limits.nesting:
                 self.refuse(source.name, f"is packed more than {self.limits.nesting} times and was left out")
                 return
             self._unpack(source)
             nesting += 1
-        look_into = next((open_it for is_one, open_it in self.archives if is_one(source.head)), None)
-        if look_into is None:
+        add_archive = next((add_members for matches, add_members in self.archives if matches(source.head)), None)
+        if add_archive is None:
             self.found.sources.append(source)
         elif nesting > self.limits.nesting:
             self.refuse(source.name, f"lies more than {self.limits.nesting} archives deep and was left out")
         else:
-            look_into(source, self, nesting + 1)
+            add_archive(source, self, nesting + 1)
 
     def _unpack(self, source: Source) -> None:
-        """Put a gunzip over a source and read its head again."""
+        """Put a gunzip over a source and read its head again: what was packed may be packed twice."""
         beneath = source.opener
-        source.opener = lambda tell: buffered(self.gunzip(beneath(tell), tell))
-        with self.gunzip(beneath(source.tell), source.tell) as stream:
+        source.opener = lambda report: buffered(self.gunzip(beneath(report), report))
+        with self.gunzip(beneath(source.note_problem), source.note_problem) as stream:
             source.head = _fill(stream)
             source.ratio = stream.ratio
 
@@ -72,12 +71,12 @@ class Context:
         """Note that a file is left out."""
         self.found.notes.append(Note(file=name, text=why, used=False))
 
-    def gunzip(self, raw: ReadableStream, tell: Tell) -> Gunzip:
+    def gunzip(self, raw: ReadableStream, report: Report) -> Gunzip:
         """Return the unpacked stream of a gzip file, within the limits."""
         limits = self.limits
         return Gunzip(
             raw,
-            tell,
+            report,
             most_bytes=limits.file_bytes,
             most_ratio=limits.ratio,
             ratio_after_bytes=limits.ratio_after_bytes,
@@ -86,12 +85,7 @@ class Context:
     def part(self, fd: int, offset: int, length: int) -> Opener:
         """Return an opener for a part of an open file, which counts what is read and survives errors."""
         count = self.progress.advance
-        return lambda tell: buffered(Careful(Slice(fd, offset, length), tell, count))
-
-
-def _head(source: Source) -> bytes:
-    with source.open() as stream:
-        return _fill(stream)
+        return lambda report: buffered(Careful(Slice(fd, offset, length), report, count))
 
 
 def _fill(stream: ReadableStream) -> bytes:
@@ -119,7 +113,7 @@ def is_zip(head: bytes) -> bool:
 
 
 def add_tar(source: Source, context: Context, nesting: int) -> None:
-    """Take in the members of a tar archive: its bytes go to one nameless file, of which each member is a part."""
+    """Add the members of a tar archive: its bytes go to one nameless file, of which each member is a part."""
     spool = _spool(source, context)
     end = spool.seek(0, os.SEEK_END)
     spool.seek(0)
@@ -133,9 +127,26 @@ def add_tar(source: Source, context: Context, nesting: int) -> None:
                 if members > context.limits.files:
                     context.refuse(source.name, f"has more than {context.limits.files} members; the rest was left out")
                     return
-                _add_member(source, member, spool.fileno(), end, context, nesting)
+                name = f"{source.name}!{member.name}"
+                if member.isdir():
+                    continue
+                if why := _hostile(member.name, context):
+                    context.refuse(_short(name), why)
+                elif member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+                    context.refuse(
+                        _short(name), "is a link, a device or a sparse file inside an archive and was left out"
+                    )
+                elif not _is_litter(member.name):
+                    # of an archive that breaks off the last member's first bytes can still be read
+                    whole = max(min(member.size, end - member.offset_data), 0)
+                    inner = Source(
+                        name, source.path, b"", context.part(spool.fileno(), member.offset_data, whole), whole
+                    )
+                    if whole < member.size:
+                        inner.problems.append(f"its archive breaks off: {size(whole)} of {size(member.size)} are whole")
+                    context.add(inner, nesting)
     except Exception as error:  # of a hostile archive tarfile raises anything at all
-        source.tell(f"the archive breaks off after {members} members ({error})")
+        source.note_problem(f"the archive breaks off after {members} members ({error})")
     if source.problems or not members:
         why = "; ".join(source.problems) or "is an archive without members"
         context.refuse(source.name, f"{why}; {members} of its members were found" if source.problems else why)
@@ -147,45 +158,31 @@ class _Headers:
     def __init__(self, spool: BinaryIO) -> None:
         self.seek, self.tell, self._read = spool.seek, spool.tell, spool.read
 
-    def read(self, wanted: int) -> bytes:
-        """Return so many bytes."""
-        if not 0 <= wanted <= MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {wanted} bytes")
-        return self._read(wanted)
+    def read(self, nbytes: int) -> bytes:
+        """Return `nbytes` bytes."""
+        if not 0 <= nbytes <= MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {nbytes} bytes")
+        return self._read(nbytes)
 
 
 def _spool(source: Source, context: Context) -> BinaryIO:
     """The archive's bytes in a temporary file that has no name and lasts as long as the walk."""
     spool = cast("BinaryIO", context.stack.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
-    context.progress.say(f"unpacking {source.name}")
+    context.progress.begin(f"unpacking {source.name}")
     with source.open() as stream:
         try:
             while block := stream.read(BUFFER_BYTES):
                 spool.write(block)
             spool.flush()
         except OSError as error:
-            source.tell(f"could not be unpacked whole: {error.strerror or error}; set TMPDIR to where there is room")
+            source.note_problem(
+                f"could not be unpacked whole: {error.strerror or error}; set TMPDIR to where there is room"
+            )
     return spool
 
 
-def _add_member(source: Source, member: tarfile.TarInfo, fd: int, end: int, context: Context, nesting: int) -> None:
-    name = f"{source.name}!{member.name}"
-    if member.isdir():
-        return
-    if why := _hostile(member.name, context):
-        context.refuse(_short(name), why)
-    elif member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-        context.refuse(_short(name), "is a link, a device or a sparse file inside an archive and was left out")
-    elif not _is_litter(member.name):
-        whole = max(min(member.size, end - member.offset_data), 0)
-        inner = Source(name, source.path, b"", context.part(fd, member.offset_data, whole), whole)
-        if whole < member.size:
-            inner.problems.append(f"its archive breaks off: {size(whole)} of {size(member.size)} are whole")
-        context.add(inner, nesting)
-
-
 def add_zip(source: Source, context: Context, nesting: int) -> None:
-    """Take in the members of a zip archive."""
+    """Add the members of a zip archive."""
     spool = _spool(source, context)
     try:
         archive = context.stack.enter_context(zipfile.ZipFile(spool))
@@ -195,34 +192,29 @@ def add_zip(source: Source, context: Context, nesting: int) -> None:
         return
     for member in members[: context.limits.files]:
         if not member.is_dir() and not _is_litter(member.filename):
-            _add_zipped(source, archive, member, context, nesting)
-
-
-def _add_zipped(
-    source: Source, archive: zipfile.ZipFile, member: zipfile.ZipInfo, context: Context, nesting: int
-) -> None:
-    name, limits = f"{source.name}!{member.filename}", context.limits
-    bursts = member.file_size > max(limits.ratio * member.compress_size, limits.ratio_after_bytes)
-    if why := _hostile(member.filename, context):
-        context.refuse(_short(name), why)
-    elif bursts or member.file_size > limits.file_bytes:
-        packed, full = size(member.compress_size), size(member.file_size)
-        context.refuse(_short(name), f"refused as a compression bomb: {packed} unpack to {full}")
-    elif member.flag_bits & 1:
-        context.refuse(_short(name), "is encrypted and was left out")
-    else:
-        inner = Source(name, source.path, b"", _zip_opener(archive, member), member.compress_size)
-        context.add(inner, nesting)
+            name, limits = f"{source.name}!{member.filename}", context.limits
+            bursts = member.file_size > max(limits.ratio * member.compress_size, limits.ratio_after_bytes)
+            if why := _hostile(member.filename, context):
+                context.refuse(_short(name), why)
+            elif bursts or member.file_size > limits.file_bytes:
+                packed, full = size(member.compress_size), size(member.file_size)
+                context.refuse(_short(name), f"refused as a compression bomb: {packed} unpack to {full}")
+            elif member.flag_bits & 1:
+                context.refuse(_short(name), "is encrypted and was left out")
+            else:
+                inner = Source(name, source.path, b"", _zip_opener(archive, member), member.compress_size)
+                context.add(inner, nesting)
 
 
 def _zip_opener(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Opener:
-    def opener(tell: Tell) -> BinaryIO:
+    def opener(report: Report) -> BinaryIO:
+        # opened when it is read, and not all members at once
         try:
             raw = archive.open(member)
         except Exception as error:  # likewise
-            tell(f"cannot be unpacked: {error}")
+            report(f"cannot be unpacked: {error}")
             return io.BytesIO()
-        return buffered(Careful(raw, tell, lambda _: None))
+        return buffered(Careful(raw, report, lambda _: None))
 
     return opener
 

@@ -1,7 +1,7 @@
 """Chrome traces of any size, a few megabytes at a time: cut at the border of two events, decoded in batches.
 
 Nothing but the batch at hand is kept, so memory does not grow with the file. A file that breaks off, or holds events
-that are no JSON, gives everything else and says what was lost.
+that are no JSON, gives everything else, and `losses` names what is missing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Scan(Generic[T]):
     whole: bool = False
     bytes_read: int = 0
     _rest: bytes = b""
-    _over: bool = False
+    _at_end: bool = False
 
     def __post_init__(self) -> None:
         self._many: Callable[[bytes], list[T]] = msgspec.json.Decoder(list[self.kind], strict=False).decode  # type: ignore[name-defined]
@@ -64,15 +64,20 @@ class Scan(Generic[T]):
         if not self._find_events():
             return
         while not self.whole:
-            self._more()
-            batch = self._batch()
+            self._read_block()
+            batch = self._next_batch()
             if batch:
                 self.events += len(batch)
                 yield batch
-            elif self._over:
+            elif self._at_end:
                 break
         if self.whole:
-            self._read_tail()
+            # What stands behind the events belongs to the header as well.
+            while len(self._rest) < MOST_HEADER_BYTES and self._read_block():
+                pass
+            text = self._rest.strip().lstrip(b",").strip()
+            if text and text != b"}":
+                self._add_header(b"{" + text)
 
     def losses(self) -> str:
         """Return in one line what is lost of the file; empty where it is whole."""
@@ -83,45 +88,42 @@ class Scan(Generic[T]):
             lost.append(f"the JSON breaks off after {self.events} whole events; what came after is lost")
         return "; ".join(lost)
 
-    def _more(self) -> bool:
+    def _read_block(self) -> bool:
         block = self.stream.read(BLOCK_BYTES)
         self.bytes_read += len(block)
         self._rest += block
-        self._over = not block
+        self._at_end = not block
         return bool(block)
 
     def _find_events(self) -> bool:
         """Read up to the first event; what stands before it is the header."""
         while len(self._rest) < MOST_HEADER_BYTES:
-            grown = self._more()
+            grown = self._read_block()
             start = self._rest.lstrip(b"\xef\xbb\xbf \t\r\n")
             if start[:1] == b"[":
                 self._rest = start[1:]
                 return True
             if match := _EVENTS.search(self._rest):
-                self._take_header(self._rest[: match.start()].rstrip().rstrip(b",") + b"}")
+                self._add_header(self._rest[: match.start()].rstrip().rstrip(b",") + b"}")
                 self._rest = self._rest[match.end() :]
                 return True
             if not grown:
                 return False
         return False
 
-    def _take_header(self, text: bytes) -> None:
+    def _add_header(self, text: bytes) -> None:
         try:
             self.header.update(msgspec.json.decode(text, type=dict[str, Any]))
         except UNDECODABLE:
-            self._take_fields(text)
+            # no JSON as a whole: the fields that matter, one by one
+            for name in (b"distributedInfo", b"baseTimeNanoseconds", b"host_name"):
+                for match in re.finditer(rb'"' + name + rb'"\s*:\s*(\{[^{}]*\}|\d+|"[^"]*")', text):
+                    try:
+                        self.header[name.decode()] = msgspec.json.decode(match[1])
+                    except UNDECODABLE:
+                        continue
 
-    def _take_fields(self, text: bytes) -> None:
-        """What matters of a header that is no JSON as a whole."""
-        for name in (b"distributedInfo", b"baseTimeNanoseconds", b"host_name"):
-            for match in re.finditer(rb'"' + name + rb'"\s*:\s*(\{[^{}]*\}|\d+|"[^"]*")', text):
-                try:
-                    self.header[name.decode()] = msgspec.json.decode(match[1])
-                except UNDECODABLE:
-                    continue
-
-    def _batch(self) -> list[T]:
+    def _next_batch(self) -> list[T]:
         """Decode as many whole events as there are; what follows stays for the next batch."""
         data = self._rest
         for cut in self._cuts(data):
@@ -129,9 +131,30 @@ class Scan(Generic[T]):
             if batch is not None:
                 self._rest, self.whole = data[cut[1] :], cut[2]
                 return batch
-        if not self._over and len(data) < max(4 * BLOCK_BYTES, LARGE_EVENT_BYTES):
+        # no whole event yet: read more, but no more than any event is large
+        if not self._at_end and len(data) < max(4 * BLOCK_BYTES, LARGE_EVENT_BYTES):
             return []
-        return self._salvage(data)
+        # Take the data apart at everything that looks like a border; keep what is an event, count what is not.
+        pieces, start = [], 0
+        for match in _EVENT_BORDER.finditer(data):
+            pieces.append(data[start : match.start() + 1])
+            start = match.end()
+        found: list[T] = []
+        self._halve(pieces, found)
+        self._rest = data[start:]
+        if self._at_end:
+            # The last event of all, and the end of their list where it is there; what breaks off is lost.
+            last, self._rest = self._rest, b""
+            for match in islice(_END.finditer(last), TRIES):
+                events = self._decode(last[: match.start() + 1])
+                if events is not None:
+                    self._rest, self.whole = last[match.end() :], True
+                    return found + events
+            found += self._decode(last) or []
+        elif not pieces:
+            self._rest = b""
+            self.damaged += 1
+        return found
 
     def _cuts(self, data: bytes) -> Iterator[tuple[int, int, bool]]:
         """Places where a list of events may end: (end of it, where to go on, whether it was the last)."""
@@ -143,46 +166,17 @@ class Scan(Generic[T]):
             if match := _BORDER.match(data, brace):
                 yield brace + 1, match.end(), False
             end = brace
-        yield from self._ends(data)
-
-    def _ends(self, data: bytes) -> Iterator[tuple[int, int, bool]]:
-        """Places where the list of all events may be closed: a bracket behind an event (or behind none)."""
-        if match := _EMPTY.match(data):
-            yield 0, match.end(), True
-        for match in islice(_END.finditer(data), 40 * TRIES):
-            yield match.start() + 1, match.end(), True
+        # The list of all events may be closed in here: a bracket behind an event (or behind none).
+        if closed := _EMPTY.match(data):
+            yield 0, closed.end(), True
+        for closed in islice(_END.finditer(data), 40 * TRIES):
+            yield closed.start() + 1, closed.end(), True
 
     def _decode(self, events: bytes) -> list[T] | None:
         try:
             return self._many(b"[" + events + b"]")
         except UNDECODABLE:
             return None
-
-    def _salvage(self, data: bytes) -> list[T]:
-        """Take data apart at everything that looks like a border; keep what is an event, count what is not."""
-        pieces, start = [], 0
-        for match in _EVENT_BORDER.finditer(data):
-            pieces.append(data[start : match.start() + 1])
-            start = match.end()
-        found: list[T] = []
-        self._halve(pieces, found)
-        self._rest = data[start:]
-        if self._over:
-            found += self._last(self._rest)
-        elif not pieces:
-            self._rest = b""
-            self.damaged += 1
-        return found
-
-    def _last(self, data: bytes) -> list[T]:
-        """The last event of all, and the end of their list where it is there; what breaks off is lost."""
-        self._rest = b""
-        for match in islice(_END.finditer(data), TRIES):
-            batch = self._decode(data[: match.start() + 1])
-            if batch is not None:
-                self._rest, self.whole = data[match.end() :], True
-                return batch
-        return self._decode(data) or []
 
     def _halve(self, pieces: list[bytes], found: list[T]) -> None:
         if not pieces:
@@ -195,11 +189,3 @@ class Scan(Generic[T]):
         else:
             self._halve(pieces[: len(pieces) // 2], found)
             self._halve(pieces[len(pieces) // 2 :], found)
-
-    def _read_tail(self) -> None:
-        """What stands behind the events belongs to the header as well."""
-        while len(self._rest) < MOST_HEADER_BYTES and self._more():
-            pass
-        text = self._rest.strip().lstrip(b",").strip()
-        if text and text != b"}":
-            self._take_header(b"{" + text)

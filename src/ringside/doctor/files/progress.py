@@ -1,4 +1,4 @@
-"""How far the doctor is, for whoever waits for it."""
+"""How far the doctor is, for the person who waits for it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ EVERY_SECONDS_IN_A_LOG = 5.0
 
 
 class Progress(Protocol):
-    """Hears what is being done; both methods are cheap enough to be called for every block read."""
+    """Receives what is being done; both methods are cheap enough to be called for every block read."""
 
-    def say(self, text: str) -> None:
-        """Tell what begins now, such as `reading 8 Kineto traces`."""
+    def begin(self, text: str) -> None:
+        """Record what begins now, such as `reading 8 Kineto traces`."""
 
     def advance(self, nbytes: int) -> None:
-        """Tell that `nbytes` more bytes, as they lie on disk, have been read."""
+        """Record that `nbytes` more bytes, as they lie on disk, have been read."""
 
 
 class Silent:
-    """Tells nobody."""
+    """Shows nothing."""
 
-    def say(self, text: str) -> None:
-        """Drop it."""
+    def begin(self, text: str) -> None:
+        """Do nothing."""
 
     def advance(self, nbytes: int) -> None:
-        """Drop it."""
+        """Do nothing."""
 
 
 class OnStream:
@@ -44,7 +44,7 @@ class OnStream:
         self._text, self._bytes, self._shown = "", 0, time.monotonic()
         self._width = 0
 
-    def say(self, text: str) -> None:
+    def begin(self, text: str) -> None:
         """Note what begins now; show it where it can be overwritten."""
         self._text = text
         self._show(EVERY_SECONDS if self._terminal else EVERY_SECONDS_IN_A_LOG)

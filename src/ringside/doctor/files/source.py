@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from ringside.doctor.files.streams import Tell
+from ringside.doctor.files.streams import Report
 from ringside.doctor.findings import Note
 
 HEAD_BYTES = 16 << 10
@@ -34,7 +34,7 @@ class Limits:
     ratio_after_bytes: int = 64 << 20
 
 
-Opener = Callable[[Tell], BinaryIO]
+Opener = Callable[[Report], BinaryIO]
 
 
 @dataclass(eq=False)
@@ -61,19 +61,19 @@ class Source:
     def open(self) -> BinaryIO:
         """Return a stream over the whole content, unpacked; to be closed. It never raises while it is read:
 
-        where it cannot go on it ends, and `problems` says why.
+        where it cannot go on it ends, and `problems` has the reason.
         """
-        return self.opener(self.tell)
+        return self.opener(self.note_problem)
 
     def read(self, most_bytes: int) -> bytes:
-        """Return the content; the part beyond `most_bytes` is left out and `problems` says so."""
+        """Return the content; the part beyond `most_bytes` is left out, with a line in `problems`."""
         with self.open() as stream:
             content = stream.read(most_bytes + 1)
         if len(content) > most_bytes:
-            self.tell(f"is larger than {most_bytes >> 20} MiB; only that much of it was read")
+            self.note_problem(f"is larger than {most_bytes >> 20} MiB; only that much of it was read")
         return content[:most_bytes]
 
-    def tell(self, line: str) -> None:
+    def note_problem(self, line: str) -> None:
         """Note a problem, once."""
         if line not in self.problems:
             self.problems.append(line)

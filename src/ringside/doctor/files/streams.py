@@ -1,6 +1,6 @@
 """Bytes of untrusted files: a part of a file, and gzip that neither bursts nor raises.
 
-A stream that cannot go on *ends*, and says why once: what came before can still be used.
+A stream that cannot go on *ends*, and reports why once: what came before can still be used.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from ringside.text import short_size as size
 
 BLOCK_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 18
+GZIP = b"\x1f\x8b"
+GZIP_BITS = 16 + zlib.MAX_WBITS
+"""Tells zlib that gzip's header and checksum stand around the data."""
 
-Tell = Callable[[str], None]
-"""Takes one plain line about the file, such as what of it is lost."""
+Report = Callable[[str], None]
+"""Receives one plain line about the file, such as what of it is lost."""
 
 
 class ReadableStream(Protocol):
@@ -27,7 +30,7 @@ class ReadableStream(Protocol):
         """Return at most `size` bytes; none at the end."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 def buffered(raw: io.RawIOBase) -> BinaryIO:
@@ -45,7 +48,7 @@ class Slice(io.RawIOBase):
     """
 
     def __init__(self, fd: int, offset: int, length: int) -> None:
-        self._fd, self._offset, self._length, self._at = fd, offset, length, 0
+        self._fd, self._offset, self._length, self._position = fd, offset, length, 0
 
     def readable(self) -> bool:
         """Return True."""
@@ -57,30 +60,31 @@ class Slice(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Move within the part."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        self._at = max(base + offset, 0)
-        return self._at
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        self._position = max(base + offset, 0)
+        return self._position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Fill the buffer from here on; 0 at the end of the part."""
-        wanted = min(len(buffer), max(self._length - self._at, 0))
-        data = os.pread(self._fd, wanted, self._offset + self._at) if wanted else b""
+        size_bytes = min(len(buffer), max(self._length - self._position, 0))
+        # pread: other slices of the same file keep their own positions
+        data = os.pread(self._fd, size_bytes, self._offset + self._position) if size_bytes else b""
         buffer[: len(data)] = data
-        self._at += len(data)
+        self._position += len(data)
         return len(data)
 
 
 class Careful(io.RawIOBase):
-    """Reads on until an error, then ends and tells it; counts what was read.
+    """Reads on until an error, then ends and reports it; counts what was read.
 
     Args:
         raw: Where the bytes come from; closed with this.
-        tell: Hears of an error.
-        count: Hears how many bytes were read.
+        report: Called with a line on an error.
+        count: Called with the number of bytes read.
     """
 
-    def __init__(self, raw: ReadableStream, tell: Tell, count: Callable[[int], None]) -> None:
-        self._raw, self._tell, self._count = raw, tell, count
+    def __init__(self, raw: ReadableStream, report: Report, count: Callable[[int], None]) -> None:
+        self._raw, self._report, self._count = raw, report, count
 
     def readable(self) -> bool:
         """Return True."""
@@ -91,7 +95,7 @@ class Careful(io.RawIOBase):
         try:
             data = self._raw.read(len(buffer)) or b""
         except Exception as error:  # of a hostile archive the unpackers raise anything at all
-            self._tell(f"cannot be read further: {getattr(error, 'strerror', None) or error}")
+            self._report(f"cannot be read further: {getattr(error, 'strerror', None) or error}")
             return 0
         buffer[: len(data)] = data
         self._count(len(data))
@@ -108,18 +112,18 @@ class Gunzip(io.RawIOBase):
 
     Args:
         raw: The compressed bytes; closed with this.
-        tell: Hears where it breaks off, is damaged, or is refused.
+        report: Called where it breaks off, is damaged, or is refused.
         most_bytes: No more than this is unpacked.
         most_ratio: Nor more than this times what was read, once `ratio_after_bytes` are unpacked: a bomb.
         ratio_after_bytes: Until then any ratio will do.
     """
 
     def __init__(
-        self, raw: ReadableStream, tell: Tell, *, most_bytes: int, most_ratio: int, ratio_after_bytes: int
+        self, raw: ReadableStream, report: Report, *, most_bytes: int, most_ratio: int, ratio_after_bytes: int
     ) -> None:
-        self._raw, self._tell = raw, tell
+        self._raw, self._report = raw, report
         self._most_bytes, self._most_ratio, self._ratio_after = most_bytes, most_ratio, ratio_after_bytes
-        self._zip = zlib.decompressobj(wbits=31)
+        self._zip = zlib.decompressobj(wbits=GZIP_BITS)
         self._waiting = b""
         self._read = self._made = 0
         self._over = False
@@ -137,7 +141,7 @@ class Gunzip(io.RawIOBase):
         """Fill the buffer with unpacked bytes; 0 at the end."""
         data = b""
         while not data and not self._over:
-            data = self._more(len(buffer))
+            data = self._read_block(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -146,41 +150,36 @@ class Gunzip(io.RawIOBase):
         self._raw.close()
         super().close()
 
-    def _more(self, wanted: int) -> bytes:
-        if self._zip.eof and not self._next_member():
-            return b""
+    def _read_block(self, most_bytes: int) -> bytes:
+        """The next unpacked bytes, at most `most_bytes`; may be none before the end."""
+        if self._zip.eof:
+            # The next member; what does not look like one is padding.
+            self._waiting = (self._waiting or self._raw.read(BLOCK_BYTES) or b"").lstrip(b"\0")
+            if self._waiting[:2] != GZIP:
+                self._over = True
+                return b""
+            self._read += len(self._waiting)
+            self._zip = zlib.decompressobj(wbits=GZIP_BITS)
         if not self._waiting:
             self._waiting = self._raw.read(BLOCK_BYTES) or b""
             self._read += len(self._waiting)
             if not self._waiting:
                 return self._end(f"the gzip breaks off: {size(self._made)} are whole, whatever came after is lost")
         try:
-            data = self._zip.decompress(self._waiting, wanted)
+            data = self._zip.decompress(self._waiting, most_bytes)
         except zlib.error:
             return self._end(f"the gzip is damaged after {size(self._made)}: whatever comes after is lost")
         self._waiting = self._zip.unused_data if self._zip.eof else self._zip.unconsumed_tail
         self._made += len(data)
-        return data if not self._bursts() else self._end(self._refusal())
-
-    def _next_member(self) -> bool:
-        """Begin the next member; what does not look like one is padding."""
-        self._waiting = (self._waiting or self._raw.read(BLOCK_BYTES) or b"").lstrip(b"\0")
-        if self._waiting[:2] != b"\x1f\x8b":
-            self._over = True
-            return False
-        self._read += len(self._waiting)
-        self._zip = zlib.decompressobj(wbits=31)
-        return True
-
-    def _bursts(self) -> bool:
-        return self._made > self._most_bytes or (self._made > self._ratio_after and self.ratio > self._most_ratio)
-
-    def _refusal(self) -> str:
+        # A bomb: too much in all, or far more than was read (small files may be packed as tightly as they like).
         if self._made > self._most_bytes:
-            return f"refused: it unpacks to more than {size(self._most_bytes)}"
-        return f"refused as a compression bomb: {size(self._read)} unpack to more than {size(self._made)}"
+            return self._end(f"refused: it unpacks to more than {size(self._most_bytes)}")
+        if self._made > self._ratio_after and self.ratio > self._most_ratio:
+            made = size(self._made)
+            return self._end(f"refused as a compression bomb: {size(self._read)} unpack to more than {made}")
+        return data
 
     def _end(self, line: str) -> bytes:
         self._over = True
-        self._tell(line)
+        self._report(line)
         return b""

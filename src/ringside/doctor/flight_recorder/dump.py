@@ -1,7 +1,7 @@
 """One rank's flight-recorder dump as a value: which collectives it entered, which of them ended.
 
 Formats 2.0 to 2.10 of `torch/csrc/distributed/c10d/FlightRecorder*`, of NCCL and Gloo. What differs between them:
-Gloo never fills in `state` and marks what ended by `retired`; its `pg_config` is empty; older ones say `seq_id`.
+Gloo never fills in `state` and marks what ended by `retired`; its `pg_config` is empty; older ones have `seq_id`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """A process group as one rank knows it; `ranks` are global, in group order, none where it does not say."""
+    """A process group as one rank knows it; `ranks` are global, in group order, none where it does not list them."""
 
     name: str
     desc: str = ""
@@ -143,7 +143,7 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         rank: The global rank, from the file's name.
         written_s: When the file was last written (copying may have changed that), seconds since 1970.
         version: The dump format's.
-        library: Version of NCCL, where it says so.
+        library: Version of NCCL, where it is recorded.
         groups: The rank's process groups by name.
         entered: Last collective entered, by group (groups with sends or receives left out).
         completed: Last collective completed, likewise.
@@ -173,15 +173,15 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world(self) -> tuple[int, ...]:
-        """Ranks of the whole job, where the dump says so."""
+        """Ranks of the whole job, where the dump lists them."""
         return max((group.ranks for group in self.groups.values()), key=len, default=())
 
 
 def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dump:
-    """Return a dump's plain values as a `Dump`.
+    """Convert a dump's plain values to a `Dump`.
 
     Args:
-        content: What `flight_recorder_load.load` returned.
+        content: What `load.load` returned.
         file: What to call the file.
         rank: The rank that wrote it.
         written_s: When the file was last written, seconds since 1970.
@@ -195,8 +195,33 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         raw = msgspec.convert(content, _Dump, strict=False)
     except UNDECODABLE as error:
         raise NotADumpError(f"is no flight-recorder dump that this version can read ({error})") from None
-    entries, skipped = _entries(raw.entries)
-    groups = _groups(raw, entries)
+    entries: list[_Entry] = []
+    try:
+        entries = msgspec.convert(raw.entries, list[_Entry], strict=False)
+    except UNDECODABLE:
+        # one damaged entry spoils the list: keep those that can be read one by one
+        for item in raw.entries:
+            try:
+                entries.append(msgspec.convert(item, _Entry, strict=False))
+            except UNDECODABLE:
+                continue
+    # Groups as configured (Gloo's are not), and those that only entries name.
+    groups = {
+        name: Group(
+            name=name,
+            desc=config.desc,
+            ranks=tuple(config.ranks)
+            if isinstance(config.ranks, list)
+            else tuple(int(number[:18]) for number in re.findall(r"\d+", config.ranks)),
+        )
+        for name, config in raw.pg_config.items()
+        if name or config.desc
+    }
+    for entry in entries:
+        name, desc = entry_group(entry)
+        if name not in groups:
+            groups[name] = Group(name=name, desc=desc)
+    # Sends and receives count in the same numbers: a group that has any shows nothing of its collectives in its status.
     names = _names_of_ids(raw, entries)
     tainted = {entry_group(entry)[0] for entry in entries if _is_p2p(entry)}
     status = {names[pg_id]: state for pg_id, state in raw.pg_status.items() if pg_id in names}
@@ -211,24 +236,9 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         entered={name: state.last_enqueued_collective for name, state in clean.items()},
         completed={name: state.last_completed_collective for name, state in clean.items()},
         calls=_calls(entries),
-        skipped=skipped,
+        skipped=len(raw.entries) - len(entries),
         lost=str(content.get(LOST, "")),
     )
-
-
-def _entries(raw: list[Any]) -> tuple[list[_Entry], int]:
-    """All entries that can be read, and how many cannot."""
-    try:
-        return msgspec.convert(raw, list[_Entry], strict=False), 0
-    except UNDECODABLE:
-        pass
-    good: list[_Entry] = []
-    for item in raw:
-        try:
-            good.append(msgspec.convert(item, _Entry, strict=False))
-        except UNDECODABLE:
-            continue
-    return good, len(raw) - len(good)
 
 
 def entry_group(entry: _Entry) -> tuple[str, str]:
@@ -237,23 +247,6 @@ def entry_group(entry: _Entry) -> tuple[str, str]:
     if isinstance(group, str):
         return group, ""
     return (group[0] if group else ""), (group[1] if len(group) > 1 else "")
-
-
-def _groups(raw: _Dump, entries: list[_Entry]) -> dict[str, Group]:
-    groups = {
-        name: Group(name=name, desc=config.desc, ranks=_ranks(config.ranks))
-        for name, config in raw.pg_config.items()
-        if name or config.desc
-    }
-    for entry in entries:
-        name, desc = entry_group(entry)
-        if name not in groups:
-            groups[name] = Group(name=name, desc=desc)
-    return groups
-
-
-def _ranks(text: str | list[int]) -> tuple[int, ...]:
-    return tuple(text) if isinstance(text, list) else tuple(int(number[:18]) for number in re.findall(r"\d+", text))
 
 
 def _names_of_ids(raw: _Dump, entries: list[_Entry]) -> dict[str, str]:
@@ -275,71 +268,67 @@ def _is_p2p(entry: _Entry) -> bool:
 
 
 def _calls(entries: list[_Entry]) -> list[RecordedCall]:
+    """The calls that entries record, in order; of those without an end at most `MOST_PENDING`."""
+    # The parts of a coalesced call end with it and have no state of their own.
+    completed = [entry.retired or entry.state == "completed" for entry in entries]
+    open_parts: dict[tuple[str, bool, int | None], list[int]] = {}
+    for index, entry in enumerate(entries):
+        is_p2p = _is_p2p(entry)
+        key = (entry_group(entry)[0], is_p2p, entry.p2p_seq_id if is_p2p else entry.collective_seq_id)
+        if entry.profiling_name.endswith("coalesced"):
+            for part in open_parts.pop(key, []):
+                completed[part] = completed[part] or completed[index]
+        elif not completed[index]:
+            open_parts.setdefault(key, []).append(index)
+    # equal shapes are one object: dumps hold hundreds of thousands of calls
     shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]] = {}
     calls = []
     pending = 0
-    for entry, done in zip(entries, _done(entries), strict=True):
+    for entry, done in zip(entries, completed, strict=True):
+        # what ended is matched with the others' and needed whole; of what waits, the first calls show the cause
         pending += not done
-        if done or pending <= MOST_PENDING:
-            calls.append(_call(entry, done, shapes))
+        if not done and pending > MOST_PENDING:
+            continue
+        backend, _, operation = entry.profiling_name.rpartition(":")
+        is_p2p = _is_p2p(entry)
+        match = P2P.search(operation) if is_p2p else None
+        shape = (
+            operation.partition(" ")[0],
+            str(entry.input_sizes),
+            str(entry.output_sizes),
+            ",".join(entry.input_dtypes or entry.output_dtypes),
+        )
+        # older formats count collectives, sends and receives in one number
+        seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
+        seq = entry.seq_id if seq is None else seq
+        frames: list[StackFrame] = []
+        if not done:  # a stack is only read where somebody waits, for most calls ended
+            try:
+                frames = msgspec.convert(entry.frames or [], list[StackFrame], strict=False)
+            except UNDECODABLE:
+                frames = []
+        calls.append(
+            RecordedCall(
+                group=entry_group(entry)[0],
+                op=shape[0],
+                backend=backend,
+                seq=-1 if seq is None else seq,
+                peer=(int(match.group(4)) if match else 0) if is_p2p else -1,
+                shape=shapes.setdefault(shape, shape),
+                nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
+                created_s=(entry.time_created_ns or 0) / 1e9,
+                ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
+                done=done,
+                started=entry.state == "started" or bool(entry.time_discovered_started_ns),
+                timeout_s=(entry.timeout_ms or 0) / 1e3,
+                frames=frames,
+            )
+        )
     return calls
 
 
-def _done(entries: list[_Entry]) -> list[bool]:
-    """Whether each entry ended; the parts of a coalesced call end with it and have no state of their own."""
-    done = [entry.retired or entry.state == "completed" for entry in entries]
-    open_parts: dict[tuple[str, bool, int | None], list[int]] = {}
-    for index, entry in enumerate(entries):
-        p2p = _is_p2p(entry)
-        key = (entry_group(entry)[0], p2p, entry.p2p_seq_id if p2p else entry.collective_seq_id)
-        if entry.profiling_name.endswith("coalesced"):
-            for part in open_parts.pop(key, []):
-                done[part] = done[part] or done[index]
-        elif not done[index]:
-            open_parts.setdefault(key, []).append(index)
-    return done
-
-
-def _call(
-    entry: _Entry, done: bool, shapes: dict[tuple[str, str, str, str], tuple[str, str, str, str]]
-) -> RecordedCall:
-    backend, _, name = entry.profiling_name.rpartition(":")
-    p2p = _is_p2p(entry)
-    match = P2P.search(name) if p2p else None
-    shape = (
-        name.partition(" ")[0],
-        str(entry.input_sizes),
-        str(entry.output_sizes),
-        ",".join(entry.input_dtypes or entry.output_dtypes),
-    )
-    seq = entry.p2p_seq_id if p2p else entry.collective_seq_id
-    seq = entry.seq_id if seq is None else seq
-    return RecordedCall(
-        group=entry_group(entry)[0],
-        op=shape[0],
-        backend=backend,
-        seq=-1 if seq is None else seq,
-        peer=(int(match.group(4)) if match else 0) if p2p else -1,
-        shape=shapes.setdefault(shape, shape),
-        nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
-        created_s=(entry.time_created_ns or 0) / 1e9,
-        ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
-        done=done,
-        started=entry.state == "started" or bool(entry.time_discovered_started_ns),
-        timeout_s=(entry.timeout_ms or 0) / 1e3,
-        frames=[] if done else _frames(entry.frames),
-    )
-
-
-def _frames(raw: Any) -> list[StackFrame]:
-    """A stack; only read where somebody waits, for most calls ended."""
-    try:
-        return msgspec.convert(raw or [], list[StackFrame], strict=False)
-    except UNDECODABLE:
-        return []
-
-
 def _nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:
+    """Bytes of all inputs; sizes that no tensor has are cut off before they overflow."""
     total = 0
     for index, dims in enumerate(sizes):
         count = 1

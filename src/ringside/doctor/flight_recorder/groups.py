@@ -39,18 +39,18 @@ class GroupView:
         self.calls: dict[int, dict[int, RecordedCall]] = {}
         self.p2p: dict[int, list[RecordedCall]] = {}
         for rank in dumps:
-            mine = made[rank].get(group.name, [])
-            self.calls[rank] = {call.seq: call for call in mine if not call.p2p and call.op != "coalesced"}
-            self.p2p[rank] = [call for call in mine if call.p2p and call.op in ("send", "recv")]
+            own = made[rank].get(group.name, [])
+            self.calls[rank] = {call.seq: call for call in own if not call.p2p and call.op != "coalesced"}
+            self.p2p[rank] = [call for call in own if call.p2p and call.op in ("send", "recv")]
         counted = {} if any(self.p2p.values()) else dumps
         entered = {rank: dump.entered.get(group.name, -1) for rank, dump in counted.items()}
         ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
         self._entered = {rank for rank, seq in entered.items() if seq >= 0}
         self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
-        self.completed = {rank: max([ended.get(rank, -1), *self._ended(rank)]) for rank in dumps}
-
-    def _ended(self, rank: int) -> Iterable[int]:
-        return (seq for seq, call in self.calls[rank].items() if call.done)
+        self.completed = {
+            rank: max([ended.get(rank, -1), *((seq for seq, call in self.calls[rank].items() if call.done))])
+            for rank in dumps
+        }
 
     @cached_property
     def pending(self) -> dict[int, list[RecordedCall]]:
@@ -118,16 +118,14 @@ def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
         for group in dump.groups.values():
             found.setdefault((group.name, group.ranks), (group, {}))[1][rank] = dump
     made = {rank: dump.by_group() for rank, dump in by_rank.items()}
-    return [
-        GroupView(group, _with_absent(group, members, by_rank), group.ranks or _known(group, members, by_rank), made)
-        for group, members in found.values()
-    ]
-
-
-def _with_absent(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> dict[int, Dump]:
-    """Members that say so, and those that others count as members."""
-    listed = {rank: by_rank[rank] for rank in _known(group, members, by_rank) if rank in by_rank}
-    return {**listed, **{rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}}
+    views = []
+    for group, members in found.values():
+        known = _known(group, members, by_rank)
+        # members by their own dumps, and those that others count as members
+        listed = {rank: by_rank[rank] for rank in known if rank in by_rank}
+        own = {rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}
+        views.append(GroupView(group, {**listed, **own}, known, made))
+    return views
 
 
 def _known(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> Sequence[int]:
@@ -157,33 +155,26 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
     several = any(count > 1 for count in places.values())
     jobs, notes = [], []
     for members in folders.values() if several and len(folders) > 1 else [list(dumps)]:
-        kept, left_out = _one_job(members)
-        jobs.append(kept)
-        notes.extend(left_out)
+        worlds = Counter(dump.world for dump in members if dump.world)
+        world = worlds.most_common(1)[0][0] if worlds else ()
+        times = sorted(last for dump in members if (last := last_s(dump)))
+        median = times[len(times) // 2] if times else 0.0
+        kept: dict[int, Dump] = {}
+        # the newest first; of equally old ones the one that shows more waiting
+        for dump in sorted(members, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
+            apart = abs(last_s(dump) - median) / APART_S
+            if dump.world and dump.world != world:
+                why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
+            elif last_s(dump) and apart > 1.0:
+                why = f"is of another run: its last call is {apart:.0f} days from the others'"
+            elif dump.rank in kept:
+                why = f"is a second dump of rank {dump.rank}; {kept[dump.rank].file} is newer and was used"
+            else:
+                kept[dump.rank] = dump
+                continue
+            notes.append(Note(file=dump.file, kind=KIND, text=f"{why}; left out", used=False))
+        jobs.append(sorted(kept.values(), key=lambda dump: dump.rank))
     return jobs, notes
-
-
-def _one_job(dumps: list[Dump]) -> tuple[list[Dump], list[Note]]:
-    worlds = Counter(dump.world for dump in dumps if dump.world)
-    world = worlds.most_common(1)[0][0] if worlds else ()
-    times = sorted(last for dump in dumps if (last := last_s(dump)))
-    middle = times[len(times) // 2] if times else 0.0
-    kept: dict[int, Dump] = {}
-    notes = []
-    for dump in sorted(dumps, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
-        if dump.world and dump.world != world:
-            why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
-        elif last_s(dump) and abs(last_s(dump) - middle) > APART_S:
-            why = (
-                f"is of another run: its last call is {abs(last_s(dump) - middle) / APART_S:.0f} days from the others'"
-            )
-        elif dump.rank in kept:
-            why = f"is a second dump of rank {dump.rank}; {kept[dump.rank].file} is newer and was used"
-        else:
-            kept[dump.rank] = dump
-            continue
-        notes.append(Note(file=dump.file, kind=KIND, text=f"{why}; left out", used=False))
-    return sorted(kept.values(), key=lambda dump: dump.rank), notes
 
 
 def last_s(dump: Dump) -> float:

@@ -1,7 +1,7 @@
 """Who holds a hung job up: the first cause, separated from the ranks that only wait because of it.
 
 A rank waits for every member of a group that never entered a collective it is in, and for the other side of a send or
-receive that was never posted. Whoever is waited for and waits for nobody is a first cause. So is a rank whose own
+receive that was never posted. The rank that is waited for and waits for nobody is a first cause. So is a rank whose own
 device stopped: its collectives have no end though its peers, who needed it, finished them.
 """
 
@@ -60,20 +60,50 @@ class HangCause:
 
 def find_causes(views: list[GroupView]) -> list[HangCause]:
     """Return the first causes of a hang, the earliest first; none where nobody waits for anybody."""
+    # Who waits for whom, in collectives and in sends and receives.
     waits = [wait for view in views for wait in (*_absences(view), *_unmatched(view))]
-    stopped = _stopped(views)
+    stopped = _stopped_devices(views)
     later = {rank for view in views for rank in view.stale}
     edges: dict[int, set[int]] = defaultdict(set)
     for wait in waits:
         edges[wait.waiting].add(wait.awaited)
     awaited = {rank for targets in edges.values() for rank in targets}
+    # Who is waited for and waits for nobody is a first cause; so is a stopped device.
     roots = {rank for rank in awaited if not edges.get(rank) or rank in stopped}
     if roots and roots <= later:
         return []  # all that is waited for are ranks whose dumps are older than the others'
     roots -= later
-    # A stopped rank that others wait for as well has no excuse in waiting for others itself.
-    circle = set() if roots or stopped else _circle(edges, awaited)
-    causes = _by_first_wait(waits, roots | circle, circle, set(stopped))
+    # Where nobody is the first, ranks wait for each other and for nobody else: the smallest set that all waiting leads
+    # into. (A stopped rank has no excuse in waiting for others itself: it is a cause, and no circle is looked for.)
+    circle: set[int] = set()
+    for start in sorted(awaited)[:MOST_STARTS] if not roots and not stopped else ():
+        reached: set[int] = set()
+        todo = [start]
+        while todo:
+            further = edges.get(todo.pop(), set()) - reached
+            reached |= further
+            todo += further
+        if start in reached and (not circle or len(reached) < len(circle)):
+            circle = reached
+    # Each culprit at the collective in which it was missed first; other culprits and stopped ranks are no witnesses.
+    culprits = roots | circle
+    no_witnesses = (culprits | set(stopped)) - circle
+    first: dict[int, HangWait] = {}
+    for wait in waits:
+        if wait.awaited in culprits and wait.waiting not in no_witnesses:
+            best = first.get(wait.awaited)
+            if best is None or _order(wait) < _order(best):
+                first[wait.awaited] = wait
+    # Culprits of one group are one cause; a circle is one wherever it shows.
+    causes: list[HangCause] = []
+    for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
+        if not circle:
+            _cause_of(causes, wait.view, wait.call).absent.add(rank)
+        elif not causes:
+            _cause_of(causes, wait.view, wait.call).circle |= circle
+    for cause in causes:
+        missed = set(cause.ranks)
+        cause.waiting |= {wait.waiting for wait in waits if wait.view is cause.view and wait.awaited in missed}
     for rank, signs in stopped.items():
         sign = next((sign for sign in signs if any(cause.view is sign.view for cause in causes)), signs[0])
         _cause_of(causes, sign.view, sign.call).stopped[rank] = sign.counts
@@ -85,7 +115,7 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
     for rank, pending in view.pending.items():
         reached = -2
         for call in pending:
-            if call.seq > view.least and not young(view, rank, call):
+            if call.seq > view.least and not is_young(view, rank, call):
                 yield from (
                     HangWait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
                 )
@@ -103,12 +133,12 @@ def _unmatched(view: GroupView) -> Iterable[HangWait]:
             if peer is not None and not call.done:
                 posted[rank][call.op, peer] += 1
                 calls[rank, call.op, peer].append(call)
-    for (rank, op, peer), mine in calls.items():
-        if peer in posted and len(mine) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
-            yield HangWait(rank, peer, view, mine[there])
+    for (rank, op, peer), made in calls.items():
+        if peer in posted and len(made) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
+            yield HangWait(rank, peer, view, made[there])
 
 
-def young(view: GroupView, rank: int, call: RecordedCall) -> bool:
+def is_young(view: GroupView, rank: int, call: RecordedCall) -> bool:
     """Return whether a rank's dump was written so soon after a call that the call need not hang."""
     return bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
 
@@ -122,7 +152,7 @@ class HangSign:
     counts: tuple[int, int]
 
 
-def _stopped(views: list[GroupView]) -> dict[int, list[HangSign]]:
+def _stopped_devices(views: list[GroupView]) -> dict[int, list[HangSign]]:
     """Ranks that have no end of what peers of theirs finished: where it shows, the largest group first."""
     found: dict[int, list[HangSign]] = defaultdict(list)
     for view in views:
@@ -130,57 +160,16 @@ def _stopped(views: list[GroupView]) -> dict[int, list[HangSign]]:
             peers = max((last for peer, last in view.completed.items() if peer != rank), default=-1)
             own = view.completed[rank]
             late = [call for call in pending if call.seq <= peers and call.op not in ROOTED and call.backend != "gloo"]
-            late = [call for call in late if not _just_ended(view, rank, call)]
-            if own >= 0 and peers - own >= STUCK_BY and len(late) >= STUCK_BY and rank not in view.stale:
-                found[rank].append(HangSign(view, late[0], (own, peers)))
+            # A call that peers saw end only when this rank's dump was being written is no sign.
+            signs = []
+            for call in late:
+                ends = [calls[call.seq].ended_s for calls in view.calls.values() if call.seq in calls]
+                ended_s = min(filter(None, ends), default=None)
+                if ended_s is None or view.dumps[rank].written_s - ended_s >= LIVE_S:
+                    signs.append(call)
+            if own >= 0 and peers - own >= STUCK_BY and len(signs) >= STUCK_BY and rank not in view.stale:
+                found[rank].append(HangSign(view, signs[0], (own, peers)))
     return {rank: sorted(signs, key=lambda sign: -len(sign.view.members)) for rank, signs in found.items()}
-
-
-def _just_ended(view: GroupView, rank: int, call: RecordedCall) -> bool:
-    """Whether peers saw the end of a call only when this rank's dump was being written."""
-    ends = [calls[call.seq].ended_s for calls in view.calls.values() if call.seq in calls and calls[call.seq].ended_s]
-    return bool(ends) and view.dumps[rank].written_s - min(ends) < LIVE_S
-
-
-def _circle(edges: dict[int, set[int]], awaited: set[int]) -> set[int]:
-    """Ranks that wait for each other and for nobody else: the smallest set that all waiting leads into."""
-    best: set[int] = set()
-    for start in sorted(awaited)[:MOST_STARTS]:
-        reached = _reach(edges, start)
-        if start in reached and (not best or len(reached) < len(best)):
-            best = reached
-    return best
-
-
-def _reach(edges: dict[int, set[int]], start: int) -> set[int]:
-    reached: set[int] = set()
-    todo = [start]
-    while todo:
-        for rank in edges.get(todo.pop(), ()):
-            if rank not in reached:
-                reached.add(rank)
-                todo.append(rank)
-    return reached
-
-
-def _by_first_wait(waits: list[HangWait], roots: set[int], circle: set[int], stopped: set[int]) -> list[HangCause]:
-    """Each culprit at the collective in which it was missed first; culprits of one group together."""
-    first: dict[int, HangWait] = {}
-    for wait in waits:
-        if wait.awaited in roots and wait.waiting not in (roots | stopped) - circle:
-            best = first.get(wait.awaited)
-            if best is None or _order(wait) < _order(best):
-                first[wait.awaited] = wait
-    causes: list[HangCause] = []
-    for rank, wait in sorted(first.items(), key=lambda item: _order(item[1])):
-        if not circle:
-            _cause_of(causes, wait.view, wait.call).absent.add(rank)
-        elif not causes:  # a circle is one cause, wherever it shows
-            _cause_of(causes, wait.view, wait.call).circle |= circle
-    for cause in causes:
-        culprits = set(cause.ranks)
-        cause.waiting |= {wait.waiting for wait in waits if wait.view is cause.view and wait.awaited in culprits}
-    return causes
 
 
 def _order(wait: HangWait) -> tuple[bool, float, int]:

@@ -29,7 +29,7 @@ _decode = json.JSONDecoder().raw_decode
 # Half of a UTF-16 pair, in UTF-8 or escaped: Python takes it for text that it can neither print nor encode.
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]|\\[uU][0-9a-fA-F]*[dD][89a-fA-F]")
 LOST = "lost"
-"""Key under which `whole_part` says what is lost."""
+"""Key under which `whole_part` describes what is lost."""
 
 _OLD_PICKLE = re.compile(
     rb"\A(?:[(]?[ci][\w.]+\n[\w.]+\n|[(][dl](?:p\d|q)|[\]}](?:p\d|q)|[\]}][.]\Z)",
@@ -38,7 +38,7 @@ _OLD_PICKLE = re.compile(
 
 
 class NotADumpError(RingsideError):
-    """The bytes are no flight-recorder dump; the message says what they are instead."""
+    """The bytes are no flight-recorder dump; the message names what they are instead."""
 
 
 class _Refusing(pickle.Unpickler):
@@ -56,7 +56,7 @@ def is_pickle(head: bytes) -> bool:
     return (head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 2) or bool(_OLD_PICKLE.match(head))
 
 
-def load(data: bytes) -> Any:
+def load_dump(data: bytes) -> Any:
     """Return the plain values that a dump's bytes hold; nothing in them is ever called.
 
     Raises:
@@ -85,6 +85,7 @@ def _printable(value: Any, known: dict[int, Any]) -> Any:
         return value.encode("utf-8", "replace").decode()
     if not isinstance(value, list | tuple | dict) or id(value) in known:
         return known.get(id(value), value)
+    # containers are entered before they are filled: a pickle may hold itself
     if isinstance(value, dict):
         known[id(value)] = found = {}
         found.update({_printable(key, known): _printable(item, known) for key, item in value.items()})
@@ -113,39 +114,35 @@ def whole_part(data: bytes, why: str) -> dict[str, Any]:
     text = data.decode("utf-8", "replace")
     begin = _ENTRIES.search(text)
     entries: list[Any] = []
-    at = begin.end() if begin else len(text)
+    offset = begin.end() if begin else len(text)
     with contextlib.suppress(ValueError, RecursionError):
         while True:
-            entry, at = _decode(text, at)
+            entry, offset = _decode(text, offset)
             entries.append(_printable(entry, {}))
-            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+            offset = _BETWEEN.match(text, offset).end()  # type: ignore[union-attr]
     if begin is None or not entries:
         raise NotADumpError(f"its JSON breaks off or is damaged ({why})")
     lost = f"its JSON breaks off after {len(entries)} whole calls; those after them, the newest, are lost"
-    return {**_before(text[: begin.start()]), "entries": entries, LOST: lost}
-
-
-def _before(text: str) -> dict[str, Any]:
-    """What stands before the entries; nothing where that is no JSON either."""
+    # What stands before the entries; nothing where that is no JSON either.
     try:
-        content = msgspec.json.decode(text.rstrip().rstrip(",") + "}")
+        before = msgspec.json.decode(text[: begin.start()].rstrip().rstrip(",") + "}")
     except (msgspec.DecodeError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        before = {}
+    return {**(before if isinstance(before, dict) else {}), "entries": entries, LOST: lost}
 
 
 @contextlib.contextmanager
 def _bounded_memory(spare_bytes: int) -> Iterator[None]:
-    """Let this process grow by no more than so many bytes for the moment, where the system can say how large it is."""
+    """Let this process grow by no more than so many bytes for the moment, where the system shows how large it is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         yield
         return
-    wanted = pages * resource.getpagesize() + spare_bytes
-    if soft == resource.RLIM_INFINITY or wanted < soft:
-        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    limit = pages * resource.getpagesize() + spare_bytes
+    if soft == resource.RLIM_INFINITY or limit < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         yield
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 
 from ringside.doctor.flight_recorder.dump import RecordedCall
 from ringside.doctor.flight_recorder.groups import GroupView
@@ -37,7 +38,7 @@ class Mismatch:
     Args:
         view: Its group.
         seq: Its number.
-        what: `operation`, `size` or `dtype`.
+        aspect: `operation`, `size` or `dtype`.
         common: The call that most made.
         others: The calls of those that differ, by rank; all ranks where there is no majority.
         decided: Whether there is a majority, so that `others` are the culprits.
@@ -46,7 +47,7 @@ class Mismatch:
 
     view: GroupView
     seq: int
-    what: str
+    aspect: str
     common: RecordedCall
     others: dict[int, RecordedCall]
     decided: bool
@@ -60,48 +61,51 @@ class Mismatch:
 
 def find_mismatches(views: list[GroupView]) -> list[Mismatch]:
     """Return the first mismatch of each group; what follows it in that group is its consequence."""
-    return [found for view in views if (found := _first_mismatch(view)) is not None]
+    found: list[Mismatch] = []
+    for view in views:
+        by_seq: dict[int, dict[int, RecordedCall]] = {}
+        for rank, calls in view.calls.items():
+            for seq, call in calls.items():
+                by_seq.setdefault(seq, {})[rank] = call
+        mismatches = (
+            mismatch
+            for seq in sorted(by_seq)
+            if len({call.shape for call in by_seq[seq].values()}) > 1
+            for aspect in ("operation", "dtype", "size")
+            if (mismatch := _differ(view, seq, aspect, by_seq[seq])) is not None
+        )
+        found += islice(mismatches, 1)
+    return found
 
 
-def _first_mismatch(view: GroupView) -> Mismatch | None:
-    by_seq: dict[int, dict[int, RecordedCall]] = {}
-    for rank, calls in view.calls.items():
-        for seq, call in calls.items():
-            by_seq.setdefault(seq, {})[rank] = call
-    for seq in sorted(by_seq):
-        calls = by_seq[seq]
-        if len(calls) > 1 and len({call.shape for call in calls.values()}) > 1:
-            for what in ("operation", "dtype", "size"):
-                if (found := _differ(view, seq, what, calls)) is not None:
-                    return found
-    return None
-
-
-def _differ(view: GroupView, seq: int, what: str, calls: dict[int, RecordedCall]) -> Mismatch | None:
-    said = {rank: text for rank, call in calls.items() if (text := _aspect(call, what))}
-    counts = Counter(said.values()).most_common(2)
+def _differ(view: GroupView, seq: int, aspect: str, calls: dict[int, RecordedCall]) -> Mismatch | None:
+    """Whether ranks differ in one aspect of collective number `seq`, and who."""
+    # What is compared; calls whose ranks may differ in this are left out.
+    values: dict[int, str] = {}
+    for rank, call in calls.items():
+        op, inputs, outputs, dtypes = call.shape
+        if aspect == "operation":
+            values[rank] = op
+        elif aspect == "dtype" and op not in ("barrier", "coalesced"):
+            values[rank] = dtypes
+        elif aspect == "size" and op in SAME_SIZES:
+            values[rank] = f"{inputs} → {outputs}"
+    values = {rank: text for rank, text in values.items() if text}
+    counts = Counter(values.values()).most_common(2)
     if len(counts) < 2:
         return None
-    usual, count = counts[0]
+    # A tie decides nothing: then all are shown and nobody is blamed.
+    majority, count = counts[0]
     decided = count > counts[1][1]
-    others = {rank: calls[rank] for rank, text in said.items() if text != usual or not decided}
-    same = [rank for rank, text in said.items() if text == usual]
+    others = {rank: calls[rank] for rank, text in values.items() if text != majority or not decided}
+    same = [rank for rank, text in values.items() if text == majority]
     common = calls[same[0]]
-    skipped = what == "operation" and all(
-        _called_later(view, rank, seq, common)
-        and any(_called_later(view, usual_one, seq, calls[rank]) for usual_one in same)
+    # Another order: each side soon calls what the other called here.
+    skipped = aspect == "operation" and all(
+        _called_later(view, rank, seq, common) and any(_called_later(view, member, seq, calls[rank]) for member in same)
         for rank in others
     )
-    return Mismatch(view=view, seq=seq, what=what, common=common, others=others, decided=decided, skipped=skipped)
-
-
-def _aspect(call: RecordedCall, what: str) -> str:
-    op, inputs, outputs, dtypes = call.shape
-    if what == "operation":
-        return op
-    if what == "dtype":
-        return dtypes if op not in ("barrier", "coalesced") else ""
-    return f"{inputs} → {outputs}" if op in SAME_SIZES else ""
+    return Mismatch(view=view, seq=seq, aspect=aspect, common=common, others=others, decided=decided, skipped=skipped)
 
 
 def _called_later(view: GroupView, rank: int, seq: int, call: RecordedCall) -> bool:

@@ -17,103 +17,127 @@ Evidence = dict[str, float | int | str]
 LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")
 
 
-def judge(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Verdict], list[Unjudged]]:
-    """Return what the dumps of one job show, and what they cannot show."""
+def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Verdict], list[Unjudged]]:
+    """Judge the dumps of one job: verdicts, and what the dumps cannot show."""
     mismatches = find_mismatches(views)
     apart = [_mismatch_verdict(found) for found in mismatches if found.decided]
-    unclear = [_unclear(found) for found in mismatches if not found.decided]
+    unclear = []
+    for found in mismatches:
+        if not found.decided:
+            # Two opinions and no majority: the disagreement is certain, the culprit is not.
+            blamed = _mismatch_verdict(found)
+            calls = "; ".join(f"rank {rank} called {_describe(found.others[rank])}" for rank in found.ranks[:4])
+            title = found.view.group.title
+            unclear.append(
+                verdict_of_files(
+                    kind="mismatch",
+                    ranks=found.ranks,
+                    cause=f"in collective {found.seq} of {title} the ranks called different things: {calls}",
+                    evidence={**blamed.evidence, "victims": "", "who_is_right": "cannot be told without a majority"},
+                    advice=blamed.advice,
+                )
+            )
+    # After a mismatch its group hangs as a consequence: that is no cause of its own.
     shown = {id(found.view) for found in mismatches}
     causes = [cause for cause in find_causes(views) if id(cause.view) not in shown]
-    missing = _missing(dumps)
+    # ranks of the job that no dump is of
+    world = max((dump.world for dump in dumps), key=len, default=())
+    missing = sorted(set(world) - {dump.rank for dump in dumps})
     culprits = {rank for cause in causes for rank in cause.ranks}
     verdicts = [*apart, *unclear, *(_hang_verdict(cause, views, missing, culprits) for cause in causes)]
+    # Dumps older than the others' explain a wait by themselves; without them, calls that nobody is late for remain.
     older = sorted({rank for view in views for rank in view.stale})
     if older and not causes:
-        return verdicts, [*_unjudged(dumps, missing), _written_apart(older)]
+        noun, end, verb = ("dump", "breaks", "is") if len(older) == 1 else ("dumps", "break", "are")
+        why = (
+            f"the {noun} of {named(older)} {end} off, or {verb} "
+            "older than the others': peers finished collectives that they do not hold yet. Give whole dumps of one "
+            "moment"
+        )
+        return verdicts, [*_unjudged(dumps, missing), Unjudged(what="who holds the job up, if anybody does", why=why)]
     if not verdicts and (waiting := _pending(views)):
         return _nobody_to_blame(waiting, missing, len(dumps))
     return verdicts, _unjudged(dumps, missing)
-
-
-def _written_apart(older: list[int]) -> Unjudged:
-    which, end, verb = ("dump", "breaks", "is") if len(older) == 1 else ("dumps", "break", "are")
-    why = (
-        f"the {which} of {named(older)} {end} off, or {verb} "
-        "older than the others': peers finished collectives that they do not hold yet. Give whole dumps of one moment"
-    )
-    return Unjudged(what="who holds the job up, if anybody does", why=why)
 
 
 def _mismatch_verdict(found: Mismatch) -> Verdict:
     call = found.others[found.ranks[0]]
     who, others = named(found.ranks), [rank for rank in found.view.calls if rank not in found.others]
     order = ", which it also called, but in another order" if found.skipped else ""
+    if found.aspect == "operation":
+        advice = (
+            "Look for a branch that depends on the rank or on data around this call: every rank must make the same "
+            "calls in the same order. TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first call that differs."
+        )
+    else:
+        advice = (
+            f"Make the {found.aspect} of this tensor the same on every rank: look at the last batch (drop_last), at "
+            "unused parameters and at the autocast settings of the ranks that differ."
+        )
     return verdict_of_files(
         kind="mismatch",
         ranks=found.ranks,
         cause=(
-            f"in collective {found.seq} of {found.view.group.title}, {who} called {_say(call)} where the others called "
-            f"{_say(found.common)}{order}"
+            f"in collective {found.seq} of {found.view.group.title}, {who} called {_describe(call)} where the others "
+            f"called {_describe(found.common)}{order}"
         ),
         evidence={
             **_about(found.view, found.common, found.seq),
-            "differs_in": "order" if found.skipped else found.what,
-            "called": _say(call),
-            "others_called": _say(found.common),
+            "differs_in": "order" if found.skipped else found.aspect,
+            "called": _describe(call),
+            "others_called": _describe(found.common),
             "victims": rank_list(others),
             **_stack("stack", call.frames),
             **_stack("others_stack", found.common.frames),
         },
-        advice=_mismatch_advice(found),
-    )
-
-
-def _mismatch_advice(found: Mismatch) -> str:
-    if found.what == "operation":
-        return (
-            "Look for a branch that depends on the rank or on data around this call: every rank must make the same "
-            "calls in the same order. TORCH_DISTRIBUTED_DEBUG=DETAIL stops at the first call that differs."
-        )
-    return (
-        f"Make the {found.what} of this tensor the same on every rank: look at the last batch (drop_last), at unused "
-        "parameters and at the autocast settings of the ranks that differ."
-    )
-
-
-def _unclear(found: Mismatch) -> Verdict:
-    """Two opinions and no majority: the disagreement is certain, the culprit is not."""
-    decided = _mismatch_verdict(found)
-    ranks = found.ranks
-    said = "; ".join(f"rank {rank} called {_say(found.others[rank])}" for rank in ranks[:4])
-    evidence = {**decided.evidence, "victims": "", "who_is_right": "cannot be told without a majority"}
-    return verdict_of_files(
-        kind="mismatch",
-        ranks=ranks,
-        cause=f"in collective {found.seq} of {found.view.group.title} the ranks called different things: {said}",
-        evidence=evidence,
-        advice=decided.advice,
+        advice=advice,
     )
 
 
 def _hang_verdict(cause: HangCause, views: list[GroupView], missing: list[int], culprits: set[int]) -> Verdict:
     victims = sorted({rank for rank, _ in _pending(views)} - culprits)
     seq = cause.call.seq
+    behind = []
+    for rank in sorted(cause.absent | cause.circle):
+        last = cause.view.last.get(rank, -1)
+        standing = f"at {last if last >= 0 else 'none'} of {seq}"
+        behind.append(f"rank {rank} {'never posted its side' if cause.call.p2p else standing}")
+    counts = sorted(cause.stopped.items())
+    stopped = ", ".join(f"rank {rank} at {own}, peers at {peers}" for rank, (own, peers) in counts)
     evidence: Evidence = {
         **_about(cause.view, cause.call, seq),
         "arrived": rank_list(rank for rank in cause.view.dumps if cause.view.last[rank] >= seq),
-        **({"behind": _behind(cause, seq)} if cause.absent | cause.circle else {}),
-        **({"stopped": _stopped(cause)} if cause.stopped else {}),
+        **({"behind": ", ".join(behind)} if behind else {}),
+        **({"stopped": stopped} if cause.stopped else {}),
         "victims": rank_list(victims),
         **({"missing_dumps": rank_list(missing)} if missing else {}),
         **_stack("stack_of_the_waiting", cause.call.frames),
-        **_own_stack(cause),
     }
+    # Where a culprit itself was last, when its dump shows that.
+    for rank in cause.ranks:
+        calls = cause.view.dumps[rank].calls if rank in cause.view.dumps else []
+        if calls and calls[-1].frames:
+            evidence |= _stack("last_stack", calls[-1].frames)
+            break
+    if cause.stopped:
+        advice = (
+            "Look at these ranks' kernel log and GPU for that time (dmesg: Xid; nvidia-smi -q: ECC, page retirement), "
+            "and take the node out if there is anything; otherwise at what held their process."
+        )
+    elif cause.circle:
+        advice = "Call the collectives of these groups in the same order on every rank."
+    else:
+        advice = (
+            "Look at what these ranks did instead: their stacks (py-spy dump), their log's last lines, a data loader, "
+            "a checkpoint or a branch that only they took; a process that is gone has its reason in its log or in "
+            "dmesg."
+        )
     return verdict_of_files(
         kind="hang" if not cause.circle else "mismatch",
         ranks=cause.ranks,
         cause=_why(cause, victims),
         evidence=evidence,
-        advice=_advice(cause),
+        advice=advice,
     )
 
 
@@ -124,7 +148,7 @@ def _why(cause: HangCause, victims: list[int]) -> str:
         parts.append(f"{named(sorted(cause.circle))} wait for each other in different collectives: another order")
     if cause.absent:
         did = "posted the other side of" if cause.call.p2p else "entered"
-        which = f"{_say(cause.call)} (call {cause.call.seq} of {where})"
+        which = f"{_describe(cause.call)} (call {cause.call.seq} of {where})"
         parts.append(f"{named(sorted(cause.absent))} never {did} {which}, which others wait in")
     for own, peers in sorted(set(cause.stopped.values())):
         ranks = sorted(rank for rank, counts in cause.stopped.items() if counts == (own, peers))
@@ -135,41 +159,6 @@ def _why(cause: HangCause, victims: list[int]) -> str:
         )
     waiting = f"; {counted(len(victims), 'rank')} only wait{'s' if len(victims) == 1 else ''} because of it"
     return "; ".join(parts) + (waiting if victims else "")
-
-
-def _advice(cause: HangCause) -> str:
-    if cause.stopped:
-        return (
-            "Look at these ranks' kernel log and GPU for that time (dmesg: Xid; nvidia-smi -q: ECC, page retirement), "
-            "and take the node out if there is anything; otherwise at what held their process."
-        )
-    if cause.circle:
-        return "Call the collectives of these groups in the same order on every rank."
-    return (
-        "Look at what these ranks did instead: their stacks (py-spy dump), their log's last lines, a data loader, a "
-        "checkpoint or a branch that only they took; a process that is gone has its reason in its log or in dmesg."
-    )
-
-
-def _behind(cause: HangCause, seq: int) -> str:
-    names = sorted(cause.absent | cause.circle)
-    if cause.call.p2p:
-        return ", ".join(f"rank {rank} never posted its side" for rank in names)
-    last = {rank: cause.view.last.get(rank, -1) for rank in names}
-    return ", ".join(f"rank {rank} at {at if at >= 0 else 'none'} of {seq}" for rank, at in last.items())
-
-
-def _stopped(cause: HangCause) -> str:
-    return ", ".join(f"rank {rank} at {own}, peers at {peers}" for rank, (own, peers) in sorted(cause.stopped.items()))
-
-
-def _own_stack(cause: HangCause) -> Evidence:
-    """Where a culprit itself was last, when its dump shows that."""
-    for rank in cause.ranks:
-        calls = cause.view.dumps[rank].calls if rank in cause.view.dumps else []
-        if calls and calls[-1].frames:
-            return _stack("last_stack", calls[-1].frames)
-    return {}
 
 
 def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
@@ -189,7 +178,7 @@ def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
     }
 
 
-def _say(call: RecordedCall) -> str:
+def _describe(call: RecordedCall) -> str:
     sizes = call.shape[1].replace("], [", "] [").replace(", ", "×").strip("[]")
     where = f" {sizes}" if sizes else ""
     return f"{call.backend or 'c10d'}:{call.op}{where}{' ' + call.shape[3] if call.shape[3] else ''}"
@@ -212,18 +201,12 @@ def _pending(views: Iterable[GroupView]) -> list[tuple[int, RecordedCall]]:
     ]
 
 
-def _missing(dumps: Sequence[Dump]) -> list[int]:
-    world = max((dump.world for dump in dumps), key=len, default=())
-    present = {dump.rank for dump in dumps}
-    return sorted(set(world) - present)
-
-
 def _nobody_to_blame(
     waiting: list[tuple[int, RecordedCall]], missing: list[int], count: int
 ) -> tuple[list[Verdict], list[Unjudged]]:
     """Calls have no end, and no rank with a dump is late for them."""
     rank, call = min(waiting, key=lambda item: item[1].created_s)
-    which = f"{_say(call)}, call {call.seq} of group {call.group}"
+    which = f"{_describe(call)}, call {call.seq} of group {call.group}"
     if len(missing) == 1 and count > 1:
         verdict = verdict_of_files(
             kind="hang",

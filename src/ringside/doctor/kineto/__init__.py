@@ -10,6 +10,6 @@ replay     What if no rank had been slow: a data-parallel step as work between c
 report     The four questions of a profile, answered with numbers from the traces of a job
 steps      What one rank did in each step: work, communication hidden behind it and exposed, idle, and the tail of
            backward
-straggler  Who held a traced job up: the persistent culprit, told from the rank that happens to be last in some step
+straggler  Who held a traced job up: the persistent culprit, and not the rank that happens to be last in some step
 trace      One rank's trace as plain values: its steps, its collectives, when it worked
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -26,12 +26,14 @@ SPECIAL = ("c10d::", "record_param_comms", "autograd::engine", "torch::autograd:
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHED = ("nccl:", "rccl:", "xccl:", "ucc:")
 """Annotations of threads that last as long as the launch; Gloo's and MPI's last as long as the collective."""
+ANNOTATED = ("device", "thread", "launch")
+"""Where an annotation can stand, the one that shows best how long its collective took first."""
 STEP = "ProfilerStep#"
 MOST_ELEMENTS = 1 << 50
 
 
 class TraceCollector:
-    """Takes in batches of events; keeps columns of what is needed.
+    """Adds up batches of events; keeps only the columns that a verdict needs.
 
     Attributes:
         rank: The rank that calls of collectives name; -1 where none does.
@@ -54,8 +56,8 @@ class TraceCollector:
         self._kernel_kinds: dict[str, str] = {}
         self._special: dict[str, bool] = {}
 
-    def take(self, batch: list[TraceEvent]) -> None:
-        """Take in a batch: sorted by category first, so that the many are handled by the list."""
+    def add_batch(self, batch: list[TraceEvent]) -> None:
+        """Add a batch of events, grouped by category first: most are handled as arrays and not one by one."""
         groups: dict[str | None, list[TraceEvent]] = defaultdict(list)
         for event in batch:
             groups[event.cat].append(event)
@@ -64,107 +66,126 @@ class TraceCollector:
                 continue
             complete = [event for event in events if event.ph == "X"]
             if category == "cpu_op":
-                self._take_operations(complete)
+                special = self._special
+                for name in {operation.name for operation in complete} - special.keys():
+                    special[name] = name.startswith(SPECIAL)
+                self._threads.append(_intervals([operation for operation in complete if not special[operation.name]]))
+                autograd = []
+                for operation in complete:
+                    if not special[operation.name]:
+                        continue
+                    if operation.name.startswith("autograd::engine"):
+                        autograd.append(operation)
+                    elif operation.name == "torch::autograd::AccumulateGrad":
+                        self._gradients.append(operation.ts + operation.dur)
+                    elif operation.name == "record_param_comms":
+                        # the call as Python made it; device kernels of old profilers do not name their sizes
+                        arguments = collective_arguments(operation.args)
+                        if arguments.name is not None:
+                            self._calls.append((operation.ts, arguments))
+                        if self.rank < 0:
+                            self.rank = plain_count(arguments.rank)
+                self._backward += [operation.ts for operation in autograd]
+                self._threads.append(_intervals(autograd))
             elif category in DEVICE_WORK:
-                self._take_device(complete)
+                kinds = self._kernel_kinds
+                for kernel_name in {activity.name for activity in complete} - kinds.keys():
+                    kinds[kernel_name] = names.kernel_collective(kernel_name)
+                work = []
+                for activity in complete:
+                    if kinds[activity.name] and activity.cat == "kernel":
+                        of_kernel = collective_arguments(activity.args)
+                        self._kernels.append((activity.ts, activity.ts + activity.dur, kinds[activity.name], of_kernel))
+                    else:
+                        work.append(activity)
+                self._device.append(_intervals(work))
+                correlated = correlations([activity.args for activity in complete])
+                starts = [activity.ts for activity in complete]
+                ends = [activity.ts + activity.dur for activity in complete]
+                self._ran.append(np.array([correlated, starts, ends], dtype=np.float64).T)
             elif category in RUNTIMES:
-                self._take_launches(complete)
+                # Launches, by the number that ties each to its activity on the device.
+                launches = [event for event in complete if "Launch" in event.name or event.name.endswith(LAUNCHES)]
+                if launches:
+                    numbers = correlations([event.args for event in launches])
+                    self._launched.append(np.array([numbers, [event.ts for event in launches]], dtype=np.float64).T)
             elif category in ("user_annotation", "gpu_user_annotation"):
                 for event in complete:
-                    self._take_annotation(event, category)
-
-    def _take_operations(self, events: list[TraceEvent]) -> None:
-        special = self._special
-        for name in {event.name for event in events} - special.keys():
-            special[name] = name.startswith(SPECIAL)
-        self._threads.append(_intervals([event for event in events if not special[event.name]]))
-        autograd = []
-        for event in events:
-            if not special[event.name]:
-                continue
-            if event.name.startswith("autograd::engine"):
-                autograd.append(event)
-            elif event.name == "torch::autograd::AccumulateGrad":
-                self._gradients.append(event.ts + event.dur)
-            elif event.name == "record_param_comms":
-                self._take_call(event)
-        self._backward += [event.ts for event in autograd]
-        self._threads.append(_intervals(autograd))
-
-    def _take_call(self, event: TraceEvent) -> None:
-        arguments = collective_arguments(event.args)
-        if arguments.name is not None:
-            self._calls.append((event.ts, arguments))
-        if self.rank < 0:
-            self.rank = plain_count(arguments.rank)
-
-    def _take_launches(self, events: list[TraceEvent]) -> None:
-        launches = [event for event in events if "Launch" in event.name or event.name.endswith(LAUNCHES)]
-        if launches:
-            numbers = correlations([event.args for event in launches])
-            self._launched.append(np.array([numbers, [event.ts for event in launches]], dtype=np.float64).T)
-
-    def _take_device(self, events: list[TraceEvent]) -> None:
-        kinds = self._kernel_kinds
-        for name in {event.name for event in events} - kinds.keys():
-            kinds[name] = names.kernel(name)
-        work = []
-        for event in events:
-            if kinds[event.name] and event.cat == "kernel":
-                arguments = collective_arguments(event.args)
-                self._kernels.append((event.ts, event.ts + event.dur, kinds[event.name], arguments))
-            else:
-                work.append(event)
-        self._device.append(_intervals(work))
-        numbers = correlations([event.args for event in events])
-        starts = [event.ts for event in events]
-        ends = [event.ts + event.dur for event in events]
-        self._ran.append(np.array([numbers, starts, ends], dtype=np.float64).T)
-
-    def _take_annotation(self, event: TraceEvent, cat: str) -> None:
-        start, end = event.ts, event.ts + event.dur
-        on_device = cat == "gpu_user_annotation"
-        if event.name.startswith(STEP) and event.name[len(STEP) :].isdecimal() and len(event.name) < 25:
-            steps = self._device_steps if on_device else self._steps
-            number = int(event.name[len(STEP) :])
-            known = steps.get(number, (start, end))
-            steps[number] = (min(known[0], start), max(known[1], end))
-        elif kind := names.annotation(event.name):
-            where = "device" if on_device else "launch" if event.name.startswith(LAUNCHED) else "thread"
-            self._annotated.append((start, end, kind, collective_arguments(event.args), where))
+                    start, end = event.ts, event.ts + event.dur
+                    on_device = category == "gpu_user_annotation"
+                    if event.name.startswith(STEP) and event.name[len(STEP) :].isdecimal() and len(event.name) < 25:
+                        steps = self._device_steps if on_device else self._steps
+                        number = int(event.name[len(STEP) :])
+                        known = steps.get(number, (start, end))
+                        steps[number] = (min(known[0], start), max(known[1], end))
+                    elif kind := names.annotated_collective(event.name):
+                        where = "device" if on_device else "launch" if event.name.startswith(LAUNCHED) else "thread"
+                        self._annotated.append((start, end, kind, collective_arguments(event.args), where))
 
     def trace(self, file: str, base_s: float) -> RankTrace:
         """All that was taken in, as a trace; times in seconds after `base_s`."""
         self._base_s = base_s
         device = bool(self._device or self._kernels)
         work = union(np.concatenate([np.empty((0, 2)), *(self._device if device else self._threads)]))
-        collectives, launched_only = self._collectives()
+        # The collectives as they ran: device kernels, else annotations, the surest first.
+        launched_only = False
+        if self._kernels:
+            collectives = self._from_kernels()
+        else:
+            by_place = {where: [item for item in self._annotated if item[4] == where] for where in ANNOTATED}
+            where = next((where for where in ANNOTATED if by_place[where]), "none")
+            collectives = [self._collective(*item[:4]) for item in by_place.get(where, [])]
+            launched_only = where == "launch"
+        # Steps; on a device they begin with the first activity that a step launched and last until the next's.
+        marked = self._steps or self._device_steps
+        numbers = sorted(marked, key=lambda number: marked[number])
+        starts = [marked[number][0] for number in numbers]
+        ends = [*starts[1:], marked[numbers[-1]][1]] if numbers else []
+        if device and self._steps and self._ran:
+            ran = np.concatenate(self._ran)
+            # An activity belongs to the step that launched it, however late it ran; where the launch was not recorded,
+            # to the step that it ran in.
+            launch_s = ran[:, 1]
+            if self._launched:
+                launched = np.concatenate(self._launched)
+                launched = launched[np.argsort(launched[:, 0], kind="stable")]
+                place = np.minimum(np.searchsorted(launched[:, 0], ran[:, 0]), len(launched) - 1)
+                launch_s = np.where(launched[place, 0] == ran[:, 0], launched[place, 1], launch_s)
+            home = np.searchsorted(np.array(starts), launch_s, side="right") - 1
+            first = np.full(len(starts), np.inf)
+            np.minimum.at(first, home[home >= 0], ran[home >= 0, 1])
+            begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
+            last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
+            starts, ends = begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
+        base = self._base_s
         return RankTrace(
             file=file,
             device=device,
-            steps=self._windows(device),
-            collectives=sorted(collectives, key=lambda one: one.start_s),
+            steps=[
+                TracedStep(number, start / 1e6 + base, end / 1e6 + base)
+                for number, start, end in zip(numbers, starts, ends, strict=True)
+                if end > start
+            ],
+            collectives=sorted(collectives, key=lambda collective: collective.start_s),
             work=work / 1e6 + base_s,
             gradients=np.sort(np.array(self._gradients)) / 1e6 + base_s,
             backward=np.sort(np.array(self._backward)) / 1e6 + base_s,
             launched_only=launched_only,
         )
 
-    def _collectives(self) -> tuple[list[TracedCollective], bool]:
-        """The collectives as they ran: device kernels, or what threads carried out."""
-        if self._kernels:
-            return self._from_kernels(), False
-        for where in ("device", "thread", "launch"):
-            chosen = [one for one in self._annotated if one[4] == where]
-            if chosen:
-                parts = [self._collective(start, end, kind, args) for start, end, kind, args, _ in chosen]
-                return parts, where == "launch"
-        return [], False
-
     def _from_kernels(self) -> list[TracedCollective]:
-        """Kernels with what they say themselves, or else with what the calls say, in the same order per kind."""
-        kernels = sorted(self._kernels, key=lambda one: one[0])
-        calls = self._calls_by_kind()
+        """Kernels with the arguments recorded on them, or else with those of the calls, in the same order per kind."""
+        kernels = sorted(self._kernels, key=lambda item: item[0])
+        # What threads recorded of their collectives, by the kind of kernel that runs them.
+        calls = [(start, names.collective_name(str(args.name)), args) for start, args in self._calls]
+        if not calls:
+            calls = [(start, kind, args) for start, _, kind, args, where in self._annotated if where != "device"]
+        by_kernel: dict[str, list[tuple[str, CollectiveArguments]]] = {}
+        for _, kind, args in sorted(calls, key=lambda item: item[0]):
+            kernel = "send_recv" if kind in ("all_to_all", "send", "recv") else kind
+            by_kernel.setdefault(kernel, []).append((kind, args))
+            # RCCL's generic kernels may run any of them
+            by_kernel.setdefault("collective", []).append((kind, args))
         found = []
         seen: dict[str, int] = {}
         counts: dict[str, int] = {}
@@ -173,7 +194,7 @@ class TraceCollector:
         for start, end, kind, arguments in kernels:
             place = seen[kind] = seen.get(kind, -1) + 1
             if arguments.name is None:
-                matching = calls.get(kind, [])
+                matching = by_kernel.get(kind, [])
                 # calls whose kernels ran before the recording began are the first ones
                 index = place + len(matching) - counts[kind]
                 if 0 <= index < len(matching) and len(matching) >= counts[kind]:
@@ -181,25 +202,14 @@ class TraceCollector:
             found.append(self._collective(start, end, kind, arguments))
         return found
 
-    def _calls_by_kind(self) -> dict[str, list[tuple[str, CollectiveArguments]]]:
-        """What threads say of their collectives, by the kind of kernel that will carry them out."""
-        calls = [(start, names.collective(str(args.name)), args) for start, args in self._calls]
-        if not calls:
-            calls = [(start, kind, args) for start, _, kind, args, where in self._annotated if where != "device"]
-        grouped: dict[str, list[tuple[str, CollectiveArguments]]] = {}
-        for _, kind, args in sorted(calls, key=lambda one: one[0]):
-            carried = "send_recv" if kind in ("all_to_all", "send", "recv") else kind
-            grouped.setdefault(carried, []).append((kind, args))
-            grouped.setdefault("collective", []).append((kind, args))
-        return grouped
-
     def _collective(self, start: float, end: float, kind: str, args: CollectiveArguments) -> TracedCollective:
-        told = args.elements_in
-        elements = min(max(told, 0) if isinstance(told, int) else names.elements(args.dims), MOST_ELEMENTS)
+        nelems = args.elements_in
+        # the file is not to be trusted: huge sizes are cut off, other types count as nothing
+        elements = min(max(nelems, 0) if isinstance(nelems, int) else names.count_elements(args.dims), MOST_ELEMENTS)
         types = args.types if isinstance(args.types, list) and args.types else [""]
         dtype = str(args.dtype or types[0])
         return TracedCollective(
-            kind=names.collective(str(args.name)) if args.name else kind,
+            kind=names.collective_name(str(args.name)) if args.name else kind,
             start_s=start / 1e6 + self._base_s,
             end_s=end / 1e6 + self._base_s,
             elements=elements,
@@ -208,40 +218,6 @@ class TraceCollector:
             ranks=names.rank_list(args.ranks),
             seq=args.seq if isinstance(args.seq, int) and args.seq < MOST_ELEMENTS else -1,
         )
-
-    def _windows(self, device: bool) -> list[TracedStep]:
-        """Steps; on a device they begin with the first activity that a step launched and last until the next's."""
-        marked = self._steps or self._device_steps
-        numbers = sorted(marked, key=lambda number: marked[number])
-        starts = [marked[number][0] for number in numbers]
-        ends = [*starts[1:], marked[numbers[-1]][1]] if numbers else []
-        if device and self._steps and self._ran:
-            starts, ends = self._on_device(starts, ends)
-        base = self._base_s
-        return [
-            TracedStep(number, start / 1e6 + base, end / 1e6 + base)
-            for number, start, end in zip(numbers, starts, ends, strict=True)
-            if end > start
-        ]
-
-    def _on_device(self, starts: list[float], ends: list[float]) -> tuple[list[float], list[float]]:
-        ran = np.concatenate(self._ran)
-        home = np.searchsorted(np.array(starts), self._launch_times(ran), side="right") - 1
-        first = np.full(len(starts), np.inf)
-        np.minimum.at(first, home[home >= 0], ran[home >= 0, 1])
-        begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
-        last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
-        return begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
-
-    def _launch_times(self, ran: Floats) -> Floats:
-        """When each activity of the device was launched; its own start where that is not known."""
-        if not self._launched:
-            return ran[:, 1]
-        launched = np.concatenate(self._launched)
-        launched = launched[np.argsort(launched[:, 0], kind="stable")]
-        place = np.minimum(np.searchsorted(launched[:, 0], ran[:, 0]), len(launched) - 1)
-        times: Floats = np.where(launched[place, 0] == ran[:, 0], launched[place, 1], ran[:, 1])
-        return times
 
 
 def _intervals(events: list[TraceEvent]) -> Floats:
@@ -257,7 +233,7 @@ def _intervals(events: list[TraceEvent]) -> Floats:
 
 
 def read_trace(stream: BinaryIO, file: str) -> RankTrace:
-    """Return what a trace says; a damaged one gives what is whole of it.
+    """Read one rank's trace; of a damaged one, whatever is whole.
 
     Args:
         stream: Its bytes, unpacked.
@@ -266,20 +242,18 @@ def read_trace(stream: BinaryIO, file: str) -> RankTrace:
     scan = Scan(stream, TraceEvent)
     collector = TraceCollector()
     for batch in scan.batches():
-        collector.take(batch)
+        collector.add_batch(batch)
     base_s = scan.header.get("baseTimeNanoseconds", 0)
     trace = collector.trace(file, float(base_s) / 1e9 if isinstance(base_s, int | float) else 0.0)
     trace.events, trace.losses = scan.events, scan.losses()
-    _identify(trace, scan.header, collector.rank)
-    return trace
-
-
-def _identify(trace: RankTrace, header: dict[str, Any], told: int) -> None:
-    """Who recorded it, from `distributedInfo`; else from what its collectives say."""
-    info = header.get("distributedInfo")
+    # Who recorded it, from `distributedInfo`; else from what its collectives name.
+    info = scan.header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     rank, world = plain_count(info.get("rank")), plain_count(info.get("world_size"))
-    trace.rank = rank if rank >= 0 else told
-    trace.world_size = world if world >= 0 else max((len(one.ranks) for one in trace.collectives), default=0)
+    trace.rank = rank if rank >= 0 else collector.rank
+    trace.world_size = (
+        world if world >= 0 else max((len(collective.ranks) for collective in trace.collectives), default=0)
+    )
     trace.backend = str(info.get("backend") or "")
-    trace.host = str(header.get("host_name") or info.get("host_name") or "")
+    trace.host = str(scan.header.get("host_name") or info.get("host_name") or "")
+    return trace

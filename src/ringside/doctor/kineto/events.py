@@ -25,7 +25,7 @@ class TraceEvent(msgspec.Struct, gc=False):
 
 
 class CollectiveArguments(msgspec.Struct, gc=False):
-    """What profilers say of a collective: since 2.3 on the device kernel as well, before only shapes and types."""
+    """What profilers record of a collective: since 2.3 on the device kernel as well, before only shapes and types."""
 
     name: Any = msgspec.field(name="Collective name", default=None)
     elements_in: Any = msgspec.field(name="In msg nelems", default=None)
@@ -65,7 +65,8 @@ def correlations(raws: Sequence[msgspec.Raw]) -> list[int]:
     """Return the correlations of many events, decoded at one go; -1 for those without one."""
     try:
         return [
-            one.correlation for one in decode_correlations(b"[" + b",".join(bytes(raw) or b"{}" for raw in raws) + b"]")
+            each.correlation
+            for each in decode_correlations(b"[" + b",".join(bytes(raw) or b"{}" for raw in raws) + b"]")
         ]
     except UNDECODABLE:
         half = len(raws) // 2
@@ -83,7 +84,7 @@ def plain_count(value: object) -> int:
 #
 # NCCL's kernels were called `ncclKernel_AllReduce_RING_LL_Sum_float(...)` up to 2.18 and are called
 # `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)` since; RCCL calls most of its own `ncclDevKernel_Generic_4(...)`, from
-# which the collective cannot be told.
+# which the collective cannot be known.
 
 COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -126,26 +127,26 @@ _SIZES = {
 }  # fmt: skip
 
 
-def collective(name: str) -> str:
+def collective_name(name: str) -> str:
     """Return the plain name of a collective (`all_reduce`, ...) from any spelling; lower case of it where unknown."""
     plain = name.lower().strip("_").replace("_", "")
     return COLLECTIVES.get(plain, name.lower().strip("_"))
 
 
-def kernel(name: str) -> str:
+def kernel_collective(name: str) -> str:
     """Return which collective a device kernel carries out; empty where it is none (then it is work)."""
     if "Kernel" not in name and "kernel" not in name:
         return ""
     match = _KERNEL.search(name)
     if not match:
         return ""
-    return collective(match[1] or "generic")
+    return collective_name(match[1] or "generic")
 
 
-def annotation(name: str) -> str:
+def annotated_collective(name: str) -> str:
     """Return which collective an annotation such as `nccl:all_reduce` or `gloo:all_reduce` is of; empty where none."""
     match = _ANNOTATION.match(name)
-    return collective(match[1]) if match else ""
+    return collective_name(match[1]) if match else ""
 
 
 def dtype_bytes(name: str) -> int:
@@ -153,7 +154,7 @@ def dtype_bytes(name: str) -> int:
     return _SIZES.get(name.lower(), 4)
 
 
-def elements(dims: object) -> int:
+def count_elements(dims: object) -> int:
     """Return how many elements the shapes in an event's `Input Dims` have in all.
 
     Args:
@@ -166,7 +167,7 @@ def elements(dims: object) -> int:
         for size in dims:
             product *= max(int(size), 0)
         return product
-    return sum(elements(inner) for inner in dims)
+    return sum(count_elements(inner) for inner in dims)
 
 
 def rank_list(ranks: object) -> tuple[int, ...]:

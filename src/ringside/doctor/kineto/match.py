@@ -1,7 +1,7 @@
 """The same collective on all ranks: matched by group and sequence number, waits, lateness, clocks.
 
 `wait = own duration − minimum over ranks` needs no common clock. All ranks leave a collective together, so its ends
-are one: they tell how far the ranks' clocks are apart, and lateness is measured after that is taken off.
+coincide: they show how far the ranks' clocks are apart, and lateness is measured after that is taken off.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Matched:
     @property
     def clocks(self) -> Floats:
         """How far each rank's clock is ahead of the middle of all, float64 [ranks], seconds, from collective ends."""
+        # Ranks and collectives in turn (a median polish): few ends that are off by more than the clocks do not matter.
         offsets = np.zeros(len(self.ranks))
         for _ in range(ROUNDS):
             if not len(self.ends):
@@ -77,7 +78,7 @@ class Matched:
         return float(np.median(np.nanmax(rest, axis=1) - np.nanmin(rest, axis=1)))
 
 
-def match(traces: Sequence[RankTrace]) -> Matched:
+def match_collectives(traces: Sequence[RankTrace]) -> Matched:
     """Match the collectives of several ranks' traces.
 
     Where profilers recorded sequence numbers, (group, number) is the key; else the step, the kind, the size and how
@@ -86,18 +87,40 @@ def match(traces: Sequence[RankTrace]) -> Matched:
     table: dict[Hashable, dict[int, TracedCollective]] = defaultdict(dict)
     steps: dict[Hashable, int] = {}
     for trace in traces:
-        for key, step, one in _keyed(trace):
-            table[key].setdefault(trace.rank, one)
+        begins = np.array([step.start_s for step in trace.steps])
+        counts: dict[Hashable, int] = defaultdict(int)
+        for collective in trace.collectives:
+            if collective.kind in POINT_TO_POINT:
+                continue
+            home = int(np.searchsorted(begins, collective.start_s, side="right")) - 1 if len(begins) else -1
+            step = trace.steps[home].number if home >= 0 else -1
+            group = (collective.group, collective.ranks)
+            key: Hashable = (group, collective.seq)
+            if collective.seq < 0:  # not recorded: the n-th of its like in the step
+                alike = (step, group, collective.kind, collective.elements)
+                key = (*alike, counts[alike])
+                counts[alike] += 1
+            table[key].setdefault(trace.rank, collective)
             steps.setdefault(key, step)
     shared = {key: by_rank for key, by_rank in table.items() if len(by_rank) > 1}
-    conflicts = _conflicts(shared)
+    # One sequence number, different calls: what a hang or garbage is made of. Sizes count for all-reduce alone: of
+    # other collectives ranks may put in different ones.
+    conflicts = []
+    for by_rank in shared.values():
+        first = next(iter(by_rank.values()))
+        kinds = {call.kind for call in by_rank.values()}
+        sizes = {call.elements for call in by_rank.values()}
+        if first.seq >= 0 and (len(kinds) > 1 or (first.kind == "all_reduce" and len(sizes) > 1)):
+            calls = {rank: f"{call.kind} of {call.elements}" for rank, call in by_rank.items()}
+            conflicts.append((first.group, first.seq, calls))
+    # Rows of collectives by columns of ranks.
     ranks = [trace.rank for trace in traces]
     place = {rank: index for index, rank in enumerate(ranks)}
     starts = np.full((len(shared), len(ranks)), np.nan)
     ends = np.full((len(shared), len(ranks)), np.nan)
     for row, by_rank in enumerate(shared.values()):
-        for rank, one in by_rank.items():
-            starts[row, place[rank]], ends[row, place[rank]] = one.start_s, one.end_s
+        for rank, collective in by_rank.items():
+            starts[row, place[rank]], ends[row, place[rank]] = collective.start_s, collective.end_s
     return Matched(
         ranks=ranks,
         parts=[next(iter(by_rank.values())) for by_rank in shared.values()],
@@ -107,39 +130,6 @@ def match(traces: Sequence[RankTrace]) -> Matched:
         unmatched=len(table) - len(shared),
         conflicts=conflicts,
     )
-
-
-def _keyed(trace: RankTrace) -> list[tuple[Hashable, int, TracedCollective]]:
-    begins = np.array([step.start_s for step in trace.steps])
-    numbers = [step.number for step in trace.steps]
-    counts: dict[Hashable, int] = defaultdict(int)
-    keyed: list[tuple[Hashable, int, TracedCollective]] = []
-    for one in trace.collectives:
-        home = int(np.searchsorted(begins, one.start_s, side="right")) - 1 if len(begins) else -1
-        step = numbers[home] if home >= 0 else -1
-        if one.kind in POINT_TO_POINT:
-            continue
-        group = (one.group, one.ranks)
-        key: Hashable = (group, one.seq)
-        if one.seq < 0:
-            alike = (step, group, one.kind, one.elements)
-            key = (*alike, counts[alike])
-            counts[alike] += 1
-        keyed.append((key, step, one))
-    return keyed
-
-
-def _conflicts(shared: dict[Hashable, dict[int, TracedCollective]]) -> list[tuple[str, int, dict[int, str]]]:
-    found = []
-    for by_rank in shared.values():
-        one = next(iter(by_rank.values()))
-        kinds = {rank: part.kind for rank, part in by_rank.items()}
-        sizes = {part.elements for part in by_rank.values()}
-        differs = len(set(kinds.values())) > 1
-        if one.seq >= 0 and (differs or (one.kind == "all_reduce" and len(sizes) > 1)):
-            words = {rank: f"{part.kind} of {part.elements}" for rank, part in by_rank.items()}
-            found.append((one.group, one.seq, words))
-    return found
 
 
 def _smallest(values: Floats) -> Floats:

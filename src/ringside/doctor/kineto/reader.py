@@ -11,15 +11,15 @@ import numpy as np
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
-from ringside.doctor.kineto import straggler as judge
+from ringside.doctor.kineto import straggler
 from ringside.doctor.kineto.collector import read_trace
-from ringside.doctor.kineto.match import Matched, match
+from ringside.doctor.kineto.match import Matched, match_collectives
 from ringside.doctor.kineto.replay import collective_recording
-from ringside.doctor.kineto.report import Evidence, answers, facts, lanes, sheets
-from ringside.doctor.kineto.steps import RankSteps, activity, steps_of
+from ringside.doctor.kineto.report import Evidence, answer_questions, job_facts, job_lanes, job_tables
+from ringside.doctor.kineto.steps import rank_activity, steps_of
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
-from ringside.doctor.replay.stragglers import answer, as_dict, step_recording
+from ringside.doctor.replay.stragglers import answer_what_if, as_dict, step_recording
 from ringside.monitor.verdict import name_ranks
 from ringside.text import counted
 from ringside.text import short_size as size
@@ -31,7 +31,7 @@ _SIGNS = re.compile(
 _EVENT = re.compile(rb'^\s*\[\s*\{[^{}]*"(?:ph|cat)"\s*:')
 
 
-def recognise(source: Source) -> bool:
+def matches(source: Source) -> bool:
     """Return whether a source is a Chrome trace of a profiler (and no pipeline timeline)."""
     head = source.head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if head[:1] not in (b"{", b"[") or looks_like_timeline(head):
@@ -40,11 +40,11 @@ def recognise(source: Source) -> bool:
 
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
-    """Return what all traces say together, job by job."""
+    """Read all traces and judge them together, job by job."""
     traces: list[RankTrace] = []
     notes: list[Note] = []
     for source in sources:
-        progress.say(f"reading {KIND} {source.name}")
+        progress.begin(f"reading {KIND} {source.name}")
         with source.open() as stream:
             trace = read_trace(stream, source.name)
         if trace.events:
@@ -54,45 +54,39 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             notes.append(Note(file=source.name, kind=KIND, text=why, used=False))
     jobs = jobs_of(traces)
     for job in jobs:
-        notes += [_note(trace, job, len(jobs)) for trace in traces if trace in job.traces or trace.file in job.remarks]
+        kept = {trace.file: trace for trace in job.traces}
+        for trace in traces:
+            if trace not in job.traces and trace.file not in job.remarks:
+                continue
+            shown = kept.get(trace.file, trace)  # its rank may have been guessed
+            nbytes = sum(collective.nbytes for collective in shown.collectives)
+            who = f"rank {shown.rank} of {job.world_size}" if shown.rank >= 0 else "a rank it does not name"
+            held = f"{who}: {len(shown.steps)} steps, {len(shown.collectives)} collectives ({size(nbytes)})"
+            remark = job.remarks.get(trace.file, "")
+            text = "; ".join(filter(None, (held, remark, trace.losses)))
+            notes.append(Note(file=trace.file, kind=KIND, text=text, used="left out" not in remark))
     parts = [diagnose(job, title=f"job {number + 1}" if len(jobs) > 1 else "") for number, job in enumerate(jobs)]
-    return merge([Findings(notes=_once(notes), unjudged=_several(jobs)), *parts])
+    # A trace that is in several jobs' remarks is noted once.
+    unjudged = []
+    if len(jobs) > 1:
+        sizes = ", ".join(
+            f"job {number + 1}: {len(job.traces)} of {job.world_size} ranks" for number, job in enumerate(jobs)
+        )
+        why = f"world size, backend or time differ ({sizes}); each is judged by itself"
+        unjudged = [Unjudged(what="all traces as one job", why=why)]
+    return merge([Findings(notes=list({note.file: note for note in notes}.values()), unjudged=unjudged), *parts])
 
 
 def diagnose(job: TracedJob, *, title: str = "") -> Findings:
-    """Return what the traces of one job say; pure.
+    """Judge the traces of one job; pure.
 
     Args:
         job: Its traces.
         title: What to call it where there are several.
     """
     steps = [steps_of(trace) for trace in job.traces]
-    matched = match(job.traces)
-    pace = _pace(steps)
-    evidence = Evidence(job.traces, steps, pace, matched)
-    slow = judge.culprits(pace, _per_rank(matched.lateness, len(steps)), _per_rank(matched.waits, len(steps)))
-    asked = answers(evidence, slow)
-    verdicts = [
-        *slow,
-        *judge.mismatches(matched.conflicts),
-        *judge.bound_by_communication(pace),
-        *judge.too_many_small(pace.numbers, *_small_numbers(asked["small_collectives"].numbers, pace)),
-    ]
-    blamed = [rank for verdict in verdicts for rank in verdict.ranks]
-    prefix = f"{title}: " if title else ""
-    return Findings(
-        verdicts=verdicts,
-        questions=asked,
-        unjudged=[Unjudged(what=prefix + one.what, why=one.why) for one in _unjudged(job, pace, matched, blamed)],
-        what_if=_what_if(job, steps, matched, pace),
-        lanes=lanes(job, title or "ranks"),
-        sheets=sheets(evidence, prefix, blamed),
-        facts={f"{title} kineto".strip(): facts(evidence)},
-    )
-
-
-def _pace(steps: Sequence[RankSteps]) -> judge.RankPace:
-    """Own times of the steps that all ranks recorded, in the order in which they ran."""
+    matched = match_collectives(job.traces)
+    # Own times of the steps that all ranks recorded, in the order in which they ran.
     common = set.intersection(*(set(rank.numbers.tolist()) for rank in steps))
     numbers = [number for number in steps[0].numbers.tolist() if number in common]
     places = [[int(np.flatnonzero(rank.numbers == number)[0]) for number in numbers] for rank in steps]
@@ -101,8 +95,45 @@ def _pace(steps: Sequence[RankSteps]) -> judge.RankPace:
         picked = [getattr(rank, name)[place] for rank, place in zip(steps, places, strict=True)]
         return np.stack(picked, axis=1) if numbers else np.empty((0, len(steps)))
 
-    return judge.RankPace(
+    pace = straggler.RankPace(
         [rank.rank for rank in steps], numbers, column("own_s"), column("step_s"), column("exposed_s")
+    )
+    evidence = Evidence(job.traces, steps, pace, matched)
+    slow = straggler.judge_stragglers(
+        pace, _per_rank(matched.lateness, len(steps)), _per_rank(matched.waits, len(steps))
+    )
+    questions = answer_questions(evidence, slow)
+    # how many collectives are small, and whether anybody waits for them
+    small = questions["small_collectives"].numbers
+    per_step, small_ratio = (float(small.get(name) or 0.0) for name in ("collectives_per_step", "small_ratio"))
+    exposed = 0.0
+    if pace.numbers:
+        exposed = float(np.median(pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)))
+    verdicts = [
+        *slow,
+        *straggler.judge_mismatches(matched.conflicts),
+        *straggler.bound_by_communication(pace),
+        *straggler.too_many_small(pace.numbers, per_step, small_ratio, exposed),
+    ]
+    culprits = [rank for verdict in verdicts for rank in verdict.ranks]
+    # The job's steps replayed without stragglers, where there is anything to compare.
+    replayed = None
+    if len(job.traces) > 1 and pace.numbers and not any(trace.launched_only for trace in job.traces):
+        seen = [rank_activity(trace) for trace in job.traces]
+        recording = collective_recording(matched, steps, seen, pace.numbers, job.world_size)
+        if recording is None:
+            recording = step_recording(pace.own_s, pace.exposed_s, pace.step_s, pace.ranks, world_size=job.world_size)
+        count = counted(recording.seconds.shape[1], "step")
+        replayed = as_dict(answer_what_if(recording), f"{count} of the Kineto traces of {len(job.traces)} ranks")
+    prefix = f"{title}: " if title else ""
+    return Findings(
+        verdicts=verdicts,
+        questions=questions,
+        unjudged=[Unjudged(what=prefix + gap.what, why=gap.why) for gap in _unjudged(job, pace, matched, culprits)],
+        what_if=replayed,
+        lanes=job_lanes(job, title or "ranks"),
+        sheets=job_tables(evidence, prefix, culprits),
+        facts={f"{title} kineto".strip(): job_facts(evidence)},
     )
 
 
@@ -115,30 +146,8 @@ def _per_rank(values: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> np.n
     return means
 
 
-def _small_numbers(numbers: dict[str, Any], pace: judge.RankPace) -> tuple[float, float, float]:
-    exposed = (
-        float(np.median(pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)))
-        if pace.numbers
-        else 0.0
-    )
-    return float(numbers.get("collectives_per_step", 0.0)), float(numbers.get("small_ratio", 0.0)), exposed
-
-
-def _what_if(
-    job: TracedJob, steps: Sequence[RankSteps], matched: Matched, pace: judge.RankPace
-) -> dict[str, Any] | None:
-    """The replay of the job's steps without stragglers; None where there is nothing to compare."""
-    if len(job.traces) < 2 or not pace.numbers or any(trace.launched_only for trace in job.traces):
-        return None
-    seen = [activity(trace) for trace in job.traces]
-    recording = collective_recording(matched, steps, seen, pace.numbers, job.world_size)
-    if recording is None:
-        recording = step_recording(pace.own_s, pace.exposed_s, pace.step_s, pace.ranks, world_size=job.world_size)
-    replayed = f"{counted(recording.seconds.shape[1], 'step')} of the Kineto traces of {len(job.traces)} ranks"
-    return as_dict(answer(recording), replayed)
-
-
-def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, blamed: Sequence[int]) -> list[Unjudged]:
+def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culprits: Sequence[int]) -> list[Unjudged]:
+    """What these traces leave open, each with what to record for it."""
     found: list[Unjudged] = []
     if job.missing:
         given = name_ranks([trace.rank for trace in job.traces][:8])
@@ -152,7 +161,23 @@ def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, blamed: Se
         why = "no ProfilerStep# is recorded: call profiler.step() once per training step"
         found.append(Unjudged(what="single steps", why=why))
     if len(job.traces) > 1:
-        found += _unjudged_together(job, pace, matched, blamed)
+        # several ranks, but too few steps, or nothing that lasts
+        steps = len(pace.numbers)
+        if steps < straggler.LEAST_STEPS:
+            recorded = f"{steps} step{'' if steps == 1 else 's'} recorded by all ranks"
+            why = f"{recorded}: {straggler.LEAST_STEPS} and more tell a culprit from chance, "
+            why += "and what-if figures from noise"
+            found.append(Unjudged(what="a persistent straggler", why=why))
+        elif not culprits and pace.excess.max(initial=0.0) > straggler.SIMILAR:
+            most = max(pace.slowest)
+            who = pace.ranks[pace.slowest.index(most)]
+            why = f"rank {who} is the slowest in {most} of {steps} steps, which chance or noise may explain"
+            if 2 * most < steps:
+                why = f"the slowest rank moves: no rank is it in more than {most} of {steps} steps (rank {who})"
+            found.append(Unjudged(what="a straggler", why=f"{why}; more steps would tell (30 are plenty)"))
+        if not len(matched.parts) and any(trace.collectives for trace in job.traces):
+            why = "no collective of one rank is found on another: the traces are of different steps or jobs"
+            found.append(Unjudged(what="waits and lateness", why=why))
     if any(trace.launched_only for trace in job.traces):
         why = "only their launch is recorded: profile with ProfilerActivity.CUDA as well"
         found.append(Unjudged(what="how long collectives took", why=why))
@@ -162,48 +187,3 @@ def _unjudged(job: TracedJob, pace: judge.RankPace, matched: Matched, blamed: Se
         why = "distributedInfo is missing from a trace: ranks were taken from file names, or counted"
         found.append(Unjudged(what="which rank recorded which trace", why=why))
     return found
-
-
-def _unjudged_together(job: TracedJob, pace: judge.RankPace, matched: Matched, blamed: Sequence[int]) -> list[Unjudged]:
-    found = []
-    steps = len(pace.numbers)
-    if steps < judge.LEAST_STEPS:
-        told = f"{steps} step{'' if steps == 1 else 's'} recorded by all ranks"
-        why = f"{told}: {judge.LEAST_STEPS} and more tell a culprit from chance, and what-if figures from noise"
-        found.append(Unjudged(what="a persistent straggler", why=why))
-    elif not blamed and pace.excess.max(initial=0.0) > judge.SIMILAR:
-        most = max(pace.slowest)
-        who = pace.ranks[pace.slowest.index(most)]
-        why = f"rank {who} is the slowest in {most} of {steps} steps, which chance or noise may explain"
-        if 2 * most < steps:
-            why = f"the slowest rank moves: no rank is it in more than {most} of {steps} steps (rank {who})"
-        found.append(Unjudged(what="a straggler", why=f"{why}; more steps would tell (30 are plenty)"))
-    if not len(matched.parts) and any(trace.collectives for trace in job.traces):
-        why = "no collective of one rank is found on another: the traces are of different steps or jobs"
-        found.append(Unjudged(what="waits and lateness", why=why))
-    return found
-
-
-def _several(jobs: Sequence[TracedJob]) -> list[Unjudged]:
-    if len(jobs) < 2:
-        return []
-    words = ", ".join(
-        f"job {number + 1}: {len(job.traces)} of {job.world_size} ranks" for number, job in enumerate(jobs)
-    )
-    why = f"world size, backend or time differ ({words}); each is judged by itself"
-    return [Unjudged(what="all traces as one job", why=why)]
-
-
-def _note(trace: RankTrace, job: TracedJob, jobs: int) -> Note:
-    kept = {one.file: one for one in job.traces}
-    shown = kept.get(trace.file, trace)
-    nbytes = sum(one.nbytes for one in shown.collectives)
-    who = f"rank {shown.rank} of {job.world_size}" if shown.rank >= 0 else "a rank it does not name"
-    what = f"{who}: {len(shown.steps)} steps, {len(shown.collectives)} collectives ({size(nbytes)})"
-    remark = job.remarks.get(trace.file, "")
-    used = "left out" not in remark
-    return Note(file=trace.file, kind=KIND, text="; ".join(filter(None, (what, remark, trace.losses))), used=used)
-
-
-def _once(notes: Sequence[Note]) -> list[Note]:
-    return list({note.file: note for note in notes}.values())

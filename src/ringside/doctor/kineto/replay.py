@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ringside.doctor.kineto.intervals import Floats, within
+from ringside.doctor.kineto.intervals import within
 from ringside.doctor.kineto.match import Matched
 from ringside.doctor.kineto.steps import Activity, RankSteps
 from ringside.doctor.replay.graph import DependencyGraph
@@ -40,6 +39,7 @@ def collective_recording(
     kinds = {tuple((matched.parts[row].kind, matched.parts[row].elements) for row in found) for found in rows}
     if len(kinds) != 1 or not len(rows[0]) or 2 * len(rows[0]) > MOST_OPERATIONS:
         return None
+    # The first step has no step before it to begin after; it is used only where there is no other.
     count, first = len(rows[0]), 1 if len(rows) > 1 else 0
     work = np.zeros((count, len(rows) - first, len(steps)))
     held = np.zeros((count - 1, len(rows) - first, len(steps)), dtype=bool)
@@ -47,55 +47,41 @@ def collective_recording(
         for place, found in enumerate(rows[first:]):
             begin = matched.ends[rows[place], lane].max() if first else _begin(rank, numbers[0])
             arrivals, ends = matched.starts[found, lane], matched.ends[found, lane]
-            work[:, place, lane], held[:, place, lane] = _cut(activity, begin, arrivals, ends)
-    transfer = np.stack([_transfers(matched, found) for found in rows[first:]], axis=1)
+            # Work before each arrival, without the waiting in it.
+            edges = np.maximum.accumulate(np.concatenate([[begin], arrivals]))
+            segments = np.stack([edges[:-1], edges[1:]], axis=1)
+            busy = segments[:, 1] - segments[:, 0] - within(activity.exposed, segments)
+            work[:, place, lane] = np.maximum(busy, 0.0)
+            # Held: between an arrival and the next the rank waited for that collective.
+            gaps = np.stack([edges[1:-1], np.clip(ends[:-1], edges[1:-1], edges[2:])], axis=1)
+            waited = within(activity.exposed, gaps)
+            held[:, place, lane] = waited > HELD_RATIO * np.maximum(ends - arrivals, 0.0)[:-1]
+    # What each collective took once all had arrived and the one before was done.
+    transfer = np.zeros((count, len(rows) - first))
+    for place, found in enumerate(rows[first:]):
+        begun = (matched.starts[found] - matched.clocks).max(axis=1)
+        done = np.median(matched.ends[found] - matched.clocks, axis=1)
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(done)[:-1]])
+        transfer[:, place] = np.maximum(done - np.maximum(begun, before), 0.0)
+    # The measured length of each step: from the last end of the step before to its own.
     lasts = np.array([np.median(matched.ends[found] - matched.clocks, axis=1).max() for found in rows])
     begins = lasts[:-1] if first else np.array([np.mean([_begin(rank, numbers[0]) for rank in steps])])
-    graph, seconds, names = _interleave(work, transfer, held)
+    # Work 0, transfer 0, work 1, ...: each work after the one before, and after a transfer that most ranks waited for.
+    blocks = held.mean(axis=(1, 2)) >= 0.5
+    after: list[list[int]] = []
+    for index in range(count):
+        before_work = [2 * index - 2] if index else []
+        after.append([*before_work, *([2 * index - 1] if index and blocks[index - 1] else [])])
+        after.append([2 * index, *([2 * index - 1] if index else [])])
+    names = [f"{kind} {index}" for index in range(count) for kind in ("work", "transfer")]
+    spread = np.broadcast_to(transfer[:, :, None], work.shape)
+    seconds = np.stack([work, spread], axis=1).reshape(2 * count, *work.shape[1:])
+    groups = [[2 * index + 1] for index in range(count)]
+    across = frozenset(op for group in groups for op in group)
+    graph = DependencyGraph(names=names, after=after, groups=groups, across=across)
     ranks = [rank.rank for rank in steps]
     return lanes_recording(graph, seconds, names, ranks, world_size, lasts[first:] - begins)
 
 
 def _begin(rank: RankSteps, number: int) -> float:
     return float(rank.windows[int(np.flatnonzero(rank.numbers == number)[0]), 0])
-
-
-def _cut(activity: Activity, begin: float, arrivals: Floats, ends: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Work before each arrival, seconds, and whether the rank was held between an arrival and the next.
-
-    Args:
-        activity: When the rank worked and waited.
-        begin: When it left the last collective before.
-        arrivals: Its arrivals, float64 [n], ascending.
-        ends: Ends of the same collectives, float64 [n].
-    """
-    edges = np.maximum.accumulate(np.concatenate([[begin], arrivals]))
-    segments = np.stack([edges[:-1], edges[1:]], axis=1)
-    work = np.maximum(segments[:, 1] - segments[:, 0] - within(activity.exposed, segments), 0.0)
-    after = np.stack([edges[1:-1], np.clip(ends[:-1], edges[1:-1], edges[2:])], axis=1)
-    return work, within(activity.exposed, after) > HELD_RATIO * np.maximum(ends - arrivals, 0.0)[:-1]
-
-
-def _transfers(matched: Matched, rows: NDArray[np.intp]) -> Floats:
-    """What each collective of a step took once all had arrived and the one before was done, float64 [n], seconds."""
-    begun = (matched.starts[rows] - matched.clocks).max(axis=1)
-    ends = np.median(matched.ends[rows] - matched.clocks, axis=1)
-    before = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
-    seconds: Floats = np.maximum(ends - np.maximum(begun, before), 0.0)
-    return seconds
-
-
-def _interleave(work: Floats, transfer: Floats, held: NDArray[np.bool_]) -> tuple[DependencyGraph, Floats, list[str]]:
-    """Work 0, transfer 0, work 1, ...: each work after the one before, and after transfers that ranks waited for."""
-    blocks = held.mean(axis=(1, 2)) >= 0.5
-    after: list[list[int]] = []
-    for index in range(len(work)):
-        before = [2 * index - 2] if index else []
-        after.append([*before, *([2 * index - 1] if index and blocks[index - 1] else [])])
-        after.append([2 * index, *([2 * index - 1] if index else [])])
-    kinds = [f"{kind} {index}" for index in range(len(work)) for kind in ("work", "transfer")]
-    spread = np.broadcast_to(transfer[:, :, None], work.shape)
-    seconds = np.stack([work, spread], axis=1).reshape(2 * len(work), *work.shape[1:])
-    groups = [[2 * index + 1] for index in range(len(work))]
-    across = frozenset(op for group in groups for op in group)
-    return DependencyGraph(names=kinds, after=after, groups=groups, across=across), seconds, kinds

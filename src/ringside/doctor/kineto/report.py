@@ -11,7 +11,7 @@ import numpy as np
 from ringside.doctor.findings import Lane, Number, Question, Sheet, TimeSpan
 from ringside.doctor.kineto.intervals import Floats
 from ringside.doctor.kineto.match import Matched
-from ringside.doctor.kineto.steps import RankSteps, sizes, waiting
+from ringside.doctor.kineto.steps import RankSteps, activity_by_kind, sizes_by_kind
 from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, RankPace
 from ringside.doctor.kineto.trace import RankTrace, TracedJob
 from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
@@ -30,7 +30,7 @@ class Evidence:
     matched: Matched
 
 
-def answers(evidence: Evidence, slow: Sequence[Verdict]) -> dict[str, Question]:
+def answer_questions(evidence: Evidence, slow: Sequence[Verdict]) -> dict[str, Question]:
     """Return the answers by their names in `findings.QUESTIONS`.
 
     Args:
@@ -102,6 +102,7 @@ def _network(evidence: Evidence) -> Question:
     nbytes = np.array([part.nbytes for part in matched.parts], dtype=np.float64)
     nranks = (~np.isnan(matched.starts)).sum(axis=1)
     exposed = float(pace.exposed_s.min(axis=1).mean() / max(pace.step_s.mean(), 1e-12))
+    # busbw as nccl-tests define it: an all-reduce moves 2(n − 1)/n of its bytes over each link
     reduces = np.array([part.kind == "all_reduce" for part in matched.parts])
     busbw = nbytes * np.where(reduces, 2 * (nranks - 1) / nranks, 1.0) / np.maximum(transfer, 1e-9)
     large = busbw[nbytes >= nbytes.max() / 2]
@@ -122,33 +123,30 @@ def _network(evidence: Evidence) -> Question:
 
 
 def _small(evidence: Evidence) -> Question:
-    parts = [one for trace in evidence.traces for one in trace.collectives]
+    parts = [collective for trace in evidence.traces for collective in trace.collectives]
     if not parts:
         return Question(answer=None, words="The traces show no collective.")
-    sizes = np.array([one.nbytes for one in parts], dtype=np.float64)
+    sizes = np.array([part.nbytes for part in parts], dtype=np.float64)
     known = sizes[sizes > 0]
     per_step = _mean([rank.collectives.astype(np.float64) for rank in evidence.steps])
     numbers: dict[str, Number] = {"collectives_per_step": per_step}
     if not len(known):
         return Question(answer=None, numbers=numbers, words="The traces do not say how large collectives are.")
     small = float((known < SMALL_BYTES).mean())
+    # Time spent in small ones, of all.
+    seconds = np.array([part.duration_s for part in parts])
+    is_small = np.array([0 < part.nbytes < SMALL_BYTES for part in parts])
     numbers |= {
         "median_bytes": float(np.median(known)),
         "small_ratio": small,
         "small_per_step": per_step * small,
-        "small_seconds_ratio": _small_time(parts),
+        "small_seconds_ratio": float(seconds[is_small].sum() / max(seconds.sum(), 1e-12)),
     }
     words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {SMALL_BYTES >> 10} KB"
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
     return Question(
         answer=many, numbers=numbers, words=f"{words}; half are smaller than {size(float(np.median(known)))}."
     )
-
-
-def _small_time(parts: Sequence[object]) -> float:
-    seconds = np.array([one.duration_s for one in parts])  # type: ignore[attr-defined]
-    small = np.array([0 < one.nbytes < SMALL_BYTES for one in parts])  # type: ignore[attr-defined]
-    return float(seconds[small].sum() / max(seconds.sum(), 1e-12))
 
 
 def _mean(columns: Sequence[Floats]) -> float:
@@ -167,30 +165,15 @@ SHOWN_SPANS = 400
 """Pieces of one kind per lane; shorter ones are left out first."""
 
 
-def sheets(evidence: Evidence, prefix: str, blamed: Sequence[int]) -> list[Sheet]:
+def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list[Sheet]:
     """Return the tables of a job: what ranks did per step, and its collectives."""
-    culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(blamed)]
-    return [
-        Sheet(
-            title=f"{prefix}Ranks, mean per step",
-            columns=[
-                "rank", "steps", "step_s", "compute_s", "hidden_s", "exposed_s", "last_gradient_to_last_collective_s",
-                "idle_s", "own_s", "wait_s", "lateness_s", "clock_offset_s", "collectives", "bytes",
-            ],
-            rows=_rank_rows(evidence),
-            culprits=culprits,
-            note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
-            "first rank's, clocks corrected by collective ends. Both per collective.",
-        ),
-        Sheet(
-            title=f"{prefix}Collectives",
-            columns=["kind", "number", "bytes", "mean_bytes", "mean_s"],
-            rows=_kind_rows(evidence.traces),
-        ),
-    ]  # fmt: skip
-
-
-def _rank_rows(evidence: Evidence) -> list[list[Number | None]]:
+    rows_of_culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(culprits)]
+    parts = [collective for trace in evidence.traces for collective in trace.collectives]
+    kinds: list[list[Number | None]] = []
+    for kind, (count, nbytes) in sizes_by_kind(parts).items():
+        seconds = [part.duration_s for part in parts if part.kind == kind]
+        kinds.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
+    # per rank, the mean over steps or over collectives of what is known
     matched = evidence.matched
     late, waits, clocks = _means(matched.lateness), _means(matched.waits), matched.clocks
     rows: list[list[Number | None]] = []
@@ -208,7 +191,24 @@ def _rank_rows(evidence: Evidence) -> list[list[Number | None]]:
                 _mean_or_none(rank.nbytes),
             ]
         )
-    return rows
+    return [
+        Sheet(
+            title=f"{prefix}Ranks, mean per step",
+            columns=[
+                "rank", "steps", "step_s", "compute_s", "hidden_s", "exposed_s", "last_gradient_to_last_collective_s",
+                "idle_s", "own_s", "wait_s", "lateness_s", "clock_offset_s", "collectives", "bytes",
+            ],
+            rows=rows,
+            culprits=rows_of_culprits,
+            note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
+            "first rank's, clocks corrected by collective ends. Both per collective.",
+        ),
+        Sheet(
+            title=f"{prefix}Collectives",
+            columns=["kind", "number", "bytes", "mean_bytes", "mean_s"],
+            rows=kinds,
+        ),
+    ]  # fmt: skip
 
 
 def late_or_none(values: Sequence[float], index: int) -> float | None:
@@ -228,16 +228,7 @@ def _mean_or_none(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None
     return float(known.mean()) if len(known) else None
 
 
-def _kind_rows(traces: Sequence[RankTrace]) -> list[list[Number | None]]:
-    parts = [one for trace in traces for one in trace.collectives]
-    rows: list[list[Number | None]] = []
-    for kind, (count, nbytes) in sizes(parts).items():
-        seconds = [one.duration_s for one in parts if one.kind == kind]
-        rows.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
-    return rows
-
-
-def facts(evidence: Evidence) -> dict[str, Any]:
+def job_facts(evidence: Evidence) -> dict[str, Any]:
     """Return further figures of a job: world, steps, who was slowest how often, clocks."""
     pace, matched = evidence.pace, evidence.matched
     return {
@@ -257,24 +248,22 @@ def facts(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def lanes(job: TracedJob, title: str) -> list[Lane]:
+def job_lanes(job: TracedJob, title: str) -> list[Lane]:
     """Return what the ranks did in the last steps that fit on a page, on one time axis."""
-    windows = [_window(trace) for trace in job.traces]
+    windows = []
+    for trace in job.traces:
+        last = trace.steps[-SHOWN_STEPS:]
+        windows.append((last[0].start_s, last[-1].end_s) if last else trace.span)
     origin = max((begin for begin, _ in windows), default=0.0)
     end = min((end for _, end in windows), default=0.0)
     if end <= origin:
         return []
-    return [Lane(title=title, rank=trace.rank, spans=_spans(trace, origin, end)) for trace in job.traces[:SHOWN_LANES]]
-
-
-def _window(trace: RankTrace) -> tuple[float, float]:
-    shown = trace.steps[-SHOWN_STEPS:]
-    return (shown[0].start_s, shown[-1].end_s) if shown else trace.span
-
-
-def _spans(trace: RankTrace, origin: float, end: float) -> list[TimeSpan]:
-    spans = []
-    for kind, pieces in waiting(trace, origin, end).items():
-        longest = pieces[np.sort(np.argsort(pieces[:, 0] - pieces[:, 1], kind="stable")[:SHOWN_SPANS])]
-        spans += [TimeSpan(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]
-    return sorted(spans, key=lambda span: span.start_s)
+    found = []
+    for trace in job.traces[:SHOWN_LANES]:
+        spans = []
+        for kind, pieces in activity_by_kind(trace, origin, end).items():
+            # the longest pieces, in the order of time
+            longest = pieces[np.sort(np.argsort(pieces[:, 0] - pieces[:, 1], kind="stable")[:SHOWN_SPANS])]
+            spans += [TimeSpan(start_s=float(a - origin), end_s=float(b - origin), kind=kind) for a, b in longest]
+        found.append(Lane(title=title, rank=trace.rank, spans=sorted(spans, key=lambda span: span.start_s)))
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,65 +61,72 @@ class Activity:
     exposed: Floats
 
 
-def activity(trace: RankTrace) -> Activity:
+def rank_activity(trace: RankTrace) -> Activity:
     """Return when a rank worked, communicated and waited.
 
     On a device, communication is exposed while no other kernel runs. Threads leave no trace of plain Python, so there
     a rank waits only in a pause that a collective's end ended, and not between its first and its last gradient:
     DistributedDataParallel never waits there.
     """
-    communication = union(np.array([[one.start_s, one.end_s] for one in trace.collectives]).reshape(-1, 2))
+    communication = union(np.array([[each.start_s, each.end_s] for each in trace.collectives]).reshape(-1, 2))
     if trace.device:
         return Activity(trace.work, communication, subtract(communication, trace.work))
-    busy = union(np.concatenate([trace.work, _backward(trace)]))
-    exposed = _ended_by(subtract(communication, busy), np.sort([one.end_s for one in trace.collectives]))
-    return Activity(trace.work, communication, exposed)
-
-
-def _backward(trace: RankTrace) -> Floats:
-    """From the first piece of backward to the last gradient, per step; not where backward itself waits for others."""
-    found: list[list[float]] = []
-    starts = [one.start_s for one in trace.collectives]
+    # Threads leave no trace of plain Python: from its first piece to the last gradient all of backward is
+    # busy, per step, unless it waits for other ranks itself (then it ran more than reductions and broadcasts).
+    backwards: list[list[float]] = []
+    starts = [each.start_s for each in trace.collectives]
     for step in trace.steps:
         begun = trace.backward[np.searchsorted(trace.backward, step.start_s) :][:1]
         ready = _last_before(trace.gradients, step.end_s)
         if not len(begun) or ready is None or not step.start_s <= begun[0] < ready:
             continue
         inside = trace.collectives[bisect_right(starts, begun[0]) : bisect_left(starts, ready)]
-        if all(one.kind in ("all_reduce", "broadcast") for one in inside):
-            found.append([float(begun[0]), ready])
-    return np.array(found).reshape(-1, 2)
-
-
-def _ended_by(pauses: Floats, ends: Floats) -> Floats:
-    """Pauses up to the last end of a collective inside each; those without one are no waiting."""
-    if not len(pauses) or not len(ends):
-        return np.empty((0, 2))
+        if all(each.kind in ("all_reduce", "broadcast") for each in inside):
+            backwards.append([float(begun[0]), ready])
+    busy = union(np.concatenate([trace.work, np.array(backwards).reshape(-1, 2)]))
+    # Pauses up to the last end of a collective inside each; those without one are no waiting.
+    pauses = subtract(communication, busy)
+    if not len(pauses):
+        return Activity(trace.work, communication, np.empty((0, 2)))
+    ends = np.sort([collective.end_s for collective in trace.collectives])
     last = np.searchsorted(ends, pauses[:, 1], side="right") - 1
     until = np.where(last >= 0, ends[np.maximum(last, 0)], -np.inf)
     held = until > pauses[:, 0]
-    return np.stack([pauses[held, 0], until[held]], axis=1)
+    return Activity(trace.work, communication, np.stack([pauses[held, 0], until[held]], axis=1))
 
 
 def steps_of(trace: RankTrace) -> RankSteps:
     """Return what a rank did, step by step; a trace without steps counts as one step, number -1."""
-    seen = activity(trace)
+    seen = rank_activity(trace)
     windows = np.array([[step.start_s, step.end_s] for step in trace.steps] or [list(trace.span)], dtype=np.float64)
     numbers = np.array([step.number for step in trace.steps] or [-1], dtype=np.int64)
     length = windows[:, 1] - windows[:, 0]
-    work, communication, exposed = (within(one, windows) for one in (seen.work, seen.communication, seen.exposed))
+    work, communication, exposed = (within(each, windows) for each in (seen.work, seen.communication, seen.exposed))
     hidden = np.maximum(communication - exposed, 0.0)
+    # Where work and communication overlap the time counts once; the rest of the step is idle.
     busy = within(union(np.concatenate([seen.work, seen.communication])), windows)
-    starts = np.array([one.start_s for one in trace.collectives])
+    starts = np.array([each.start_s for each in trace.collectives])
+    # A collective belongs to the step in which it began.
     home = np.searchsorted(windows[:, 0], starts, side="right") - 1
-    weights = np.array([one.nbytes for one in trace.collectives], dtype=np.float64)
+    weights = np.array([each.nbytes for each in trace.collectives], dtype=np.float64)
     nbytes: Floats = np.bincount(home[home >= 0], weights=weights[home >= 0], minlength=len(windows)).astype(float)
-    gradient = [one for one in trace.collectives if one.kind in GRADIENT]
-    begun = [one.start_s for one in gradient]
-    tails = [
-        _tail(trace, seen, window, gradient[bisect_left(begun, window[0]) : bisect_left(begun, window[1])])
-        for window in windows
-    ]
+    gradient = [each for each in trace.collectives if each.kind in GRADIENT]
+    begun = [each.start_s for each in gradient]
+    # Per step, seconds from the last gradient to the last collective's end, and to the step's end.
+    tails = np.full((len(windows), 2), np.nan)
+    for row, (begin, end) in enumerate(windows.tolist()):
+        inside = gradient[bisect_left(begun, begin) : bisect_left(begun, end)]
+        if not inside:
+            continue
+        done = min(max(collective.end_s for collective in inside), end)
+        if trace.device:
+            # kernels do not name gradients: what the collective needed is the last work that began before its end
+            place = int(np.searchsorted(seen.work[:, 0], done)) - 1
+            ready = float(min(seen.work[place, 1], done)) if place >= 0 and seen.work[place, 1] > begin else None
+        else:
+            ready = _last_before(trace.gradients, end)
+        if ready is not None and ready >= begin:
+            tails[row] = max(done - ready, 0.0), max(end - ready, 0.0)
     return RankSteps(
         rank=trace.rank,
         numbers=numbers,
@@ -131,31 +137,11 @@ def steps_of(trace: RankTrace) -> RankSteps:
         hidden_s=hidden,
         exposed_s=exposed,
         idle_s=np.maximum(length - busy, 0.0),
-        tail_s=np.array([tail for tail, _ in tails]),
-        after_backward_s=np.array([after for _, after in tails]),
+        tail_s=tails[:, 0],
+        after_backward_s=tails[:, 1],
         collectives=np.bincount(home[home >= 0], minlength=len(windows)).astype(np.int64),
         nbytes=nbytes,
     )
-
-
-def _tail(trace: RankTrace, seen: Activity, window: Floats, inside: Sequence[TracedCollective]) -> tuple[float, float]:
-    """Seconds from the last gradient to the last collective's end, and to the step's end; NaN where not known."""
-    begin, end = float(window[0]), float(window[1])
-    if not inside:
-        return np.nan, np.nan
-    done = min(max(one.end_s for one in inside), end)
-    ready = _ready_on_device(seen.work, begin, done) if trace.device else _last_before(trace.gradients, end)
-    if ready is None or ready < begin:
-        return np.nan, np.nan
-    return max(done - ready, 0.0), max(end - ready, 0.0)
-
-
-def _ready_on_device(work: Floats, begin: float, done: float) -> float | None:
-    """End of the last work that began before the last collective was done: what it had to wait for."""
-    place = int(np.searchsorted(work[:, 0], done)) - 1
-    if place < 0 or work[place, 1] <= begin:
-        return None
-    return float(min(work[place, 1], done))
 
 
 def _last_before(times: Floats, when: float) -> float | None:
@@ -163,18 +149,18 @@ def _last_before(times: Floats, when: float) -> float | None:
     return float(times[place]) if place >= 0 else None
 
 
-def sizes(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
+def sizes_by_kind(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
     """Return number and bytes of collectives by kind, most bytes first."""
     found: dict[str, tuple[int, float]] = {}
-    for one in collectives:
-        count, nbytes = found.get(one.kind, (0, 0.0))
-        found[one.kind] = (count + 1, nbytes + one.nbytes)
+    for collective in collectives:
+        count, nbytes = found.get(collective.kind, (0, 0.0))
+        found[collective.kind] = (count + 1, nbytes + collective.nbytes)
     return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
-def waiting(trace: RankTrace, start_s: float, end_s: float) -> dict[str, Floats]:
+def activity_by_kind(trace: RankTrace, start_s: float, end_s: float) -> dict[str, Floats]:
     """Return what to draw between two times: unions by kind (`compute`, `wait`, `hidden`), float64 [n, 2], seconds."""
-    seen = activity(trace)
+    seen = rank_activity(trace)
     hidden = intersect(seen.communication, seen.work) if trace.device else subtract(seen.communication, seen.exposed)
     parts = {"compute": seen.work, "hidden": hidden, "wait": seen.exposed}
     return {kind: clip(part, start_s, end_s) for kind, part in parts.items()}

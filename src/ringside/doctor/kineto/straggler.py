@@ -1,7 +1,7 @@
-"""Who held a traced job up: the persistent culprit, told from the rank that happens to be last in some step.
+"""Who held a traced job up: the persistent culprit, and not the rank that happens to be last in some step.
 
-The on-line detector (`ringside.monitor.detect`) needs tens of steps, of which it learns what is usual; profilers record
-few. `kineto_persistent` finds who is slow throughout them, the detector who became slow within long ones.
+The on-line detector (`ringside.monitor.detect`) needs tens of steps, of which it learns the baseline; profilers record
+few. `persistent_rank` finds who is slow throughout them, the detector who became slow within long ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ringside.doctor.kineto.intervals import Floats
 from ringside.monitor import Verdict, detect
-from ringside.monitor.slow_rank.verdict import judge
+from ringside.monitor.slow_rank.verdict import judge_excess
 from ringside.monitor.slow_rank.window_test import EFFECT
 from ringside.monitor.stats import log_excess, student
 from ringside.text import ms
@@ -51,19 +51,24 @@ def persistent_rank(own_s: Floats) -> int | None:
     steps, ranks = own_s.shape
     excess = log_excess(own_s)
     rank = int(np.argmax(np.median(excess, axis=0)))
+    # slower in both halves, or it is an episode and not its nature
     if min(float(np.median(half)) for half in np.array_split(excess[:, rank], 2)) < EFFECT:
         return None
     allowed = CHANCE / ranks / TESTS
     logs = np.log(own_s)
+    # Slowest in more steps than chance would give one rank of many alike?
+    slowest = logs.argmax(axis=1) == rank
+    clump = clumping(slowest.astype(np.float64))
+    too_often = binomial_tail(int(slowest.sum() / clump), math.ceil(steps / clump), 1.0 / ranks)
     held = (
-        _slowest_so_often(logs, rank) < allowed
+        too_often < allowed
         or (steps >= MANY and min(_against(logs, rank, _above), _against(logs, rank, _few_fast)) < allowed)
-        or _lead(logs, rank, allowed)
+        or _leads(logs, rank, allowed)
     )
     return rank if held else None
 
 
-def chance(times: int, steps: int, probability: float) -> float:
+def binomial_tail(times: int, steps: int, probability: float) -> float:
     """Return the probability of at least `times` in `steps` independent steps."""
     return sum(
         math.comb(steps, count) * probability**count * (1 - probability) ** (steps - count)
@@ -83,14 +88,6 @@ def clumping(values: Floats) -> float:
     correlation = float((centred[1:] * centred[:-1]).sum()) / power + 1.0 / len(values)
     correlation = min(max(correlation * (1.0 + 3.0 / len(values)), 0.0), 0.95)
     return (1.0 + correlation) / (1.0 - correlation)
-
-
-def _slowest_so_often(logs: Floats, rank: int) -> float:
-    """Probability that one rank of many alike is the slowest in so many steps."""
-    steps, ranks = logs.shape
-    slowest = logs.argmax(axis=1) == rank
-    clump = clumping(slowest.astype(np.float64))
-    return chance(int(slowest.sum() / clump), math.ceil(steps / clump), 1.0 / ranks)
 
 
 def _against(logs: Floats, rank: int, test: Callable[[Floats, Floats], float]) -> float:
@@ -115,12 +112,17 @@ def _few_fast(own: Floats, others: Floats) -> float:
     both = np.concatenate([own, others])
     fast = both <= np.quantile(both, FAST)
     clump = max(clumping(fast[: len(own)].astype(np.float64)), clumping(fast[len(own) :].astype(np.float64)))
-    steps, drawn, mine = math.ceil(len(own) / clump), int(fast.sum() / clump), int(fast[: len(own)].sum() / clump + 0.5)
-    ways = sum(math.comb(steps, few) * math.comb(steps, drawn - few) for few in range(min(mine, drawn) + 1))
+    steps, drawn, own_fast = (
+        math.ceil(len(own) / clump),
+        int(fast.sum() / clump),
+        int(fast[: len(own)].sum() / clump + 0.5),
+    )
+    # hypergeometric: the tail up to as few as were seen
+    ways = sum(math.comb(steps, few) * math.comb(steps, drawn - few) for few in range(min(own_fast, drawn) + 1))
     return ways / math.comb(2 * steps, drawn)
 
 
-def _lead(logs: Floats, rank: int, allowed: float) -> bool:
+def _leads(logs: Floats, rank: int, allowed: float) -> bool:
     """Whether it leads each other rank, step by step, by far more than their distance varies."""
     steps, ranks = logs.shape
     leads = logs[:, [rank]] - np.delete(logs, rank, axis=1)
@@ -179,7 +181,7 @@ class RankPace:
         return ratios
 
 
-def culprits(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
+def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
     """Return a verdict per persistent culprit; none where it moves from step to step.
 
     Args:
@@ -189,45 +191,44 @@ def culprits(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdic
     """
     if len(pace.ranks) < 2 or len(pace.numbers) < LEAST_STEPS:
         return []
-    return [_named(verdict, pace, lateness_s, waits_s) for verdict in _persistent(pace)]
-
-
-def _persistent(pace: RankPace) -> list[Verdict]:
-    """The rank that is the slowest for good, or for a good part of the trace."""
+    # The rank that is the slowest for good, or else each that the detector finds slow for a good part of the trace.
     steps = len(pace.numbers)
     rank = persistent_rank(pace.own_s)
     if rank is not None:
-        return [judge(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
-    found = [verdict for verdict in detect(pace.own_s) if verdict.excess_ratio > 0]
-    lasted = [int(verdict.evidence.get("until_step", steps)) - verdict.since_step for verdict in found]
-    return [verdict for verdict, long in zip(found, lasted, strict=True) if long >= EPISODE * steps]
-
-
-def _named(verdict: Verdict, pace: RankPace, lateness_s: Floats, waits_s: Floats) -> Verdict:
-    """A verdict on columns and rows as one on ranks and step numbers, with what the collectives show."""
-    column = verdict.ranks[0]
-    others = [index for index in range(len(pace.ranks)) if index != column]
-    evidence: dict[str, float | int | str] = {
-        **verdict.evidence,
-        "slowest_in_steps": pace.slowest[column],
-        "lateness_seconds": _finite(lateness_s[column]),
-        "others_lateness_seconds": _finite(np.median(lateness_s[others])),
-        "wait_seconds": _finite(waits_s[column]),
-        "others_wait_seconds": _finite(np.median(waits_s[others])),
-    }
-    cause = (
-        f"{verdict.cause}; it arrives last at collectives ({ms(float(lateness_s[column]))} late on average) and waits "
-        f"least there, while the others wait {ms(float(np.median(waits_s[others])))} per collective"
-    )
-    last = len(pace.numbers) - 1
-    return msgspec.structs.replace(
-        verdict,
-        ranks=[pace.ranks[column]],
-        since_step=pace.numbers[min(max(verdict.since_step, 0), last)],
-        detected_step=pace.numbers[min(max(verdict.detected_step, 0), last)],
-        evidence=evidence,
-        cause=cause,
-    )
+        found = [judge_excess(rank, pace.own_s, None, since_step=0, detected_step=steps - 1)]
+    else:
+        changed = [verdict for verdict in detect(pace.own_s) if verdict.excess_ratio > 0]
+        lasted = [int(verdict.evidence.get("until_step", steps)) - verdict.since_step for verdict in changed]
+        found = [verdict for verdict, length in zip(changed, lasted, strict=True) if length >= EPISODE * steps]
+    # Columns and rows become ranks and step numbers, with what the collectives show beside them.
+    named = []
+    for verdict in found:
+        column = verdict.ranks[0]
+        others = [index for index in range(len(pace.ranks)) if index != column]
+        evidence: dict[str, float | int | str] = {
+            **verdict.evidence,
+            "slowest_in_steps": pace.slowest[column],
+            "lateness_seconds": _finite(lateness_s[column]),
+            "others_lateness_seconds": _finite(np.median(lateness_s[others])),
+            "wait_seconds": _finite(waits_s[column]),
+            "others_wait_seconds": _finite(np.median(waits_s[others])),
+        }
+        cause = (
+            f"{verdict.cause}; it arrives last at collectives ({ms(float(lateness_s[column]))} late on average) and "
+            f"waits least there, while the others wait {ms(float(np.median(waits_s[others])))} per collective"
+        )
+        last = len(pace.numbers) - 1
+        named.append(
+            msgspec.structs.replace(
+                verdict,
+                ranks=[pace.ranks[column]],
+                since_step=pace.numbers[min(max(verdict.since_step, 0), last)],
+                detected_step=pace.numbers[min(max(verdict.detected_step, 0), last)],
+                evidence=evidence,
+                cause=cause,
+            )
+        )
+    return named
 
 
 def bound_by_communication(pace: RankPace) -> list[Verdict]:
@@ -281,15 +282,19 @@ def too_many_small(numbers: Sequence[int], per_step: float, small_ratio: float, 
     ]
 
 
-def mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> list[Verdict]:
+def judge_mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> list[Verdict]:
     """Return one verdict on the first collective at which ranks called different things; the minority is named."""
     if not conflicts:
         return []
-    group, seq, calls = min(conflicts, key=lambda one: one[1])
+    group, seq, calls = min(conflicts, key=lambda conflict: conflict[1])
     words = list(calls.values())
-    usual = max(set(words), key=words.count)
-    odd = sorted(rank for rank, text in calls.items() if text != usual) if words.count(usual) * 2 > len(words) else []
-    said = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(calls.items())[:8])
+    majority = max(set(words), key=words.count)
+    odd = (
+        sorted(rank for rank, text in calls.items() if text != majority)
+        if words.count(majority) * 2 > len(words)
+        else []
+    )
+    listed = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(calls.items())[:8])
     return [
         Verdict(
             kind="mismatch",
@@ -297,8 +302,8 @@ def mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> list[Ver
             since_step=0,
             detected_step=0,
             excess_ratio=0.0,
-            cause=f"ranks called different collectives as number {seq} of group {group or 'unnamed'}: {said}",
-            evidence={"seq": seq, "group": group, "usual": usual},
+            cause=f"ranks called different collectives as number {seq} of group {group or 'unnamed'}: {listed}",
+            evidence={"seq": seq, "group": group, "usual": majority},
             advice="Look for a branch that only some ranks take (a conditional layer, a shorter data set).",
         )
     ]

@@ -55,11 +55,11 @@ class TracedCollective:
 
 @dataclass
 class RankTrace:
-    """What one file says of one rank.
+    """What one file holds of one rank.
 
     Args:
         file: Its name.
-        rank: The rank; -1 where the file does not say.
+        rank: The rank; -1 where the file does not name it.
         world_size: Ranks of the job; 0 where not known.
         backend: `nccl`, `gloo`, ...; empty where not known.
         host: Name of its host; empty where not known.
@@ -94,12 +94,16 @@ class RankTrace:
         """Start and end of all that was recorded, seconds; (0, 0) where nothing was."""
         times = [*(step.start_s for step in self.steps), *(step.end_s for step in self.steps)]
         times += [self.work[0, 0], self.work[-1, 1]] if len(self.work) else []
-        times += [self.collectives[0].start_s, max(one.end_s for one in self.collectives)] if self.collectives else []
+        times += (
+            [self.collectives[0].start_s, max(collective.end_s for collective in self.collectives)]
+            if self.collectives
+            else []
+        )
         return (min(times), max(times)) if times else (0.0, 0.0)
 
 
 # -------------------------------------------------------------------------------------------------
-# Which traces belong together: jobs told apart, ranks found, two traces of one rank told from two parts of one.
+# Which traces belong together: jobs separated, ranks found, two traces of one rank distinguished from two parts of one.
 
 APART_S = 120.0
 """Traces of one job overlap in time; clocks of its hosts may be so many seconds apart."""
@@ -134,65 +138,56 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
     Traces belong to one job where world size and backend agree (or are not given) and where they overlap in time.
     """
     groups: list[list[RankTrace]] = []
-    for trace in sorted(traces, key=lambda one: one.span):
+    for trace in sorted(traces, key=lambda trace: trace.span):
         for group in groups:
-            if _fits(trace, group):
+            agree = all(
+                len({other.world_size, trace.world_size} - {0}) < 2 and len({other.backend, trace.backend} - {""}) < 2
+                for other in group
+            )
+            begin, end = min(other.span[0] for other in group), max(other.span[1] for other in group)
+            if agree and trace.span[0] <= end + APART_S and trace.span[1] >= begin - APART_S:
                 group.append(trace)
                 break
         else:
             groups.append([trace])
-    jobs = [_job(group) for group in groups]
+    jobs = []
+    for group in groups:
+        remarks: dict[str, str] = {}
+        # Every trace gets a rank: its own, or that in its file's name, or the next free one.
+        taken = {trace.rank for trace in group if trace.rank >= 0}
+        named = [trace for trace in group if trace.rank >= 0]
+        for trace in sorted((trace for trace in group if trace.rank < 0), key=lambda trace: trace.file):
+            match = _IN_NAME.search(trace.file.rpartition("/")[2])
+            rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
+            remark = f"does not say its rank; {rank} was taken from its name"
+            if rank < 0 or rank in taken:
+                rank = next(number for number in range(len(group) + len(taken) + 1) if number not in taken)
+                remark = f"does not say its rank; it is called rank {rank} here"
+            taken.add(rank)
+            remarks[trace.file] = remark
+            named.append(replace(trace, rank=rank))
+        # One trace per rank: two parts of one are joined, of two that overlap the larger is used.
+        by_rank: dict[int, RankTrace] = {}
+        for trace in named:
+            if trace.rank not in by_rank:
+                by_rank[trace.rank] = trace
+            elif joined := _joined(by_rank[trace.rank], trace):
+                by_rank[trace.rank] = joined
+            else:
+                kept, left = sorted((by_rank[trace.rank], trace), key=lambda each: (-each.events, each.file))
+                by_rank[trace.rank] = kept
+                remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
+        ranks = sorted(by_rank)
+        world = max([trace.world_size for trace in group] + [ranks[-1] + 1])
+        jobs.append(
+            TracedJob([by_rank[rank] for rank in ranks], world, any(trace.rank < 0 for trace in group), remarks)
+        )
     return sorted(jobs, key=lambda job: -len(job.traces))
-
-
-def _fits(trace: RankTrace, group: Sequence[RankTrace]) -> bool:
-    for other in group:
-        sizes = {one.world_size for one in (trace, other) if one.world_size}
-        backends = {one.backend for one in (trace, other) if one.backend}
-        if len(sizes) > 1 or len(backends) > 1:
-            return False
-    begin, end = min(one.span[0] for one in group), max(one.span[1] for one in group)
-    return trace.span[0] <= end + APART_S and trace.span[1] >= begin - APART_S
-
-
-def _job(group: list[RankTrace]) -> TracedJob:
-    remarks: dict[str, str] = {}
-    named = _with_ranks(group, remarks)
-    by_rank: dict[int, RankTrace] = {}
-    for trace in named:
-        if trace.rank not in by_rank:
-            by_rank[trace.rank] = trace
-        elif joined := _joined(by_rank[trace.rank], trace):
-            by_rank[trace.rank] = joined
-        else:
-            kept, left = sorted((by_rank[trace.rank], trace), key=lambda one: (-one.events, one.file))
-            by_rank[trace.rank] = kept
-            remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
-    ranks = sorted(by_rank)
-    world = max([one.world_size for one in group] + [ranks[-1] + 1])
-    return TracedJob([by_rank[rank] for rank in ranks], world, any(one.rank < 0 for one in group), remarks)
-
-
-def _with_ranks(group: list[RankTrace], remarks: dict[str, str]) -> list[RankTrace]:
-    """Every trace with a rank: its own, or that in its file's name, or the next free one."""
-    taken = {trace.rank for trace in group if trace.rank >= 0}
-    found = [trace for trace in group if trace.rank >= 0]
-    for trace in sorted((one for one in group if one.rank < 0), key=lambda one: one.file):
-        match = _IN_NAME.search(trace.file.rpartition("/")[2])
-        rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
-        told = f"does not say its rank; {rank} was taken from its name"
-        if rank < 0 or rank in taken:
-            rank = next(number for number in range(len(group) + len(taken) + 1) if number not in taken)
-            told = f"does not say its rank; it is called rank {rank} here"
-        taken.add(rank)
-        remarks[trace.file] = told
-        found.append(replace(trace, rank=rank))
-    return found
 
 
 def _joined(a: RankTrace, b: RankTrace) -> RankTrace | None:
     """Two recordings of one rank, one after the other (a profiler's schedule repeats), as one; None if they overlap."""
-    first, second = sorted((a, b), key=lambda one: one.span)
+    first, second = sorted((a, b), key=lambda trace: trace.span)
     apart = first.span[1] <= second.span[0]
     if not apart or {step.number for step in a.steps} & {step.number for step in b.steps} or not (a.steps and b.steps):
         return None

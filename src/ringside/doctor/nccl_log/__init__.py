@@ -7,7 +7,7 @@ lines           NCCL's lines in any log, whatever stands around them and however
 reader          Reader of logs with NCCL's lines (`NCCL_DEBUG=INFO`) or PyTorch's watchdog, of one rank or of many in
                 one file
 rings           What is wrong with a communicator's rings: broken, across hosts more often than needed, over sockets
-settings        What NCCL says of its version, its environment and its network, process by process, and where ranks
+settings        What NCCL prints of its version, its environment and its network, process by process, and where ranks
                 disagree
 torch_watchdog  PyTorch's own lines in a log: the NCCL watchdog's timeouts and torchrun's account of which worker failed
                 first

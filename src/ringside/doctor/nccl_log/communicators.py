@@ -43,7 +43,7 @@ class NcclLink:
     """One hop of a channel.
 
     Args:
-        via: What NCCL said, such as `NET/IB/0/GDRDMA`.
+        via: As NCCL prints it, such as `NET/IB/0/GDRDMA`.
         ring: Whether it was made before all rings were connected; later ones belong to trees.
     """
 
@@ -66,7 +66,7 @@ class NcclCommunicator:
         neighbours: (previous, next) of a rank in a channel's ring.
         parents: Parent of a rank in a channel's tree; -1 for the root.
         links: Hops by channel, source and destination.
-        nodes: Number of hosts, where NCCL says so.
+        nodes: Number of hosts, where NCCL prints it.
     """
 
     name: str
@@ -84,7 +84,7 @@ class NcclCommunicator:
 
 
 class Communicators:
-    """Takes the lines of any number of logs in any order of files and gives the communicators.
+    """Builds the communicators from the lines of any number of logs, in any order of files.
 
     A thread initialises one communicator at a time, so its lines belong to the one it began last. Versions that print
     no `Init START` name the communicator at the end: their lines wait until then.
@@ -105,15 +105,23 @@ class Communicators:
         return found[1] if found else None
 
     def add(self, line: Line) -> None:
-        """Take one line."""
+        """Read one line."""
         text = line.text
         if match := _NODES.search(text):
             if found := self._of_pointer.get((*line.process, match[1])):
                 found[0].nodes = int(match[4])
         elif match := _INIT.search(text):
-            self._init(line, match)
+            self._add_rank(line, match)
         elif text.startswith(("Channel ", "Ring ", "Trees ")):
-            self._belongs(line, text)
+            # A hop names its communicator in newer versions; else the thread initialises one at a time.
+            thread = (*line.process, line.tid)
+            named = _HOP.match(text)
+            home = self._of_pointer.get((*line.process, named["comm"])) if named and named["comm"] else None
+            home = home or self._current.get(thread) or self._latest.get(line.process)
+            if home is None:
+                self._waiting.setdefault(thread, []).append(text)
+            else:
+                _add_hop(home[0], home[1], text, ring=thread not in self._rings_done)
         elif text.startswith(_CONNECTED_RINGS):
             self._rings_done.add((*line.process, line.tid))
 
@@ -122,58 +130,46 @@ class Communicators:
         for (host, pid, _), texts in self._waiting.items():
             home = self._latest.get((host, pid))
             for text in texts if home else ():
-                _take(home[0], home[1], text, ring=True)  # type: ignore[index]
+                _add_hop(home[0], home[1], text, ring=True)  # type: ignore[index]
         self._waiting.clear()
         return sorted(self._all.values(), key=lambda comm: -comm.nranks)
 
-    def _init(self, line: Line, match: re.Match[str]) -> None:
+    def _add_rank(self, line: Line, match: re.Match[str]) -> None:
         rank, nranks, pointer = int(match["rank"]), int(match["nranks"]), (*line.process, match["comm"])
         thread = (*line.process, line.tid)
         if not rank < nranks <= MOST_RANKS:
             return
-        comm_id, state = _ending(line.text[match.end() :])
+        # Some versions end the line with the communicator's id and its state.
+        ending = line.text[match.end() :]
+        rest, _, state = ending.rpartition(" - ")
+        rest, state = (rest, state) if state in _STATES else (ending, "")
+        id_text = rest.rpartition("commId ")[2] if "commId " in rest else ""
+        comm_id = id_text if _ID.fullmatch(id_text) else None
+        # A pointer is used again after a communicator ends: then it stands for a new one.
         known = self._of_pointer.get(pointer)
         if known is None or known[1] != rank or known[0].nranks != nranks or state == "Init START":
-            known = (self._communicator(comm_id, nranks, line.process), rank)
+            if comm_id is None:
+                # the process's n-th communicator of this size: ranks make them in the same order
+                key = (*line.process, nranks)
+                count = self._made[key] = self._made.get(key, 0) + 1
+                comm_id = f"{nranks} ranks, number {count}"
+            known = (self._all.setdefault(comm_id, NcclCommunicator(comm_id, nranks)), rank)
             self._of_pointer[pointer] = known
         comm = known[0]
         member = comm.members.setdefault(rank, NcclMember(line.host, line.pid))
         member.host, member.pid, member.device = line.host, line.pid, int(match["dev"] or line.device)
         member.state, member.bus = state or member.state, match["bus"] or member.bus
+        # lines of channels that came before the communicator had a name
         for text in self._waiting.pop(thread, []):
-            _take(comm, rank, text, ring=True)
+            _add_hop(comm, rank, text, ring=True)
         if state == "Init START":
             self._rings_done.discard(thread)
         if state.startswith("Init") or thread not in self._current:
             self._current[thread] = self._latest[line.process] = known
 
-    def _communicator(self, comm_id: str | None, nranks: int, process: tuple[str, int]) -> NcclCommunicator:
-        if comm_id is None:
-            key = (*process, nranks)
-            count = self._made[key] = self._made.get(key, 0) + 1
-            comm_id = f"{nranks} ranks, number {count}"
-        return self._all.setdefault(comm_id, NcclCommunicator(comm_id, nranks))
 
-    def _belongs(self, line: Line, text: str) -> None:
-        thread = (*line.process, line.tid)
-        named = _HOP.match(text)
-        home = self._of_pointer.get((*line.process, named["comm"])) if named and named["comm"] else None
-        home = home or self._current.get(thread) or self._latest.get(line.process)
-        if home is None:
-            self._waiting.setdefault(thread, []).append(text)
-        else:
-            _take(home[0], home[1], text, ring=thread not in self._rings_done)
-
-
-def _ending(text: str) -> tuple[str | None, str]:
-    """The communicator's id and its state, with which a line of its initialisation ends where it says them."""
-    rest, _, state = text.rpartition(" - ")
-    rest, state = (rest, state) if state in _STATES else (text, "")
-    comm_id = rest.rpartition("commId ")[2] if "commId " in rest else ""
-    return (comm_id if _ID.fullmatch(comm_id) else None), state
-
-
-def _take(comm: NcclCommunicator, rank: int, text: str, *, ring: bool) -> None:
+def _add_hop(comm: NcclCommunicator, rank: int, text: str, *, ring: bool) -> None:
+    """Add what a line shows of a channel: the ring's order, a rank's neighbours, a hop, or parents in a tree."""
     if match := _ORDER.match(text):
         comm.order[int(match[1])] = [int(number) for number in match[2].split()]
     elif match := _RING.match(text):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringside.doctor.findings import verdict_of_files
-from ringside.doctor.nccl_log.communicators import NcclCommunicator, NcclLink
+from ringside.doctor.nccl_log.communicators import NcclCommunicator
 from ringside.doctor.nccl_log.lines import Line
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, first_line, named, rank_list
@@ -48,7 +48,7 @@ class NcclFault:
 
 
 def fault_of(line: Line, rank: int | None) -> NcclFault | None:
-    """Return what a line says went wrong; None for all other lines."""
+    """Return the failure that a line reports; None for all other lines."""
     own = bool(_OWN.search(line.text))
     if line.level not in ("WARN", "ERROR") or not (own or _LOST.search(line.text)):
         return None
@@ -57,7 +57,7 @@ def fault_of(line: Line, rank: int | None) -> NcclFault | None:
 
 
 def is_abort(line: Line) -> bool:
-    """Return whether a line says that a communicator was aborted."""
+    """Return whether a line reports that a communicator was aborted."""
     found = _COMM.search(line.text)
     return found is not None and "Abort COMPLETE" in line.text[found.end() :]
 
@@ -76,11 +76,62 @@ def judge_faults(
     own = [fault for fault in faults if fault.own]
     lost = [fault for fault in faults if not fault.own]
     if own:
-        return [_failed(own, lost, aborted)]
+        first = own[0]
+        who = f"rank {first.rank}" if first.rank is not None else f"device {first.device}"
+        ranks = sorted({fault.rank for fault in own if fault.rank is not None})
+        victims = {fault.rank for fault in lost if fault.rank is not None} | set(aborted)
+        return [
+            _verdict(
+                "dead_rank",
+                ranks,
+                f"{who} on {first.host} failed by itself: {first_line(first.text)}",
+                "Look at this host's kernel log (dmesg: Xid, out of memory) and at the Python traceback of this rank.",
+                host=first.host,
+                device=first.device,
+                line=first.number,
+                message=first_line(first.text),
+                hosts=", ".join(sorted({fault.host for fault in own})),
+                victims=rank_list(victims - set(ranks)),
+            )
+        ]
     if lost:
         return [_lost(lost, aborted, comms, addresses)]
-    unready = [_never_ready(comm) for comm in comms if _unready(comm)]
-    return unready or [_aborted(few, comms[0]) for few in [_few(aborted, comms)] if few]
+    # Nobody complains: ranks that never became ready, though others of their communicator did.
+    unready = []
+    for comm in comms:
+        late = sorted(rank for rank, member in comm.members.items() if member.state == "Init START")
+        if not 0 < len(late) < len(comm.members):
+            continue
+        unready.append(
+            _verdict(
+                "hang",
+                late,
+                f"{named(late)} of communicator {comm.name} began to initialise it and never finished, others did",
+                "Look at what these ranks' logs say last, and whether their hosts can be reached from the others "
+                "(NCCL_SOCKET_IFNAME, firewalls).",
+                communicator=comm.name,
+                nranks=comm.nranks,
+                hosts=", ".join(sorted({comm.members[rank].host for rank in late})),
+            )
+        )
+    # Ranks that aborted where most did not; at the end of many a good run all ranks abort.
+    few = sorted(set(aborted))
+    if unready or not few or not comms or 2 * len(few) >= len(comms[0].members):
+        return unready
+    largest = comms[0]
+    return [
+        _verdict(
+            "hang",
+            few,
+            f"{named(few)} aborted communicator {largest.name} without saying why",
+            "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the "
+            "flight-recorder dumps.",
+            communicator=largest.name,
+            nranks=largest.nranks,
+            aborted=rank_list(few),
+            hosts=", ".join(sorted({largest.host(rank) for rank in few})),
+        )
+    ]
 
 
 def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidence: float | int | str) -> Verdict:
@@ -93,36 +144,25 @@ def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidenc
     )
 
 
-def _failed(own: Sequence[NcclFault], lost: Sequence[NcclFault], aborted: Sequence[int]) -> Verdict:
-    first = own[0]
-    ranks = sorted({fault.rank for fault in own if fault.rank is not None})
-    victims = {fault.rank for fault in lost if fault.rank is not None} | set(aborted)
-    return _verdict(
-        "dead_rank",
-        ranks,
-        f"{_who(first)} failed by itself: {first_line(first.text)}",
-        "Look at this host's kernel log (dmesg: Xid, out of memory) and at the Python traceback of this rank.",
-        host=first.host,
-        device=first.device,
-        line=first.number,
-        message=first_line(first.text),
-        hosts=", ".join(sorted({fault.host for fault in own})),
-        victims=rank_list(victims - set(ranks)),
-    )
-
-
 def _lost(
     lost: Sequence[NcclFault], aborted: Sequence[int], comms: Sequence[NcclCommunicator], addresses: Mapping[str, str]
 ) -> Verdict:
     """Nobody admits a failure of its own: the peer that most lost, and that lost nobody itself if possible."""
     peers = Counter(addresses.get(fault.peer, fault.peer) for fault in lost if fault.peer)
     speakers = {fault.host for fault in lost}
+    # who complains is a victim itself, if there is anybody else
     silent = Counter({peer: count for peer, count in peers.items() if peer not in speakers}) or peers
     named_peer = silent.most_common(1)[0][0] if silent else ""
     members = {rank: member for comm in comms[:1] for rank, member in comm.members.items()}
     complaining = {fault.rank for fault in lost if fault.rank is not None}
     there = {rank for rank, member in members.items() if member.host == named_peer and rank not in complaining}
-    near = {end for link in (comms[0].links.values() if comms else ()) for end in _other_end(link, complaining)}
+    # of that host's ranks those with a hop to a rank that complains
+    links = comms[0].links.values() if comms else ()
+    near = {
+        link.dst if link.src in complaining else link.src
+        for link in links
+        if (link.src in complaining) != (link.dst in complaining)
+    }
     on_host = sorted(there & near or there)
     timed_out = any("imed out" in fault.text or "status=12" in fault.text for fault in lost)
     first = lost[0]
@@ -140,55 +180,3 @@ def _lost(
         message=first_line(first.text),
         victims=rank_list((complaining | set(aborted)) - set(on_host)),
     )
-
-
-def _other_end(link: NcclLink, ranks: set[int]) -> list[int]:
-    """The end of a hop that is not among `ranks`, if the other one is."""
-    if (link.src in ranks) == (link.dst in ranks):
-        return []
-    return [link.dst if link.src in ranks else link.src]
-
-
-def _few(aborted: Sequence[int], comms: Sequence[NcclCommunicator]) -> list[int]:
-    """Ranks that aborted where most did not; at the end of many a good run all ranks abort."""
-    few = sorted(set(aborted))
-    return few if comms and 2 * len(few) < len(comms[0].members) else []
-
-
-def _aborted(few: Sequence[int], comm: NcclCommunicator) -> Verdict:
-    return _verdict(
-        "hang",
-        few,
-        f"{named(few)} aborted communicator {comm.name} without saying why",
-        "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the flight-recorder "
-        "dumps.",
-        communicator=comm.name,
-        nranks=comm.nranks,
-        aborted=rank_list(few),
-        hosts=", ".join(sorted({comm.host(rank) for rank in few})),
-    )
-
-
-def _unready(comm: NcclCommunicator) -> bool:
-    """Whether some ranks of a communicator became ready and others, or their logs, did not."""
-    states = [member.state for member in comm.members.values()]
-    return "Init START" in states and any(state != "Init START" for state in states)
-
-
-def _never_ready(comm: NcclCommunicator) -> Verdict:
-    late = sorted(rank for rank, member in comm.members.items() if member.state == "Init START")
-    return _verdict(
-        "hang",
-        late,
-        f"{named(late)} of communicator {comm.name} began to initialise it and never finished, others did",
-        "Look at what these ranks' logs say last, and whether their hosts can be reached from the others "
-        "(NCCL_SOCKET_IFNAME, firewalls).",
-        communicator=comm.name,
-        nranks=comm.nranks,
-        hosts=", ".join(sorted({comm.members[rank].host for rank in late})),
-    )
-
-
-def _who(fault: NcclFault) -> str:
-    who = f"rank {fault.rank}" if fault.rank is not None else f"device {fault.device}"
-    return f"{who} on {fault.host}"

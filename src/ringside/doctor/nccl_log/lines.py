@@ -55,28 +55,33 @@ def nccl_lines(text: str, number: int, hosts: set[str]) -> Iterator[Line]:
     Args:
         text: The line.
         number: Its number.
-        hosts: Hosts seen so far; those of this line are added. They tell where a message ends that another one's
+        hosts: Hosts seen so far; those of this line are added. They show where a message ends that another one's
             host name follows without a space.
     """
+    # A message lasts until the next prefix: offsets from the front are the length less those in the reversed text.
     found = list(_PREFIX_REVERSED.finditer(text[::-1]))[::-1]
     for index, match in enumerate(found):
         begin = len(text) - match.end()
         glued = begin > 0 and text[begin - 1].isalnum()
-        host = _host(_said(match, "host"), hosts if index or glued else set())
+        host = _host(_group(match, "host"), hosts if index or glued else set())
         hosts.add(host)
-        end = _end(found[index + 1], len(text), hosts) if index + 1 < len(found) else len(text)
+        end = len(text)
+        if index + 1 < len(found):
+            following = found[index + 1]
+            end -= following.start("host") + len(_host(_group(following, "host"), hosts))
         yield Line(
             host=host,
-            pid=int(_said(match, "pid")),
-            tid=int(_said(match, "tid")),
-            device=int(_said(match, "device")),
-            level=_said(match, "level"),
+            pid=int(_group(match, "pid")),
+            tid=int(_group(match, "tid")),
+            device=int(_group(match, "device")),
+            level=_group(match, "level"),
             text=text[len(text) - match.start() : end].strip(),
             number=number,
         )
 
 
-def _said(match: re.Match[str], name: str) -> str:
+def _group(match: re.Match[str], name: str) -> str:
+    """A group of the reversed prefix, the right way round."""
     return match[name][::-1]
 
 
@@ -85,13 +90,8 @@ def _host(text: str, hosts: set[str]) -> str:
     text = text.rpartition(">")[2] or text
     if text in hosts:
         return text
-    ends = (text[at:] for at in range(max(len(text) - MOST_HOST, 0), len(text)))
+    ends = (text[start:] for start in range(max(len(text) - MOST_HOST, 0), len(text)))
     return next((end for end in ends if end in hosts), text)
-
-
-def _end(following: re.Match[str], length: int, hosts: set[str]) -> int:
-    """Where a message ends that another one follows, in a line of `length` characters."""
-    return length - following.start("host") - len(_host(_said(following, "host"), hosts))
 
 
 def text_lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:

@@ -14,7 +14,7 @@ from ringside.doctor.findings import Findings, Note, Question, Sheet, Unjudged
 from ringside.doctor.nccl_log.communicators import Communicators, NcclCommunicator
 from ringside.doctor.nccl_log.faults import NcclFault, fault_of, is_abort, judge_faults
 from ringside.doctor.nccl_log.lines import BARE_VERSION, nccl_lines, text_lines
-from ringside.doctor.nccl_log.rings import draw, judge_rings, plain_sockets, transport
+from ringside.doctor.nccl_log.rings import draw_rings, judge_rings, plain_sockets, transport_name
 from ringside.doctor.nccl_log.settings import NcclSettings, Process, judge_settings
 from ringside.doctor.nccl_log.torch_watchdog import MARKS, TorchLines, judge_torch
 from ringside.monitor.verdict import Verdict
@@ -27,7 +27,7 @@ SHOWN_COMMUNICATORS = 8
 MOST_RING_VERDICTS = 16
 
 
-def recognise(source: Source) -> bool:
+def matches(source: Source) -> bool:
     """Return whether a source is text with lines of NCCL or of PyTorch's watchdog near its beginning."""
     if b"\0" in source.head or source.head[:1] == b"{":
         return False
@@ -42,17 +42,17 @@ def _marked(text: bytes) -> bool:
 
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
-    """Return what the logs of one job say together."""
+    """Judge the logs of one job together."""
     log = _Log()
     notes = []
     for source in sources:
-        progress.say(f"reading {source.name}")
+        progress.begin(f"reading {source.name}")
         notes.append(log.read(source))
     return log.findings(notes)
 
 
 class _Log:
-    """All lines of all logs of a job, taken in one after the other."""
+    """All lines of all logs of a job, read one after the other."""
 
     def __init__(self) -> None:
         self.comms, self.settings, self.torch = Communicators(), NcclSettings(), TorchLines()
@@ -61,7 +61,7 @@ class _Log:
         self.hosts: set[str] = set()
 
     def read(self, source: Source) -> Note:
-        """Take in one file."""
+        """Read one file."""
         used = total = 0
         processes: set[Process] = set()
         with source.open() as stream:
@@ -84,94 +84,76 @@ class _Log:
         return Note(file=source.name, kind=KIND, text=f"{counted(used, 'line')} of {total:,} used{whose}")
 
     def findings(self, notes: list[Note]) -> Findings:
-        """Judge all of it."""
+        """Judge what was read."""
         comms = self.comms.finish()
-        ranks = _ranks(comms)
+        # rank of each process in the largest communicator it is in
+        ranks: dict[Process, int] = {}
+        for comm in comms:
+            for rank, member in comm.members.items():
+                ranks.setdefault((member.host, member.pid), rank)
         rings = {comm.name: judge_rings(comm, self.settings.network) for comm in comms}
-        drawn = [draw(comm, rings[comm.name], self.settings.nvlink) for comm in comms[:SHOWN_COMMUNICATORS]]
+        drawn = [draw_rings(comm, rings[comm.name], self.settings.nvlink) for comm in comms[:SHOWN_COMMUNICATORS]]
         faults = judge_faults(self.faults, self.aborted, comms, self.settings.addresses)
         torch = judge_torch(self.torch)
-        return Findings(
-            verdicts=[
-                *torch,
-                *faults,
-                *judge_settings(self.settings, ranks),
-                *_once_each([verdict for comm in comms for verdict in rings[comm.name]]),
-            ],
-            questions=_network(comms),
-            unjudged=[*_unjudged(comms), *plain_sockets(comms, self.settings.network)],
-            notes=notes,
-            sheets=[*([_hops(comms, self.settings.nvlink)] if any(comm.links for comm in comms) else [])],
-            rings=[drawing for drawing in drawn if drawing is not None],
-            facts={"nccl": self._facts(comms)} if comms or self.settings.versions else {},
+        # A job has many communicators over the same hosts: what all of them share is reported once, of the largest.
+        alike: dict[tuple[object, ...], list[Verdict]] = {}
+        for verdict in (verdict for comm in comms for verdict in rings[comm.name]):
+            fault = verdict.evidence["what"]
+            key = (fault, verdict.evidence["communicator"], verdict.cause) if fault == "broken" else (fault,)
+            alike.setdefault(key, []).append(verdict)
+        broken_rings = [
+            msgspec.structs.replace(same[0], evidence={**same[0].evidence, "communicators": len(same)})
+            for same in list(alike.values())[:MOST_RING_VERDICTS]
+        ]
+        # A log shows what the network between hosts is, not how much of the time it takes.
+        vias = Counter(
+            transport_name(link.via) for comm in comms for link in comm.links.values() if link.via.startswith("NET/")
         )
-
-    def _facts(self, comms: Sequence[NcclCommunicator]) -> dict[str, object]:
-        return {
-            "versions": sorted(set(self.settings.versions.values())),
-            "communicators": [
-                {"name": comm.name, "nranks": comm.nranks, "ranks_seen": sorted(comm.members)} for comm in comms
-            ],
-            "environment": {
-                name: sorted({env[name] for env in self.settings.environment.values() if name in env})
-                for name in sorted({name for env in self.settings.environment.values() for name in env})
-            },
-        }
-
-
-def _once_each(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """A job has many communicators over the same hosts: what all of them share is said once, of the largest."""
-    found: dict[tuple[object, ...], list[Verdict]] = {}
-    for verdict in verdicts:
-        what = verdict.evidence["what"]
-        key = (what, verdict.evidence["communicator"], verdict.cause) if what == "broken" else (what,)
-        found.setdefault(key, []).append(verdict)
-    return [
-        msgspec.structs.replace(same[0], evidence={**same[0].evidence, "communicators": len(same)})
-        for same in list(found.values())[:MOST_RING_VERDICTS]
-    ]
-
-
-def _ranks(comms: Sequence[NcclCommunicator]) -> dict[Process, int]:
-    """Rank of each process in the largest communicator it is in (they come largest first)."""
-    ranks: dict[Process, int] = {}
-    for comm in comms:
-        for rank, member in comm.members.items():
-            ranks.setdefault((member.host, member.pid), rank)
-    return ranks
+        questions = {}
+        if vias:
+            words = f"the hops between hosts use {', '.join(vias)}; how much of a step they take needs a profile"
+            questions["network_between_hosts"] = Question(answer=None, numbers=dict(vias), words=words)
+        # Communicators of which some ranks' logs are not here.
+        partial: list[Unjudged] = []
+        for comm in comms:
+            if comm.nranks > max(len(comm.members), 1) and len(partial) < SHOWN_COMMUNICATORS:
+                absent = rank_list(set(range(comm.nranks)) - set(comm.members))
+                seen = counted(len(comm.members), "rank")
+                why = f"the logs hold {seen} of {comm.nranks}; {absent} are missing"
+                partial.append(Unjudged(what=f"the whole of communicator {comm.name}", why=why))
+        environments = list(self.settings.environment.values())
+        facts: dict[str, object] = {}
+        if comms or self.settings.versions:
+            facts["nccl"] = {
+                "versions": sorted(set(self.settings.versions.values())),
+                "communicators": [
+                    {"name": comm.name, "nranks": comm.nranks, "ranks_seen": sorted(comm.members)} for comm in comms
+                ],
+                "environment": {
+                    name: sorted({variables[name] for variables in environments if name in variables})
+                    for name in sorted({name for variables in environments for name in variables})
+                },
+            }
+        return Findings(
+            verdicts=[*torch, *faults, *judge_settings(self.settings, ranks), *broken_rings],
+            questions=questions,
+            unjudged=[*partial, *plain_sockets(comms, self.settings.network)],
+            notes=notes,
+            sheets=[_hops(comms, self.settings.nvlink)] if any(comm.links for comm in comms) else [],
+            rings=[drawing for drawing in drawn if drawing is not None],
+            facts=facts,
+        )
 
 
 def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:
+    """How many hops of each communicator go over what."""
     counts: Counter[tuple[str, int, str, str]] = Counter()
     for comm in comms:
         for link in comm.links.values():
             where = "between hosts" if comm.host(link.src) != comm.host(link.dst) else "inside a host"
             where = where if comm.host(link.src) and comm.host(link.dst) else "unknown"
-            counts[comm.name, comm.nranks, transport(link.via, nvlink=nvlink), where] += 1
+            counts[comm.name, comm.nranks, transport_name(link.via, nvlink=nvlink), where] += 1
     rows: list[list[float | int | str | None]] = [[*key, count] for key, count in sorted(counts.items())]
     return Sheet(
         title="What the hops travel over", columns=["communicator", "ranks", "transport", "where", "hops"], rows=rows
     )
-
-
-def _network(comms: Sequence[NcclCommunicator]) -> dict[str, Question]:
-    """A log tells what the network between hosts is, not how much of the time it takes."""
-    vias = Counter(transport(link.via) for comm in comms for link in comm.links.values() if link.via.startswith("NET/"))
-    if not vias:
-        return {}
-    words = f"the hops between hosts use {', '.join(vias)}; how much of a step they take needs a profile"
-    return {"network_between_hosts": Question(answer=None, numbers=dict(vias), words=words)}
-
-
-def _unjudged(comms: Sequence[NcclCommunicator]) -> list[Unjudged]:
-    lines: list[Unjudged] = []
-    for comm in comms:
-        if len(lines) == SHOWN_COMMUNICATORS:
-            break
-        if len(comm.members) < comm.nranks and comm.nranks > 1:
-            absent = set(range(comm.nranks)) - set(comm.members)
-            why = (
-                f"the logs hold {counted(len(comm.members), 'rank')} of {comm.nranks}; {rank_list(absent)} are missing"
-            )
-            lines.append(Unjudged(what=f"the whole of communicator {comm.name}", why=why))
-    return lines

@@ -16,12 +16,12 @@ MOST_DRAWN = 4
 """Channels drawn of one communicator: they repeat each other."""
 
 
-def transport(via: str, *, nvlink: bool | None = None) -> str:
+def transport_name(via: str, *, nvlink: bool | None = None) -> str:
     """Return what a hop travels over, in NCCL's terms: `NVLink P2P`, `P2P`, `SHM`, `NET/IB GDRDMA`, `NET/Socket`.
 
     Args:
-        via: What the log says after `via`.
-        nvlink: Whether the topology search said that GPUs of a host are joined by NVLink; None where it said nothing.
+        via: What stands after `via` in the log.
+        nvlink: Whether the topology search found the GPUs of a host joined by NVLink; None where the log has none.
     """
     if via.startswith("NET/"):
         network = via.split("/")[1]
@@ -42,7 +42,7 @@ def ring_order(comm: NcclCommunicator, channel: int) -> list[int]:
         hops = [link for link in comm.links.values() if link.channel == channel and link.ring]
         following = {link.src: link.dst for link in hops}
         if len(following) < len(hops):
-            return []  # versions that do not say when rings end and trees begin: some of these hops are a tree's
+            return []  # versions that do not mark where rings end and trees begin: some of these hops are a tree's
     if not following:
         return []
     order = [min(following)]
@@ -51,7 +51,7 @@ def ring_order(comm: NcclCommunicator, channel: int) -> list[int]:
     return order
 
 
-def channels(comm: NcclCommunicator) -> list[int]:
+def ring_channels(comm: NcclCommunicator) -> list[int]:
     """Return the channels of which a ring is known, ascending."""
     from_links = {link.channel for link in comm.links.values() if link.ring}
     return sorted({*comm.order, *comm.neighbours, *from_links})
@@ -62,7 +62,7 @@ def judge_rings(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
 
     Args:
         comm: The communicator.
-        network: What the logs say of the network between hosts.
+        network: What the logs show of the network between hosts.
     """
     if comm.nranks < 2:
         return []
@@ -70,14 +70,14 @@ def judge_rings(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
 
 
 def _verdict(
-    comm: NcclCommunicator, ranks: Sequence[int], what: str, cause: str, advice: str, **evidence: object
+    comm: NcclCommunicator, ranks: Sequence[int], fault: str, cause: str, advice: str, **evidence: object
 ) -> Verdict:
-    said = {key: value for key, value in evidence.items() if isinstance(value, int | float | str)}
+    plain = {key: value for key, value in evidence.items() if isinstance(value, int | float | str)}
     return verdict_of_files(
         kind="broken_ring",
         ranks=ranks,
         cause=cause,
-        evidence={"communicator": comm.name, "nranks": comm.nranks, "what": what, **said},
+        evidence={"communicator": comm.name, "nranks": comm.nranks, "what": fault, **plain},
         advice=advice,
     )
 
@@ -87,7 +87,7 @@ def _broken(comm: NcclCommunicator) -> list[Verdict]:
         return []  # a rank that never became ready is the cause, its open hops are not
     faults: Counter[tuple[tuple[int, ...], str]] = Counter()
     first: dict[tuple[tuple[int, ...], str], int] = {}
-    for channel in channels(comm):
+    for channel in ring_channels(comm):
         for fault in _faults(comm, channel):
             faults[fault] += 1
             first.setdefault(fault, channel)
@@ -114,20 +114,18 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
     if channel in comm.order and sorted(order) != list(range(comm.nranks)):
         missing = sorted(set(range(comm.nranks)) - set(order))
         twice = sorted(rank for rank, count in Counter(order).items() if count > 1)
-        said = [f"without {named(missing)}"] if missing else []
-        said += [f"{named(twice)} stand in it twice"] if twice else []
-        return [(tuple(missing or twice), " and ".join(said))]
+        wrong = [f"without {named(missing)}"] if missing else []
+        wrong += [f"{named(twice)} stand in it twice"] if twice else []
+        return [(tuple(missing or twice), " and ".join(wrong))]
     around = comm.neighbours.get(channel, {})
     torn: list[tuple[tuple[int, ...], str]] = [
         ((rank, after), f"rank {rank} sends to rank {after}, which receives from rank {around[after][0]}")
         for rank, (_, after) in sorted(around.items())
         if after in around and around[after][0] != rank
     ]
-    return torn or _unconnected(comm, channel, order)
-
-
-def _unconnected(comm: NcclCommunicator, channel: int, order: list[int]) -> list[tuple[tuple[int, ...], str]]:
-    """Hops that a sender never connected, though its log is here and others connected theirs."""
+    if torn:
+        return torn
+    # Hops that a sender never connected, though its log is here and others connected theirs.
     made = {(link.src, link.dst) for link in comm.links.values() if link.channel == channel}
     if not made or len(order) < 2:
         return []
@@ -144,8 +142,9 @@ def _unconnected(comm: NcclCommunicator, channel: int, order: list[int]) -> list
 
 
 def _crossings(comm: NcclCommunicator) -> list[Verdict]:
+    # The channel that crosses between hosts most often beyond the once per host that a ring needs.
     worst: tuple[int, int, int] | None = None
-    for channel in channels(comm):
+    for channel in ring_channels(comm):
         order = ring_order(comm, channel)
         hosts = [comm.host(rank) for rank in order]
         if len(order) != comm.nranks or not all(hosts):
@@ -180,10 +179,12 @@ def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
     other = {(link.src, link.dst): link.via for link in comm.links.values() if link.via.startswith("NET/")}
     better = {pair: via for pair, via in other.items() if pair not in over}
     if not over or not (better or network.tried):
-        return []  # all that there is, as far as the logs show: `plain_sockets` says what that means
+        return []  # all that there is, as far as the logs show: `plain_sockets` explains what that means
     ranks = sorted({rank for pair in over for rank in pair} - {rank for pair in better for rank in pair})
-    mixed = f", though {counted(len(better), 'hop')} use {transport(next(iter(better.values())))}" if better else ""
-    reason = network.words
+    mixed = (
+        f", though {counted(len(better), 'hop')} use {transport_name(next(iter(better.values())))}" if better else ""
+    )
+    reason = network.reason
     return [
         _verdict(
             comm,
@@ -206,16 +207,16 @@ def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> li
     if network.tried or not links or any(not link.via.startswith("NET/Socket") for link in links):
         return []
     why = (
-        f"{network.words}. Then it is what this network can do (1 to 10 GB/s, through the hosts' CPUs), and a ring "
+        f"{network.reason}. Then it is what this network can do (1 to 10 GB/s, through the hosts' CPUs), and a ring "
         "waits for its slowest hop; where hosts do have InfiniBand or RoCE cards, make the container see "
         "/dev/infiniband and libibverbs"
     )
     return [Unjudged(what="whether TCP sockets between hosts are a fallback", why=why)]
 
 
-def draw(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
+def draw_rings(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
     """Return the communicator's rings and trees for the page; None where the logs show none."""
-    known = channels(comm)
+    known = ring_channels(comm)
     trees = {
         channel: [
             _hop(comm, channel, rank, parent, nvlink, connected=False)
@@ -231,7 +232,7 @@ def draw(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | Non
     for channel in known[:MOST_DRAWN]:
         order = ring_order(comm, channel)
         hops = [*pairwise(order), (order[-1], order[0])] if len(order) > 1 else []
-        if len(set(order)) < comm.nranks and channel not in comm.order:
+        if len(set(order)) < comm.nranks and channel not in comm.order:  # open: no hop from the last to the first
             hops = hops[:-1]
         rings[channel] = [_hop(comm, channel, src, dst, nvlink, connected=channel in connected) for src, dst in hops]
     more = f"; {len(known) - MOST_DRAWN} more channels" if len(known) > MOST_DRAWN else ""
@@ -253,5 +254,5 @@ def _hop(
     between = bool(comm.host(src) and comm.host(dst) and comm.host(src) != comm.host(dst))
     wrong = "never connected" if link is None and connected and src in comm.members else ""
     wrong = "socket" if link is not None and link.via.startswith("NET/Socket") else wrong
-    via = transport(link.via, nvlink=nvlink) if link is not None else ""
+    via = transport_name(link.via, nvlink=nvlink) if link is not None else ""
     return EvidenceHop(src=src, dst=dst, via=via, between_hosts=between, wrong=wrong)

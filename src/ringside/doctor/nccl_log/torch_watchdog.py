@@ -27,7 +27,7 @@ MARKS = (b"Watchdog caught collective operation timeout", b"Root Cause (first ob
 
 @dataclass
 class TorchLines:
-    """What PyTorch said in the logs of a job.
+    """What PyTorch printed in the logs of a job.
 
     Attributes:
         timeouts: The first timeout of each rank: sequence number, operation, elements, seconds it ran.
@@ -41,11 +41,11 @@ class TorchLines:
     _in_root: bool = False
 
     def add(self, text: str) -> bool:
-        """Take one line; return whether it was of any use."""
+        """Read one line; return whether it was of any use."""
         if (match := _TIMEOUT.search(text)) and (ran := _RAN.search(text, match.end())):
-            said = (int(match["seq"]), match["op"], int(match["numel"] or 0), int(ran[1]) / 1e3)
+            timeout = (int(match["seq"]), match["op"], int(match["numel"] or 0), int(ran[1]) / 1e3)
             known = self.timeouts.get(int(match["rank"]))
-            self.timeouts[int(match["rank"])] = said if known is None or said[0] < known[0] else known
+            self.timeouts[int(match["rank"])] = timeout if known is None or timeout[0] < known[0] else known
         elif (group := _GROUP.search(text)) and (match := _STANDING.search(text, group.end())):
             self.standing.setdefault(int(group[1]), (int(match["enqueued"]), int(match["completed"])))
         elif _FIRST.search(text):
@@ -61,46 +61,47 @@ class TorchLines:
 
 def judge_torch(lines: TorchLines) -> list[Verdict]:
     """Return what the watchdog and torchrun show: a failed worker before those that timed out waiting for it."""
-    failed = [_failed(root, lines) for root in lines.roots if root.get("rank", "").split(" ")[0].isdigit()]
-    return failed or _timed_out(lines)
-
-
-def _failed(root: dict[str, str], lines: TorchLines) -> Verdict:
-    rank = int(root["rank"].split(" ")[0])
-    status = root.get("exitcode", "").split(" ")[0]
-    why = f"exit status {status}" if status else "it failed"
-    reason = root.get("traceback", "")
-    return verdict_of_files(
-        "dead_rank",
-        [rank],
-        f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
-        {
-            **{key: value for key, value in root.items() if value and key != "rank"},
-            "victims": rank_list(set(lines.timeouts) - {rank}),
-        },
-        "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer (dmesg).",
-    )
-
-
-def _timed_out(lines: TorchLines) -> list[Verdict]:
-    if not lines.timeouts:
-        return []
+    failed = []
+    for root in lines.roots:
+        if root.get("rank", "").split(" ")[0].isdigit():
+            rank = int(root["rank"].split(" ")[0])
+            status = root.get("exitcode", "").split(" ")[0]
+            why = f"exit status {status}" if status else "it failed"
+            reason = root.get("traceback", "")
+            failed.append(
+                verdict_of_files(
+                    "dead_rank",
+                    [rank],
+                    f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
+                    {
+                        **{key: value for key, value in root.items() if value and key != "rank"},
+                        "victims": rank_list(set(lines.timeouts) - {rank}),
+                    },
+                    "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer "
+                    "(dmesg).",
+                )
+            )
+    if failed or not lines.timeouts:
+        return failed
+    # The call in which most ranks wait, the earliest of several: what timed out later is a consequence.
     seqs = Counter((seq, op) for seq, op, _, _ in lines.timeouts.values())
     seq, op = max(seqs, key=lambda key: (seqs[key], -key[0]))
-    waiting = {rank for rank, said in lines.timeouts.items() if said[:2] == (seq, op)}
+    waiting = {rank for rank, timeout in lines.timeouts.items() if timeout[:2] == (seq, op)}
     behind = {rank for rank, (enqueued, _) in lines.standing.items() if enqueued < seq}
-    others = {rank: said for rank, said in lines.timeouts.items() if rank not in waiting and said[0] <= seq}
-    numel, ran = next((said[2], said[3]) for rank, said in lines.timeouts.items() if rank in waiting)
+    others = {rank: timeout for rank, timeout in lines.timeouts.items() if rank not in waiting and timeout[0] <= seq}
+    numel, ran = next((timeout[2], timeout[3]) for rank, timeout in lines.timeouts.items() if rank in waiting)
     evidence: dict[str, float | int | str] = {
         "collective_seq_id": seq,
         "collective": op,
         "elements": numel,
         "waited_seconds": ran,
-        "standing": ", ".join(f"rank {rank} enqueued {at}" for rank, (at, _) in sorted(lines.standing.items())[:16]),
+        "standing": ", ".join(
+            f"rank {rank} enqueued {number}" for rank, (number, _) in sorted(lines.standing.items())[:16]
+        ),
     }
     if others and not behind:
-        said = ", ".join(f"rank {rank} was in {other[1]} {other[0]}" for rank, other in sorted(others.items())[:4])
-        cause = f"most ranks timed out in {op} {seq}, but {said}"
+        elsewhere = ", ".join(f"rank {rank} was in {other[1]} {other[0]}" for rank, other in sorted(others.items())[:4])
+        cause = f"most ranks timed out in {op} {seq}, but {elsewhere}"
         advice = (
             "Every rank must call the same collectives in the same order; look for branches on the rank or on data."
         )

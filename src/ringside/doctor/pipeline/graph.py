@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ringside.doctor.pipeline.timeline import COMPUTE, P2P, Cell, Key, TimelineOperation
+from ringside.doctor.pipeline.timeline import COMPUTE, P2P, Cell, Key
 from ringside.doctor.replay.graph import DependencyGraph
 
 CLOCK_S = 5e-5
@@ -36,6 +36,8 @@ def dependency_graph(cell: Cell, *, chunks: int, replicas: int) -> tuple[Depende
 
 
 class _Builder:
+    """Collects what each operation waits for (`after`), and which operations end together (`groups`, `pairs`)."""
+
     def __init__(self, cell: Cell, chunks: int, replicas: int) -> None:
         self.cell, self.chunks, self.replicas = cell, chunks, replicas
         self.stages = 1 + max(key.stage for key in cell)
@@ -45,15 +47,46 @@ class _Builder:
 
     def build(self) -> tuple[DependencyGraph, list[Key]]:
         for stage in range(self.stages):
-            compute = self._of(stage, COMPUTE)
+            # One stream of compute, in the order in which it started.
+            compute = [key for key in self.cell if key.stage == stage and key.kind in COMPUTE]
+            compute.sort(key=lambda key: (self.cell[key].start_s, key.seq, key.kind))
             self._chain(compute)
             for kind in P2P:
                 self._transfers(stage, kind)
-            self._first_backward(stage, compute)
+            # The first backward transfers are posted after the forward before the last one of the warm-up.
+            first = next((place for place, key in enumerate(compute) if key.kind == "backward-compute"), 0)
+            for kind in ("backward-recv", "backward-send"):
+                key = Key(stage, kind, 0)
+                if first >= 2 and key in self.cell:
+                    self.after[key].append(compute[first - 2])
             self._reductions(stage, compute)
-            self._tail(stage, compute)
+            # What follows the last compute: collection of garbage, the reductions, clipping, the optimizer.
+            scatters = self._numbered(stage, "grads-reduce-scatter")
+            last = [max(compute, key=lambda key: self.cell[key].end_s)] if compute else []
+            pause = self._numbered(stage, "gc")
+            self._chain(pause, last)
+            last = pause[-1:] or last
+            if self.replicas > 1 and self._overlaps():
+                last, scatters = [*scatters[-1:], *last], []
+            self._chain(
+                [
+                    *self._numbered(stage, "layernorm-grads-all-reduce"),
+                    *self._numbered(stage, "embedding-grads-all-reduce"),
+                    *scatters,
+                    *self._numbered(stage, "separate-grads-all-reduce"),
+                    *self._numbered(stage, "optimizer-clip-main-grad"),
+                    *self._numbered(stage, "optimizer"),
+                ],
+                last,
+            )
         self.groups += self.pairs.values()
-        self._collectives()
+        # Which collectives wait for which stages: the embedding's for both ends of the pipeline, clipping for all.
+        for key in self.cell:
+            if key.kind in ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"):
+                self.groups.append([key])
+        for kind in ("embedding-grads-all-reduce", "optimizer-clip-main-grad"):
+            for seq in sorted({key.seq for key in self.cell if key.kind == kind}):
+                self.groups.append([key for key in self.cell if key.kind == kind and key.seq == seq])
         keys = list(self.cell)
         index = {key: number for number, key in enumerate(keys)}
         graph = DependencyGraph(
@@ -63,11 +96,6 @@ class _Builder:
             across=frozenset(index[key] for group in self.groups for key in group if key.kind in ACROSS),
         )
         return graph, keys
-
-    def _of(self, stage: int, kinds: Sequence[str]) -> list[Key]:
-        """Operations of these types on one stage, in the order in which they started."""
-        found = [key for key in self.cell if key.stage == stage and key.kind in kinds]
-        return sorted(found, key=lambda key: (self.cell[key].start_s, key.seq, key.kind))
 
     def _numbered(self, stage: int, kind: str) -> list[Key]:
         return sorted((key for key in self.cell if key.stage == stage and key.kind == kind), key=lambda key: key.seq)
@@ -89,60 +117,39 @@ class _Builder:
         self._chain(keys)
         direction, receives = kind.split("-")[0], kind.endswith("recv")
         computes = self._numbered(stage, f"{direction}-compute")
-        moving = [key for key in keys if self._belongs(self.cell[key], computes, receives)]
+        # Those that can belong to a compute: received before the last one starts, sent after the first one's end.
+        if not computes:
+            moving = []
+        elif receives:
+            latest = max(self.cell[key].start_s for key in computes) + CLOCK_S
+            moving = [key for key in keys if self.cell[key].start_s <= latest]
+        else:
+            earliest = min(self.cell[key].end_s for key in computes) - CLOCK_S
+            moving = [key for key in keys if self.cell[key].end_s >= earliest]
         # the first receive of the first chunk may not have been recorded at all: there is nothing to receive
         skipped = 1 if receives and moving and len(moving) + 1 == len(computes) else 0
-        valid = 0
         mates: dict[Key, Key] = dict(zip(moving, computes[skipped:], strict=False))
+        peer_kind, distance = PEERS[kind]
+        peer_stage = (stage + distance) % self.stages
+        send, sender = (peer_kind, peer_stage) if receives else (kind, stage)
+        number = 0
         for key in keys:
             mate = mates.get(key)
             if mate is not None:
-                self._tie(key, mate, computes, receives)
-            if mate is not None and self._inside(kind, mate):
-                self._pair(key, valid)
-                valid += 1
-            else:
-                self.groups.append([key])
-
-    def _belongs(self, operation: TimelineOperation, computes: Sequence[Key], receives: bool) -> bool:
-        if not computes:
-            return False
-        if receives:
-            return operation.start_s <= max(self.cell[key].start_s for key in computes) + CLOCK_S
-        return operation.end_s >= min(self.cell[key].end_s for key in computes) - CLOCK_S
-
-    def _tie(self, key: Key, mate: Key, computes: Sequence[Key], receives: bool) -> None:
-        """A send follows its compute; a receive precedes it, and is posted after the compute before that."""
-        if not receives:
-            self.after[key].append(mate)
-            return
-        self.after[mate].append(key)
-        place = computes.index(mate)
-        if place:
-            self.after[key].append(computes[place - 1])
-
-    def _inside(self, kind: str, mate: Key) -> bool:
-        """Whether the other end is a chunk of the model."""
-        chunk = max(self.cell[mate].chunk, 0) * self.stages + mate.stage
-        return 0 <= chunk + PEERS[kind][1] < self.chunks * self.stages
-
-    def _pair(self, key: Key, number: int) -> None:
-        """Join the transfer number `number` of a stream with that of its peer's stream."""
-        peer_kind, step = PEERS[key.kind]
-        peer = (key.stage + step) % self.stages
-        sender = key.stage if key.kind.endswith("send") else peer
-        send = key.kind if key.kind.endswith("send") else peer_kind
-        self.pairs.setdefault((send, sender, number), []).append(key)
-
-    def _first_backward(self, stage: int, compute: Sequence[Key]) -> None:
-        """The first backward transfers are posted after the forward before the last one of the warm-up."""
-        first = next((place for place, key in enumerate(compute) if key.kind == "backward-compute"), 0)
-        if first < 2:
-            return
-        for kind in ("backward-recv", "backward-send"):
-            key = Key(stage, kind, 0)
-            if key in self.cell:
-                self.after[key].append(compute[first - 2])
+                # A send follows its compute; a receive precedes it, and is posted after the compute before that.
+                if not receives:
+                    self.after[key].append(mate)
+                else:
+                    self.after[mate].append(key)
+                    if place := computes.index(mate):
+                        self.after[key].append(computes[place - 1])
+                # Joined with its peer's transfer of the same number, if the other end is a chunk of the model.
+                chunk = max(self.cell[mate].chunk, 0) * self.stages + mate.stage
+                if 0 <= chunk + distance < self.chunks * self.stages:
+                    self.pairs.setdefault((send, sender, number), []).append(key)
+                    number += 1
+                    continue
+            self.groups.append([key])
 
     def _reductions(self, stage: int, compute: Sequence[Key]) -> None:
         """Parameters are gathered before a chunk's first forward; with overlap, gradients after its last backward."""
@@ -167,33 +174,3 @@ class _Builder:
     def _overlaps(self) -> bool:
         """Whether gradients are reduced during backward: only then is there a separate all-reduce after it."""
         return any(key.kind == "separate-grads-all-reduce" for key in self.cell)
-
-    def _tail(self, stage: int, compute: Sequence[Key]) -> None:
-        """What follows the last compute: collection of garbage, the reductions, clipping, the optimizer."""
-        scatters = self._numbered(stage, "grads-reduce-scatter")
-        last = [max(compute, key=lambda key: self.cell[key].end_s)] if compute else []
-        pause = self._numbered(stage, "gc")
-        self._chain(pause, last)
-        last = pause[-1:] or last
-        if self.replicas > 1 and self._overlaps():
-            last, scatters = [*scatters[-1:], *last], []
-        self._chain(
-            [
-                *self._numbered(stage, "layernorm-grads-all-reduce"),
-                *self._numbered(stage, "embedding-grads-all-reduce"),
-                *scatters,
-                *self._numbered(stage, "separate-grads-all-reduce"),
-                *self._numbered(stage, "optimizer-clip-main-grad"),
-                *self._numbered(stage, "optimizer"),
-            ],
-            last,
-        )
-
-    def _collectives(self) -> None:
-        """Which collectives wait for which stages: the embedding's for both ends of the pipeline, clipping for all."""
-        for key in self.cell:
-            if key.kind in ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"):
-                self.groups.append([key])
-        for kind in ("embedding-grads-all-reduce", "optimizer-clip-main-grad"):
-            for seq in sorted({key.seq for key in self.cell if key.kind == kind}):
-                self.groups.append([key for key in self.cell if key.kind == kind and key.seq == seq])

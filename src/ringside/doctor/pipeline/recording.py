@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.doctor.pipeline.graph import dependency_graph
-from ringside.doctor.pipeline.timeline import Cell, Key, PipelineTimeline
-from ringside.doctor.replay.graph import DependencyGraph, Floats
+from ringside.doctor.pipeline.timeline import Cell, PipelineTimeline
+from ringside.doctor.replay.graph import Floats
 from ringside.doctor.replay.stragglers import Recording
 from ringside.errors import UsageError
 
@@ -26,61 +26,42 @@ class PreparedRecording:
     left_out: list[int]
 
 
-def prepare(timeline: PipelineTimeline) -> PreparedRecording:
+def prepare_recording(timeline: PipelineTimeline) -> PreparedRecording:
     """Return the recording of a timeline.
 
-    Steps in which some worker's operations differ from the usual ones (a truncated trace, another number of
+    Steps in which some worker's operations differ from the most common ones (a truncated trace, another number of
     micro-batches) are left out; durations of transfers count from the moment when the last of a group has started.
 
     Raises:
         UsageError: No step holds the same operations on all lanes.
     """
     lanes, meta = timeline.lanes, timeline.meta
-    usual = _usual(timeline)
+    counts = Counter(frozenset(cell) for cell in timeline.cells.values())
+    if not counts:
+        raise UsageError("the timeline holds no operation of a training step")
+    most_common = max(counts, key=lambda keys: (counts[keys], len(keys)))
     whole = [
-        step for step in timeline.steps if all(timeline.cells.get((step, lane), {}).keys() == usual for lane in lanes)
+        step
+        for step in timeline.steps
+        if all(timeline.cells.get((step, lane), {}).keys() == most_common for lane in lanes)
     ]
     if not whole:
         raise UsageError(
             "no step holds the same operations on all data-parallel ranks; record whole steps of all ranks"
         )
+    # All steps hold the same operations: one of them gives the graph.
     template: Cell = timeline.cells[whole[0], lanes[0]]
     numbers = sorted({key.stage for key in template})
     if numbers != list(range(len(numbers))):
         raise UsageError("some stages of the pipeline are not in the timeline; record all ranks")
     chunks = max(meta.vpp_size, 1 + max(operation.chunk for operation in template.values()))
     graph, keys = dependency_graph(template, chunks=chunks, replicas=max(len(lanes), meta.dp_size * meta.dsp_size))
-    start, duration = _tables(timeline, keys, whole)
-    stages = np.array([key.stage for key in keys])
-    recording = Recording(
-        graph=graph,
-        seconds=_transfer_seconds(graph, start, duration),
-        stages=stages,
-        kinds=[key.kind for key in keys],
-        ranks=np.array([[timeline.ranks[stage, lane] for lane in lanes] for stage in numbers]),
-        ranks_per_worker=meta.ranks_per_worker,
-        recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
-    )
-    return PreparedRecording(recording, whole, [step for step in timeline.steps if step not in set(whole)])
-
-
-def _usual(timeline: PipelineTimeline) -> frozenset[Key]:
-    counts = Counter(frozenset(cell) for cell in timeline.cells.values())
-    if not counts:
-        raise UsageError("the timeline holds no operation of a training step")
-    return max(counts, key=lambda keys: (counts[keys], len(keys)))
-
-
-def _tables(timeline: PipelineTimeline, keys: list[Key], steps: list[int]) -> tuple[Floats, Floats]:
-    """Start and duration, float64 [ops, steps, lanes] each."""
-    cells = [[timeline.cells[step, lane] for lane in timeline.lanes] for step in steps]
+    # Start and duration, float64 [ops, steps, lanes] each.
+    cells = [[timeline.cells[step, lane] for lane in lanes] for step in whole]
     start = np.array([[[cell[key].start_s for cell in row] for row in cells] for key in keys])
     duration = np.array([[[cell[key].duration_s for cell in row] for row in cells] for key in keys])
-    return start, duration
-
-
-def _transfer_seconds(graph: DependencyGraph, start: Floats, duration: Floats) -> Floats:
-    """Durations, those of transfers counted from the last start of their group."""
+    stages = np.array([key.stage for key in keys])
+    # Durations, those of transfers counted from the last start of their group.
     seconds: Floats = duration.copy()
     for group in graph.groups:
         begun: Floats = start[list(group)].max(axis=0)
@@ -89,4 +70,13 @@ def _transfer_seconds(graph: DependencyGraph, start: Floats, duration: Floats) -
         for op in group:
             left = start[op] + duration[op] - begun
             seconds[op] = np.where(left <= -EARLY_S, 0.0, left)
-    return seconds
+    recording = Recording(
+        graph=graph,
+        seconds=seconds,
+        stages=stages,
+        kinds=[key.kind for key in keys],
+        ranks=np.array([[timeline.ranks[stage, lane] for lane in lanes] for stage in numbers]),
+        ranks_per_worker=meta.ranks_per_worker,
+        recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
+    )
+    return PreparedRecording(recording, whole, [step for step in timeline.steps if step not in set(whole)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -211,7 +211,7 @@ class PipelineTimeline:
         return 1 + max((stage for stage, _ in self.ranks), default=0)
 
 
-def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> PipelineTimeline:
+def build_timeline(events: Sequence[TimelineEvent], meta: Meta | None = None) -> PipelineTimeline:
     """Return the timeline of a trace's events.
 
     Args:
@@ -221,39 +221,7 @@ def build(events: Sequence[TimelineEvent], meta: Meta | None = None) -> Pipeline
     Returns:
         Every operation under its step, lane and key. Operations whose `seq_id` is missing are numbered by start.
     """
-    places = _places(events, meta)
-    timeline = PipelineTimeline()
-    unnumbered: list[tuple[TimelineEvent, int, tuple[int, int]]] = []
-    for event in events:
-        if event.ph != "X" or event.args.step is None:
-            continue
-        if event.name not in KNOWN:
-            timeline.dropped[event.name] += 1
-            continue
-        stage, lane, rank = places[event.pid, event.tid]
-        timeline.ranks[stage, lane] = rank
-        if event.args.seq_id is None or event.args.seq_id < 0:
-            unnumbered.append((event, stage, lane))
-        else:
-            _put(timeline, event, stage, lane, event.args.seq_id)
-    for event, stage, lane in sorted(unnumbered, key=lambda item: item[0].ts):
-        _put(timeline, event, stage, lane, None)
-    timeline.meta = meta or _guess(timeline)
-    return timeline
-
-
-def _put(timeline: PipelineTimeline, event: TimelineEvent, stage: int, lane: tuple[int, int], seq: int | None) -> None:
-    cell = timeline.cells.setdefault((event.args.step or 0, lane), {})
-    if seq is None:
-        seq = sum(key.stage == stage and key.kind == event.name for key in cell)
-    chunk = event.args.model_chunk if event.args.model_chunk is not None else -1
-    cell[Key(stage, event.name, seq)] = TimelineOperation(event.ts / 1e6, event.dur / 1e6, chunk)
-
-
-def _places(
-    events: Iterable[TimelineEvent], meta: Meta | None
-) -> dict[tuple[int | str, int | str], tuple[int, tuple[int, int], int]]:
-    """(stage, lane, rank) of every thread, from its name, or else from its number and the metadata."""
+    # (stage, lane, rank) of every thread, from its name, or else from its number and the metadata.
     threads: dict[tuple[int | str, int | str], str] = {}
     replicas: dict[int | str, int] = {}
     for event in events:
@@ -275,18 +243,43 @@ def _places(
         stage = int(match[1]) if match else rank // per_stage
         tensor = int(match[2] or 0) if match else 0
         places[spot] = (stage, (replica, tensor), rank)
-    return places
+    timeline = PipelineTimeline()
+    unnumbered: list[tuple[TimelineEvent, int, tuple[int, int]]] = []
+    for event in events:
+        if event.ph != "X" or event.args.step is None:
+            continue
+        if event.name not in KNOWN:
+            timeline.dropped[event.name] += 1
+            continue
+        stage, lane, rank = places[event.pid, event.tid]
+        timeline.ranks[stage, lane] = rank
+        if event.args.seq_id is None or event.args.seq_id < 0:
+            unnumbered.append((event, stage, lane))
+        else:
+            _put(timeline, event, stage, lane, event.args.seq_id)
+    # without a number the order of starting is the order of calls
+    for event, stage, lane in sorted(unnumbered, key=lambda item: item[0].ts):
+        _put(timeline, event, stage, lane, None)
+    if meta is None:
+        # The layout that the recorded operations show.
+        chunks = {operation.chunk for cell in timeline.cells.values() for operation in cell.values()}
+        lanes_seen = len({replica for replica, _ in timeline.lanes})
+        meta = Meta(
+            dp_size=max(lanes_seen, 1),
+            tp_size=max(len(timeline.lanes) // max(lanes_seen, 1), 1),
+            pp_size=timeline.stages,
+            vpp_size=max(chunks, default=0) + 1 or 1,
+        )
+    timeline.meta = meta
+    return timeline
 
 
-def _guess(timeline: PipelineTimeline) -> Meta:
-    chunks = {operation.chunk for cell in timeline.cells.values() for operation in cell.values()}
-    replicas = len({replica for replica, _ in timeline.lanes})
-    return Meta(
-        dp_size=max(replicas, 1),
-        tp_size=max(len(timeline.lanes) // max(replicas, 1), 1),
-        pp_size=timeline.stages,
-        vpp_size=max(chunks, default=0) + 1 or 1,
-    )
+def _put(timeline: PipelineTimeline, event: TimelineEvent, stage: int, lane: tuple[int, int], seq: int | None) -> None:
+    cell = timeline.cells.setdefault((event.args.step or 0, lane), {})
+    if seq is None:
+        seq = sum(key.stage == stage and key.kind == event.name for key in cell)
+    chunk = event.args.model_chunk if event.args.model_chunk is not None else -1
+    cell[Key(stage, event.name, seq)] = TimelineOperation(event.ts / 1e6, event.dur / 1e6, chunk)
 
 
 _SIGNS = re.compile(rb'"(?:seq_id|mb_id)"|"PP rank \d+')

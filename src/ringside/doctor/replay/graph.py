@@ -73,7 +73,7 @@ class DependencyGraph:
         return order
 
 
-def replay(graph: DependencyGraph, seconds: Floats) -> Floats:
+def replay_steps(graph: DependencyGraph, seconds: Floats) -> Floats:
     """Return how long each step takes when every operation starts as soon as it can.
 
     Args:

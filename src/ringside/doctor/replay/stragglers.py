@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.doctor.findings import Number, Sheet
-from ringside.doctor.replay.graph import DependencyGraph, Floats, replay
+from ringside.doctor.replay.graph import DependencyGraph, Floats, replay_steps
 from ringside.monitor import Verdict
 from ringside.monitor.verdict import percent
 from ringside.text import ms
@@ -56,7 +56,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """What the job would have lost nothing of, had nobody been slow.
 
     Args:
-        slowdown: S = mean step time replayed / mean step time replayed with every operation at its peers' typical
+        slowdown: S = mean step time replayed / mean step time replayed with every operation at its peers' usual
             duration: their mean for work, their median for transfers, as published.
         worst_worker_share: Share of the lost time that goes away when the slowest 3 % of the workers (at least one)
             are repaired; None where nothing is lost.
@@ -92,32 +92,51 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     by_operation: dict[str, float]
 
 
-def answer(recording: Recording) -> WhatIf:
+def answer_what_if(recording: Recording) -> WhatIf:
     """Return the what-if answers for a recording; pure.
 
     Raises:
         UsageError: Its operations wait for each other in a circle.
     """
     graph, own = recording.graph, recording.seconds
-    ideal = typical(recording)
-    ideal_s = float(replay(graph, ideal[:, :1, :1])[0])
-    replayed = replay(graph, own)
+    ideal = ideal_durations(recording)
+    # All steps and lanes are alike in the ideal: one of each is enough.
+    ideal_s = float(replay_steps(graph, ideal[:, :1, :1])[0])
+    replayed = replay_steps(graph, own)
     step_s = float(replayed.mean())
-    by_lane, by_stage = _by_lane(recording, ideal), _by_stage(recording, ideal)
-    worst = _worst(by_lane, by_stage, recording.ranks)
+    # Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay.
+    seen = [own, ideal] if recording.ranks.shape[1] > 1 else [own]
+    by_lane = replay_steps(graph, np.stack(seen, axis=-1)).mean(axis=0) / max(ideal_s, 1e-12)
+    by_stage = np.array(
+        [
+            _ratio(graph, np.where(_on(recording, stage), own, ideal), ideal_s)
+            for stage in range(int(recording.stages.max()) + 1)
+        ]
+    )
+    # The slowest workers as (stage, lane): a worker is as slow as both its lane and its stage are (equation 4).
+    scores = np.minimum(by_lane[None, :], by_stage[:, None])
+    count = math.ceil(scores.size * WORST_PERCENT / 100)
+    places = sorted(np.ndindex(*scores.shape), key=lambda place: (-scores[place], recording.ranks[place]))
+    worst = [(int(stage), int(lane)) for stage, lane in places[:count]]
     last = int(recording.stages.max())
     lost = step_s - ideal_s
 
     def share(repaired: Floats) -> float | None:
-        return (step_s - float(replay(graph, repaired).mean())) / lost if lost > 1e-9 * step_s else None
+        return (step_s - float(replay_steps(graph, repaired).mean())) / lost if lost > 1e-9 * step_s else None
 
-    by_operation = {
-        kind: _ratio(graph, np.where(_of_kind(recording, kind), own, ideal), ideal_s)
-        for kind in dict.fromkeys(recording.kinds)
-    }
+    # The slowest workers alone at their peers' pace.
+    repaired = own.copy()
+    for stage, lane in worst:
+        rows = np.flatnonzero(recording.stages == stage)
+        repaired[rows, :, lane] = ideal[rows, :, lane]
+    # Each type of operation alone as slow as it was, all others at their peers' pace.
+    by_operation = {}
+    for kind in dict.fromkeys(recording.kinds):
+        of_kind = np.array([other == kind for other in recording.kinds])[:, None, None]
+        by_operation[kind] = _ratio(graph, np.where(of_kind, own, ideal), ideal_s)
     return WhatIf(
         slowdown=step_s / ideal_s if ideal_s > 0 else 1.0,
-        worst_worker_share=share(_repair(recording, ideal, worst)),
+        worst_worker_share=share(repaired),
         last_stage_share=share(np.where(_on(recording, last), ideal, own)) if recording.pipeline else None,
         cost_rank_hours=lost
         * len(replayed)
@@ -125,7 +144,8 @@ def answer(recording: Recording) -> WhatIf:
         * recording.ranks.size
         * recording.ranks_per_worker
         / 3600.0,
-        slowdown_at_median=step_s / max(float(replay(graph, typical(recording, median=True)[:, :1, :1])[0]), 1e-12),
+        slowdown_at_median=step_s
+        / max(float(replay_steps(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
         step_s=step_s,
         ideal_step_s=ideal_s,
         recorded_step_s=float(recording.recorded_s.mean()),
@@ -139,7 +159,7 @@ def answer(recording: Recording) -> WhatIf:
     )
 
 
-def typical(recording: Recording, *, median: bool = False) -> Floats:
+def ideal_durations(recording: Recording, *, median: bool = False) -> Floats:
     """Return the recording's durations with every operation at what its peers typically need.
 
     Args:
@@ -164,51 +184,12 @@ def is_transfer(kind: str) -> bool:
     return kind.endswith(("-send", "-recv", "-reduce", "-gather", "-scatter", "clip-main-grad")) or kind == "transfer"
 
 
-def _by_lane(recording: Recording, ideal: Floats) -> Floats:
-    """Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay."""
-    seen = [recording.seconds, ideal] if recording.ranks.shape[1] > 1 else [recording.seconds]
-    steps = replay(recording.graph, np.stack(seen, axis=-1))
-    slowdowns: Floats = steps.mean(axis=0) / max(float(replay(recording.graph, ideal[:, :1, :1])[0]), 1e-12)
-    return slowdowns
-
-
-def _by_stage(recording: Recording, ideal: Floats) -> Floats:
-    ideal_s = float(replay(recording.graph, ideal[:, :1, :1])[0])
-    return np.array(
-        [
-            _ratio(recording.graph, np.where(_on(recording, stage), recording.seconds, ideal), ideal_s)
-            for stage in range(int(recording.stages.max()) + 1)
-        ]
-    )
-
-
-def _worst(by_lane: Floats, by_stage: Floats, ranks: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The slowest workers as (stage, lane): a worker is as slow as both its lane and its stage are (equation 4)."""
-    scores = np.minimum(by_lane[None, :], by_stage[:, None])
-    count = math.ceil(scores.size * WORST_PERCENT / 100)
-    places = sorted(np.ndindex(*scores.shape), key=lambda place: (-scores[place], ranks[place]))
-    return [(int(stage), int(lane)) for stage, lane in places[:count]]
-
-
-def _repair(recording: Recording, ideal: Floats, workers: Sequence[tuple[int, int]]) -> Floats:
-    repaired: Floats = recording.seconds.copy()
-    for stage, lane in workers:
-        rows = np.flatnonzero(recording.stages == stage)
-        repaired[rows, :, lane] = ideal[rows, :, lane]
-    return repaired
-
-
 def _ratio(graph: DependencyGraph, seconds: Floats, ideal_s: float) -> float:
-    return float(replay(graph, seconds).mean()) / max(ideal_s, 1e-12)
+    return float(replay_steps(graph, seconds).mean()) / max(ideal_s, 1e-12)
 
 
 def _on(recording: Recording, stage: int) -> NDArray[np.bool_]:
     chosen: NDArray[np.bool_] = (recording.stages == stage)[:, None, None]
-    return chosen
-
-
-def _of_kind(recording: Recording, kind: str) -> NDArray[np.bool_]:
-    chosen: NDArray[np.bool_] = np.array([other == kind for other in recording.kinds])[:, None, None]
     return chosen
 
 
@@ -228,12 +209,12 @@ REBALANCE = "Move layers from the last stage to the others: the loss and the voc
 
 
 def as_dict(found: WhatIf, source: str) -> dict[str, Any]:
-    """Return the content of `what_if` in `ringside doctor --json`; `source` says what was replayed."""
+    """Return the content of `what_if` in `ringside doctor --json`; `source` names what was replayed."""
     plain: dict[str, Any] = msgspec.to_builtins(found)
     return {**plain, "source": source}
 
 
-def sheet(found: WhatIf) -> Sheet:
+def what_if_table(found: WhatIf) -> Sheet:
     """Return what each stage, replica and type of operation costs by itself, as a table."""
     rows: list[list[Number | None]] = [
         [f"stage {stage}", value, found.ideal_step_s * (value - 1)] for stage, value in enumerate(found.by_stage)
@@ -248,7 +229,7 @@ def sheet(found: WhatIf) -> Sheet:
     return Sheet(title="What if", columns=["slow alone", "slowdown", "seconds per step"], rows=rows, note=note)
 
 
-def verdicts(found: WhatIf, steps: list[int], *, replicas: int) -> list[Verdict]:
+def straggler_verdicts(found: WhatIf, steps: list[int], *, replicas: int) -> list[Verdict]:
     """Return who is the reason of the slowdown: single workers, or the last stage of the pipeline.
 
     Args:
@@ -303,7 +284,7 @@ def step_recording(
 ) -> Recording:
     """Return the recording of steps of which only own times and waiting are known, such as those of Ringside's runs.
 
-    All ranks leave a synchronisation together, and whoever came last was blocked only while data moved: what
+    All ranks leave a synchronisation together, and the last to come was blocked only while data moved: what
     synchronising took is the shortest time that any rank was blocked in that step.
 
     Args:

@@ -1,4 +1,4 @@
-"""Who is to blame when a collective between hosts fails, and the error that says so."""
+"""Which rank a collective between hosts failed by, and the error that names it."""
 
 from __future__ import annotations
 
@@ -10,59 +10,62 @@ from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostE
 _RESTART = "restart from the last checkpoint"
 
 
-def cause_of(error: BaseException, roster: RankMap) -> LinkFailure:
-    """Return what this rank tells the others about an error of its own.
+def cause_of(error: BaseException, rank_map: RankMap) -> LinkFailure:
+    """Return what this rank reports to the others about an error of its own.
 
     Args:
         error: What was raised; ranks of errors of the shared-memory part are those inside the host.
-        roster: Who is where.
+        rank_map: Which ranks are on which host.
     """
     if isinstance(error, LinkError):
         return error.cause
     if isinstance(error, SignatureMismatch):
-        return LinkFailure("disagreed", error.peer, _differences(error, roster))
+        return LinkFailure("disagreed", error.peer, _difference(error, rank_map))
     if isinstance(error, MismatchError):
-        return LinkFailure("disagreed", roster.rank, f"on {roster.describe(roster.rank)}: {error}")
+        return LinkFailure("disagreed", rank_map.rank, f"on {rank_map.describe(rank_map.rank)}: {error}")
     if isinstance(error, PeerLostError | DeadlineError):
-        here = roster.hosts[roster.host]
-        culprit = here[error.ranks[0]] if error.ranks else roster.rank
+        # Raised by the core, which numbers the ranks of this host.
+        local_ranks = rank_map.hosts[rank_map.host]
+        culprit = local_ranks[error.ranks[0]] if error.ranks else rank_map.rank
         return LinkFailure("lost" if isinstance(error, PeerLostError) else "late", culprit)
-    return LinkFailure("left", roster.rank)
+    return LinkFailure("left", rank_map.rank)
 
 
-def explain(what: str, cause: LinkFailure, error: BaseException, roster: RankMap, timeout_s: float) -> SyncError:
+def explain(label: str, cause: LinkFailure, error: BaseException, rank_map: RankMap, timeout_s: float) -> SyncError:
     """Return the error to raise.
 
     Args:
-        what: The collective, in words.
-        cause: The first cause that any rank told.
+        label: The collective, in words.
+        cause: The first cause that any rank reported.
         error: What was raised here.
-        roster: Who is where.
+        rank_map: Which ranks are on which host.
         timeout_s: The deadline that was in force, seconds.
     """
-    where = f"{what} on {roster.describe(roster.rank)}"
-    who, ranks = _who(cause.vertex, roster), [cause.vertex] if cause.vertex != NOBODY else []
+    where = f"{label} on {rank_map.describe(rank_map.rank)}"
+    culprit, ranks = _name(cause.vertex, rank_map), [cause.vertex] if cause.vertex != NOBODY else []
     if cause.kind == "disagreed":
-        return MismatchError(f"{where}: ranks called different things: {cause.detail} ({who} differs)", ranks)
+        return MismatchError(f"{where}: ranks called different things: {cause.detail} ({culprit} differs)", ranks)
     if cause.kind == "late":
-        text = f"{who} did not send within {timeout_s:g} s, though its connection stands"
+        text = f"{culprit} did not send within {timeout_s:g} s, though its connection stands"
         return DeadlineError(f"{where}: {text}; look at what it does, or raise RINGSIDE_TIMEOUT_S", ranks)
-    if cause.vertex == roster.rank:
+    # This rank was the first: what it raised itself is what there is to report.
+    if cause.vertex == rank_map.rank:
         return error if isinstance(error, SyncError) else ClosedError(f"{where}: {type(error).__name__}: {error}")
     if cause.kind == "left":
-        return PeerLostError(f"{where}: {who} gave up; {_RESTART}", ranks)
-    return PeerLostError(f"{where}: {who} died or cannot be reached; {_RESTART}", ranks)
+        return PeerLostError(f"{where}: {culprit} gave up; {_RESTART}", ranks)
+    return PeerLostError(f"{where}: {culprit} died or cannot be reached; {_RESTART}", ranks)
 
 
-def _who(vertex: int, roster: RankMap) -> str:
+def _name(vertex: int, rank_map: RankMap) -> str:
     if vertex == NOBODY:
         return "another rank"
-    return roster.describe(vertex) if vertex < roster.size else "the reducer at the switch"
+    return rank_map.describe(vertex) if vertex < rank_map.size else "the reducer at the switch"
 
 
-def _differences(error: SignatureMismatch, roster: RankMap) -> str:
+def _difference(error: SignatureMismatch, rank_map: RankMap) -> str:
+    # The first difference that explains the others.
     (seq, plan, segment, call), (own_seq, own_plan, own_segment, own) = error.theirs, error.ours
-    peer = _who(error.peer, roster)
+    peer = _name(error.peer, rank_map)
     if seq != own_seq:
         return f"{peer} is at collective {seq} on this link, this rank at {own_seq}"
     if call != own:

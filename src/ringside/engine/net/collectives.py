@@ -7,18 +7,17 @@ hosts have several ranks, most go through shared memory instead (`ringside.engin
 
 from __future__ import annotations
 
-import functools
+import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net import hierarchical_collectives as moves_hosts
-from ringside.engine.net.exchange.signature import CollectiveSignature as Told
+from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.hierarchical import HierarchicalEngine
-from ringside.engine.net.hierarchical_collectives import SMALL_BYTES
-from ringside.engine.net.reduction import AVG, memory
+from ringside.engine.net.hierarchical_collectives import BY_KIND, SMALL_BYTES, cached_schedule
+from ringside.engine.net.reduction import AVG, bytes_at
 from ringside.engine.request import KINDS, CoreRequest
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UnsupportedError
@@ -39,147 +38,145 @@ from ringside.schedule import (
 Chunks = list[Bytes | None]
 
 
-def carry_out(across: HierarchicalEngine, call: CoreRequest, *, canonical: bool = False) -> None:
-    """Carry out a collective that is not an all-reduce, over all ranks.
+def run_collective(engine: HierarchicalEngine, request: CoreRequest, *, canonical: bool = False) -> None:
+    """Run a collective that is not an all-reduce, over all ranks.
 
     Args:
-        across: The ranks.
-        call: The collective, as the shared-memory core would take it.
+        engine: The ranks.
+        request: The collective, as the shared-memory core would take it.
         canonical: Add up in rank order, whatever that costs.
 
     Raises:
         SyncError: As `HierarchicalEngine.all_reduce`.
     """
-    if call.own_scale:
+    if request.own_scale:
         raise UnsupportedError("between hosts reduce_scatter_ has one scale for all ranks")
-    through_hosts = moves_hosts.BY_KIND.get(call.kind) if across.roster.in_rows else None
-    if through_hosts is None or (canonical and "reduce" in call.kind):
-        _MOVES[call.kind](across, call)
+    through_hosts = BY_KIND.get(request.kind) if engine.rank_map.in_rows else None
+    # Hosts add up inside first, which is another order than that of ranks.
+    if through_hosts is None or (canonical and "reduce" in request.kind):
+        _BY_KIND[request.kind](engine, request)
     else:
-        through_hosts(across, call, _told(call, call.scale))
+        through_hosts(engine, request, _signature_of(request, request.scale))
 
 
-def _barrier(across: HierarchicalEngine, call: CoreRequest) -> None:
-    _run(across, call, dissemination_barrier(across.roster.size), [np.zeros(1, dtype=np.uint8)], item_bytes=1)
+def _barrier(engine: HierarchicalEngine, request: CoreRequest) -> None:
+    token = np.zeros(1, dtype=np.uint8)
+    _run(engine, request, dissemination_barrier(engine.rank_map.size), [token], item_bytes=1)
 
 
-def _reduce_scatter(across: HierarchicalEngine, call: CoreRequest) -> None:
+def _reduce_scatter(engine: HierarchicalEngine, request: CoreRequest) -> None:
     """Work on a copy, whose own lane is the result; every lane is added up at once, in rank order."""
-    item, me = ITEM_BYTES[call.flat.dtype], across.roster.rank
-    work = memory(call.flat.address, call.flat.numel * item).copy()
-    lanes = _lanes(work, call.bounds, item)
-    divisor = across.roster.size if call.op == AVG else 1.0
-    _run(across, call, direct_reduce_scatter(across.roster.size), lanes, scale=call.scale, divisor=divisor)
-    target = call.out or call.flat.address + call.bounds[me] * item
-    mine = lanes[me]
-    if mine is not None:
-        memory(target, len(mine))[:] = mine
+    item, rank_map = ITEM_BYTES[request.flat.dtype], engine.rank_map
+    work = bytes_at(request.flat.address, request.flat.numel * item).copy()
+    lanes = _lanes(work, request.bounds, item)
+    divisor = rank_map.size if request.op == AVG else 1.0
+    schedule = direct_reduce_scatter(rank_map.size)
+    _run(engine, request, schedule, lanes, scale=request.scale, divisor=divisor)
+    target = request.out or request.flat.address + request.bounds[rank_map.rank] * item
+    own = lanes[rank_map.rank]
+    bytes_at(target, len(own))[:] = own
 
 
-def _all_gather(across: HierarchicalEngine, call: CoreRequest) -> None:
-    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
-    everything = memory(call.out or call.flat.address, call.numel * item)
-    lanes = _lanes(everything, call.bounds, item)
-    if call.out:
-        mine = lanes[roster.rank]
-        assert mine is not None
-        mine[:] = memory(call.flat.address, len(mine))
+def _all_gather(engine: HierarchicalEngine, request: CoreRequest) -> None:
+    item, rank_map = ITEM_BYTES[request.flat.dtype], engine.rank_map
+    everything = bytes_at(request.out or request.flat.address, request.numel * item)
+    lanes = _lanes(everything, request.bounds, item)
+    if request.out:
+        own = lanes[rank_map.rank]
+        own[:] = bytes_at(request.flat.address, len(own))
+    # Little in the fewest rounds; much by neighbours only, so that no link has several flows.
     small = len(everything) <= SMALL_BYTES
-    _run(across, call, (direct_all_gather if small else ring_all_gather)(roster.size), lanes)
+    _run(engine, request, (direct_all_gather if small else ring_all_gather)(rank_map.size), lanes)
 
 
-def _broadcast(across: HierarchicalEngine, call: CoreRequest) -> None:
+def _broadcast(engine: HierarchicalEngine, request: CoreRequest) -> None:
     """Hand it on along a line, segment by segment; little of it in the fewest rounds."""
-    data = memory(call.flat.address, call.flat.numel * ITEM_BYTES[call.flat.dtype])
+    data = bytes_at(request.flat.address, request.flat.numel * ITEM_BYTES[request.flat.dtype])
     make = binomial_broadcast if len(data) <= SMALL_BYTES else chain_broadcast
-    _run(across, call, _broadcast_from(make, across.roster.size, call.root), [data])
+    _run(engine, request, cached_schedule(make, engine.rank_map.size, request.root), [data])
 
 
-@functools.lru_cache(maxsize=64)
-def _broadcast_from(make: Callable[[int, int], Schedule], ranks: int, root: int) -> Schedule:
-    return make(ranks, root)
-
-
-def _reduce(across: HierarchicalEngine, call: CoreRequest) -> None:
+def _reduce(engine: HierarchicalEngine, request: CoreRequest) -> None:
     """Fold everybody's lanes straight where they belong, then gather the lanes at the root: each byte moves twice."""
-    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
-    data = memory(call.flat.address, call.flat.numel * item)
-    work = data if roster.rank == call.root else data.copy()
-    bounds = chunk_bounds(call.flat.numel, roster.size).tolist()
-    lanes = _lanes(work, bounds, item)
-    divisor = roster.size if call.op == AVG else 1.0
-    _run(across, call, direct_reduce_scatter(roster.size), lanes, divisor=divisor)
-    _run(across, call, direct_gather(roster.size, call.root), lanes)
+    item, rank_map = ITEM_BYTES[request.flat.dtype], engine.rank_map
+    data = bytes_at(request.flat.address, request.flat.numel * item)
+    work = data if rank_map.rank == request.root else data.copy()  # only the root's tensor may change
+    lanes = _lanes(work, chunk_bounds(request.flat.numel, rank_map.size).tolist(), item)
+    divisor = rank_map.size if request.op == AVG else 1.0
+    _run(engine, request, direct_reduce_scatter(rank_map.size), lanes, divisor=divisor)
+    _run(engine, request, direct_gather(rank_map.size, request.root), lanes)
 
 
-def _gather(across: HierarchicalEngine, call: CoreRequest) -> None:
-    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
-    own = memory(call.flat.address, call.flat.numel * item)
-    lanes: Chunks = [None] * roster.size
-    if roster.rank == call.root:
-        lanes = _lanes(memory(call.out, call.numel * item), call.bounds, item)
-        mine = lanes[roster.rank]
-        assert mine is not None
-        mine[:] = own
+def _gather(engine: HierarchicalEngine, request: CoreRequest) -> None:
+    item, rank_map = ITEM_BYTES[request.flat.dtype], engine.rank_map
+    own = bytes_at(request.flat.address, request.flat.numel * item)
+    chunks: Chunks = [None] * rank_map.size
+    if rank_map.rank == request.root:
+        lanes = _lanes(bytes_at(request.out, request.numel * item), request.bounds, item)
+        lanes[rank_map.rank][:] = own
+        chunks = [*lanes]
     else:
-        lanes[roster.rank] = own
-    _run(across, call, direct_gather(roster.size, call.root), lanes)
+        chunks[rank_map.rank] = own
+    _run(engine, request, direct_gather(rank_map.size, request.root), chunks)
 
 
-def _scatter(across: HierarchicalEngine, call: CoreRequest) -> None:
-    item, roster = ITEM_BYTES[call.flat.dtype], across.roster
-    size = call.bounds[1] * item
-    own = memory(call.out, size)
-    lanes: Chunks = [None] * roster.size
-    if roster.rank == call.root:
-        lanes = _lanes(memory(call.flat.address, call.numel * item), call.bounds, item)
-        mine = lanes[roster.rank]
-        assert mine is not None
-        own[:] = mine
+def _scatter(engine: HierarchicalEngine, request: CoreRequest) -> None:
+    item, rank_map = ITEM_BYTES[request.flat.dtype], engine.rank_map
+    own = bytes_at(request.out, request.bounds[1] * item)
+    chunks: Chunks = [None] * rank_map.size
+    if rank_map.rank == request.root:
+        lanes = _lanes(bytes_at(request.flat.address, request.numel * item), request.bounds, item)
+        own[:] = lanes[rank_map.rank]
+        chunks = [*lanes]
     else:
-        lanes[roster.rank] = own
-    _run(across, call, direct_scatter(roster.size, call.root), lanes)
+        chunks[rank_map.rank] = own
+    _run(engine, request, direct_scatter(rank_map.size, request.root), chunks)
 
 
-def _all_to_all(across: HierarchicalEngine, call: CoreRequest) -> None:
-    item, me, n = ITEM_BYTES[call.flat.dtype], across.roster.rank, across.roster.size
-    given = _lanes(memory(call.flat.address, call.numel * item), call.bounds, item)
-    got = _lanes(memory(call.out, call.numel * item), call.bounds, item)
+def _all_to_all(engine: HierarchicalEngine, request: CoreRequest) -> None:
+    item, me, n = ITEM_BYTES[request.flat.dtype], engine.rank_map.rank, engine.rank_map.size
+    given = _lanes(bytes_at(request.flat.address, request.numel * item), request.bounds, item)
+    received = _lanes(bytes_at(request.out, request.numel * item), request.bounds, item)
+    # Chunk i * n + j is what rank i has for rank j: a rank knows a row and a column of them.
     chunks: Chunks = [None] * (n * n)
     for peer in range(n):
-        chunks[peer * n + me] = got[peer]
+        chunks[peer * n + me] = received[peer]
         chunks[me * n + peer] = given[peer]
-    mine, place = given[me], got[me]
-    assert mine is not None
-    assert place is not None
-    place[:] = mine
-    _run(across, call, direct_all_to_all(n), chunks)
+    received[me][:] = given[me]
+    _run(engine, request, direct_all_to_all(n), chunks)
 
 
-def _lanes(data: Bytes, bounds: Sequence[int], item: int) -> Chunks:
-    return [data[bounds[r] * item : bounds[r + 1] * item] for r in range(len(bounds) - 1)]
+def _lanes(data: Bytes, bounds: Sequence[int], item: int) -> list[Bytes]:
+    return [data[begin * item : end * item] for begin, end in itertools.pairwise(bounds)]
 
 
 def _run(
-    across: HierarchicalEngine,
-    call: CoreRequest,
+    engine: HierarchicalEngine,
+    request: CoreRequest,
     schedule: Schedule,
-    chunks: Chunks,
+    chunks: Sequence[Bytes | None],
     *,
     item_bytes: int = 0,
     scale: float = 1.0,
     divisor: float = 1.0,
 ) -> None:
-    told = _told(call, scale)
-    across.run(schedule, chunks, item_bytes or ITEM_BYTES[call.flat.dtype], told, scale=scale, divisor=divisor)
+    item, call = item_bytes or ITEM_BYTES[request.flat.dtype], _signature_of(request, scale)
+    engine.run(schedule, chunks, item, call, scale=scale, divisor=divisor)
 
 
-def _told(call: CoreRequest, scale: float) -> Told:
-    tag = zlib.crc32(f"{list(call.bounds)}/{call.tag}/{scale}".encode())
-    return Told(KINDS.index(call.kind), call.flat.dtype, call.op, call.numel, float(call.root), tag)
+def _signature_of(request: CoreRequest, scale: float) -> CollectiveSignature:
+    """Return what peers compare; whatever else must be equal is in the tag's hash."""
+    return CollectiveSignature(
+        kind=KINDS.index(request.kind),
+        dtype=request.flat.dtype,
+        op=request.op,
+        elements=request.numel,
+        extra=float(request.root),
+        tag=zlib.crc32(f"{list(request.bounds)}/{request.tag}/{scale}".encode()),
+    )
 
 
-_MOVES = {
+_BY_KIND = {
     "barrier": _barrier,
     "reduce_scatter_": _reduce_scatter,
     "reduce_scatter": _reduce_scatter,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.pipeline import (
     Piece,
     SegmentLayout,
@@ -25,12 +26,13 @@ from ringside.engine.net.exchange.pipeline import (
     lay_out,
 )
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
-from ringside.engine.net.exchange.run import Fold
-from ringside.engine.net.exchange.signature import CollectiveSignature as Told
-from ringside.engine.net.exchange.signature import Operation
+from ringside.engine.net.exchange.run import ExchangeRun
+from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
+from ringside.engine.net.exchange.types import Chunk, Fold
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.host_slices import HostSlices
-from ringside.engine.net.reduction import AVG, SUM, Reduction, fold, folder, memory, safe_mean
+from ringside.engine.net.rank_map import RankMap
+from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, make_fold, safe_mean
 from ringside.engine.request import CoreRequest, bounds_of_one
 from ringside.engine.transports.base import Bytes
 from ringside.schedule import (
@@ -47,7 +49,7 @@ from ringside.schedule import (
 )
 
 # -------------------------------------------------------------------------------------------------
-# A schedule over hosts with shared memory before and after its messages, each local rank carrying its lane of it.
+# A schedule over hosts with shared memory before and after its messages, each local rank moving its lane of it.
 
 Step = Callable[[Piece], None]
 
@@ -64,7 +66,7 @@ class HierarchicalPipeline:
         fold: The reduction of what arrives.
         last_fold: The same, after which a chunk is complete; None: no other.
         fill: Leaves what is to be sent of a piece in the ranks' lanes; None: it is there.
-        end: What is to be done with a piece that is complete.
+        end: What is to be done with a piece that is complete; None: nothing, `layout` has no ends.
         kept: Chunks of which nothing arrives here: they are complete when they are filled.
         segment_bytes: Largest message, bytes, equal on all ranks; 0: as large as the exchange takes them.
     """
@@ -74,17 +76,17 @@ class HierarchicalPipeline:
     lanes: Sequence[Bytes]
     item_bytes: int
     fold: Fold
-    last_fold: Fold | None
-    fill: Step | None
-    end: Step
+    last_fold: Fold | None = None
+    fill: Step | None = None
+    end: Step | None = None
     kept: Collection[int] = ()
     segment_bytes: int = 0
 
-    def carry_out(self, across: HierarchicalEngine, call: Told, *, at_once: bool) -> None:
-        """Carry it out.
+    def run(self, engine: HierarchicalEngine, call: CollectiveSignature, *, at_once: bool) -> None:
+        """Run it.
 
         Args:
-            across: The ranks.
+            engine: The ranks.
             call: What was called, equal on all ranks.
             at_once: Everything is filled before the first message, and ended after the last: it is little, and
                 handing it to another thread would take longer. Each chunk is one piece then.
@@ -92,222 +94,255 @@ class HierarchicalPipeline:
         Raises:
             SyncError: As `HierarchicalEngine.all_reduce`.
         """
-        across.finish_all()
-        with across.explained(self.plan.name, Operation(call, f"hosts/{self.plan.name}")):
+        fill, end, layout, pieces = self.fill, self.end, self.layout, self.layout.pieces
+        engine.wait_all()
+        with engine.attributing_errors(self.plan.name, Operation(call, f"hosts/{self.plan.name}")):
             if at_once:
-                self._step_by_step(across, call)
-            else:
-                self._stream(across, call)
-
-    def _step_by_step(self, across: HierarchicalEngine, call: Told) -> None:
-        if self.fill is not None:
-            for piece in self.layout.fills:
-                self.fill(piece)
-        self._exchange(across, call, self.lanes, None)
-        for piece in self.layout.ends:
-            self.end(piece)
-
-    def _stream(self, across: HierarchicalEngine, call: Told) -> None:
-        """Let messages go on a thread of their own, while this one works in shared memory, piece by piece."""
-        most = across.exchange.segment_of(self.item_bytes, None)
-        length = min(self.segment_bytes // self.item_bytes * self.item_bytes or most, most)
-        cut = [[lane[at : at + length] for at in range(0, len(lane), length)] for lane in self.lanes]
-        pieces = self.layout.pieces
-        stream = SegmentPipeline(SegmentPlan(self.layout, [len(segments) for segments in cut], self.kept))
-        chunks: list[list[Bytes]] = [[] for _ in range(self.plan.chunks)]
-        for piece, segments in zip(pieces, cut, strict=True):
-            chunks[piece.chunk] += segments
-
-        def carry() -> None:
-            try:
-                self._exchange(across, call, chunks, stream)
-            finally:
-                stream.stop()
-
-        work = across.start(carry)
-        fill = self.fill
-        stream.fill(None if fill is None else lambda at: fill(pieces[at]))
-        stream.drain(lambda at: self.end(pieces[at]))
-        work.wait()
+                if fill is not None:
+                    for piece in layout.fills:
+                        fill(piece)
+                self._exchange(engine.exchange, engine.rank_map, call, self.lanes, None)
+                if end is not None:
+                    for piece in layout.ends:
+                        end(piece)
+                return
+            # Messages go on a thread of their own, while this one works in shared memory, piece by piece.
+            most = engine.exchange.segment_of(self.item_bytes, None)
+            length = min(self.segment_bytes // self.item_bytes * self.item_bytes or most, most)
+            chunks: list[list[Bytes]] = [[] for _ in range(self.plan.chunks)]
+            counts = []
+            for piece, lane in zip(pieces, self.lanes, strict=True):
+                segments = [lane[begin : begin + length] for begin in range(0, len(lane), length)]
+                chunks[piece.chunk] += segments
+                counts.append(len(segments))
+            pipeline = SegmentPipeline(SegmentPlan(layout, counts, self.kept))
+            work = engine.channels.submit(
+                functools.partial(self._exchange, engine.exchange, engine.rank_map, call, chunks, pipeline)
+            )
+            pipeline.fill(None if fill is None else lambda number: fill(pieces[number]))
+            if end is not None:
+                pipeline.drain(lambda number: end(pieces[number]))
+            work.wait()
 
     def _exchange(
         self,
-        across: HierarchicalEngine,
-        call: Told,
-        chunks: Sequence[Bytes] | Sequence[list[Bytes]],
-        stream: SegmentPipeline | None,
+        exchange: Exchange,
+        rank_map: RankMap,
+        call: CollectiveSignature,
+        chunks: Sequence[Chunk],
+        pipeline: SegmentPipeline | None,
     ) -> None:
-        across.exchange.run(
-            self.plan,
-            chunks,
-            self.item_bytes,
-            self.fold,
-            call,
-            last_fold=self.last_fold,
-            members=across.roster.lane(across.roster.local_rank),
-            feed=stream,
-        )
+        """Move this rank's lane between hosts."""
+        try:
+            ExchangeRun(
+                exchange,
+                self.plan,
+                chunks,
+                self.item_bytes,
+                self.fold,
+                call,
+                last_fold=self.last_fold,
+                members=rank_map.lane(rank_map.local_rank),
+                feed=pipeline,
+            ).run()
+        finally:
+            if pipeline is not None:
+                pipeline.stop()  # the thread in shared memory waits for no more pieces
 
 
 SMALL_BYTES = 256 << 10  # up to here the fewest rounds, in one go; beyond, neighbours only, piece by piece
 _LINE_BYTES = 64 << 10, 256 << 10  # least and most of a message along a line, where each host waits for all of it
 _LINE_MESSAGES = 16  # per lane, within those
 
-_keep = folder(0, SUM)  # for schedules that only copy
+_copy = make_fold(0, SUM)  # never called: for schedules that only copy
 
 
 @functools.lru_cache(maxsize=64)
-def _schedule(make: Callable[..., Schedule], *where: int) -> Schedule:
-    return make(*where)
+def cached_schedule(make: Callable[..., Schedule], *args: int) -> Schedule:
+    """Return `make(*args)`; the same schedule, which plans are cached by, is made only once."""
+    return make(*args)
 
 
-def reduce_scatter(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
-    """Every host adds up each other host's lanes and its own; rank l of a host carries those of the ranks l."""
-    roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
-    what = safe_mean(Reduction(call.flat.dtype, call.op, call.scale), roster.size)
-    small = call.numel * item <= SMALL_BYTES
-    schedule = _schedule(direct_reduce_scatter if small else ring_reduce_scatter, len(roster.hosts))
-    plan = plan_messages(schedule, roster.host)
-    layout = replace(_lanes_by_host(across, call, plan), ends=())
-    mine = [(piece.bounds[roster.local_rank + 1] - piece.bounds[roster.local_rank]) * item for piece in layout.pieces]
-    target = memory(call.out or call.flat.address + call.bounds[roster.rank] * item, mine[roster.host])
-    sums = [target if host == roster.host else np.empty(size, dtype=np.uint8) for host, size in enumerate(mine)]
-    step = SUM if what.op == AVG else what.op
+def reduce_scatter(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
+    """Every host adds up each other host's lanes and its own; rank l of a host moves those of the ranks l."""
+    rank_map, item = engine.rank_map, ITEM_BYTES[request.flat.dtype]
+    host_slices = _host_slices(engine)
+    reduction = safe_mean(Reduction(request.flat.dtype, request.op, request.scale), rank_map.size)
+    small = request.numel * item <= SMALL_BYTES
+    schedule = cached_schedule(direct_reduce_scatter if small else ring_reduce_scatter, len(rank_map.hosts))
+    plan = plan_messages(schedule, rank_map.host)
+    layout = replace(_lanes_by_host(rank_map, request, plan), ends=())  # a sum lies where it belongs
+    local = rank_map.local_rank
+    own_bytes = [(piece.bounds[local + 1] - piece.bounds[local]) * item for piece in layout.pieces]
+    target = bytes_at(
+        request.out or request.flat.address + request.bounds[rank_map.rank] * item, own_bytes[rank_map.host]
+    )
+    sums = [target if h == rank_map.host else np.empty(size, dtype=np.uint8) for h, size in enumerate(own_bytes)]
+    op = SUM if reduction.op == AVG else reduction.op
 
     def add_up(piece: Piece) -> None:
-        at, to = call.flat.address + piece.begin * item, address_of(sums[piece.chunk])
-        _local(across).reduce_lanes_into(to, at, piece.bounds, what.dtype, step, what.scale)
+        source = request.flat.address + piece.begin * item
+        host_slices.reduce_lanes_into(
+            address_of(sums[piece.chunk]), source, piece.bounds, reduction.dtype, op, reduction.scale
+        )
 
-    by = folder(what.dtype, step)
-    HierarchicalPipeline(plan, layout, sums, item, by, None, add_up, _nothing).carry_out(across, told, at_once=small)
-    if what.op == AVG and len(target):
-        fold([address_of(target)], address_of(target), len(target) // item, what.dtype, AVG, divisor=roster.size)
+    pipeline = HierarchicalPipeline(
+        plan=plan, layout=layout, lanes=sums, item_bytes=item, fold=make_fold(reduction.dtype, op), fill=add_up
+    )
+    pipeline.run(engine, call, at_once=small)
+    if reduction.op == AVG and len(target):
+        start = address_of(target)
+        fold([start], start, len(target) // item, reduction.dtype, AVG, divisor=rank_map.size)
 
 
-def all_gather(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
+def all_gather(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
     """Rank l of a host fetches what the ranks l of the others have, and shares it."""
-    roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
-    base = call.out or call.flat.address
-    small = call.numel * item <= SMALL_BYTES
-    plan = plan_messages(_schedule(direct_all_gather if small else ring_all_gather, len(roster.hosts)), roster.host)
-    layout = _lanes_by_host(across, call, plan)
-    lanes = [_lane_of(across, base, piece, item) for piece in layout.pieces]
-    if call.out:
-        lanes[roster.host][:] = memory(call.flat.address, len(lanes[roster.host]))
+    rank_map, item = engine.rank_map, ITEM_BYTES[request.flat.dtype]
+    host_slices = _host_slices(engine)
+    base = request.out or request.flat.address
+    small = request.numel * item <= SMALL_BYTES
+    schedule = cached_schedule(direct_all_gather if small else ring_all_gather, len(rank_map.hosts))
+    plan = plan_messages(schedule, rank_map.host)
+    layout = _lanes_by_host(rank_map, request, plan)
+    lanes = [_lane_of(rank_map, base, piece, item) for piece in layout.pieces]
+    own = rank_map.host
+    if request.out:
+        lanes[own][:] = bytes_at(request.flat.address, len(lanes[own]))
 
     def share(piece: Piece) -> None:
-        _local(across).gather_lanes(base + piece.begin * item, piece.bounds, call.flat.dtype, None)
+        host_slices.gather_lanes(base + piece.begin * item, piece.bounds, request.flat.dtype, None)
 
-    layout = replace(layout, ends=(layout.pieces[roster.host], *layout.ends))
-    one = HierarchicalPipeline(plan, layout, lanes, item, _keep, None, None, share, kept=(roster.host,))
-    one.carry_out(across, told, at_once=small)
+    # Nothing arrives for the host's own piece, so it can be shared first.
+    layout = replace(layout, ends=(layout.pieces[own], *layout.ends))
+    pipeline = HierarchicalPipeline(
+        plan=plan, layout=layout, lanes=lanes, item_bytes=item, fold=_copy, end=share, kept=(own,)
+    )
+    pipeline.run(engine, call, at_once=small)
 
 
-def broadcast(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
-    """The root's host gets it in shared memory, and each of its ranks hands a slice on; others share them."""
-    roster, dtype = across.roster, call.flat.dtype
-    item, here = ITEM_BYTES[dtype], roster.host == roster.host_of(call.root)
-    giver = roster.hosts[roster.host_of(call.root)].index(call.root)
-    layout, plan, segment = _sliced(across, call, binomial_broadcast, chain_broadcast)
-    lanes = [_lane_of(across, call.flat.address, piece, item) for piece in layout.pieces]
+def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
+    """The root's host gets it in shared memory, and each of its ranks sends a slice on; others share them."""
+    rank_map, dtype = engine.rank_map, request.flat.dtype
+    host_slices = _host_slices(engine)
+    root_host = rank_map.host_of(request.root)
+    item, at_root = ITEM_BYTES[dtype], rank_map.host == root_host
+    local_root = rank_map.hosts[root_host].index(request.root)
+    layout, plan, segment_bytes = _sliced(rank_map, request, binomial_broadcast, chain_broadcast)
+    lanes = [_lane_of(rank_map, request.flat.address, piece, item) for piece in layout.pieces]
 
     def spread(piece: Piece) -> None:
-        bounds = bounds_of_one(giver, roster.local_size, piece.bounds[-1])
-        _local(across).gather_lanes(call.flat.address + piece.begin * item, bounds, dtype, None)
+        # All of the piece is one rank's lane: gathering it gives the whole of it to every rank.
+        bounds = bounds_of_one(local_root, rank_map.local_size, piece.bounds[-1])
+        host_slices.gather_lanes(request.flat.address + piece.begin * item, bounds, dtype, None)
 
     def share(piece: Piece) -> None:
-        _local(across).gather_lanes(call.flat.address + piece.begin * item, piece.bounds, dtype, None)
+        host_slices.gather_lanes(request.flat.address + piece.begin * item, piece.bounds, dtype, None)
 
-    layout = replace(layout, ends=() if here else layout.pieces)
-    one = HierarchicalPipeline(
-        plan, layout, lanes, item, _keep, None, spread if here else None, share, segment_bytes=segment
+    pipeline = HierarchicalPipeline(
+        plan=plan,
+        layout=replace(layout, ends=() if at_root else layout.pieces),
+        lanes=lanes,
+        item_bytes=item,
+        fold=_copy,
+        fill=spread if at_root else None,
+        end=share,
+        segment_bytes=segment_bytes,
     )
-    one.carry_out(across, told, at_once=not segment)
+    pipeline.run(engine, call, at_once=not segment_bytes)
 
 
-def reduce(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
+def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
     """Hosts add up lane by lane, the lanes travel to the root's host, which puts them together on the root."""
-    roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
-    here = roster.host == roster.host_of(call.root)
-    what = safe_mean(Reduction(call.flat.dtype, call.op), roster.size)
-    step = SUM if what.op == AVG else what.op
-    data = memory(call.flat.address, call.flat.numel * item)
-    work = data if roster.rank == call.root else np.empty_like(data)
+    rank_map, item = engine.rank_map, ITEM_BYTES[request.flat.dtype]
+    host_slices = _host_slices(engine)
+    at_root = rank_map.host == rank_map.host_of(request.root)
+    reduction = safe_mean(Reduction(request.flat.dtype, request.op), rank_map.size)
+    dtype, op = reduction.dtype, SUM if reduction.op == AVG else reduction.op
+    data = bytes_at(request.flat.address, request.flat.numel * item)
+    work = data if rank_map.rank == request.root else np.empty_like(data)  # only the root's tensor may change
     base = address_of(work)
-    layout, plan, segment = _sliced(across, call, binomial_reduce, chain_reduce)
-    lanes = [_lane_of(across, base, piece, item) for piece in layout.pieces]
+    layout, plan, segment_bytes = _sliced(rank_map, request, binomial_reduce, chain_reduce)
+    lanes = [_lane_of(rank_map, base, piece, item) for piece in layout.pieces]
 
     def add_up(piece: Piece) -> None:
-        at, to = call.flat.address + piece.begin * item, base + (piece.begin + piece.bounds[roster.local_rank]) * item
-        _local(across).reduce_lanes_into(to, at, piece.bounds, what.dtype, step, what.scale)
+        source = request.flat.address + piece.begin * item
+        target = base + (piece.begin + piece.bounds[rank_map.local_rank]) * item
+        host_slices.reduce_lanes_into(target, source, piece.bounds, dtype, op, reduction.scale)
 
     def put_together(piece: Piece) -> None:
-        _local(across).gather_lanes(base + piece.begin * item, piece.bounds, what.dtype, None)
+        host_slices.gather_lanes(base + piece.begin * item, piece.bounds, dtype, None)
 
-    layout = replace(layout, ends=layout.pieces if here else ())
-    by = folder(what.dtype, step)
-    last = folder(what.dtype, AVG, divisor=roster.size) if what.op == AVG and here else by
-    one = HierarchicalPipeline(plan, layout, lanes, item, by, last, add_up, put_together, segment_bytes=segment)
-    one.carry_out(across, told, at_once=not segment)
+    # The root's host adds up last, so it divides.
+    by = make_fold(dtype, op)
+    last = make_fold(dtype, AVG, divisor=rank_map.size) if reduction.op == AVG and at_root else by
+    pipeline = HierarchicalPipeline(
+        plan=plan,
+        layout=replace(layout, ends=layout.pieces if at_root else ()),
+        lanes=lanes,
+        item_bytes=item,
+        fold=by,
+        last_fold=last,
+        fill=add_up,
+        end=put_together,
+        segment_bytes=segment_bytes,
+    )
+    pipeline.run(engine, call, at_once=not segment_bytes)
 
 
-def barrier(across: HierarchicalEngine, call: CoreRequest, told: Told) -> None:
-    """The ranks of a host meet, their first ranks meet, and the host hears of it."""
-    roster, token = across.roster, np.zeros(1, dtype=np.uint8)
-    plan = plan_messages(_schedule(dissemination_barrier, len(roster.hosts)), roster.host)
-    across.finish_all()
-    with across.explained(plan.name, Operation(told, f"leaders/{plan.name}")):
-        _local(across).meet()
-        if roster.local_rank == 0:
-            across.exchange.run(plan, [token], 1, _keep, told, members=roster.lane(0))
-        _local(across).meet()
+def barrier(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
+    """The ranks of a host meet, their first ranks meet, and the ranks of a host meet again."""
+    rank_map, token = engine.rank_map, np.zeros(1, dtype=np.uint8)
+    host_slices = _host_slices(engine)
+    plan = plan_messages(cached_schedule(dissemination_barrier, len(rank_map.hosts)), rank_map.host)
+    engine.wait_all()
+    with engine.attributing_errors(plan.name, Operation(call, f"leaders/{plan.name}")):
+        host_slices.meet()
+        if rank_map.local_rank == 0:
+            ExchangeRun(engine.exchange, plan, [token], 1, _copy, call, members=rank_map.lane(0)).run()
+        host_slices.meet()
 
 
 # ------------------------------------------------------------------------------------------------ layouts
 
 
-def _lanes_by_host(across: HierarchicalEngine, call: CoreRequest, plan: MessagePlan) -> SegmentLayout:
+def _lanes_by_host(rank_map: RankMap, request: CoreRequest, plan: MessagePlan) -> SegmentLayout:
     """Return a piece per host, of the lanes of its ranks; the schedule's chunk h is host h's."""
-    size = across.roster.local_size
+    size = rank_map.local_size
     pieces = []
     for host in range(plan.chunks):
-        bounds = call.bounds[host * size : (host + 1) * size + 1]
+        bounds = request.bounds[host * size : (host + 1) * size + 1]
         pieces.append(Piece(host, bounds[0], tuple(bound - bounds[0] for bound in bounds)))
     fills = as_needed(plan, [[piece] for piece in pieces], 0)
     return SegmentLayout(tuple(pieces), tuple(fills), tuple(pieces[chunk] for chunk in chunks_ended(plan)))
 
 
 def _sliced(
-    across: HierarchicalEngine,
-    call: CoreRequest,
+    rank_map: RankMap,
+    request: CoreRequest,
     small: Callable[[int, int], Schedule],
     large: Callable[[int, int], Schedule],
 ) -> tuple[SegmentLayout, MessagePlan, int]:
     """Return a tensor's pieces, the plan of one chunk from or to the root's host, and a message's bytes (0: any)."""
-    roster, item = across.roster, ITEM_BYTES[call.flat.dtype]
-    lanes, size_bytes = roster.local_size, call.flat.numel * item
-    few = size_bytes <= SMALL_BYTES
-    schedule = _schedule(small if few else large, len(roster.hosts), roster.host_of(call.root))
-    plan = plan_messages(schedule, roster.host)
-    segment = min(max(size_bytes // (lanes * _LINE_MESSAGES), _LINE_BYTES[0]), _LINE_BYTES[1])
-    least = call.flat.numel if few else lanes * segment // item
-    layout = lay_out(plan, call.flat.numel, least, max(call.flat.numel, 1), lanes, lanes)
-    return layout, plan, 0 if few else segment
+    item, numel = ITEM_BYTES[request.flat.dtype], request.flat.numel
+    lanes, size_bytes = rank_map.local_size, numel * item
+    at_once = size_bytes <= SMALL_BYTES
+    schedule = cached_schedule(small if at_once else large, len(rank_map.hosts), rank_map.host_of(request.root))
+    plan = plan_messages(schedule, rank_map.host)
+    segment_bytes = min(max(size_bytes // (lanes * _LINE_MESSAGES), _LINE_BYTES[0]), _LINE_BYTES[1])
+    least = numel if at_once else lanes * segment_bytes // item
+    layout = lay_out(plan, numel, least, max(numel, 1), lanes, lanes)
+    return layout, plan, 0 if at_once else segment_bytes
 
 
-def _lane_of(across: HierarchicalEngine, base: int, piece: Piece, item: int) -> Bytes:
+def _lane_of(rank_map: RankMap, base: int, piece: Piece, item: int) -> Bytes:
     """Return this rank's lane of a piece of the tensor at an address."""
-    begin, end = piece.bounds[across.roster.local_rank : across.roster.local_rank + 2]
-    return memory(base + (piece.begin + begin) * item, (end - begin) * item)
+    begin, end = piece.bounds[rank_map.local_rank : rank_map.local_rank + 2]
+    return bytes_at(base + (piece.begin + begin) * item, (end - begin) * item)
 
 
-def _local(across: HierarchicalEngine) -> HostSlices:
-    assert across.local is not None, "hosts of several ranks share memory"
-    return across.local
-
-
-def _nothing(piece: Piece) -> None:
-    """Do nothing: what ends lies where it belongs."""
+def _host_slices(engine: HierarchicalEngine) -> HostSlices:
+    assert engine.host_slices is not None, "hosts of several ranks share memory"
+    return engine.host_slices
 
 
 BY_KIND = {

@@ -34,7 +34,7 @@ class Store(Protocol):
 
 
 class RankInfo(msgspec.Struct, frozen=True):
-    """What one rank tells the others when a communicator is made.
+    """What one rank publishes when a communicator is made.
 
     Args:
         machine: What ranks that can share memory have in common.
@@ -125,20 +125,21 @@ def machine_id() -> str:
 
 
 def own_rank_info(settings: dict[str, str], objection: str = "", machine: str = "", problem: str = "") -> RankInfo:
-    """Return this process's offer; `machine` overrides what tells hosts apart (for tests)."""
+    """Return this process's; `machine` overrides what hosts are distinguished by (for tests)."""
     return RankInfo(machine or machine_id(), socket.gethostname(), settings, objection, uuid.uuid4().hex, problem)
 
 
 def exchange_rank_infos(
-    store: Store, rank: int, size: int, offer: RankInfo, *, timeout_s: float = 1800.0
+    store: Store, rank: int, size: int, info: RankInfo, *, timeout_s: float = 1800.0
 ) -> list[RankInfo]:
-    """Publish this rank's offer and return all ranks', by rank. A collective.
+    """Publish this rank's and return all ranks', by rank. A collective.
 
     Raises:
-        UsageError: Another process says that it is this rank.
+        UsageError: Another process claims to be this rank.
         DeadlineError: A rank did not come within `timeout_s` seconds.
     """
-    store.set(f"offer/{rank}", msgspec.json.encode(offer).decode())
+    # The nonce in it finds out whether another process published under the same rank.
+    store.set(f"offer/{rank}", msgspec.json.encode(info).decode())
     deadline = time.monotonic() + timeout_s
     for r in range(size):
         try:
@@ -149,59 +150,51 @@ def exchange_rank_infos(
                 f"raise RINGSIDE_TIMEOUT_S ({str(error).partition(chr(10))[0]})",
                 [r],
             ) from None
-    offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=RankInfo) for r in range(size)]
-    if offers[rank].nonce != offer.nonce:
-        raise UsageError(f"two processes both say they are rank {rank}, one of them on host {offers[rank].host}")
-    return offers
+    infos = [msgspec.json.decode(store.get(f"offer/{r}"), type=RankInfo) for r in range(size)]
+    if infos[rank].nonce != info.nonce:
+        raise UsageError(f"two processes both say they are rank {rank}, one of them on host {infos[rank].host}")
+    return infos
 
 
-def make_rank_map(rank: int, offers: Sequence[RankInfo]) -> RankMap:
+def make_rank_map(rank: int, infos: Sequence[RankInfo]) -> RankMap:
     """Group the ranks into hosts; ranks that object to sharing memory are hosts of their own.
 
     Args:
         rank: This rank.
-        offers: Of all ranks, by rank.
+        infos: Of all ranks, by rank.
 
     Raises:
-        MismatchError: Settings or versions differ; names who differs and in what.
+        MismatchError: Settings or versions differ; names the rank that differs and in what.
         UsageError: Fewer than 2 ranks.
     """
-    for r, offer in enumerate(offers):
-        if offer.problem:
-            raise UsageError(offer.problem if r == rank else f"rank {r} on host {offer.host}: {offer.problem}")
-    if len(offers) < 2:
-        raise UsageError(f"a group needs at least 2 ranks, not {len(offers)}")
-    _refuse_differences(offers)
-    alone = itertools.count()
-    groups: dict[str, list[int]] = defaultdict(list)
-    for r, offer in enumerate(offers):
-        groups[offer.machine if not offer.objection else f"alone/{next(alone)}"].append(r)
-    hosts = sorted(groups.values())
-    return RankMap(
-        rank,
-        tuple(map(tuple, hosts)),
-        tuple(_names(offers, hosts)),
-        tuple(offers[ranks[0]].nonce for ranks in hosts),
-    )
-
-
-def _names(offers: Sequence[RankInfo], hosts: Sequence[Sequence[int]]) -> list[str]:
-    """Return the hosts' names, numbered where several have the same (network namespaces of one machine)."""
-    names = [offers[ranks[0]].host for ranks in hosts]
-    return [name if names.count(name) == 1 else f"{name}#{at}" for at, name in enumerate(names)]
-
-
-def _refuse_differences(offers: Sequence[RankInfo]) -> None:
-    first = offers[0].settings
-    for rank, offer in enumerate(offers):
+    for r, info in enumerate(infos):
+        if info.problem:
+            raise UsageError(info.problem if r == rank else f"rank {r} on host {info.host}: {info.problem}")
+    if len(infos) < 2:
+        raise UsageError(f"a group needs at least 2 ranks, not {len(infos)}")
+    first = infos[0].settings
+    for r, info in enumerate(infos):
         different = [
-            f"{name} = {offer.settings.get(name, 'nothing')} (rank 0: {first.get(name, 'nothing')})"
-            for name in sorted({*first, *offer.settings})
-            if offer.settings.get(name) != first.get(name)
+            f"{name} = {info.settings.get(name, 'nothing')} (rank 0: {first.get(name, 'nothing')})"
+            for name in sorted({*first, *info.settings})
+            if info.settings.get(name) != first.get(name)
         ]
         if different:
             raise MismatchError(
-                f"rank {rank} on host {offer.host} differs from rank 0 on host {offers[0].host} in "
+                f"rank {r} on host {info.host} differs from rank 0 on host {infos[0].host} in "
                 f"{', '.join(different)}: give all ranks the same version of ringside and the same RINGSIDE_* settings",
-                [rank],
+                [r],
             )
+    alone = itertools.count()
+    groups: dict[str, list[int]] = defaultdict(list)
+    for r, info in enumerate(infos):
+        groups[info.machine if not info.objection else f"alone/{next(alone)}"].append(r)
+    hosts = sorted(groups.values())
+    # Several hosts may have one name (network namespaces of one machine): number them.
+    names = [infos[ranks[0]].host for ranks in hosts]
+    return RankMap(
+        rank=rank,
+        hosts=tuple(map(tuple, hosts)),
+        names=tuple(name if names.count(name) == 1 else f"{name}#{host}" for host, name in enumerate(names)),
+        keys=tuple(infos[ranks[0]].nonce for ranks in hosts),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES, OPS
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
-from ringside.engine.net.exchange.run import Fold
 from ringside.engine.net.exchange.signature import (
     OWN_SCALE,
     WHOLE_FOLD,
@@ -24,11 +23,12 @@ from ringside.engine.net.exchange.signature import (
     WIRE_FLOAT16,
     CollectiveSignature,
 )
+from ringside.engine.net.exchange.types import Fold
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.request import KINDS
 from ringside.engine.shm.memory import Storage
 
-__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "part_of", "safe_mean", "told_of"]
+__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "plan_reduction", "safe_mean", "signature_of"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -71,9 +71,7 @@ def fold(
     )
 
 
-def folder(
-    dtype: int, op: int, *, scale: float = 1.0, scales: Sequence[float] = (), divisor: float = 1.0
-) -> Callable[[Sequence[int], int, int], None]:
+def make_fold(dtype: int, op: int, *, scale: float = 1.0, scales: Sequence[float] = (), divisor: float = 1.0) -> Fold:
     """Return `fold` for one dtype and reduction; without a divisor an average is only summed."""
     step = SUM if op == AVG and divisor == 1.0 else op
 
@@ -83,10 +81,11 @@ def folder(
     return run
 
 
-def memory(address: int, size_bytes: int) -> NDArray[np.uint8]:
+def bytes_at(address: int, size_bytes: int) -> NDArray[np.uint8]:
     """Return the bytes at an address as a writable array; it does not keep them alive."""
     if size_bytes == 0:
         return np.empty(0, dtype=np.uint8)
+    # Nothing here keeps the memory alive: its owner does, until the collective is over.
     raw: Any = (ctypes.c_uint8 * size_bytes).from_address(address)
     array: NDArray[np.uint8] = np.frombuffer(raw, dtype=np.uint8)
     return array
@@ -94,7 +93,7 @@ def memory(address: int, size_bytes: int) -> NDArray[np.uint8]:
 
 def _array(address: int, elements: int, dtype: int) -> NDArray[Any]:
     name = DTYPES[dtype]
-    return memory(address, elements * ITEM_BYTES[dtype]).view(twins.STORED_AS.get(name, np.dtype(name)))
+    return bytes_at(address, elements * ITEM_BYTES[dtype]).view(twins.STORED_AS.get(name, np.dtype(name)))
 
 
 ALL_REDUCE = KINDS.index("all_reduce")
@@ -126,78 +125,96 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class ReductionPlan:
-    """What one rank does between hosts, worked out from a choice.
+    """What one rank does between hosts, worked out from a spec.
 
     Args:
         plan: Its part of the schedule; None: it calls the group's own all-reduce.
-        what: The reduction, an average of halves as a sum of shares.
-        call: What peers are told.
+        reduction: The reduction, an average of halves as a sum of shares.
+        call: What peers compare.
         fold: The reduction of what arrives.
         last_fold: The same, after which a chunk is complete.
-        first: Multiplies the elements before anything is sent; 1.0: nothing does.
+        pre_scale: Multiplies the elements before anything is sent; 1.0: nothing does.
         divisor: What the elements are divided by at the very end; 0.0: by nothing.
     """
 
     plan: MessagePlan | None
-    what: Reduction
+    reduction: Reduction
     call: CollectiveSignature
     fold: Fold
     last_fold: Fold
-    first: float = 1.0
+    pre_scale: float = 1.0
     divisor: float = 0.0
 
     @property
     def native_op(self) -> int:
         """The reduction that the group's own all-reduce does."""
-        return SUM if self.what.op == AVG else self.what.op
+        return SUM if self.reduction.op == AVG else self.reduction.op
 
 
-def part_of(
-    choice: AlgorithmSpec, members: Sequence[int] | None, what: Reduction, call: CollectiveSignature, roster: RankMap
+def plan_reduction(
+    spec: AlgorithmSpec,
+    members: Sequence[int] | None,
+    reduction: Reduction,
+    call: CollectiveSignature,
+    rank_map: RankMap,
 ) -> ReductionPlan:
     """Return this rank's part in a reduction over all ranks, or over one of every host.
 
     Args:
-        choice: How.
+        spec: How.
         members: One rank per host; None: all ranks, host borders ignored.
-        what: The reduction.
+        reduction: The reduction.
         call: What was called.
-        roster: Who is where.
+        rank_map: Which ranks are on which host.
     """
     plan = None
-    if choice.algorithm != NATIVE:
-        vertices, me = (roster.size, roster.rank) if members is None else (len(members), roster.host)
-        plan = plan_messages(choice.schedule(vertices), me)
+    if spec.algorithm != NATIVE:
+        vertices, me = (rank_map.size, rank_map.rank) if members is None else (len(members), rank_map.host)
+        plan = plan_messages(spec.schedule(vertices), me)
     # A plan that adds up all contributions in one fold scales and divides in it, so that nothing is rounded twice.
-    whole = plan is not None and plan.whole_folds and what.wire is None and not (what.scales and plan.switches)
+    whole = (
+        plan is not None and plan.whole_folds and reduction.wire is None and not (reduction.scales and plan.switches)
+    )
     if not whole:
-        what = safe_mean(what, roster.size)
-    divisor = what.divisor or roster.size
-    if plan is not None and plan.switches:  # the reducer does what it is told, which may be less than was called
-        call = call._replace(op=what.op, extra=what.scale if whole else 1.0)
+        reduction = safe_mean(reduction, rank_map.size)
+    divisor = reduction.divisor or rank_map.size
+    if plan is not None and plan.switches:  # the reducer does what the header asks, which may be less than was called
+        call = call._replace(op=reduction.op, extra=reduction.scale if whole else 1.0)
     if whole:
-        all_at_once = folder(what.dtype, what.op, scale=what.scale, scales=what.scales, divisor=divisor)
-        return ReductionPlan(plan, what, call._replace(flags=call.flags | WHOLE_FOLD), all_at_once, all_at_once)
-    fold_by = last = folder(what.dtype, what.op)
-    if what.op == AVG and plan is not None and plan.finished and not plan.switches:
-        last = folder(what.dtype, AVG, divisor=divisor)
-    left = divisor if what.op == AVG and last is fold_by else 0.0
-    return ReductionPlan(plan, what, call, fold_by, last, what.scale, left)
+        all_at_once = make_fold(
+            reduction.dtype, reduction.op, scale=reduction.scale, scales=reduction.scales, divisor=divisor
+        )
+        call = call._replace(flags=call.flags | WHOLE_FOLD)
+        return ReductionPlan(plan, reduction, call, all_at_once, all_at_once)
+    # Else every rank scales its elements first. An average is divided in the last fold of a chunk, where whatever is
+    # sent after that is a finished chunk (`MessagePlan.finished`), or by every rank at the very end.
+    fold_by = last = make_fold(reduction.dtype, reduction.op)
+    if reduction.op == AVG and plan is not None and plan.finished and not plan.switches:
+        last = make_fold(reduction.dtype, AVG, divisor=divisor)
+    left = divisor if reduction.op == AVG and last is fold_by else 0.0
+    return ReductionPlan(plan, reduction, call, fold_by, last, reduction.scale, left)
 
 
-def told_of(what: Reduction, elements: int) -> CollectiveSignature:
-    """Return what peers are told of an all-reduce; scales that may differ are not compared."""
-    flags = OWN_SCALE if what.scales else 0
-    if what.wire is not None:
-        flags |= WIRE_BFLOAT16 if what.wire.dtype == "bfloat16" else WIRE_FLOAT16
-    return CollectiveSignature(ALL_REDUCE, what.dtype, what.op, elements, 1.0 if what.scales else what.scale, 0, flags)
+def signature_of(reduction: Reduction, elements: int) -> CollectiveSignature:
+    """Return what peers compare of an all-reduce; scales that may differ are not compared."""
+    flags = OWN_SCALE if reduction.scales else 0
+    if reduction.wire is not None:
+        flags |= WIRE_BFLOAT16 if reduction.wire.dtype == "bfloat16" else WIRE_FLOAT16
+    return CollectiveSignature(
+        kind=ALL_REDUCE,
+        dtype=reduction.dtype,
+        op=reduction.op,
+        elements=elements,
+        extra=1.0 if reduction.scales else reduction.scale,
+        flags=flags,
+    )
 
 
-def safe_mean(what: Reduction, size: int) -> Reduction:
+def safe_mean(reduction: Reduction, size: int) -> Reduction:
     """Return an average of halves (in memory or on the wire) as a sum of shares, which cannot overflow on its way."""
-    narrow = what.dtype in _HALVES or (what.wire is not None and what.wire.dtype == "float16")
-    if what.op != AVG or not narrow:
-        return what
-    divisor = what.divisor or size
-    scales = tuple(scale / divisor for scale in what.scales)
-    return replace(what, op=SUM, scale=what.scale / divisor, scales=scales)
+    narrow = reduction.dtype in _HALVES or (reduction.wire is not None and reduction.wire.dtype == "float16")
+    if reduction.op != AVG or not narrow:
+        return reduction
+    divisor = reduction.divisor or size
+    scales = tuple(scale / divisor for scale in reduction.scales)
+    return replace(reduction, op=SUM, scale=reduction.scale / divisor, scales=scales)

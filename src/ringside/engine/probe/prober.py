@@ -26,8 +26,8 @@ from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.run import LinkBuffers
 from ringside.engine.net.exchange.signature import CollectiveSignature
+from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.engine.net.reduction import fold
 from ringside.engine.probe.links import (
@@ -195,8 +195,8 @@ class Prober:
     wire: WireCompression | None = None
 
     def __post_init__(self) -> None:
-        self.vertices = self.vertices or tuple(ranks[0] for ranks in self.across.roster.hosts)
-        rank = self.across.roster.rank
+        self.vertices = self.vertices or tuple(ranks[0] for ranks in self.across.rank_map.hosts)
+        rank = self.across.rank_map.rank
         self._me = self.vertices.index(rank) if rank in self.vertices else -1
         self._began = self.clock()
 
@@ -330,7 +330,7 @@ class Prober:
 
     def local_cost(self) -> tuple[float, float]:
         """Return what passing a tensor through the hosts' shared memory takes, at least and per byte. A collective."""
-        local, roster = self.across.local, self.across.roster
+        local, roster = self.across.host_slices, self.across.rank_map
         took = np.zeros(2)
         if local is not None:
             for index, elements in enumerate((1024, _LOCAL_BYTES // 4)):
@@ -353,7 +353,7 @@ class Prober:
         inside = 0.7 * float(np.median(latency)), 1e-9
         small, per_byte = self.local_cost()
         # The machine of each host and the cores there, as each host's first rank sees them.
-        roster = self.across.roster
+        roster = self.across.rank_map
         found = np.zeros((2, len(roster.hosts)))
         if roster.local_rank == 0:
             found[:, roster.host] = _shared_cores(), usable_cores()
@@ -361,12 +361,12 @@ class Prober:
         _, machines = np.unique(marks, return_inverse=True)
         return Cluster(
             network,
-            self.across.roster.hosts,
+            self.across.rank_map.hosts,
             small,
             per_byte,
             inside,
             self.across.exchange.segment_bytes,
-            self.across._block_bytes,
+            self.across.block_bytes,
             1.0 if self.wire is None else self.wire.item_bytes / ITEM_BYTES[_F32],
             tuple(machines.tolist()),
             tuple(int(count) for count in cores),
@@ -411,7 +411,7 @@ class Prober:
 
     def late(self, began: float, budget_s: float) -> bool:
         """Return whether a budget is over on rank 0's clock. A collective."""
-        late = self.across.roster.rank == 0 and self.clock() - began > budget_s
+        late = self.across.rank_map.rank == 0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
 
     def _timed(self, job: Callable[[], None]) -> float:
@@ -419,17 +419,17 @@ class Prober:
         job()
         return self.clock() - began
 
-    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[LinkBuffers]:
+    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[HopTiming]:
         """Run rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
         sizes = [*sizes]
-        schedule = probe_schedule(self.across.roster.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
+        schedule = probe_schedule(self.across.rank_map.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
         if self._me < 0:
             return []
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
         began = time.perf_counter()
         self.across.run(schedule, chunks, 1, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
         # The log of hops is a ring of the last ones: those of this run are its end.
-        mine: list[LinkBuffers] = []
+        mine: list[HopTiming] = []
         for hop in reversed(self.across.exchange.hops):
             if hop.waited < began:
                 break

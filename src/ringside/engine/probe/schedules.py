@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringside.engine.net.exchange.run import LinkBuffers
+from ringside.engine.net.exchange.types import HopTiming
 from ringside.schedule import Round, Schedule, from_rounds
 
 
@@ -39,12 +39,12 @@ def probe_schedule(
     return from_rounds("probe", ranks, chunks, made)
 
 
-def rate_of(hop: LinkBuffers, segment: int) -> float:
+def rate_of(hop: HopTiming, segment: int) -> float:
     """Return bytes per second from the first segment's arrival to the last's."""
     return (hop.size_bytes - segment) / max(hop.last - hop.first, 1e-7)
 
 
-def rate_together(hops: Sequence[LinkBuffers], segment: int) -> float:
+def rate_together(hops: Sequence[HopTiming], segment: int) -> float:
     """Return bytes per second of messages that arrive beside each other, from the first segment to the last; 0: none.
 
     They are waited for one after the other, so of a later one alone only that it had come by then is known.

@@ -92,7 +92,7 @@ class Tuner:
         effort = replace(QUICK, budget_s=PROBE_S)
         self._prober = prober or Prober(across, effort=effort, clock=clock, wire=wire)
         self._rank0 = Rank0Broadcast(across)
-        self._startup = StartupTiming(across.roster, self._rank0, self._prober, clock)
+        self._startup = StartupTiming(across.rank_map, self._rank0, self._prober, clock)
         self.key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
         # Of each class of sizes: where it ends, what is chosen, and what where native cannot be.
         self._bounds: list[float] = []
@@ -248,7 +248,7 @@ class Tuner:
         old, new = before.at(self._due_bytes).winner, self.table.at(self._due_bytes).winner
         changed = [rank.winner for rank in before.ranks] != [rank.winner for rank in self.table.ranks]
         others = old == new and changed
-        found = difference(previous, self.probe, self._across.roster.names)
+        found = difference(previous, self.probe, self._across.rank_map.names)
         slow, took_s = tuple(self.probe.slow), self._clock() - began
         expected_s = self._expected_s(self._due_bytes, AlgorithmSpec.parse(new))
         self._drift.revised(changed=changed, cost=took_s / expected_s if expected_s else 0.0)
@@ -341,11 +341,11 @@ def _without_native(rank: Rank) -> AlgorithmSpec:
 
 def _job(across: HierarchicalEngine) -> dict[str, str]:
     """Return the part of a table's key that the group determines."""
-    roster = across.roster
+    roster = across.rank_map
     return {
         "hosts": ",".join(f"{name}:{len(ranks)}" for name, ranks in zip(roster.names, roster.hosts, strict=True)),
         "message_bytes": str(across.exchange.segment_bytes),
         "window": str(across.exchange.window),
-        "block_bytes": str(across._block_bytes),
+        "block_bytes": str(across.block_bytes),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }

@@ -111,7 +111,7 @@ class Rank0Broadcast:
 
     def __init__(self, across: HierarchicalEngine) -> None:
         self._across = across
-        self.is_here = across.roster.rank == 0
+        self.is_here = across.rank_map.rank == 0
 
     def broadcast(self, data: bytes) -> bytes:
         """Return the bytes that rank 0 gives; those of other ranks are ignored. A collective."""
@@ -128,7 +128,7 @@ class Rank0Broadcast:
 
     def _run(self, data: Any) -> None:
         call = CollectiveSignature(PROBE, DTYPES.index("uint8"), 0, len(data))
-        self._across.run(binomial_broadcast(self._across.roster.size), [data], 1, call)
+        self._across.run(binomial_broadcast(self._across.rank_map.size), [data], 1, call)
 
 
 _TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
@@ -154,7 +154,7 @@ class StartupTiming:
     """
 
     def __init__(self, roster: RankMap, rank0: Rank0Broadcast, prober: Prober, clock: Callable[[], float]) -> None:
-        self._roster, self._rank0, self._prober, self._clock = roster, rank0, prober, clock
+        self._rank_map, self._rank0, self._prober, self._clock = roster, rank0, prober, clock
         self.timings: dict[tuple[str, int], float] = {}
         self.prices: dict[str, list[Price]] = {}
         self.pace: float | None = None
@@ -196,8 +196,8 @@ class StartupTiming:
             return self._rank0.broadcast(b"")
         timings = {key: seconds for race in races for key, seconds in race.medians().items()}
         self.timings.update(timings)
-        per_host = [len(ranks) for ranks in self._roster.hosts]
-        topology = cluster.between.to_topology(self._roster.names, per_host, "measured by ringside at start-up")
+        per_host = [len(ranks) for ranks in self._rank_map.hosts]
+        topology = cluster.between.to_topology(self._rank_map.names, per_host, "measured by ringside at start-up")
         fresh = {size for _, size in timings}
         table = make_table(self.prices, Timings(self.timings), key, topology, before=before, fresh=fresh)
         return self._rank0.broadcast(table.encode())

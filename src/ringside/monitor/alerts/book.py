@@ -1,8 +1,8 @@
-"""Alerts: which verdicts are firing, each told once, and resolved when its cause has ended. Pure, with injected clocks.
+"""Alerts: which verdicts are firing, each sent once, and resolved when its cause has ended. Pure, with injected clocks.
 
-The book hears the collector's events. A `verdict` opens an alert, a `repaired` closes it: the detector saw the rank's
-own time come back to the others'. A hang is over when steps complete again. Whatever else is open is resolved when
-the run ends, except for what ended it.
+The book takes in the collector's events. A `verdict` opens an alert, a `repaired` closes it: the detector saw the
+rank's own time come back to the others'. A hang is over when steps complete again. Whatever else is open is resolved
+when the run ends, except for what ended it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ REPAIRED, PROGRESS, RUN_ENDED = "repaired", "progress", "run_ended"
 """Why an alert was resolved: the excess is gone, steps complete again, the run ended first."""
 
 KEEP_FIRING_S = 10.0
-"""A cause that comes back within this time goes on as the same alert: nobody is told twice by a rank that flaps."""
+"""A cause that comes back within this time goes on as the same alert: a rank that flaps is one alert."""
 
 MOST_FIRING = 64
-"""More alerts than this at the same time are counted and not told: they have one cause, and it is told already."""
+"""More alerts than this at the same time are counted and not sent: they have one cause, which has been sent."""
 
 OWN_TIME_KINDS = frozenset({"slow_rank", "uneven_work", "input_bound"})
-"""Three names for one thing, a rank's own time: whoever is told one of them is not told the next as well."""
+"""Three names for one thing, a rank's own time: of these at most one alert per rank fires."""
 
 STANDSTILLS = frozenset({"hang"})
 FATAL_KINDS = frozenset({"dead_rank", "hang", "mismatch", "diverged"})
 """The end of the run does not resolve these: it may well be their consequence."""
 
 MOST_UNIX = 1e11
-"""Wall-clock seconds of the year 5138: what is beyond, or no number, is damage, and told as of now."""
+"""Wall-clock seconds of the year 5138: what is beyond, or no number, is damage, and dated now."""
 
 MINOR_KINDS = frozenset({"communication_bound", "small_collectives"})
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """What hooks are told, as JSON; new fields may come, those that exist keep their meaning.
+    """What hooks receive, as JSON; new fields may come, those that exist keep their meaning.
 
     Args:
         schema: 1.
@@ -61,7 +61,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
         started_unix: When it began to fire, seconds since 1970.
         ended_unix: When its cause ended; None while it fires.
         reason: Why it is resolved: `repaired`, `progress` or `run_ended`; empty while it fires.
-        runbook: Where in the documentation it says what to do.
+        runbook: The place in the documentation with what to do.
         verdict: The whole verdict; when resolved, with its final price.
     """
 
@@ -85,8 +85,8 @@ class Ending(NamedTuple):
     """A resolved alert that is held back for a while, as it may fire again.
 
     Args:
-        due: When it is told, on the monotonic clock.
-        alert: What is told then.
+        due: When it is sent, on the monotonic clock.
+        alert: What is sent then.
     """
 
     due: float
@@ -100,12 +100,12 @@ class AlertBook:
         run: The run's name.
         run_dir: Its directory.
         now: Monotonic seconds.
-        wall: Seconds since 1970, where an event does not say.
+        wall: Seconds since 1970, where an event has no usable time.
         keep_firing_s: How long a resolved alert is held back.
 
     Attributes:
         opened: How many alerts there were so far, by kind.
-        untold: Alerts beyond `MOST_FIRING` at a time.
+        suppressed: Alerts beyond `MOST_FIRING` at a time.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class AlertBook:
         keep_firing_s: float = KEEP_FIRING_S,
     ) -> None:
         self.opened: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
-        self.untold = 0
+        self.suppressed = 0
         self._run, self._run_dir = as_text(run), as_text(run_dir)
         self._now, self._wall, self._keep_firing_s = now, wall, keep_firing_s
         self._firing: dict[Subject, Alert] = {}
@@ -131,8 +131,8 @@ class AlertBook:
         """The alerts whose cause has not ended, oldest first."""
         return list(self._firing.values())
 
-    def hear(self, event: Event) -> list[Alert]:
-        """Take in one of the collector's events; return what is to be told because of it."""
+    def record(self, event: Event) -> list[Alert]:
+        """Take in one of the collector's events; return what is to be sent because of it."""
         unix = event.get("unix")
         unix = unix if isinstance(unix, int | float) and 0 < unix < MOST_UNIX else self._wall()
         if event.get("kind") == "ended":
@@ -143,7 +143,12 @@ class AlertBook:
             verdict = msgspec.convert(event.get("verdict"), Verdict)
         except UNDECODABLE:
             return []
-        return self._open(verdict, unix) if event["kind"] == "verdict" else self._settle(verdict, unix)
+        subject = subject_of(verdict)
+        if event["kind"] == "verdict":
+            return self._open(verdict, subject, unix)
+        if subject in self._firing:
+            self._end(subject, verdict, REPAIRED, unix)
+        return []  # a resolved alert is held back: it is returned by `tick`, or goes on firing
 
     def tick(self, newest: int | None) -> list[Alert]:
         """Return the resolved alerts that are due by now.
@@ -152,6 +157,7 @@ class AlertBook:
             newest: The newest completed training step; None before the first.
         """
         self._newest = newest
+        # A hang has no `repaired` where its watcher died: it is over once a later step is complete.
         for subject, stood_at in list(self._stood_at.items()):
             if newest is not None and (stood_at is None or newest > stood_at):
                 self._end(subject, self._firing[subject].verdict, PROGRESS, self._wall())
@@ -163,41 +169,37 @@ class AlertBook:
         for subject, alert in list(self._firing.items()):
             if alert.kind not in FATAL_KINDS:
                 self._end(subject, alert.verdict, RUN_ENDED, unix or self._wall())
-        told = [ending.alert for ending in self._ending.values()]
+        ended = [ending.alert for ending in self._ending.values()]
         self._ending.clear()
-        return told
+        return ended
 
-    def _open(self, verdict: Verdict, unix: float) -> list[Alert]:
-        subject = subject_of(verdict)
-        if (earlier := self._again(subject)) is not None:
-            self._firing[subject] = msgspec.structs.replace(
-                earlier, kind=verdict.kind, severity=severity_of(verdict.kind), text=_text(verdict), verdict=verdict
-            )
-            self._note_standstill(verdict, subject)
-            return []
-        self.opened[verdict.kind] += 1
-        if len(self._firing) + len(self._ending) >= MOST_FIRING:
-            self.untold += 1
-            return []
-        alert = self._firing[subject] = self._alert(verdict, unix)
-        self._note_standstill(verdict, subject)
-        return [alert]
-
-    def _note_standstill(self, verdict: Verdict, subject: Subject) -> None:
+    def _open(self, verdict: Verdict, subject: Subject, unix: float) -> list[Alert]:
+        """Begin an alert and return it; return nothing where one on this subject fires already or may fire again."""
+        # One that is held back has not been sent as resolved: it goes on with its start and its fingerprint.
+        ending = self._ending.pop(subject, None)
+        earlier = self._firing.get(subject) if ending is None else ending.alert
+        if earlier is None:
+            self.opened[verdict.kind] += 1
+            if len(self._firing) + len(self._ending) >= MOST_FIRING:
+                self.suppressed += 1
+                return []
+        identity = f"{self._run}|{self._run_dir}|{subject}|{verdict.detected_step}"
+        alert = self._firing[subject] = Alert(
+            status=FIRING,
+            fingerprint=earlier.fingerprint if earlier else hashlib.sha256(identity.encode()).hexdigest()[:16],
+            severity=severity_of(verdict.kind),
+            text=_text(verdict),
+            run=self._run,
+            run_dir=self._run_dir,
+            kind=verdict.kind,
+            ranks=verdict.ranks,
+            started_unix=earlier.started_unix if earlier else unix,
+            runbook=earlier.runbook if earlier else f"docs/verdicts.md#{verdict.kind}",
+            verdict=verdict,
+        )
         if verdict.kind in STANDSTILLS:
             self._stood_at[subject] = self._newest
-
-    def _again(self, subject: Subject) -> Alert | None:
-        """Return the alert that fires already, or would have been resolved soon."""
-        ending = self._ending.pop(subject, None)
-        if ending is None:
-            return self._firing.get(subject)
-        return msgspec.structs.replace(ending.alert, status=FIRING, ended_unix=None, reason="")
-
-    def _settle(self, verdict: Verdict, unix: float) -> list[Alert]:
-        if (subject := subject_of(verdict)) in self._firing:
-            self._end(subject, verdict, REPAIRED, unix)
-        return []
+        return [] if earlier else [alert]
 
     def _end(self, subject: Subject, verdict: Verdict, reason: str, unix: float) -> None:
         alert = self._firing.pop(subject)
@@ -212,22 +214,6 @@ class AlertBook:
         )
         self._ending[subject] = Ending(self._now() + self._keep_firing_s, ended)
 
-    def _alert(self, verdict: Verdict, unix: float) -> Alert:
-        words = f"{self._run}|{self._run_dir}|{subject_of(verdict)}|{verdict.detected_step}"
-        return Alert(
-            status=FIRING,
-            fingerprint=hashlib.sha256(words.encode()).hexdigest()[:16],
-            severity=severity_of(verdict.kind),
-            text=_text(verdict),
-            run=self._run,
-            run_dir=self._run_dir,
-            kind=verdict.kind,
-            ranks=verdict.ranks,
-            started_unix=unix,
-            runbook=f"docs/verdicts.md#{verdict.kind}",
-            verdict=verdict,
-        )
-
 
 def subject_of(verdict: Verdict) -> Subject:
     """Return what a verdict is about; two verdicts on one subject are one alert."""
@@ -239,9 +225,9 @@ def severity_of(kind: str) -> str:
     return "critical" if kind in FATAL_KINDS else "info" if kind in MINOR_KINDS else "warning"
 
 
-def as_text(words: str) -> str:
+def as_text(name: str) -> str:
     """Return text that can be written as UTF-8: a file name may hold bytes that are none."""
-    return words.encode("utf-8", "backslashreplace").decode()
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(verdict: Verdict) -> str:

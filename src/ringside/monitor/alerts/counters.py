@@ -98,23 +98,30 @@ class MetricCounters:
             records: The same batch that its `add` was given.
             collector: The collector, after that.
         """
-        prices = sum(verdict.cost_rank_seconds for verdict in collector.verdicts if _is_open(verdict.evidence))
+        # Episodes that are over have `until_step`; their final prices are in `_ended_cost`.
+        open_cost = sum(v.cost_rank_seconds for v in collector.verdicts if "until_step" not in v.evidence)
         with self._guard:
             for record in records:
-                self._place(record)
+                if not 0 <= record.rank < self._info.world_size or record.step < 0:
+                    self._invalid += 1
+                    continue
+                self._records += 1
+                if record.step > self._newest:
+                    self._highest = max(self._highest, record.step)
+                    self._rows.setdefault(record.step, {}).setdefault(record.rank, record)
             newest = -1 if collector.newest is None else collector.newest
             for step in sorted(step for step in self._rows if step <= newest):
-                self._complete(self._rows.pop(step))
+                self._count_step(self._rows.pop(step))
             self._newest = max(self._newest, newest)
             self._steps, self._late = collector.steps, collector.late
-            self._cost = max(self._cost, self._ended_cost + prices)
+            self._cost = max(self._cost, self._ended_cost + open_cost)
 
-    def ended(self, cost_rank_seconds: float) -> None:
-        """Note the final price of a verdict whose episode is over."""
+    def add_final_cost(self, cost_rank_seconds: float) -> None:
+        """Add the final price of a verdict whose episode is over."""
         with self._guard:
             self._ended_cost += cost_rank_seconds
 
-    def figures(
+    def snapshot(
         self, active: list[Alert], opened: dict[str, int], notifications: dict[tuple[str, str], int]
     ) -> MetricsSnapshot:
         """Return everything as it is now, with what the caller knows of alerts."""
@@ -140,30 +147,20 @@ class MetricCounters:
                 notifications=notifications,
             )
 
-    def _place(self, record: StepRecord) -> None:
-        if not 0 <= record.rank < self._info.world_size or record.step < 0:
-            self._invalid += 1
-            return
-        self._records += 1
-        if record.step > self._newest:
-            self._highest = max(self._highest, record.step)
-            self._rows.setdefault(record.step, {}).setdefault(record.rank, record)
-
-    def _complete(self, row: Row) -> None:
+    def _count_step(self, row: Row) -> None:
+        """Add a completed step to the totals; what is no duration or count (NaN, negative) adds nothing."""
         row = with_waits(row)
         values = np.full((len(RANK_FIELDS), self._info.world_size), np.nan)
         for rank, record in row.items():
-            values[:, rank] = [_usable(getattr(record, name)) for name in RANK_FIELDS]
+            times = [getattr(record, name) for name in RANK_FIELDS]
+            values[:, rank] = [value if 0 <= value < math.inf else math.nan for value in times]
             for name in JOB_FIELDS:
                 self._job[name] += _known(getattr(record, name))
         for name, line in zip(RANK_FIELDS, values, strict=True):
             self._totals[name] += np.nan_to_num(line)
         self._recent.append(values)
         self._missing += self._info.world_size - len(row)
-        self._time(row)
-
-    def _time(self, row: Row) -> None:
-        """Note how long a step took: the median over ranks, which agree in synchronous training."""
+        # The step's duration is the median over ranks, which agree in synchronous training.
         seconds = float(np.median([_known(record.step_seconds) for record in row.values()]))
         self._counts[bisect_left(STEP_BUCKETS_S, seconds)] += 1
         self._sum += seconds
@@ -174,18 +171,10 @@ class MetricCounters:
         unknown = np.full(self._info.world_size, np.nan)
         if not self._recent:
             return dict.fromkeys(RANK_FIELDS, unknown)
-        stack = np.stack(self._recent, axis=1)
+        stack = np.stack(self._recent, axis=1)  # [fields, newest steps, ranks]
         known = np.sum(~np.isnan(stack), axis=1)
         means = np.where(known > 0, np.nansum(stack, axis=1) / np.maximum(known, 1), np.nan)
         return dict(zip(RANK_FIELDS, means, strict=True))
-
-
-def _is_open(evidence: dict[str, float | int | str]) -> bool:
-    return "until_step" not in evidence
-
-
-def _usable(value: float) -> float:
-    return value if 0 <= value < math.inf else math.nan
 
 
 def _known(value: float) -> float:

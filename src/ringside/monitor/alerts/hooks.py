@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -48,7 +48,7 @@ class DeliveryError(RingsideError):
 
 
 class Hook(Protocol):
-    """Somebody who is told of alerts."""
+    """A place that alerts are delivered to."""
 
     name: str
     """What warnings call it; it holds no secret."""
@@ -57,14 +57,14 @@ class Hook(Protocol):
     """What metrics call it: `webhook` or `command`."""
 
     def deliver(self, alert: Alert) -> None:
-        """Tell it of one alert, within a bounded time.
+        """Deliver one alert, within a bounded time.
 
         Raises:
-            DeliveryError: It could not be told.
+            DeliveryError: It could not be delivered.
         """
 
     def cancel(self) -> None:
-        """Break off what is under way, as far as that is possible."""
+        """Abort what is under way, as far as that is possible."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -75,7 +75,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Webhook:
-    """Posts alerts to a URL as JSON; whatever answers 2xx has taken it.
+    """Posts alerts to a URL as JSON; any answer 2xx acknowledges it.
 
     Args:
         url: `http://` or `https://`; proxies are taken from the environment as usual.
@@ -137,13 +137,32 @@ class CommandHook:
 
     def deliver(self, alert: Alert) -> None:
         """Run the command once."""
-        child = self._start()
+        with self._guard:  # `cancel` is called on another thread
+            if self._cancelled:
+                raise DeliveryError("the run has ended", again=False)
+            try:
+                self._child = child = subprocess.Popen(
+                    self._words,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    # Nothing by which it would take itself for a rank, and no token.
+                    env={key: value for key, value in os.environ.items() if not key.startswith("RINGSIDE")},
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                raise DeliveryError(f"it cannot be started: {error}", again=False) from None
         try:
             child.communicate(encode(alert), timeout=self._timeout_s)
         except subprocess.TimeoutExpired:
             raise DeliveryError(f"it took more than {self._timeout_s:g} s and was ended", again=False) from None
         finally:
-            self._finish(child)
+            with self._guard:
+                self._child = None
+                _kill_group(child)
+            with contextlib.suppress(OSError):
+                if child.stdin is not None:
+                    child.stdin.close()
+            child.wait()
         if child.returncode and not self._cancelled:
             raise DeliveryError(f"it ended with status {child.returncode}", again=False)
 
@@ -153,31 +172,6 @@ class CommandHook:
             self._cancelled = True
             if self._child is not None:
                 _kill_group(self._child)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._guard:
-            if self._cancelled:
-                raise DeliveryError("the run has ended", again=False)
-            try:
-                self._child = subprocess.Popen(
-                    self._words,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    env=_environment(os.environ),
-                    start_new_session=True,
-                )
-            except (OSError, ValueError) as error:
-                raise DeliveryError(f"it cannot be started: {error}", again=False) from None
-            return self._child
-
-    def _finish(self, child: subprocess.Popen[bytes]) -> None:
-        with self._guard:
-            self._child = None
-            _kill_group(child)
-        with contextlib.suppress(OSError):
-            if child.stdin is not None:
-                child.stdin.close()
-        child.wait()
 
 
 def parse_hooks(text: str) -> list[Hook]:
@@ -190,7 +184,20 @@ def parse_hooks(text: str) -> list[Hook]:
     Raises:
         UsageError: There is none, or one that cannot be.
     """
-    hooks = [_parse_hook(line.strip()) for line in text.splitlines() if line.strip()]
+    hooks: list[Hook] = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.lower().startswith(("http://", "https://")):
+            hooks.append(Webhook(line))
+            continue
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"--on-verdict {line!r} cannot be split into words ({error}): close the quotes") from None
+        if any(words[:1]) and shutil.which(words[0]) is None:
+            raise UsageError(
+                f"--on-verdict: no command {words[0]!r} can be run from here: give its path, and chmod +x it"
+            )
+        hooks.append(CommandHook(words))
     return hooks or [CommandHook([])]
 
 
@@ -199,19 +206,8 @@ def encode(alert: Alert) -> bytes:
     return msgspec.json.encode(finite(msgspec.to_builtins(alert))) + b"\n"
 
 
-def _parse_hook(text: str) -> Hook:
-    if text.lower().startswith(("http://", "https://")):
-        return Webhook(text)
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--on-verdict {text!r} cannot be split into words ({error}): close the quotes") from None
-    if any(words[:1]) and shutil.which(words[0]) is None:
-        raise UsageError(f"--on-verdict: no command {words[0]!r} can be run from here: give its path, and chmod +x it")
-    return CommandHook(words)
-
-
 def _host(url: str) -> str:
+    """Return the host and port of a URL that alerts may be posted to; warnings show no more of it."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -224,11 +220,6 @@ def _host(url: str) -> str:
     return parts.netloc
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a command inherits: nothing by which it would take itself for a rank, and no token."""
-    return {key: value for key, value in environ.items() if not key.startswith("RINGSIDE")}
-
-
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
     if child.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -236,7 +227,7 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
 
 
 # -------------------------------------------------------------------------------------------------
-# Carries alerts to a hook on a thread of its own, from a queue that does not grow: nobody waits for a hook.
+# Delivers alerts to a hook on a thread of its own, from a bounded queue: training never waits for a hook.
 
 MOST_WAITING = 64
 PAUSES_S = (1.0, 4.0)
@@ -248,15 +239,15 @@ _log = logging.getLogger("ringside")
 
 
 class HookQueue:
-    """Delivers alerts to one hook, in order; whatever goes wrong is said once.
+    """Delivers alerts to one hook, in order; the first error is logged as a warning.
 
     Args:
-        hook: Who is told.
+        hook: Where to deliver.
         most_waiting: Alerts that may wait; beyond it the oldest is dropped.
         pauses_s: How long to wait before each further try.
 
     Attributes:
-        hook: Who is told.
+        hook: Where to deliver.
         counts: How many alerts were delivered, failed or were dropped.
     """
 
@@ -266,7 +257,7 @@ class HookQueue:
         self._most, self._pauses_s = most_waiting, pauses_s
         self._waiting: deque[Alert] = deque()
         self._change = threading.Condition()
-        self._busy = self._said = self._closing = False
+        self._busy = self._warned = self._closing = False
         self._thread = threading.Thread(target=self._run, name="ringside-notify", daemon=True)
         self._thread.start()
 
@@ -276,7 +267,7 @@ class HookQueue:
             if len(self._waiting) >= self._most:
                 self._waiting.popleft()
                 self.counts[DROPPED] += 1
-                self._say("too many alerts wait for it, the oldest are dropped")
+                self._warn_once("too many alerts wait for it, the oldest are dropped")
             self._waiting.append(alert)
             self._change.notify_all()
 
@@ -290,45 +281,45 @@ class HookQueue:
             if not done:
                 self.counts[DROPPED] += len(self._waiting)
                 self._waiting.clear()
-                self._say("it was not told of everything before the run ended")
+                self._warn_once("it was not told of everything before the run ended")
         if not done:
             self.hook.cancel()
         self._thread.join(max(deadline - time.monotonic(), 0.5))
 
     def _run(self) -> None:
-        while (alert := self._take()) is not None:
+        """Deliver what is offered until the queue is closed and empty; runs on a thread of its own."""
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                self._busy, alert = True, self._waiting.popleft()
             outcome = self._deliver(alert)
             with self._change:
                 self.counts[outcome] += 1
                 self._busy = False
                 self._change.notify_all()
 
-    def _take(self) -> Alert | None:
-        with self._change:
-            self._change.wait_for(lambda: self._waiting or self._closing)
-            self._busy = bool(self._waiting)
-            return self._waiting.popleft() if self._waiting else None
-
     def _deliver(self, alert: Alert) -> str:
+        """Deliver one alert, with further tries after an error that may pass; return the outcome."""
         for pause in (*self._pauses_s, None):
             try:
                 self.hook.deliver(alert)
                 return DELIVERED
             except DeliveryError as error:
-                if pause is None or not error.again or self._pause(pause):
-                    self._say(str(error))
+                is_last = pause is None or not error.again
+                if not is_last:
+                    with self._change:  # the end of the run leaves no time for another try
+                        is_last = self._change.wait_for(lambda: self._closing, pause)
+                if is_last:
+                    self._warn_once(str(error))
                     return FAILED
             except Exception as error:
-                self._say(f"{type(error).__name__}: {error}")
+                self._warn_once(f"{type(error).__name__}: {error}")
                 return FAILED
         return FAILED
 
-    def _pause(self, seconds: float) -> bool:
-        """Wait before the next try; tell whether the run has ended meanwhile."""
-        with self._change:
-            return self._change.wait_for(lambda: self._closing, seconds)
-
-    def _say(self, why: str) -> None:
-        level = logging.DEBUG if self._said else logging.WARNING
-        self._said = True
+    def _warn_once(self, why: str) -> None:
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
         _log.log(level, "%s could not be told of a verdict (%s); training goes on", self.hook.name, why)

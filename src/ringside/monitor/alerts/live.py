@@ -1,4 +1,4 @@
-"""Alerts of a run that is going on, on rank 0: tells hooks, serves metrics, and never stops training."""
+"""Alerts of a run that is going on, on rank 0: notifies hooks, serves metrics, and never stops training."""
 
 from __future__ import annotations
 
@@ -36,157 +36,156 @@ class Server(Protocol):
         """Stop serving."""
 
 
+Serve = Callable[[Endpoint, Callable[[], MetricsSnapshot]], Server]
+"""Starts a metrics server that renders the snapshot it is given; ImportError: what it needs is not installed."""
+
+
 class AlertService:
     """Everything that alerts need in a running job; without hooks and metrics it does nothing.
 
-    No method raises: what goes wrong is said once.
+    No method raises: what goes wrong is logged once.
 
     Args:
         info: What was known when the run began.
         run_dir: The run directory.
-        settings: What was asked for; by default what the environment says.
+        settings: What was requested; by default what the environment requests.
+        serve: Starts the metrics server; None: no metrics are served.
 
     Attributes:
-        off: Whether it has given up, or never had anything to do.
+        off: Whether it has stopped after an error, or never had anything to do.
         url: Where metrics are served; empty where they are not.
     """
 
-    def __init__(self, info: RunInfo, run_dir: Path, settings: AlertSettings | None = None) -> None:
-        settings = _settings(os.environ) if settings is None else settings
+    def __init__(
+        self, info: RunInfo, run_dir: Path, settings: AlertSettings | None = None, *, serve: Serve | None = None
+    ) -> None:
+        settings = _settings_of(os.environ) if settings is None else settings
         self.off = not settings.hooks and settings.endpoint is None
-        self.url = ""
         self._guard = threading.Lock()
-        self._couriers = [HookQueue(hook) for hook in settings.hooks]
+        self._queues = [HookQueue(hook) for hook in settings.hooks]
         self._book = AlertBook(info.name, str(run_dir.absolute()))
-        self._tally = MetricCounters(info)
-        self._server = None if settings.endpoint is None else _serve(settings.endpoint, self.figures)
-        if self._server is not None:
-            self.url = self._server.url
+        self._counters = MetricCounters(info)
+        self._server: Server | None = None
+        endpoint = settings.endpoint
+        if endpoint is not None and serve is not None:
+            try:
+                self._server = serve(endpoint, self.snapshot)
+            except ImportError:
+                _log.warning(
+                    "no metrics: prometheus_client is missing, pip install 'ringside[metrics]'; training goes on"
+                )
+            except (OSError, RingsideError) as error:
+                _log.warning(
+                    "no metrics: port %d at %s cannot be had (%s); give another --metrics-port, or 0 for any that is "
+                    "free; training goes on",
+                    endpoint.port,
+                    endpoint.host,
+                    getattr(error, "strerror", None) or error,
+                )
+        self.url = "" if self._server is None else self._server.url
 
-    def hear(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Take in one of the collector's events."""
-        self._try(lambda: self._hear(event))
+        if self.off:
+            return
+        with self._stopping_on_errors():
+            with self._guard:
+                alerts = self._book.record(event)
+            self._offer(alerts)
+            if event.get("kind") == "repaired":
+                self._counters.add_final_cost(float((event.get("verdict") or {}).get("cost_rank_seconds") or 0.0))
 
     def tick(self, records: Sequence[StepRecord], collector: StepCollector) -> None:
         """Take in a batch of records after the collector has; call it several times a second."""
-        self._try(lambda: self._tick(records, collector))
+        if self.off:
+            return
+        with self._stopping_on_errors():
+            with self._guard:
+                alerts = self._book.tick(collector.newest)
+            self._offer(alerts)
+            if self._server is not None:
+                self._counters.add(records, collector)
 
     def close(self) -> None:
-        """End: what was not told yet is told, for as long as a few seconds."""
+        """Stop serving, and deliver what is still queued, for as long as a few seconds."""
         self.off = True
         if self._server is not None:
             self._server.close()
+        # One deadline for all hooks: a slow one leaves the next less time, and the run ends within PATIENCE_S.
         deadline = time.monotonic() + PATIENCE_S
-        for courier in self._couriers:
-            courier.close(max(deadline - time.monotonic(), 0.0))
+        for queue in self._queues:
+            queue.close(max(deadline - time.monotonic(), 0.0))
 
-    def figures(self) -> MetricsSnapshot:
+    def snapshot(self) -> MetricsSnapshot:
         """Return what metrics show; called on the server's threads."""
-        told: Counter[tuple[str, str]] = Counter()
-        for courier in self._couriers:
-            told.update({(courier.hook.label, outcome): count for outcome, count in list(courier.counts.items())})
+        notifications: Counter[tuple[str, str]] = Counter()
+        for queue in self._queues:
+            notifications.update({(queue.hook.label, outcome): count for outcome, count in list(queue.counts.items())})
         with self._guard:
             active, opened = self._book.active, dict(self._book.opened)
-        return self._tally.figures(active, opened, dict(told))
+        return self._counters.snapshot(active, opened, dict(notifications))
 
-    def _hear(self, event: Event) -> None:
-        with self._guard:
-            alerts = self._book.hear(event)
-        self._tell(alerts)
-        if event.get("kind") == "repaired":
-            self._tally.ended(float((event.get("verdict") or {}).get("cost_rank_seconds") or 0.0))
-
-    def _tick(self, records: Sequence[StepRecord], collector: StepCollector) -> None:
-        with self._guard:
-            alerts = self._book.tick(collector.newest)
-        self._tell(alerts)
-        if self._server is not None:
-            self._tally.add(records, collector)
-
-    def _tell(self, alerts: Sequence[Alert]) -> None:
+    def _offer(self, alerts: Sequence[Alert]) -> None:
         for alert in alerts:
-            for courier in self._couriers:
-                courier.offer(alert)
+            for queue in self._queues:
+                queue.offer(alert)
 
-    def _try(self, act: Callable[[], None]) -> None:
-        if self.off:
-            return
+    @contextlib.contextmanager
+    def _stopping_on_errors(self) -> Iterator[None]:
+        """Turn alerts off at the first error: training must not notice."""
         try:
-            act()
+            yield
         except Exception as error:
             self.off = True
             _log.warning("alerts stopped (%s: %s); training goes on", type(error).__name__, error)
 
 
 @contextlib.contextmanager
-def afterwards(hooks: Sequence[Hook], run_dir: Path) -> Iterator[None]:
-    """Tell hooks what ranks that died could not: of their death, and what they left open.
+def notify_afterwards(hooks: Sequence[Hook], run_dir: Path) -> Iterator[None]:
+    """Notify hooks of what ranks that died could not: of their death, and of what they left open.
 
-    Inside, the run is concluded by whoever launched it; no error of the telling leaves this.
+    Inside, the launcher writes the end of the run; no error of a delivery leaves this.
 
     Args:
-        hooks: Whom to tell.
+        hooks: What to notify.
         run_dir: The run directory, after its ranks have ended.
     """
-    known = _events(run_dir) if hooks else []
+    if not hooks:
+        yield
+        return
+    known = _read_events(run_dir)
     yield
-    alerts = _left_open(run_dir, known, _events(run_dir)[len(known) :]) if hooks else []
-    couriers = [HookQueue(hook) for hook in hooks if alerts]
-    for courier in couriers:
-        for alert in alerts:
-            courier.offer(alert)
-    for courier in couriers:
-        courier.close(PATIENCE_S)
-
-
-def _left_open(run_dir: Path, known: Sequence[Event], new: Sequence[Event]) -> list[Alert]:
-    """Return what is to be told of a run by somebody else than its rank 0.
-
-    Where that was cut off it may have died of what it was about to tell: deaths are told again, with the same
-    fingerprint, as twice is better than never.
-    """
+    new = _read_events(run_dir)[len(known) :]
     book = AlertBook(run_dir.name, str(run_dir.absolute()))
-    told = [alert for event in known for alert in book.hear(event)]
-    alerts = [alert for event in new for alert in book.hear(event)]
-    if not known or any(event["kind"] == "ended" for event in known):
-        return alerts
-    return [*(alert for alert in told if alert.kind in FATAL_KINDS), *alerts, *book.close()]
+    before = [alert for event in known for alert in book.record(event)]
+    alerts = [alert for event in new for alert in book.record(event)]
+    if known and not any(event["kind"] == "ended" for event in known):
+        # Rank 0 was cut off, maybe before it could deliver: deaths are sent again, with the same fingerprint, as twice
+        # is better than never, and what it left open is resolved.
+        alerts = [*(alert for alert in before if alert.kind in FATAL_KINDS), *alerts, *book.close()]
+    queues = [HookQueue(hook) for hook in hooks if alerts]
+    for queue in queues:
+        for alert in alerts:
+            queue.offer(alert)
+    for queue in queues:
+        queue.close(PATIENCE_S)
 
 
-def _events(run_dir: Path) -> list[Event]:
+def _read_events(run_dir: Path) -> list[Event]:
     try:
         return RunReader(run_dir).poll_events()
     except RingsideError:
         return []
 
 
-def _settings(environ: Mapping[str, str]) -> AlertSettings:
-    """What the environment asks for; of what cannot be, it is said why, and the rest holds."""
-    found = AlertSettings()
+def _settings_of(environ: Mapping[str, str]) -> AlertSettings:
+    """Return what the environment requests; a part that cannot be is logged, and the rest holds."""
+    settings = AlertSettings()
     for names in ((ON_VERDICT,), (METRICS_PORT, METRICS_TOKEN)):
         try:
             part = AlertSettings.read({name: environ[name] for name in names if name in environ})
         except UsageError as error:
             _log.warning("%s is not followed: %s; training goes on", names[0], error)
         else:
-            found = AlertSettings(found.hooks + part.hooks, found.endpoint or part.endpoint)
-    return found
-
-
-def _serve(endpoint: Endpoint, figures: Callable[[], MetricsSnapshot]) -> Server | None:
-    # Like the summary asks for its page: the one arrow from the monitor to a view, and only while it runs.
-    try:
-        from ringside.view.export.prometheus import MetricsServer, render
-
-        return MetricsServer(endpoint, lambda accept: render(figures(), accept))
-    except ImportError:
-        _log.warning("no metrics: prometheus_client is missing, pip install 'ringside[metrics]'; training goes on")
-    except (OSError, RingsideError) as error:
-        _log.warning(
-            "no metrics: port %d at %s cannot be had (%s); give another --metrics-port, or 0 for any that is free; "
-            "training goes on",
-            endpoint.port,
-            endpoint.host,
-            getattr(error, "strerror", None) or error,
-        )
-    return None
+            settings = AlertSettings(settings.hooks + part.hooks, settings.endpoint or part.endpoint)
+    return settings

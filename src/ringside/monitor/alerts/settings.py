@@ -1,4 +1,4 @@
-"""What the user asked for: whom to tell of verdicts, and where to serve metrics."""
+"""What the user requested: which hooks to notify of verdicts, and where to serve metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Endpoint(NamedTuple):
     Args:
         host: A numeric address of this host.
         port: 0 for any that is free.
-        token: Who asks must send it as `Authorization: Bearer ...`; empty: nobody need.
+        token: Requests must send it as `Authorization: Bearer ...`; empty: none need.
     """
 
     host: str
@@ -30,10 +30,10 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class AlertSettings:
-    """What was asked for.
+    """What was requested.
 
     Args:
-        hooks: Whom to tell of verdicts.
+        hooks: What to notify of verdicts.
         endpoint: Where to serve metrics; None: nowhere.
     """
 
@@ -42,7 +42,7 @@ class AlertSettings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> AlertSettings:
-        """Return what RINGSIDE_ON_VERDICT, RINGSIDE_METRICS_PORT and RINGSIDE_METRICS_TOKEN ask for.
+        """Return what RINGSIDE_ON_VERDICT, RINGSIDE_METRICS_PORT and RINGSIDE_METRICS_TOKEN request.
 
         Raises:
             UsageError: One of them cannot be.
@@ -80,20 +80,20 @@ def parse_endpoint(text: str, token: str = "") -> Endpoint:
 
 
 # -------------------------------------------------------------------------------------------------
-# How often parameters are compared: as the script says, or the environment.
+# How often parameters are compared: as the script requests, or the environment.
 
 DIGEST_EVERY = "RINGSIDE_DIGEST_EVERY"
 EVERY = 100
-"""Steps between two comparisons, where nothing else is asked for."""
+"""Steps between two comparisons, where nothing else is requested."""
 
 
-def digest_steps(asked: int | str | None) -> int:
-    """Return how many steps are between two comparisons: as asked, else RINGSIDE_DIGEST_EVERY, else `EVERY`.
+def digest_steps(requested: int | str | None) -> int:
+    """Return how many steps are between two comparisons: as requested, else RINGSIDE_DIGEST_EVERY, else `EVERY`.
 
     Raises:
         UsageError: It is no number of steps.
     """
-    value = os.environ.get(DIGEST_EVERY) or EVERY if asked is None else asked
+    value = os.environ.get(DIGEST_EVERY) or EVERY if requested is None else requested
     try:
         steps = -1 if isinstance(value, float) else int(value)
     except (TypeError, ValueError):

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.run.vitals_table import VitalsTable
-from ringside.monitor.slow_rank.verdict import middle
 from ringside.monitor.slow_rank.window_test import WARM_UP
-from ringside.monitor.stats import Floats, log_excess
+from ringside.monitor.stats import Floats, known_median, log_excess
 
 EXPLAINS = 0.4
 """A sign is a cause if it accounts for this share of the time lost."""
@@ -111,10 +110,10 @@ class RankComparison(NamedTuple):
 
     def others(self, field: str) -> float:
         """Return the median of a field's means at the healthy ranks during the episode; 0: not known."""
-        return middle(self.episode.mean(self.episode[field])[self.healthy])
+        return known_median(self.episode.mean(self.episode[field])[self.healthy])
 
 
-def patient(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
+def compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
     """Return whom to compare a slow rank with.
 
     Args:
@@ -124,7 +123,7 @@ def patient(rank: int, excess_ratio: float, episode: StepTable, before: StepTabl
         before: The records before, where there are any.
     """
     excess = log_excess(episode["own_seconds"])
-    typical = np.array([middle(excess[:, other]) for other in range(episode.ranks)])
+    typical = np.array([known_median(excess[:, other]) for other in range(episode.ranks)])
     healthy = typical < HEALTHY * np.log1p(max(excess_ratio, 0.0))
     healthy[rank] = False
     earlier = before if before is not None else episode.before(0)
@@ -134,7 +133,7 @@ def patient(rank: int, excess_ratio: float, episode: StepTable, before: StepTabl
         healthy=healthy,
         episode=episode.vitals,
         past=earlier.vitals.between(WARM_UP),
-        own_seconds=np.array([middle(episode["own_seconds"][:, other]) for other in range(episode.ranks)]),
+        own_seconds=np.array([known_median(episode["own_seconds"][:, other]) for other in range(episode.ranks)]),
         synced=_synced(episode),
         synced_before=_synced(earlier),
     )

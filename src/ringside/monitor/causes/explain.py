@@ -1,4 +1,4 @@
-"""Why a rank is slow, as far as its records tell: what held it up, which phase grew, whether it was running at all."""
+"""Why a rank is slow, as far as its records show: what held it up, which phase grew, whether it was running at all."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from ringside.monitor.causes.baseline import patient
+from ringside.monitor.causes.baseline import compare_rank
 from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, ProbableCause, find_signs, had_no_cpu
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.verdict import middle
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import Verdict
 
 PHASES = ("data", "forward", "backward", "optimizer")
@@ -29,7 +28,7 @@ CONTENDED = 0.1
 """A rank that had no CPU for this share of the time, as the healthy ones, was not running all the time."""
 
 DESCHEDULED = "it was ready to run but had no CPU for part of the step: descheduled or throttled"
-UNTOLD = "it was running for less of the step than usual, and what the kernel counts does not say why"
+UNEXPLAINED = "it was running for less of the step than usual, and what the kernel counts does not say why"
 RUNNING = "it was running all the time: more work to do, or a slower clock"
 AS_MUCH_CPU = "it had a CPU as much as the others: more work to do, or a slower clock"
 INPUT_ADVICE = (
@@ -42,7 +41,7 @@ DESCHEDULED_ADVICE = (
 )
 
 
-def explain(verdict: Verdict, episode: StepTable, before: StepTable | None = None) -> Verdict:
+def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | None = None) -> Verdict:
     """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
 
     Args:
@@ -57,60 +56,53 @@ def explain(verdict: Verdict, episode: StepTable, before: StepTable | None = Non
     if verdict.kind != "slow_rank" or not len(episode):
         return verdict
     rank = verdict.ranks[0]
-    extra = {phase: _extra(episode[f"{phase}_seconds"], rank) for phase in PHASES}
+    # How much longer each phase took on this rank than on the median of the others, seconds per step.
+    extra = {}
+    for phase in PHASES:
+        seconds = episode[f"{phase}_seconds"]
+        extra[phase] = known_median(seconds[:, rank]) - known_median(np.delete(seconds, rank, axis=1).ravel())
     total = sum(max(value, 0.0) for value in extra.values())
     grown = max(PHASES, key=lambda phase: extra[phase])
     evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if episode_has(episode, phase)}
-    found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({_ms(extra[grown])} per step)"]
-    compared = patient(rank, verdict.excess_ratio, episode, before)
-    signs = find_signs(compared)
+    longer = f"{1e3 * extra[grown]:+.3g} ms per step"
+    found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({longer})"]
+    comparison = compare_rank(rank, verdict.excess_ratio, episode, before)
+    signs = find_signs(comparison)
     if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:
-        loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # who waits for its input sleeps
+        loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # a rank that waits for its input sleeps
         return _with_signs(verdict, evidence, found, loading, kind="input_bound", advice=INPUT_ADVICE)
     if total > 0 and extra[grown] < DOMINANT * total:
         found = ["all of its phases take longer"]
     if signs:
         return _with_signs(verdict, evidence, found, signs)
-    return _with_cpu(verdict, evidence, found, rank, episode, before, had_no_cpu(compared))
+
+    # Nothing is known to hold it up: whether it had a CPU with its share before, or else with the others'. A share of
+    # the *step* is robust: a rank that spins while it waits and one that sleeps both look busier, never idler, once
+    # they are the culprit and wait no more.
+    share = _busy(episode)
+    usual = known_median(_busy(before)[:, rank]) if before is not None and len(before) else 0.0
+    usual = usual or known_median(np.delete(share, rank, axis=1).ravel())
+    now = known_median(share[:, rank])
+    if now <= 0 or usual <= 0:
+        return _with(verdict, evidence, found)
+    numbers = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}
+    waited, lost = had_no_cpu(comparison), verdict.excess_ratio / (1.0 + verdict.excess_ratio)
+    if now < usual * (1.0 - 0.5 * lost):
+        why = DESCHEDULED if math.isnan(waited) else UNEXPLAINED
+        return _with(verdict, numbers, [*found, why], advice=DESCHEDULED_ADVICE)
+    return _with(verdict, numbers, [*found, AS_MUCH_CPU if waited >= CONTENDED else RUNNING])
 
 
 def _with_signs(
     verdict: Verdict, evidence: dict[str, float], found: list[str], signs: list[ProbableCause], **changes: str
 ) -> Verdict:
-    """Say the strongest sign first, with its advice; the numbers of all of them are evidence."""
+    """Name the strongest sign first, with its advice; the numbers of all of them are evidence."""
     numbers: dict[str, float | int | str] = dict(evidence)
     for sign in signs:
         numbers |= sign.evidence
-    told = [sign.words for sign in signs[:1]]
-    return _with(verdict, numbers, [*told, *found], **{**changes, **({"advice": signs[0].advice} if signs else {})})
-
-
-def _with_cpu(
-    verdict: Verdict,
-    evidence: dict[str, float],
-    found: list[str],
-    rank: int,
-    episode: StepTable,
-    before: StepTable | None,
-    waited: float,
-) -> Verdict:
-    """Compare the share of the step in which the rank had a CPU with its share before, or else with the others'.
-
-    A share of the *step* is robust: a rank that spins while it waits and one that sleeps both look busier, never
-    idler, once they are the culprit and wait no more.
-    """
-    share = _busy(episode)
-    usual = middle(_busy(before)[:, rank]) if before is not None and len(before) else 0.0
-    usual = usual or middle(np.delete(share, rank, axis=1).ravel())
-    now = middle(share[:, rank])
-    if now <= 0 or usual <= 0:
-        return _with(verdict, evidence, found)
-    evidence = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}
-    lost = verdict.excess_ratio / (1.0 + verdict.excess_ratio)
-    if now < usual * (1.0 - 0.5 * lost):
-        why = DESCHEDULED if math.isnan(waited) else UNTOLD
-        return _with(verdict, evidence, [*found, why], advice=DESCHEDULED_ADVICE)
-    return _with(verdict, evidence, [*found, AS_MUCH_CPU if waited >= CONTENDED else RUNNING])
+    strongest = [sign.words for sign in signs[:1]]
+    advice = {"advice": signs[0].advice} if signs else {}
+    return _with(verdict, numbers, [*strongest, *found], **{**changes, **advice})
 
 
 def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: list[str], **changes: str) -> Verdict:
@@ -124,16 +116,7 @@ def episode_has(table: StepTable, phase: str) -> bool:
     return bool(np.nansum(table[f"{phase}_seconds"]) > 0)
 
 
-def _extra(seconds: Floats, rank: int) -> float:
-    """How much longer a phase took on `rank` than on the median of the others, in seconds per step."""
-    return middle(seconds[:, rank]) - middle(np.delete(seconds, rank, axis=1).ravel())
-
-
 def _busy(table: StepTable) -> Floats:
     steps = table["step_seconds"]
     share: Floats = np.where(steps > 0, table["cpu_seconds"] / np.where(steps > 0, steps, 1.0), np.nan)
     return share
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:+.3g} ms"

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from ringside.monitor.causes.baseline import EXPLAINS, LEAST, Measurement, RankComparison
 from ringside.monitor.run import vitals_table as shares
 from ringside.monitor.run.vitals_table import VitalsTable
-from ringside.monitor.slow_rank.verdict import middle
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import percent
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
 
@@ -60,17 +59,32 @@ def slow_clock(episode: VitalsTable, past: VitalsTable, rank: int, healthy: NDAr
     """
     now, before = episode.mean(_clock(episode)), past.mean(_clock(past))[rank]
     known = [value for value in (*now[healthy], before) if np.isfinite(value)]
-    bits = _lasting(episode, rank)
+    bits = _lasting_bits(episode, rank)
     if not known or not np.isfinite(now[rank]) or bits & IDLE:
         return None
+    # What holds a healthy rank's clock down as well is no reason for this one's being lower.
     for other in np.flatnonzero(healthy):
-        bits &= ~_lasting(episode, int(other))
-    numbers, reasons = _numbers(episode, rank, healthy), name_reasons(bits)
+        bits &= ~_lasting_bits(episode, int(other))
+    reasons = name_reasons(bits)
+    names = ("gpu_clock_mhz", "gpu_max_clock_mhz", "gpu_celsius", "gpu_watts", "gpu_cap_watts")
+    numbers = {name: float(episode.mean(episode[name])[rank]) for name in names}
+    numbers["others_gpu_clock_mhz"] = known_median(episode.mean(episode["gpu_clock_mhz"])[healthy])
+    numbers = {name: value for name, value in numbers.items() if value > 0}
     evidence: dict[str, float | int | str] = dict(numbers)
     if reasons:
         evidence["gpu_clock_reasons"] = ", ".join(reasons)
-    share = max(1.0 - float(now[rank]) / max(min(known), 1e-9), 0.0)
-    return SlowClock(share, _words(numbers, reasons), _advice(bits), evidence)
+
+    most = f" of {numbers['gpu_max_clock_mhz']:,.0f}" if "gpu_max_clock_mhz" in numbers else ""
+    beside = f" (the others' {numbers['others_gpu_clock_mhz']:,.0f})" if "others_gpu_clock_mhz" in numbers else ""
+    is_hot = any("thermal" in reason for reason in reasons) and "gpu_celsius" in numbers
+    heat = f" at {numbers['gpu_celsius']:.0f} °C" if is_hot else ""
+    why = "".join(f", {reason}" for reason in reasons)
+    return SlowClock(
+        share=max(1.0 - float(now[rank]) / max(min(known), 1e-9), 0.0),
+        words=f"GPU clock {numbers.get('gpu_clock_mhz', 0.0):,.0f}{most} MHz{beside}{why}{heat}",
+        advice=next((advice for mask, advice in ADVICE.items() if bits & mask), OTHER_ADVICE),
+        evidence=evidence,
+    )
 
 
 def _clock(vitals: VitalsTable) -> Floats:
@@ -80,7 +94,7 @@ def _clock(vitals: VitalsTable) -> Floats:
     return share
 
 
-def _lasting(vitals: VitalsTable, rank: int) -> int:
+def _lasting_bits(vitals: VitalsTable, rank: int) -> int:
     """Return the bits that are set in at least half of a rank's rows."""
     reasons = vitals["gpu_reasons"][vitals.owners == rank]
     known = reasons[np.isfinite(reasons)].astype(np.int64)
@@ -89,28 +103,8 @@ def _lasting(vitals: VitalsTable, rank: int) -> int:
     return sum(1 << bit for bit in range(BITS) if np.mean(known >> bit & 1) >= 0.5)
 
 
-def _numbers(episode: VitalsTable, rank: int, healthy: NDArray[np.bool_]) -> dict[str, float]:
-    names = ("gpu_clock_mhz", "gpu_max_clock_mhz", "gpu_celsius", "gpu_watts", "gpu_cap_watts")
-    numbers = {name: float(episode.mean(episode[name])[rank]) for name in names}
-    numbers["others_gpu_clock_mhz"] = middle(episode.mean(episode["gpu_clock_mhz"])[healthy])
-    return {name: value for name, value in numbers.items() if value > 0}
-
-
-def _words(numbers: dict[str, float], reasons: list[str]) -> str:
-    of = f" of {numbers['gpu_max_clock_mhz']:,.0f}" if "gpu_max_clock_mhz" in numbers else ""
-    beside = f" (the others' {numbers['others_gpu_clock_mhz']:,.0f})" if "others_gpu_clock_mhz" in numbers else ""
-    hot = any("thermal" in reason for reason in reasons) and "gpu_celsius" in numbers
-    at = f" at {numbers['gpu_celsius']:.0f} °C" if hot else ""
-    why = "".join(f", {reason}" for reason in reasons)
-    return f"GPU clock {numbers.get('gpu_clock_mhz', 0.0):,.0f}{of} MHz{beside}{why}{at}"
-
-
-def _advice(bits: int) -> str:
-    return next((advice for mask, advice in ADVICE.items() if bits & mask), OTHER_ADVICE)
-
-
 FAULTS_PER_SECOND, FAULTS_RATIO = 20.0, 5.0
-"""A rank that sleeps is said to wait for pages if it has so many more faults, and so many times as many."""
+"""A rank that sleeps waits for pages if it has so many more faults, and so many times as many."""
 CROWDED = 0.85
 """Its own threads crowd on its CPUs if they use this share of them."""
 
@@ -172,112 +166,98 @@ class ProbableCause(NamedTuple):
     evidence: dict[str, float | int | str]
 
 
-def find_signs(of: RankComparison) -> list[ProbableCause]:
+def find_signs(comparison: RankComparison) -> list[ProbableCause]:
     """Return what explains a slow rank, the strongest first; empty where nothing does.
 
-    That it slept is said only where nothing else is known of it: it is what all kinds of waiting look like.
+    That it slept is reported only where nothing else is known of it: it is what all kinds of waiting look like.
     """
-    clock = slow_clock(of.episode, of.past, of.rank, of.healthy)
-    found = [sign for look in (_quota, _neighbour, _steal, _faults, _memory) if (sign := look(of)) is not None]
-    if clock is not None and clock.share >= max(EXPLAINS * of.lost, LEAST):
+    lost, found = comparison.lost, []
+    throttled, waited = comparison.read(shares.throttled_share), comparison.read(shares.waited_share)
+    if throttled.explains(lost):
+        found.append(_throttled(comparison, throttled))
+    if waited.explains(lost):
+        found.append(_waited(comparison, waited))
+    stolen = comparison.read(shares.stolen_share)
+    if stolen.explains(lost):
+        words = f"steal {percent(stolen.now)}: the hypervisor gave its CPUs to others"
+        found.append(ProbableCause(stolen.saved, words, STEAL_ADVICE, _evidence("steal", stolen)))
+    faults = _faults(comparison)
+    if faults is not None:
+        found.append(faults)
+    stalled = comparison.read(shares.stalled_share)
+    if stalled.explains(lost):
+        words = f"memory is short: work stood still {percent(stalled.now)} of the time for want of it (memory.pressure)"
+        found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
+    clock = slow_clock(comparison.episode, comparison.past, comparison.rank, comparison.healthy)
+    if clock is not None and clock.share >= max(EXPLAINS * lost, LEAST):
         found.append(ProbableCause(*clock))
-    if not found:
-        found = _both(of)
+    if not found and comparison.read(shares.held_share).explains(lost):
+        # A quota and other processes, neither of which alone would explain it: one cause, the stronger one's advice.
+        if throttled.more >= LEAST:
+            found.append(_throttled(comparison, throttled))
+        if waited.more >= LEAST:
+            found.append(_waited(comparison, waited))
+        found.sort(key=lambda sign: -sign.share)
+        found[:1] = [sign._replace(words="; ".join(sign.words for sign in found)) for sign in found[:1]]
     if found:
         return sorted(found, key=lambda sign: -sign.share)
-    asleep = None if np.isfinite(of.level("gpu_clock_mhz")) else _sleep(of)
-    return [] if asleep is None else [asleep]
+    asleep = comparison.read(shares.asleep_share)
+    # A rank with a GPU sleeps while it waits for that: it means nothing.
+    if np.isfinite(comparison.level("gpu_clock_mhz")) or not asleep.explains(lost):
+        return []
+    words = f"it slept {percent(asleep.now)} of its own time: waiting for I/O, a lock or a timer"
+    return [ProbableCause(asleep.saved, words, SLEEP_ADVICE, _evidence("asleep", asleep))]
 
 
-def had_no_cpu(of: RankComparison) -> float:
+def had_no_cpu(comparison: RankComparison) -> float:
     """Return the share of its own time in which the culprit wanted a CPU and had none; NaN: not known."""
-    waited, throttled = of.read(shares.waited_share).now, of.read(shares.throttled_share).now
+    waited, throttled = comparison.read(shares.waited_share).now, comparison.read(shares.throttled_share).now
     return float(np.nansum([waited, throttled])) if np.isfinite([waited, throttled]).any() else float("nan")
 
 
-def _quota(of: RankComparison) -> ProbableCause | None:
-    found = of.read(shares.throttled_share)
-    return _throttled(of, found) if found.explains(of.lost) else None
+def _throttled(comparison: RankComparison, share: Measurement) -> ProbableCause:
+    quota = comparison.level("quota_cpus")
+    words = f"its container was throttled {percent(share.now)} of its own time (cpu.stat), quota {_cpus(quota)}"
+    return ProbableCause(share.saved, words, QUOTA_ADVICE, {**_evidence("throttled", share), "quota_cpus": quota})
 
 
-def _neighbour(of: RankComparison) -> ProbableCause | None:
-    found = of.read(shares.waited_share)
-    return _waited(of, found) if found.explains(of.lost) else None
-
-
-def _both(of: RankComparison) -> list[ProbableCause]:
-    """A quota and other processes, neither of which alone would explain it: the one that takes more first."""
-    if not of.read(shares.held_share).explains(of.lost):
-        return []
-    quota, neighbour = of.read(shares.throttled_share), of.read(shares.waited_share)
-    found = [make(of, one) for make, one in ((_throttled, quota), (_waited, neighbour)) if one.more >= LEAST]
-    found.sort(key=lambda sign: -sign.share)
-    return [found[0]._replace(words="; ".join(sign.words for sign in found)), *found[1:]] if found else []
-
-
-def _throttled(of: RankComparison, found: Measurement) -> ProbableCause:
-    quota = of.level("quota_cpus")
-    words = f"its container was throttled {percent(found.now)} of its own time (cpu.stat), quota {_cpus(quota)}"
-    return ProbableCause(found.saved, words, QUOTA_ADVICE, {**_evidence("throttled", found), "quota_cpus": quota})
-
-
-def _waited(of: RankComparison, found: Measurement) -> ProbableCause:
-    evidence = _evidence("waited_for_cpu", found)
-    used, cpus = float(of.episode.mean(of.episode["cpu_seconds"] / of.episode["seconds"])[of.rank]), of.level("cpus")
-    but = f"ready to run but waiting {percent(found.now)} of its own time"
+def _waited(comparison: RankComparison, share: Measurement) -> ProbableCause:
+    evidence = _evidence("waited_for_cpu", share)
+    episode, cpus = comparison.episode, comparison.level("cpus")
+    used = float(episode.mean(episode["cpu_seconds"] / episode["seconds"])[comparison.rank])
+    waiting = f"ready to run but waiting {percent(share.now)} of its own time"
     if used >= CROWDED * cpus:
-        others = of.others("cpus")
+        others = comparison.others("cpus")
         beside = f" (elsewhere {others:.3g})" if others > cpus else ""
-        words = f"its own threads crowd on {_cpus(cpus)}{beside}: {but}"
-        return ProbableCause(found.saved, words, CROWD_ADVICE, {**evidence, "cpus": cpus, "others_cpus": others})
-    return ProbableCause(found.saved, f"another process took its core: {but}", NEIGHBOUR_ADVICE, evidence)
+        words = f"its own threads crowd on {_cpus(cpus)}{beside}: {waiting}"
+        return ProbableCause(share.saved, words, CROWD_ADVICE, {**evidence, "cpus": cpus, "others_cpus": others})
+    return ProbableCause(share.saved, f"another process took its core: {waiting}", NEIGHBOUR_ADVICE, evidence)
 
 
-def _steal(of: RankComparison) -> ProbableCause | None:
-    found = of.read(shares.stolen_share)
-    if not found.explains(of.lost):
+def _faults(comparison: RankComparison) -> ProbableCause | None:
+    rates = comparison.read(shares.fault_rate)
+    if rates.more < max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO)):
         return None
-    words = f"steal {percent(found.now)}: the hypervisor gave its CPUs to others"
-    return ProbableCause(found.saved, words, STEAL_ADVICE, _evidence("steal", found))
-
-
-def _faults(of: RankComparison) -> ProbableCause | None:
-    rates = of.read(shares.fault_rate)
-    many = rates.more >= max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO))
-    if not many:
-        return None
-    known, asleep = of.read(shares.fault_share), of.read(shares.asleep_share)
-    share = max(known.saved if known.explains(of.lost) else 0.0, asleep.saved if asleep.explains(of.lost) else 0.0)
+    # What the pages took at least, or else that it slept meanwhile: a slow disk takes longer.
+    known, asleep = comparison.read(shares.fault_share), comparison.read(shares.asleep_share)
+    share = max(sign.saved if sign.explains(comparison.lost) else 0.0 for sign in (known, asleep))
     if not share:
         return None
-    per_step = rates.now * of.own_seconds[of.rank]
-    swaps = of.episode["swapped_in_pages"][of.episode.owners == of.rank]
-    swapping = np.nansum(swaps) > 0.5 * np.nansum(of.episode["major_faults"][of.episode.owners == of.rank])
+    per_step = rates.now * comparison.own_seconds[comparison.rank]
+    rows = comparison.episode.owners == comparison.rank
+    faults, swaps = (np.nansum(comparison.episode[name][rows]) for name in ("major_faults", "swapped_in_pages"))
+    swapping = swaps > 0.5 * faults
     words = f"{per_step:,.3g} major page faults per step: " + ("swapping" if swapping else "pages are read from a disk")
     evidence: dict[str, float | int | str] = {"major_faults_per_step": per_step}
     if np.isfinite(rates.others):
-        evidence["others_major_faults_per_step"] = rates.others * middle(of.own_seconds[of.healthy])
+        evidence["others_major_faults_per_step"] = rates.others * known_median(
+            comparison.own_seconds[comparison.healthy]
+        )
     return ProbableCause(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
 
 
-def _memory(of: RankComparison) -> ProbableCause | None:
-    found = of.read(shares.stalled_share)
-    if not found.explains(of.lost):
-        return None
-    words = f"memory is short: work stood still {percent(found.now)} of the time for want of it (memory.pressure)"
-    return ProbableCause(found.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", found))
-
-
-def _sleep(of: RankComparison) -> ProbableCause | None:
-    found = of.read(shares.asleep_share)
-    if not found.explains(of.lost):
-        return None
-    words = f"it slept {percent(found.now)} of its own time: waiting for I/O, a lock or a timer"
-    return ProbableCause(found.saved, words, SLEEP_ADVICE, _evidence("asleep", found))
-
-
-def _evidence(name: str, found: Measurement) -> dict[str, float | int | str]:
-    known = {f"{name}_ratio": found.now, f"usual_{name}_ratio": found.usual, f"others_{name}_ratio": found.others}
+def _evidence(name: str, share: Measurement) -> dict[str, float | int | str]:
+    known = {f"{name}_ratio": share.now, f"usual_{name}_ratio": share.usual, f"others_{name}_ratio": share.others}
     return {key: value for key, value in known.items() if np.isfinite(value)}
 
 

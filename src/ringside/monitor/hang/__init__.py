@@ -1,4 +1,4 @@
-"""Hangs: who is missing from which collective, from what every rank says of itself. Pure functions.
+"""Hangs: who is missing from which collective, from what every rank reports of itself. Pure functions.
 
 attribution   Who keeps a standing job from going on: a pure function of where every rank stands
 detector      The hang watch: where every rank stands goes in, from time to time

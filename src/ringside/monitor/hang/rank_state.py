@@ -30,7 +30,7 @@ class WaitingCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the kernel says of a rank's process; empty where its host cannot be seen from here.
+    """What the kernel reports of a rank's process; empty where its host cannot be seen from here.
 
     Args:
         state: The letter of `/proc/<pid>/stat`, or `gone`.
@@ -87,9 +87,9 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         call: The collective of the script's own that its training thread stands in; empty: none.
         call_bytes: Size of that one's tensor; 0 where not known.
         where: The innermost line of the script in which its training thread was last seen.
-        silent_s: For how long its own watcher has said nothing.
+        silent_s: For how long nothing has come from its own watcher.
         left: Whether its session has ended in good order.
-        process: What the kernel says of it.
+        process: What the kernel reports of it.
         failure: What its last gradient collective raised.
     """
 
@@ -116,7 +116,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 # -------------------------------------------------------------------------------------------------
-# What the kernel says of the ranks of this host: `/proc/<pid>/stat`, `status` and `wchan`.
+# What the kernel reports of the ranks of this host: `/proc/<pid>/stat`, `status` and `wchan`.
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _LEAST_SPAN_S = 0.2
@@ -139,7 +139,7 @@ class Stat(NamedTuple):
 
 
 def read_stat(pid: int, root: str = "/proc") -> Stat | None:
-    """Return what the kernel says of a process; None where there is none (or it cannot be read)."""
+    """Return what the kernel reports of a process; None where there is none (or it cannot be read)."""
     try:
         text = Path(root, str(pid), "stat").read_text(errors="replace")
         fields = text.rpartition(")")[2].split()  # the name may hold anything
@@ -159,7 +159,7 @@ def catches(pid: int, number: int, root: str = "/proc") -> bool:
 
 
 class Observer:
-    """Looks at one process again and again.
+    """Reads the state of one process again and again.
 
     Args:
         pid: Its id.
@@ -174,7 +174,7 @@ class Observer:
         self._cpu: tuple[float, float] | None = None
         self._share = math.nan
 
-    def look(self, now: float) -> ProcessState:
+    def read(self, now: float) -> ProcessState:
         """Return what is known of the process.
 
         Args:
@@ -184,26 +184,22 @@ class Observer:
         if stat is None or stat.started != self._started:
             return self._gone("gone", now)
         if stat.state in ("Z", "X"):
-            self._signal = stat.exit_code & 0x7F or self._signal
+            self._signal = stat.exit_code & 0x7F or self._signal  # the low bits of a wait status
             return self._gone(stat.state, now)
-        self._measure(stat.cpu_s, now)
-        return ProcessState(state=stat.state, cpu_share=self._share, kernel_function=self._sleeps_in())
+        # The kernel counts in ticks: a share over less than a few of them means nothing.
+        if self._cpu is None:
+            self._cpu = (now, stat.cpu_s)
+        elif now - self._cpu[0] >= _LEAST_SPAN_S:
+            self._share = max(stat.cpu_s - self._cpu[1], 0.0) / (now - self._cpu[0])
+            self._cpu = (now, stat.cpu_s)
+        try:
+            function = Path(self._root, str(self._pid), "wchan").read_text(errors="replace").strip("\0\n ")
+        except OSError:
+            function = ""
+        function = "" if function == "0" else function  # it runs, or this kernel does not show it
+        return ProcessState(state=stat.state, cpu_share=self._share, kernel_function=function)
 
     def _gone(self, state: str, now: float) -> ProcessState:
         if self._gone_since is None:
             self._gone_since = now
         return ProcessState(state=state, gone_s=now - self._gone_since, signal=self._signal)
-
-    def _measure(self, cpu_s: float, now: float) -> None:
-        if self._cpu is None:
-            self._cpu = (now, cpu_s)
-        elif now - self._cpu[0] >= _LEAST_SPAN_S:
-            self._share = max(cpu_s - self._cpu[1], 0.0) / (now - self._cpu[0])
-            self._cpu = (now, cpu_s)
-
-    def _sleeps_in(self) -> str:
-        try:
-            name = Path(self._root, str(self._pid), "wchan").read_text(errors="replace").strip("\0\n ")
-        except OSError:
-            return ""
-        return "" if name == "0" else name

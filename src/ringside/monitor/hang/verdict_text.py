@@ -33,17 +33,17 @@ _ADVICE = {
 }
 
 
-def verdict_of(finding: HangFinding, standings: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
+def verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
     """Return the verdict on a finding.
 
     Args:
-        finding: What the judge found.
-        standings: Where every rank stood.
+        finding: What `find_cause` found.
+        states: Where every rank stood.
         pids: Process ids by rank, where they are known.
     """
-    ranks = {standing.rank: standing for standing in standings}
+    ranks = {state.rank: state for state in states}
     culprit = ranks.get(finding.ranks[0]) if finding.ranks else None
-    step = max((standing.step for standing in standings), default=0)
+    step = max((state.step for state in states), default=0)
     pid = pids[culprit.rank] if culprit is not None and culprit.rank < len(pids) else 0
     why = "late" if finding.why == "told" and finding.kind == "hang" else finding.why
     advice = _ADVICE.get(why, "Look at what it does, or raise RINGSIDE_TIMEOUT_S.")
@@ -53,14 +53,14 @@ def verdict_of(finding: HangFinding, standings: Sequence[RankState], pids: Seque
         since_step=step,
         detected_step=step,
         excess_ratio=0.0,
-        cause=_cause(finding, culprit, ranks),
+        cause=_cause(finding, culprit),
         evidence=_evidence(finding, culprit, pid),
         cost_rank_seconds=sum(ranks[rank].waiting_s for rank in finding.waiting),
         advice=advice.replace("{pid}", str(pid or "PID")),
     )
 
 
-def resumed(verdict: Verdict, lasted_s: float) -> Verdict:
+def resumed_verdict(verdict: Verdict, lasted_s: float) -> Verdict:
     """Return the verdict on a hang that is over after so many seconds, with its price."""
     waiting = str(verdict.evidence.get("arrived", "")).count(",") + 1
     return Verdict(
@@ -76,47 +76,45 @@ def resumed(verdict: Verdict, lasted_s: float) -> Verdict:
     )
 
 
-def _cause(finding: HangFinding, culprit: RankState | None, ranks: dict[int, RankState]) -> str:
+def _cause(finding: HangFinding, culprit: RankState | None) -> str:
     if finding.text:
         return finding.text
-    what = f"{finding.op} number {finding.seq}{_sized(finding.size_bytes)}"
+    size = f" ({finding.size_bytes} bytes)" if finding.size_bytes else ""
+    collective = f"{finding.op} number {finding.seq}{size}"
     if culprit is None:
-        return f"all ranks are in {what} for {finding.waited_s:.1f} s and it does not end"
+        return f"all ranks are in {collective} for {finding.waited_s:.1f} s and it does not end"
+    waiting = [rank for rank in finding.waiting if rank not in finding.ranks]
+    others = f"{name_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''}" if waiting else "the others need it"
     if finding.why == "different":
-        return f"{_stands_in(finding, culprit)}, while {_others(finding)} in {what}"
+        call = culprit.call or f"all_reduce number {culprit.entered}"
+        place = f" ({culprit.where})" if culprit.where else ""
+        return f"{name_ranks(list(finding.ranks))} called {call}{place}, while {others} in {collective}"
     if finding.why == "sizes":
-        call = culprit.call_of(finding.seq)
-        given = f"{call.size_bytes} bytes" if call else "another size"
-        return f"it gave {given} to {what} of the others"
-    return f"{_sentence(finding, culprit)}; {_others(finding)}{_wait_for_it(finding)} in {what}{_waited(finding)}"
+        own_call = culprit.call_of(finding.seq)
+        given = f"{own_call.size_bytes} bytes" if own_call else "another size"
+        return f"it gave {given} to {collective} of the others"
+    since = f" since {finding.waited_s:.1f} s" if finding.waited_s else ""
+    return f"{_occupation(finding, culprit)}; {others}{' for it' if waiting else ''} in {collective}{since}"
 
 
-def _stands_in(finding: HangFinding, culprit: RankState) -> str:
-    who = name_ranks(list(finding.ranks))
-    call = culprit.call or f"all_reduce number {culprit.entered}"
-    return f"{who} called {call}{f' ({culprit.where})' if culprit.where else ''}"
-
-
-def _sentence(finding: HangFinding, culprit: RankState) -> str:
-    at = f", last seen in {culprit.where}" if culprit.where else ""
+def _occupation(finding: HangFinding, culprit: RankState) -> str:
+    """Return what the culprit does instead, in a sentence."""
+    place = f", last seen in {culprit.where}" if culprit.where else ""
     process = culprit.process
     share = f" ({100 * process.cpu_share:.0f} % of a core)" if math.isfinite(process.cpu_share) else ""
     kernel = f" ({process.kernel_function})" if process.kernel_function else ""
+    by_signal = f" by {_signal_name(process.signal)}" if process.signal else ""
     sentences = {
-        "stopped": f"its process is stopped (state {process.state}){at}",
-        "dead": f"its process ended{_by_signal(process.signal)}{at}",
+        "stopped": f"its process is stopped (state {process.state}){place}",
+        "dead": f"its process ended{by_signal}{place}",
         "left": f"it has ended its training after collective {culprit.entered}",
-        "no_answer": f"no Python thread of it runs (state {process.state}{share}){at}",
-        "unheard": f"nothing has been heard of it for {culprit.silent_s:.1f} s{at}",
-        "disk": f"it waits for a disk or a file system in the kernel{kernel}{at}",
-        "busy": f"it is busy with something else{share}{at}",
-        "asleep": f"it sleeps elsewhere{kernel}{at}",
+        "no_answer": f"no Python thread of it runs (state {process.state}{share}){place}",
+        "unheard": f"nothing has been heard of it for {culprit.silent_s:.1f} s{place}",
+        "disk": f"it waits for a disk or a file system in the kernel{kernel}{place}",
+        "busy": f"it is busy with something else{share}{place}",
+        "asleep": f"it sleeps elsewhere{kernel}{place}",
     }
     return sentences.get(finding.why, finding.why)
-
-
-def _by_signal(number: int) -> str:
-    return f" by {_signal_name(number)}" if number else ""
 
 
 def _signal_name(number: int) -> str:
@@ -124,23 +122,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name if number else ""
     except ValueError:
         return f"signal {number}"
-
-
-def _others(finding: HangFinding) -> str:
-    who = [rank for rank in finding.waiting if rank not in finding.ranks]
-    return f"{name_ranks(who)} wait{'s' if len(who) == 1 else ''}" if who else "the others need it"
-
-
-def _wait_for_it(finding: HangFinding) -> str:
-    return " for it" if set(finding.waiting) - set(finding.ranks) else ""
-
-
-def _sized(size_bytes: int) -> str:
-    return f" ({size_bytes} bytes)" if size_bytes else ""
-
-
-def _waited(finding: HangFinding) -> str:
-    return f" since {finding.waited_s:.1f} s" if finding.waited_s else ""
 
 
 def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict[str, float | int | str]:
@@ -157,6 +138,7 @@ def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict
     if culprit is None:
         return evidence
     process = culprit.process
+    # What is empty or 0 was not seen, and is left out.
     known: dict[str, float | int | str] = {
         "pid": pid,
         "process_state": process.state,

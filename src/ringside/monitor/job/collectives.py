@@ -15,7 +15,7 @@ KEPT = 32
 """Backward passes that are remembered of a size class."""
 
 LEAST_KEPT = 8
-"""A size class with fewer says nothing."""
+"""A size class with fewer is not judged."""
 
 EVERY = 16
 """Backward passes between two estimates, once there is one ..."""
@@ -45,11 +45,11 @@ _NONE = (0, 0, 0.0)
 
 
 class CollectiveMeter:
-    """Takes the collectives of each backward pass and tells what one takes whatever its size, on this rank.
+    """Estimates from the collectives of each backward pass what one takes whatever its size, on this rank.
 
     Collectives queue behind each other, so the one before must have ended for the time of the next to count. Some end
     in pairs, as two threads carry them: of each size class (a power of two) a pass gives one mean. The first collective
-    of a pass holds what others are late, and is left out. Any thread may tell it of a pass.
+    of a pass holds what others are late, and is left out. Any thread may add a pass.
 
     Attributes:
         latency_seconds: What one collective takes apart from its bytes; 0: not known (yet).
@@ -68,29 +68,34 @@ class CollectiveMeter:
         Of the first no more is counted than is usual for its size: what is beyond that is others being late.
         """
         with self._guard:
-            return self._add(spans)
+            before, busy = -math.inf, 0.0
+            found: dict[int, tuple[int, int, float]] = {}  # by class: how many, their bytes, their seconds
+            ordered = sorted(spans, key=_ENDED)
+            for number, (began, ended, size) in enumerate(ordered):
+                took, before, kind = ended - max(began, before), ended, size.bit_length()
+                busy += took if number else min(took, self._usual.get(kind, took))
+                if number or len(ordered) == 1:
+                    count, total, seconds = found.get(kind, _NONE)
+                    found[kind] = count + 1, total + size, seconds + took
+            for kind, (count, total, seconds) in found.items():
+                self._classes[kind].append((total / count, seconds / count))
+            self._passes += 1
+            if self._passes % (EVERY if self._passes > EVERY else AT_FIRST) == 0:
+                self.latency_seconds = self._estimate_latency()
+            return busy
 
-    def _add(self, spans: Iterable[CollectiveSpan]) -> float:
-        before, busy = -math.inf, 0.0
-        found: dict[int, tuple[int, int, float]] = {}  # by class: how many, their bytes, their seconds
-        ordered = sorted(spans, key=_ENDED)
-        for number, (began, ended, size) in enumerate(ordered):
-            took, before, kind = ended - max(began, before), ended, size.bit_length()
-            busy += took if number else min(took, self._usual.get(kind, took))
-            if number or len(ordered) == 1:
-                count, total, seconds = found.get(kind, _NONE)
-                found[kind] = count + 1, total + size, seconds + took
-        for kind, (count, total, seconds) in found.items():
-            self._classes[kind].append((total / count, seconds / count))
-        self._passes += 1
-        if self._passes % (EVERY if self._passes > EVERY else AT_FIRST) == 0:
-            self.latency_seconds = self._latency()
-        return busy
+    def _estimate_latency(self) -> float:
+        """Return where the line through what size classes take meets no bytes at all, seconds.
 
-    def _latency(self) -> float:
-        typical = {kind: _typical(kept) for kind, kept in self._classes.items() if len(kept) >= LEAST_KEPT}
-        self._usual = {kind: took for kind, (_, took) in typical.items()}
-        points = sorted(typical.values())
+        Its slope is the median over pairs of classes far enough apart (Theil 1950).
+        """
+        medians = {}  # of sizes and times, by class
+        for kind, kept in self._classes.items():
+            if len(kept) >= LEAST_KEPT:
+                sizes, times = zip(*kept, strict=True)
+                medians[kind] = float(median(sizes)), float(median(times))
+        self._usual = {kind: took for kind, (_, took) in medians.items()}
+        points = sorted(medians.values())
         if not points:
             return 0.0
         slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] >= APART * a[0]]
@@ -98,12 +103,6 @@ class CollectiveMeter:
         if not slopes:
             return max(took - 2.0 * size / USUAL_WIRE, 0.0) if size <= SMALL_BYTES else 0.0
         return max(took - max(median(slopes), 0.0) * size, 0.0)
-
-
-def _typical(kept: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the medians of sizes and times."""
-    sizes, times = zip(*kept, strict=True)
-    return float(median(sizes)), float(median(times))
 
 
 class BucketCosts(NamedTuple):

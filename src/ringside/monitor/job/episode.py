@@ -13,7 +13,7 @@ WINDOW_STEPS = 32
 """The median over so many steps is judged: single steps, however long, decide nothing."""
 
 PATIENCE = 2.0
-"""Every episode that ends makes the next one need so many times as long: who stands at the bar is told of it rarely."""
+"""Every episode that ends makes the next one need so many times as long: one that stays at the bar has few."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Episode:
         return len(self._shares) == WINDOW_STEPS and self.share >= self.begins_at
 
     def update(self, step: int, share: float, step_seconds: float) -> bool:
-        """Take in a step; return whether the episode began or ended at it (`is_open` tells which).
+        """Take in a step; return whether the episode began or ended at it (`is_open`: which).
 
         Args:
             step: The training step.
@@ -73,14 +73,17 @@ class Episode:
             self._held = 0.0
             return False
         if not self._held:
-            self.since_step = self._first_high()
-            self._held = sum(self._seconds) - sum(self._seconds_before(self.since_step))
+            # It began with the first high step of those that are judged.
+            kept = list(zip(self._steps, self._shares, self._seconds, strict=True))
+            self.since_step = next(number for number, high, _ in kept if high >= self.begins_at)
+            earlier = [seconds for number, _, seconds in kept if number < self.since_step]
+            self._held = sum(self._seconds) - sum(earlier)
         else:
             self._held += step_seconds
         self.is_open = self._held >= self.seconds
         return self.is_open
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew: what was seen has another reason."""
         self._shares.clear()
         self._steps.clear()
@@ -91,10 +94,3 @@ class Episode:
     def until_step(self) -> int:
         """The first step that was no longer as in the episode, once it has ended."""
         return next((step for step, share in zip(self._steps, self._shares, strict=True) if share < self.ends_at), 0)
-
-    def _seconds_before(self, step: int) -> list[float]:
-        return [seconds for number, seconds in zip(self._steps, self._seconds, strict=True) if number < step]
-
-    def _first_high(self) -> int:
-        """The first of the steps judged from which on most were high."""
-        return next(step for step, share in zip(self._steps, self._shares, strict=True) if share >= self.begins_at)

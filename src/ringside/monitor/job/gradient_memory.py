@@ -9,7 +9,7 @@ import msgspec
 
 
 class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of kind `gradient_memory`: the buckets of one model on rank 0, told whenever they change.
+    """An event of kind `gradient_memory`: the buckets of one model on rank 0, recorded whenever they change.
 
     Args:
         model: Which model of this process, counted from 0.
@@ -27,14 +27,14 @@ class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gradient_memory(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return what was shared and what was copied in the end, of all models together; {} where nobody told."""
+    """Return what was shared and what was copied in the end, of all models together; {} where no event says."""
     newest: dict[int, GradientMemory] = {}
     for event in events:
         if event.get("kind") == "gradient_memory":
             try:
-                told = msgspec.convert(event, GradientMemory)
+                memory = msgspec.convert(event, GradientMemory)
             except (msgspec.ValidationError, ValueError):
                 continue
-            newest[told.model] = told
+            newest[memory.model] = memory
     names = [name for name in GradientMemory.__struct_fields__ if name != "model"]
-    return {name: sum(getattr(told, name) for told in newest.values()) for name in names} if newest else {}
+    return {name: sum(getattr(memory, name) for memory in newest.values()) for name in names} if newest else {}

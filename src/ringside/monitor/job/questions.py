@@ -10,12 +10,11 @@ import numpy as np
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
-from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, in_bytes, least_of_ranks
+from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, bytes_text, least_of_ranks
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.verdict import middle
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import Verdict, headline, percent
 
 QUESTIONS = {
@@ -49,7 +48,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one of `QUESTIONS`.
 
     Args:
-        answer: Yes or no; None where it cannot be told.
+        answer: Yes or no; None where it is not known.
         numbers: What it rests on; durations in seconds, shares as ratios.
         words: The answer in a sentence, or why there is none.
     """
@@ -59,7 +58,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
 
 
-def asked(answers: Mapping[str, Question]) -> dict[str, dict[str, Any]]:
+def to_plain(answers: Mapping[str, Question]) -> dict[str, dict[str, Any]]:
     """Return all four questions with their answers as plain data, as they stand in `summary.json`."""
     nothing = Question(answer=None)
     return {
@@ -73,15 +72,13 @@ def read_answers(content: object) -> dict[str, Question]:
     given: dict[str, Any] = content if isinstance(content, dict) else {}
     for name in QUESTIONS:
         try:
-            found[name] = msgspec.convert(_finite(given[name]), Question)
+            numbers = given[name]["numbers"].items()
+            # A figure that was not finite is null in a summary, and is left out here.
+            content = {**given[name], "numbers": {key: value for key, value in numbers if value is not None}}
+            found[name] = msgspec.convert(content, Question)
         except (KeyError, TypeError, AttributeError, *UNDECODABLE):
             continue
     return found
-
-
-def _finite(content: Any) -> Any:
-    """A figure that was not finite is null in a summary, and is left out here."""
-    return {**content, "numbers": {key: value for key, value in content["numbers"].items() if value is not None}}
 
 
 def answer_questions(
@@ -109,8 +106,9 @@ def answer_questions(
 
 
 def _dominates(table: StepTable) -> Question:
-    exposed, step = _exposed(table), middle(table["step_seconds"])
-    optimizer = middle(table["optimizer_seconds"])
+    exposed, step = _exposed(table), known_median(table["step_seconds"])
+    optimizer = known_median(table["optimizer_seconds"])
+    # After the last gradient there is the rest of the synchronisation, and then the optimizer.
     share, after = exposed / max(step, 1e-12), exposed / max(exposed + optimizer, 1e-12)
     return Question(
         answer=after > DOMINATES and share > COUNTS,
@@ -127,20 +125,22 @@ def _dominates(table: StepTable) -> Question:
 
 
 def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
-    own = np.array([middle(table["own_seconds"][:, rank]) for rank in range(table.ranks)])
+    own = np.array([known_median(table["own_seconds"][:, rank]) for rank in range(table.ranks)])
     known = own > 0
     if known.sum() < 2:
         return Question(answer=None, words="Own times of fewer than two ranks are known.")
-    others = [middle(own[known & (np.arange(len(own)) != rank)]) for rank in range(len(own))]
+    # Each rank against the median of the others.
+    others = [known_median(own[known & (np.arange(len(own)) != rank)]) for rank in range(len(own))]
     excess = own / np.array(others) - 1.0
     worst = int(np.argmax(np.where(known, excess, -np.inf)))
     numbers: dict[str, Number] = {
-        "step_seconds": middle(table["step_seconds"]),
+        "step_seconds": known_median(table["step_seconds"]),
         "own_seconds_least": float(own[known].min()),
         "own_seconds_most": float(own[known].max()),
         "worst_rank": worst,
         "worst_excess_ratio": float(excess[worst]),
     }
+    # A verdict on a rank's own time leads, whatever the median over the whole run is.
     slow = [verdict for verdict in verdicts if verdict.kind in OWN_TIME_KINDS and verdict.ranks]
     apart = f"differ by {percent(float(own[known].max() / own[known].min() - 1.0))} at most, in the median step"
     if slow:
@@ -154,13 +154,18 @@ def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
 
 def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links: Sequence[LinkTotals]) -> Question:
     hosts = {host for host in info.hosts if host}
-    share = _exposed(table) / max(middle(table["step_seconds"]), 1e-12)
+    share = _exposed(table) / max(known_median(table["step_seconds"]), 1e-12)
     numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
     if len(hosts) == 1 and all(info.hosts) and not links:
         return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
     exposed = f"Transfers nobody was late for are exposed for {percent(share)} of a step"
-    slow = [_with_steps(verdict) for verdict in verdicts if verdict.kind == "slow_link"]
-    if not links:
+    slow = []
+    for verdict in verdicts:
+        if verdict.kind == "slow_link":
+            until = verdict.evidence.get("until_step")
+            steps = f"from step {verdict.since_step} on" + ("" if until is None else f" until step {until}")
+            slow.append(f"{headline(verdict)} {steps}")
+    if not links:  # no wire was watched: only exposure is known
         if not hosts:
             return Question(answer=None, numbers=numbers, words=f"The hosts of the ranks are not known. {exposed}.")
         words = f"{exposed}; no wire between the {len(hosts)} hosts could be watched"
@@ -184,26 +189,21 @@ def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links
     )
 
 
-def _with_steps(verdict: Verdict) -> str:
-    until = verdict.evidence.get("until_step")
-    return f"{headline(verdict)} from step {verdict.since_step} on" + ("" if until is None else f" until step {until}")
-
-
 def _small(table: StepTable) -> Question:
-    count, payload = middle(table["collectives"]), middle(table["payload_bytes"])
+    count, payload = known_median(table["collectives"]), known_median(table["payload_bytes"])
     busy, latency = (
-        middle(least_of_ranks(_of_whole_steps(table[name]), positive=True))
+        known_median(least_of_ranks(_of_whole_steps(table[name]), positive=True))
         for name in ("busy_seconds", "latency_seconds")
     )
     if not count:
         return Question(answer=None, words="No collective was recorded.")
     numbers: dict[str, Number] = {"collectives_per_step": count, "bytes_each": payload / count}
-    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {in_bytes(payload / count)} per step"
-    if not busy:
+    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {bytes_text(payload / count)} per step"
+    if not busy:  # few collectives are no trouble, however long they take; of many nothing is known
         answer = None if count > MANY else False
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")
     best = best_buckets(count, payload, busy, latency)
-    step, saved = middle(table["step_seconds"]), min(best.saved_seconds, _exposed(table))
+    step, saved = known_median(table["step_seconds"]), min(best.saved_seconds, _exposed(table))
     numbers["busy_seconds"] = busy
     if latency:
         savings = {"saved_seconds_per_step": saved, "saved_ratio": best.saved_ratio}
@@ -225,7 +225,7 @@ def _small(table: StepTable) -> Question:
 
 def _exposed(table: StepTable) -> float:
     """What is exposed in the median step on the rank that was blocked least: nobody's lateness is in it."""
-    return middle(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
+    return known_median(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
 
 
 def _of_whole_steps(values: Floats) -> Floats:

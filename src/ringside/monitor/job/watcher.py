@@ -19,9 +19,8 @@ import numpy as np
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.job.episode import WINDOW_STEPS, Episode
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.detector import VerdictEvent
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, percent
+from ringside.monitor.verdict import Verdict, VerdictEvent, percent
 from ringside.monitor.watcher import Row
 
 BOUND_AT, BOUND_UNTIL = 0.5, 0.4
@@ -35,7 +34,7 @@ SAVED_OF_SYNC = 0.25
 MANY = 10
 """... more collectives than this in a step."""
 EVERY = 4
-"""Steps between two looks at that."""
+"""Steps between two checks of that."""
 LASTING_S = 5.0
 """For how long it must be so."""
 
@@ -74,25 +73,25 @@ class JobStep(NamedTuple):
 
 
 def job_step(step: int, row: Row) -> JobStep:
-    """Return what the records of one step say of the job."""
+    """Return the job's figures of one step."""
     records = list(row.values())
-    one = row[min(row)]  # in synchronous training they agree on the rest
+    first = row[min(row)]  # in synchronous training they agree on the rest
     return JobStep(
         step=step,
-        step_seconds=_known(one.step_seconds),
+        step_seconds=first.step_seconds if 0 <= first.step_seconds < math.inf else 0.0,
         exposed_seconds=_least(record.exposed_seconds for record in records),
         data_seconds=_least(record.data_seconds for record in records),
         busy_seconds=_least(record.busy_seconds for record in records if record.busy_seconds > 0),
         latency_seconds=_least(record.latency_seconds for record in records if record.latency_seconds > 0),
-        payload_bytes=float(one.payload_bytes),
-        collectives=float(one.collectives),
+        payload_bytes=float(first.payload_bytes),
+        collectives=float(first.collectives),
     )
 
 
-def saving(one: JobStep) -> tuple[float, float]:
+def bucket_saving(step: JobStep) -> tuple[float, float]:
     """Return what larger buckets would save of this step, seconds, and which share of the synchronisation that is."""
-    best = best_buckets(one.collectives, one.payload_bytes, one.busy_seconds, one.latency_seconds)
-    return min(best.saved_seconds, one.exposed_seconds), best.saved_ratio
+    best = best_buckets(step.collectives, step.payload_bytes, step.busy_seconds, step.latency_seconds)
+    return min(best.saved_seconds, step.exposed_seconds), best.saved_ratio
 
 
 class Rule(Protocol):
@@ -101,8 +100,8 @@ class Rule(Protocol):
     kind: str
     episode: Episode
 
-    def share(self, one: JobStep) -> float:
-        """Which share of the step would be saved; 0 where the rule does not hold."""
+    def share(self, step: JobStep) -> float:
+        """Return which share of the step would be saved; 0 where the rule does not hold."""
 
     def verdict(self, steps: Iterable[JobStep]) -> Verdict:
         """Return the verdict, from the steps of the episode so far; the watcher fills in since when, and the price."""
@@ -113,7 +112,7 @@ class CommunicationBound:
     """The whole job waits for gradients that have nothing left to hide behind.
 
     Args:
-        explained: Tells whether something narrower is known to be the reason.
+        explained: Whether something narrower is known to be the reason.
         lasting_s: For how long it must be so, seconds.
     """
 
@@ -124,18 +123,18 @@ class CommunicationBound:
     def __post_init__(self) -> None:
         self.episode = Episode(BOUND_AT, BOUND_UNTIL, self.lasting_s)
 
-    def share(self, one: JobStep) -> float:
-        """Exposed synchronisation over step; 0 while something narrower explains it and no verdict is open."""
+    def share(self, step: JobStep) -> float:
+        """Return exposed synchronisation over step; 0 while something narrower explains it and no verdict is open."""
         if not self.episode.is_open and self.explained():
-            self.episode.forget()
+            self.episode.reset()
             return 0.0
-        return _ratio(one.exposed_seconds, one.step_seconds)
+        return _ratio(step.exposed_seconds, step.step_seconds)
 
     def verdict(self, steps: Iterable[JobStep]) -> Verdict:
         """Return the verdict; see `Rule`."""
         steps = list(steps)
-        exposed, step = _middle(one.exposed_seconds for one in steps), _middle(one.step_seconds for one in steps)
-        payload = _middle(one.payload_bytes for one in steps)
+        exposed, step = _middle(s.exposed_seconds for s in steps), _middle(s.step_seconds for s in steps)
+        payload = _middle(s.payload_bytes for s in steps)
         return _verdict(
             self.kind,
             _ratio(exposed, step - exposed),
@@ -164,14 +163,14 @@ class InputBound:
     def __post_init__(self) -> None:
         self.episode = Episode(INPUT_AT, INPUT_UNTIL, self.lasting_s)
 
-    def share(self, one: JobStep) -> float:
-        """Time before forward over step."""
-        return _ratio(one.data_seconds, one.step_seconds)
+    def share(self, step: JobStep) -> float:
+        """Return time before forward over step."""
+        return _ratio(step.data_seconds, step.step_seconds)
 
     def verdict(self, steps: Iterable[JobStep]) -> Verdict:
         """Return the verdict; see `Rule`."""
         steps = list(steps)
-        data, step = _middle(one.data_seconds for one in steps), _middle(one.step_seconds for one in steps)
+        data, step = _middle(s.data_seconds for s in steps), _middle(s.step_seconds for s in steps)
         return _verdict(
             self.kind,
             _ratio(data, step - data),
@@ -197,36 +196,35 @@ class SmallCollectives:
         self._recent: deque[JobStep] = deque(maxlen=WINDOW_STEPS)
         self._seen, self._share = 0, 0.0
 
-    def share(self, one: JobStep) -> float:
-        """What larger buckets would save over step, of the typical one of the last steps: single ones vary too much."""
-        self._recent.append(one)
+    def share(self, step: JobStep) -> float:
+        """Return what larger buckets would save over step, of the median of the last steps: single ones vary much."""
+        self._recent.append(step)
         if self._seen % EVERY == 0:
-            self._share = self._share_of(typical_step(self._recent))
+            typical = median_step(self._recent)
+            saved, of_sync = bucket_saving(typical)
+            # An open episode ends at a lower bar than it began, by both measures.
+            least = SAVED_OF_SYNC * (SAVED_UNTIL / SAVED_AT if self.episode.is_open else 1.0)
+            holds = typical.collectives > MANY and not of_sync < least
+            self._share = _ratio(saved, typical.step_seconds) if holds else 0.0
         self._seen += 1
         return self._share
 
-    def _share_of(self, typical: JobStep) -> float:
-        saved, of_sync = saving(typical)
-        least = SAVED_OF_SYNC * (SAVED_UNTIL / SAVED_AT if self.episode.is_open else 1.0)
-        if typical.collectives <= MANY or of_sync < least:
-            return 0.0
-        return _ratio(saved, typical.step_seconds)
-
     def verdict(self, steps: Iterable[JobStep]) -> Verdict:
         """Return the verdict; see `Rule`."""
-        one = typical_step(steps)
-        best = best_buckets(one.collectives, one.payload_bytes, one.busy_seconds, one.latency_seconds)
-        saved, _ = saving(one)
+        typical = median_step(steps)
+        count, bytes_each = typical.collectives, typical.payload_bytes / max(typical.collectives, 1.0)
+        best = best_buckets(count, typical.payload_bytes, typical.busy_seconds, typical.latency_seconds)
+        saved, _ = bucket_saving(typical)
         return _verdict(
             self.kind,
-            _ratio(saved, one.step_seconds - saved),
-            f"{one.collectives:.0f} collectives of {in_bytes(one.payload_bytes / max(one.collectives, 1))} per step "
-            f"take {_ms(one.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
+            _ratio(saved, typical.step_seconds - saved),
+            f"{count:.0f} collectives of {bytes_text(bytes_each)} per step "
+            f"take {_ms(typical.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
             f"synchronisation",
             {
-                "collectives_per_step": one.collectives,
-                "bytes_each": one.payload_bytes / max(one.collectives, 1.0),
-                "latency_seconds": one.latency_seconds,
+                "collectives_per_step": count,
+                "bytes_each": bytes_each,
+                "latency_seconds": typical.latency_seconds,
                 "saved_seconds_per_step": saved,
                 "saved_ratio": best.saved_ratio,
                 "bucket_mb": bucket_mb(best.bucket_bytes),
@@ -244,11 +242,11 @@ def bucket_advice(size_mb: int, collectives: int, saved_seconds: float) -> str:
 
 
 class JobWatcher:
-    """Looks out for what holds up a whole job.
+    """Judges what holds up a whole job.
 
     Args:
         ranks: Number of ranks.
-        rules: The kinds to look out for, narrower ones first.
+        rules: The kinds of verdicts, narrower ones first.
     """
 
     def __init__(self, ranks: int, rules: Iterable[Rule]) -> None:
@@ -260,37 +258,36 @@ class JobWatcher:
     def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`.
 
-        Where a rank's record is missing nobody knows what every rank is spared: it may be the one all others wait for.
+        Where a rank's record is missing it is not known what every rank is spared: it may be the one all others wait
+        for.
         """
         if len(row) < self._ranks:
             return []
-        one = job_step(step, row)
-        self._recent.append(one)
-        found = []
+        current = job_step(step, row)
+        self._recent.append(current)
+        events = []
         for rule in self._rules:
             if (verdict := self._open.get(rule.kind)) is not None:
-                self._open[rule.kind] = dearer(verdict, [one], self._ranks)
-            if rule.episode.update(step, rule.share(one), one.step_seconds):
-                found.append(self._begin(rule, step) if rule.episode.is_open else self._end(rule))
-        return found
+                self._open[rule.kind] = add_cost(verdict, [current], self._ranks)
+            if not rule.episode.update(step, rule.share(current), current.step_seconds):
+                continue
+            if rule.episode.is_open:
+                since = rule.episode.since_step
+                episode = [kept for kept in self._recent if kept.step >= since]
+                verdict = msgspec.structs.replace(rule.verdict(episode), since_step=since, detected_step=step)
+                cost = cost_since(verdict, episode, step - since + 1, self._ranks)
+                self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
+                events.append(VerdictEvent(self._open[rule.kind], ended=False))
+            else:
+                verdict = self._open.pop(rule.kind)
+                evidence = {**verdict.evidence, "until_step": rule.episode.until_step}
+                events.append(VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True))
+        return events
 
     @property
     def open(self) -> list[Verdict]:
         """The verdicts whose episodes are not over, with their prices so far."""
         return list(self._open.values())
-
-    def _begin(self, rule: Rule, step: int) -> VerdictEvent:
-        since = rule.episode.since_step
-        episode = [one for one in self._recent if one.step >= since]
-        verdict = msgspec.structs.replace(rule.verdict(episode), since_step=since, detected_step=step)
-        cost = cost_since(verdict, episode, step - since + 1, self._ranks)
-        self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
-        return VerdictEvent(self._open[rule.kind], ended=False)
-
-    def _end(self, rule: Rule) -> VerdictEvent:
-        verdict = self._open.pop(rule.kind)
-        evidence = {**verdict.evidence, "until_step": rule.episode.until_step}
-        return VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
 
 
 def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
@@ -313,7 +310,7 @@ def lost_seconds(verdict: Verdict, exposed: Floats, data: Floats) -> Floats:
     return exposed
 
 
-def dearer(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
+def add_cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> Verdict:
     """Return the verdict with what these steps lost to it added to its price."""
     return msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds + _cost(verdict, steps, ranks))
 
@@ -343,19 +340,19 @@ def least_of_ranks(values: Floats, *, positive: bool = False) -> Floats:
 
 
 def _cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> float:
-    exposed, data = ([getattr(one, name) for one in steps] for name in ("exposed_seconds", "data_seconds"))
+    exposed, data = ([getattr(step, name) for step in steps] for name in ("exposed_seconds", "data_seconds"))
     return ranks * float(lost_seconds(verdict, np.array(exposed), np.array(data)).sum())
 
 
-def typical_step(steps: Iterable[JobStep]) -> JobStep:
+def median_step(steps: Iterable[JobStep]) -> JobStep:
     """Return the medians of some steps; of what collectives take, of those steps in which it was known."""
     steps = list(steps)
     if not steps:
         return _NOTHING
     typical = JobStep(steps[-1].step, *(_middle(column) for column in list(zip(*steps, strict=True))[1:]))
     return typical._replace(
-        busy_seconds=_middle(one.busy_seconds for one in steps if one.busy_seconds > 0),
-        latency_seconds=_middle(one.latency_seconds for one in steps if one.latency_seconds > 0),
+        busy_seconds=_middle(step.busy_seconds for step in steps if step.busy_seconds > 0),
+        latency_seconds=_middle(step.latency_seconds for step in steps if step.latency_seconds > 0),
     )
 
 
@@ -373,10 +370,6 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _known(value: float) -> float:
-    return value if 0 <= value < math.inf else 0.0
-
-
 def _least(values: Iterable[float]) -> float:
     return min((value for value in values if 0 <= value < math.inf), default=0.0)
 
@@ -386,7 +379,7 @@ def _middle(values: Iterable[float]) -> float:
     return float(median(known)) if known else 0.0
 
 
-def in_bytes(count: float) -> str:
+def bytes_text(count: float) -> str:
     """Return a number of bytes in words: `25 MB`, `3.2 kB`."""
     return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
 

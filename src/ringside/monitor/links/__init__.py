@@ -1,4 +1,4 @@
-"""Slow links: what the kernel says of every connection, judged across hosts.
+"""Slow links: what the kernel counts of every connection, judged across hosts.
 
 sampler    Wire per link: what each rank sent to each other host, and for how long the wire had it
 slow_link  Which link is slow: pure judgement over the rates of links, against their own past and against the others'

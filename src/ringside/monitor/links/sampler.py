@@ -10,64 +10,64 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, available, connections
+from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, connections, has_tcp_info
 from ringside.monitor.run.records import StepRecord, Wire
 
 PERIOD_S = 1.0
-"""How often connections are looked at: long against the kernel's ticks, short against what a verdict takes."""
+"""How often connections are read: long against the kernel's ticks, short against what a verdict takes."""
 
 QUIET_PERIOD_S = 5.0
 """How often where there is nothing to see."""
 
 LEAST_BYTES = 1 << 16
-"""Connections that carry less in a period say nothing (stores, logging, heartbeats)."""
+"""Connections that carry less in a period are left out (stores, logging, heartbeats)."""
 
 MOST_WIRES = 32
-"""Connections that one rank tells of in a period, those that carried most."""
+"""Connections that one rank records in a period, those that carried most."""
 
 COST_RATIO = 0.002
 """Looking takes at most this share of one core: with thousands of connections it is done less often."""
 
 RATES_KEPT = 256
 ENDS_KEPT = 1 << 16
-"""Ends of connections that are remembered, those last told of: who connects anew for everything has ever new ones."""
+"""Ends of connections that are remembered, the newest: one that connects anew for everything has ever new ones."""
 
 _log = logging.getLogger("ringside")
 Link = tuple[int, int]
 
 
 class LinkSampler:
-    """Makes this rank's `Wire`s: the differences between two looks at its connections.
+    """Makes this rank's `Wire`s: the differences between two readings of its connections.
 
     Args:
-        look: Returns the connections to other hosts.
+        read: Returns the connections to other hosts.
         now: Monotonic seconds.
         cpu: CPU seconds of the calling thread.
-        period_s: How often it looks.
+        period_s: How often it reads.
 
     Attributes:
-        off: Whether it looks no more: this kernel does not say, or looking failed.
+        off: Whether it reads no more: this kernel does not count, or reading failed.
     """
 
     def __init__(
         self,
-        look: Callable[[], Iterable[TcpConnection]] = connections,
+        read: Callable[[], Iterable[TcpConnection]] = connections,
         *,
         now: Callable[[], float] = time.perf_counter,
         cpu: Callable[[], float] = time.thread_time,
         period_s: float = PERIOD_S,
     ) -> None:
-        self.off = look is connections and not available()
-        self._look, self._now, self._cpu, self._period_s = look, now, cpu, period_s
+        self.off = read is connections and not has_tcp_info()
+        self._read, self._now, self._cpu, self._period_s = read, now, cpu, period_s
         self._before: dict[int, TcpCounters] = {}
-        self._looked = self._due = now()
+        self._last = self._due = now()
 
     def add_to(self, batch: list[StepRecord]) -> list[StepRecord]:
-        """Return a batch of records whose newest tells what the links carried, if a period has ended."""
+        """Return a batch of records whose newest holds what the links carried, if a period has ended."""
         try:
             wires = self.sample() if batch else ()
         except Exception as error:
@@ -81,40 +81,39 @@ class LinkSampler:
         if self.off or began < self._due:
             return ()
         cpu_began = self._cpu()
-        seen = list(self._look())
-        seconds, self._looked = began - self._looked, began
-        told = [_difference(self._before[one.inode], one, seconds) for one in seen if one.inode in self._before]
-        self._before = {one.inode: one.counters for one in seen}
+        seen = list(self._read())
+        seconds, self._last = began - self._last, began
+        moved: list[tuple[int, Wire]] = []  # the bytes that went the busier way, and what was sent
+        for connection in seen:
+            was, now = self._before.get(connection.inode), connection.counters
+            if was is None:
+                continue  # new in this period: from when on is not known
+            window = max(now.window_seconds - was.window_seconds, 0.0)
+            wire = Wire(
+                seconds=seconds,
+                sent_bytes=max(now.acked_bytes - was.acked_bytes, 0),
+                wire_seconds=max(now.busy_seconds - was.busy_seconds - window, 0.0),
+                window_seconds=window,
+                delivery_bytes_per_s=now.delivery_bytes_per_s,
+                rtt_seconds=now.rtt_seconds,
+                retransmitted_bytes=max(now.retransmitted_bytes - was.retransmitted_bytes, 0),
+                local=str(connection.local),
+                remote=str(connection.remote),
+            )
+            # A rank that only receives records this as well: no other knows whose that end of the connection is.
+            moved.append((max(wire.sent_bytes, now.received_bytes - was.received_bytes), wire))
+        self._before = {connection.inode: connection.counters for connection in seen}
         cost_s = self._cpu() - cpu_began
         self._due = began + max(self._period_s if seen else QUIET_PERIOD_S, cost_s / COST_RATIO)
-        # Who only receives tells as well: nobody else knows whose that end of the connection is.
-        told = [(moved, wire) for moved, wire in told if moved >= LEAST_BYTES]
-        told.sort(key=lambda pair: -pair[0])
-        return tuple(wire for _, wire in told[:MOST_WIRES])
-
-
-def _difference(was: TcpCounters, one: TcpConnection, seconds: float) -> tuple[int, Wire]:
-    """Return the bytes that went the busier way, and what was sent."""
-    now = one.counters
-    window = max(now.window_seconds - was.window_seconds, 0.0)
-    wire = Wire(
-        seconds=seconds,
-        sent_bytes=max(now.acked_bytes - was.acked_bytes, 0),
-        wire_seconds=max(now.busy_seconds - was.busy_seconds - window, 0.0),
-        window_seconds=window,
-        delivery_bytes_per_s=now.delivery_bytes_per_s,
-        rtt_seconds=now.rtt_seconds,
-        retransmitted_bytes=max(now.retransmitted_bytes - was.retransmitted_bytes, 0),
-        local=str(one.local),
-        remote=str(one.remote),
-    )
-    return max(wire.sent_bytes, now.received_bytes - was.received_bytes), wire
+        moved = [pair for pair in moved if pair[0] >= LEAST_BYTES]
+        moved.sort(key=lambda pair: -pair[0])
+        return tuple(wire for _, wire in moved[:MOST_WIRES])
 
 
 class LinkMap:
-    """Who is at the other end: learned from what every rank calls its own end of a connection.
+    """Which rank is at the other end: learned from what every rank calls its own end of a connection.
 
-    An end that nobody has called its own is taken for the lowest rank that has a connection from the same address.
+    An end that no rank has called its own is taken for the lowest rank that has a connection from the same address.
 
     Args:
         ends_kept: How many ends of connections are known at most; then the oldest go.
@@ -136,11 +135,9 @@ class LinkMap:
             self._addresses[address] = min(self._addresses.get(address, record.rank), record.rank)
         while len(self._ends) > self._ends_kept:
             del self._ends[next(iter(self._ends))]
-        wires = tuple(msgspec.structs.replace(wire, peer=self._peer(wire.remote)) for wire in record.wires)
-        return msgspec.structs.replace(record, wires=wires)
-
-    def _peer(self, remote: str) -> int:
-        return self._ends.get(remote, self._addresses.get(_address(remote), -1))
+        peers = [self._ends.get(wire.remote, self._addresses.get(_address(wire.remote), -1)) for wire in record.wires]
+        wires = [msgspec.structs.replace(wire, peer=peer) for wire, peer in zip(record.wires, peers, strict=True)]
+        return msgspec.structs.replace(record, wires=tuple(wires))
 
 
 def _address(end: str) -> str:
@@ -186,22 +183,24 @@ class LinkLedger:
         self._rates: defaultdict[Link, list[float]] = defaultdict(list)
 
     def reading(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """Yield the records, and add up what they tell."""
+        """Yield the records, and add up what their wires carried."""
         for record in records:
             for link, wires in wires_by_link(record).items():
-                self._add(link, wires)
+                # Several connections to one peer share the wire: their times overlap, their bytes add up.
+                seconds = max(wire.seconds for wire in wires)
+                values = (
+                    sum(wire.sent_bytes for wire in wires),
+                    min(sum(wire.wire_seconds for wire in wires), seconds),
+                    seconds,
+                    sum(wire.retransmitted_bytes for wire in wires),
+                )
+                sums = self._sums.get(link, (0.0,) * len(values))
+                self._sums[link] = tuple(before + value for before, value in zip(sums, values, strict=True))
+                rates = self._rates[link]
+                rates.append(sum(wire.bytes_per_s for wire in wires))
+                if len(rates) > RATES_KEPT:
+                    del rates[::2]
             yield record
-
-    def _add(self, link: Link, wires: Sequence[Wire]) -> None:
-        sent, again = sum(wire.sent_bytes for wire in wires), sum(wire.retransmitted_bytes for wire in wires)
-        seconds = max(wire.seconds for wire in wires)
-        values = (sent, min(sum(wire.wire_seconds for wire in wires), seconds), seconds, again)
-        sums = self._sums.get(link, (0.0,) * len(values))
-        self._sums[link] = tuple(before + value for before, value in zip(sums, values, strict=True))
-        rates = self._rates[link]
-        rates.append(sum(wire.bytes_per_s for wire in wires))
-        if len(rates) > RATES_KEPT:
-            del rates[::2]
 
     def totals(self, most: int = 64) -> list[LinkTotals]:
         """Return the links, slowest first; of very many those that carried most."""
@@ -220,4 +219,4 @@ class LinkLedger:
                     retransmitted_bytes=int(again),
                 )
             )
-        return sorted(found, key=lambda one: one.bytes_per_s)
+        return sorted(found, key=lambda total: total.bytes_per_s)

@@ -111,7 +111,7 @@ class SlowLink(NamedTuple):
     retransmitted_bytes: int
 
 
-def period_of(step: int, wires: Sequence[Wire]) -> Period:
+def combine_wires(step: int, wires: Sequence[Wire]) -> Period:
     """Return what the connections of one link did together, in the period that began with a step."""
     seconds = max(wire.seconds for wire in wires)
     return Period(
@@ -146,7 +146,7 @@ class LinkState:
     def recent(self) -> Usual:
         """Its rates over the last periods; 0 while there are too few."""
         last = list(self._periods)[-LASTING:]
-        return middle_of(last) if len(last) == LASTING else UNKNOWN
+        return median_rates(last) if len(last) == LASTING else UNKNOWN
 
     @property
     def kept(self) -> float:
@@ -160,7 +160,7 @@ class LinkState:
 
     def add(self, step: int, wires: Sequence[Wire], now_s: float) -> bool:
         """Take in what the connections of the link did until a step, at `now_s`; return whether that counts."""
-        period = period_of(self._next_step or step, wires)
+        period = combine_wires(self._next_step or step, wires)
         self._next_step, self.heard_s = step + 1, now_s
         if period.sent_bytes < LEAST_PERIOD_BYTES or not period.bytes_per_s:
             return False
@@ -178,7 +178,7 @@ class LinkState:
         if len(self._pending) > LASTING:
             self._healthy.append(self._pending.popleft())
         if len(self._healthy) >= LEARNT:
-            self.usual = middle_of(self._healthy)
+            self.usual = median_rates(self._healthy)
 
     def doubt(self) -> None:
         """The last periods were slow: they do not count for what is usual."""
@@ -203,13 +203,13 @@ class LinkState:
         return last[0].step if len(last) == LASTING and all(healthy) else None
 
 
-def middle_of(periods: Iterable[Period]) -> Usual:
+def median_rates(periods: Iterable[Period]) -> Usual:
     """Return the medians of the rates of at least one period."""
     pairs = [(period.bytes_per_s, period.mean_bytes_per_s) for period in periods]
     return Usual(*(median(rates) for rates in zip(*pairs, strict=True)))
 
 
-def middle_rate(states: Iterable[LinkState]) -> float:
+def median_rate(states: Iterable[LinkState]) -> float:
     """Return the median rate of all links over their last periods, bytes per second; 0 where none is known."""
     rates = [rate for state in states if (rate := state.recent.rate)]
     return median(rates) if rates else 0.0
@@ -223,14 +223,23 @@ def judge_link(
     Args:
         link: The link.
         states: All links of the job.
-        wires: What was told of it in that period.
+        wires: What it carried in that period.
         middle: The median rate of all links, as far as it is known: faster ones are not compared with the others.
     """
     state = states[link]
     if not state.is_doubtful and state.recent.rate >= LOOKED_INTO * middle:
         return None  # most are, and comparing each with all others is dear
     others = _others(link, states)
-    for usual, bar, lasting, against in _bars(state, others):
+    # What it may be held against: usual rates, bar as a share of them, periods, and whose rates these are.
+    bars: list[tuple[Usual, float, int, str]] = []
+    kept = [other.kept for other in others if other.kept]
+    if state.usual.mean and (not kept or state.kept <= OWN_FAULT * min(median(kept), 1.0)):
+        bars.append((state.usual, SLOW, LASTING, "its own past"))
+    recent = [other.recent for other in others if other.recent.mean]
+    if len(recent) >= 2:
+        theirs = Usual(median(rates.rate for rates in recent), median(rates.mean for rates in recent))
+        bars.append((theirs, SLOW_OF_OTHERS, 2 * LASTING, "the other links"))
+    for usual, bar, lasting, against in bars:
         slow = state.slow_periods(usual, bar)
         extra = [max(period.wire_seconds - period.sent_bytes / usual.mean, 0.0) / period.seconds for period in slow]
         if len(slow) >= lasting and median(extra) >= WORTH:
@@ -245,19 +254,6 @@ def judge_link(
                 retransmitted_bytes=sum(wire.retransmitted_bytes for wire in wires),
             )
     return None
-
-
-def _bars(state: LinkState, others: Sequence[LinkState]) -> list[tuple[Usual, float, int, str]]:
-    """Return what a link may be held against: usual rates, bar as a share of it, periods, and whose rate that is."""
-    found = []
-    kept = [other.kept for other in others if other.kept]
-    if state.usual.mean and (not kept or state.kept <= OWN_FAULT * min(median(kept), 1.0)):
-        found.append((state.usual, SLOW, LASTING, "its own past"))
-    recent = [other.recent for other in others if other.recent.mean]
-    if len(recent) >= 2:
-        middle = Usual(median(one.rate for one in recent), median(one.mean for one in recent))
-        found.append((middle, SLOW_OF_OTHERS, 2 * LASTING, "the other links"))
-    return found
 
 
 def _others(link: Link, states: Mapping[Link, LinkState]) -> list[LinkState]:

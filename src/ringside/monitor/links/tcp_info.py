@@ -58,7 +58,7 @@ class TcpConnection(NamedTuple):
     """A TCP connection to another host.
 
     Args:
-        inode: Tells connections apart for as long as they live.
+        inode: Identifies a connection for as long as it lives.
         local: This end.
         remote: The other.
         counters: What it has done so far.
@@ -90,8 +90,8 @@ def read_counters(info: bytes) -> TcpCounters | None:
     )
 
 
-def available() -> bool:
-    """Tell whether this kernel says enough about its connections."""
+def has_tcp_info() -> bool:
+    """Return whether this kernel counts what is needed of its connections."""
     if not hasattr(socket, "TCP_INFO") or not os.path.isdir(_FDS):
         return False
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
@@ -100,32 +100,27 @@ def available() -> bool:
 
 
 def connections(*, within_host: bool = False) -> Iterator[TcpConnection]:
-    """Yield this process's TCP connections; those that end on the same host only if asked for.
+    """Yield this process's TCP connections; those that end on the same host only if requested.
 
-    Every connection is looked at through a duplicate of its descriptor that lives for some microseconds, so that its
+    Every connection is read through a duplicate of its descriptor that lives for some microseconds, so that its
     owner may close it at any moment.
     """
     for name in os.listdir(_FDS):
-        found = _connection(int(name), within_host)
-        if found is not None:
-            yield found
-
-
-def _connection(fd: int, within_host: bool) -> TcpConnection | None:
-    try:
-        what = os.fstat(fd)
-        if not stat.S_ISSOCK(what.st_mode):
-            return None
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
-                return None
-            local, remote = _endpoint(sock.getsockname()), _endpoint(sock.getpeername())
-            if local.address == remote.address and not within_host:
-                return None
-            counters = read_counters(_ask(sock))
-    except OSError:
-        return None  # closed meanwhile, not connected, or no TCP
-    return None if counters is None else TcpConnection(what.st_ino, local, remote, counters)
+        try:
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+                    continue
+                local, remote = _endpoint(sock.getsockname()), _endpoint(sock.getpeername())
+                if local.address == remote.address and not within_host:
+                    continue
+                counters = read_counters(_ask(sock))
+        except OSError:
+            continue  # closed meanwhile, not connected, or no TCP
+        if counters is not None:
+            yield TcpConnection(status.st_ino, local, remote, counters)
 
 
 def _ask(sock: socket.socket) -> bytes:

@@ -1,7 +1,7 @@
 """A run on disk: a directory of JSON and JSON lines that is readable at any moment, even after SIGKILL.
 
 `run.json` (what is known at the start), `steps.jsonl` (one `StepRecord` per line), `events.jsonl` (what happened),
-and, once somebody asked for them, `summary.json` and `report.html`. Lines are only ever appended; whole files are
+and, once requested, `summary.json` and `report.html`. Lines are only ever appended; whole files are
 replaced in one rename. Nothing in a run directory is ever executed.
 """
 
@@ -42,15 +42,15 @@ Event = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's scalars as Python's; anything else unknown as text: recording must never raise."""
+def _as_builtin(value: Any) -> Any:
+    """Return NumPy's scalars as Python's; anything else unknown as text: recording must never raise."""
     try:
         return value.item() if hasattr(value, "item") else str(value)
     except Exception:  # an array of several elements, or anybody's class
         return f"<{type(value).__name__}>"
 
 
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_encode = msgspec.json.Encoder(enc_hook=_as_builtin).encode
 _decode_record = msgspec.json.Decoder(StepRecord).decode
 _FLOATS = frozenset(name for name, kind in StepRecord.__annotations__.items() if kind == "float")
 _floats_of = attrgetter(*_FLOATS)
@@ -79,11 +79,15 @@ class RunWriter:
         self.off = False
         self.stride = 1
         self._written_bytes, self._room_bytes, self._more_bytes = 0, full_bytes, max(full_bytes // 2, 1)
-        self._try(lambda: self._start(info))
+        self._try(lambda: self._create(info))
 
-    def _start(self, info: RunInfo) -> None:
+    def _create(self, info: RunInfo) -> None:
         if (self.path / RUN).exists():
-            _move_aside(self.path)
+            # An earlier run of the same name keeps its content, under the first free name of `path.1`, `path.2`, ...
+            number = 1
+            while os.path.lexists(aside := self.path.with_name(f"{self.path.name}.{number}")):
+                number += 1
+            self.path.rename(aside)
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.path / RUN, msgspec.json.format(_encode(info)) + b"\n")
         for name in (STEPS, EVENTS):
@@ -176,14 +180,6 @@ def runs_under(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def _move_aside(path: Path) -> None:
-    """Keep an earlier run of the same name under the first free name of `path.1`, `path.2`, ..."""
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.name}.{number}")):
-        number += 1
-    path.rename(aside)
-
-
 def decode_record(line: bytes) -> StepRecord | None:
     """Return the record in one line of `steps.jsonl`; None where the line is damaged.
 
@@ -193,22 +189,18 @@ def decode_record(line: bytes) -> StepRecord | None:
     try:
         record = _decode_record(line)
     except msgspec.ValidationError:
-        found = _or_none(lambda: _lenient(line))
-        if found is None:
+        # Again with 0 where a number is null: few records have any, so the fast way comes first.
+        try:
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            unknown = tuple(key for key, value in fields.items() if value is None and key in _FLOATS)
+            record = msgspec.convert({**fields, **dict.fromkeys(unknown, 0.0)}, StepRecord)
+        except UNDECODABLE:
             return None
-        record, unknown = found
     except UNDECODABLE:
         return None
     if sum(map(abs, _floats_of(record))) > MOST_S:
         return None
     return msgspec.structs.replace(record, **dict.fromkeys(unknown, math.nan)) if unknown else record
-
-
-def _lenient(line: bytes) -> tuple[StepRecord, tuple[str, ...]]:
-    """Return a record with 0 where a number is not known, and the names of those fields."""
-    fields = msgspec.json.decode(line, type=dict[str, Any])
-    unknown = tuple(key for key, value in fields.items() if value is None and key in _FLOATS)
-    return msgspec.convert({**fields, **dict.fromkeys(unknown, 0.0)}, StepRecord), unknown
 
 
 def finite(value: Any, deepest: int = DEEPEST) -> Any:
@@ -239,20 +231,18 @@ class _Lines:
                 if file.seek(0, os.SEEK_END) < self._offset:
                     self._offset = 0  # another run has begun in this directory
                 file.seek(self._offset)
-                while block := self._whole_lines(file.read(BLOCK_BYTES), file.readline):
+                while block := file.read(BLOCK_BYTES):
+                    if not block.endswith(b"\n"):
+                        block += file.readline()
+                    block = block[: block.rfind(b"\n") + 1]
+                    if not block:
+                        break  # a torn last line is read once it is whole
                     self._offset += len(block)
                     yield from (line for line in block.split(b"\n") if line.strip())
         except FileNotFoundError:
             return
         except OSError as error:
             raise RingsideError(f"{self._path} cannot be read: {error.strerror or error}") from error
-
-    @staticmethod
-    def _whole_lines(block: bytes, rest_of_line: Callable[[], bytes]) -> bytes:
-        """Return `block` up to its last newline, completed first by the rest of its last line."""
-        if block and not block.endswith(b"\n"):
-            block += rest_of_line()
-        return block[: block.rfind(b"\n") + 1]
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -261,6 +251,7 @@ def open_regular(path: Path) -> BinaryIO:
     Raises:
         OSError: It cannot be opened, or is no regular file.
     """
+    # Not blocking: opening a pipe that nobody writes to would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")

@@ -18,9 +18,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the kernel and the GPU's driver say of a rank, for the time since it was last asked; None = not known.
+    """What the kernel and the GPU's driver report of a rank, for the time since it was last read; None = not known.
 
-    It is asked a few times a second at most, when a batch of records is sent; the oldest of the batch carries it.
+    It is read a few times a second at most, when a batch of records is sent; the oldest of the batch carries it.
 
     Args:
         seconds: How long the time is that the figures cover.
@@ -32,7 +32,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             `throttled_seconds` in it.
         preemptions: Involuntary context switches.
         major_faults: Page faults for which something was read from a disk.
-        swapped_in_pages: Pages the whole machine read back from swap; asked where there were major faults.
+        swapped_in_pages: Pages the whole machine read back from swap; read where there were major faults.
         throttled_seconds: How long its cgroup stood still because a CPU quota was used up.
         quota_cpus: That quota.
         steal_ratio: Of the time in which its CPUs had work, the share that the hypervisor gave to others.
@@ -125,7 +125,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         backward_seconds: Backward passes without `exposed_seconds`.
         optimizer_seconds: Optimizer updates.
         cpu_seconds: CPU time of the process (all its threads) during the step.
-        samples: Samples (or tokens) this rank worked on; 0 where it was not told.
+        samples: Samples (or tokens) this rank worked on; 0 where it is not known.
         payload_bytes: Gradient bytes synchronised.
         collectives: Number of collectives that carried them.
         overhead_seconds: Ringside's own bookkeeping inside the step.

@@ -43,12 +43,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def register(path: Path, world_size: int, started_unix: float) -> Path | None:
-    """Say that this process writes a run; return the file to give to `unregister`, None where that cannot be said."""
+    """Register that this process writes a run; return the file to give to `unregister`, None where that failed."""
     pid = os.getpid()
     entry = Entry(
         path=os.fsencode(path.absolute()),
         pid=pid,
-        born=_born(pid) or 0,
+        born=_started_ticks(pid) or 0,
         started_unix=started_unix,
         world_size=world_size,
     )
@@ -65,20 +65,23 @@ def register(path: Path, world_size: int, started_unix: float) -> Path | None:
 
 
 def unregister(file: Path | None) -> None:
-    """Take back what `register` said."""
+    """Remove what `register` wrote."""
     if file is not None:
         with contextlib.suppress(OSError):
             file.unlink()
 
 
-def running() -> list[Entry]:
+def running_runs() -> list[Entry]:
     """Return the runs that are going on, the newest first; what dead processes left is removed."""
     directory = registry_directory()
     found = []
     if _is_ours(directory):
         for file in directory.glob("*.json"):
-            entry = _read(file)
-            if entry is None or _born(entry.pid) != entry.born:
+            try:
+                entry = msgspec.json.decode(file.read_bytes(), type=Entry)
+            except (OSError, *UNDECODABLE):
+                entry = None
+            if entry is None or _started_ticks(entry.pid) != entry.born:
                 unregister(file)
             else:
                 found.append(entry)
@@ -102,15 +105,8 @@ def _is_ours(directory: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def _read(file: Path) -> Entry | None:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Entry)
-    except (OSError, *UNDECODABLE):
-        return None
-
-
-def _born(pid: int) -> int | None:
-    """When a process was started, in ticks since boot; None where there is none."""
+def _started_ticks(pid: int) -> int | None:
+    """Return when a process was started, in ticks since boot; None where there is none."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):

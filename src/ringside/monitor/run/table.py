@@ -42,7 +42,7 @@ class StepTable:
         steps: Training step of each row, int [steps], ascending.
         stride: How many training steps one row stands for.
         values: float64 [fields, steps, ranks], NaN = missing, in the order of `FIELDS`.
-        vitals: What the machines said of the ranks; in steps of its own, that the stride does not thin out.
+        vitals: What the machines reported of the ranks; in steps of its own, that the stride does not thin out.
     """
 
     def __init__(self, steps: np.ndarray, stride: int, values: Floats, vitals: VitalsTable | None = None) -> None:

@@ -78,7 +78,17 @@ class VitalsGatherer:
         self._seen[record.rank] += 1
         if number % self._stride:
             return
-        self._rows.append((number, record.step, record.rank, _values(record.vitals)))
+        numbers = []
+        for name in FIELDS:
+            value = getattr(record.vitals, name)
+            try:
+                numbers.append(math.nan if value is None else float(value))
+            except OverflowError:  # a whole number in a file of somebody else's
+                numbers.append(math.nan)
+        values = np.array(numbers)
+        # What cannot be a time or a count is not known.
+        values = np.where((values >= 0) & (values <= LARGEST), values, np.nan)
+        self._rows.append((number, record.step, record.rank, values))
         if len(self._rows) > self._limit:
             self._stride *= 2
             self._rows = [row for row in self._rows if row[0] % self._stride == 0]
@@ -89,19 +99,6 @@ class VitalsGatherer:
         owners = np.array([row[2] for row in self._rows], dtype=np.int64)
         values = np.stack([row[3] for row in self._rows]) if self._rows else np.empty((0, len(FIELDS)))
         return VitalsTable(self._ranks, steps, owners, values)
-
-
-def _values(vitals: Vitals) -> Floats:
-    """Return the fields as numbers; whatever cannot be a time or a count is NaN."""
-    values = np.array([_as_float(getattr(vitals, name)) for name in FIELDS])
-    return np.where((values >= 0) & (values <= LARGEST), values, np.nan)
-
-
-def _as_float(value: float | int | None) -> float:
-    try:
-        return math.nan if value is None else float(value)
-    except OverflowError:  # a whole number in a file of somebody else's
-        return math.nan
 
 
 # -------------------------------------------------------------------------------------------------

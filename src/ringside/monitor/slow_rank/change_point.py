@@ -64,7 +64,7 @@ class SustainedShift:
         """Whether a jump is beyond all doubt about scale and autocorrelation, as far as the noise has a core."""
         return bool(jump >= self._bars[index, job, rank])
 
-    def look(self, excess: Floats, medians: Floats, steps: int, relief: NDArray[np.int64], warm_up: int) -> Floats:
+    def update(self, excess: Floats, medians: Floats, steps: int, relief: NDArray[np.int64], warm_up: int) -> Floats:
         """Return how far the windows that end now lie above all before, where that may be news, [windows, jobs, ranks].
 
         NaN where it is none.
@@ -169,7 +169,7 @@ class ChangePoint:
         self._seen = np.zeros((len(PAIRS), shape[0], 1))
         self._looks = np.zeros((len(PAIRS), shape[0], 1))
 
-    def look(
+    def update(
         self,
         excess: Floats,
         steps: int,
@@ -191,7 +191,7 @@ class ChangePoint:
         Returns:
             [jobs, ranks]; NaN where a rank did not jump.
         """
-        self._take(excess, steps, warm_up)
+        self._append_medians(excess, steps, warm_up)
         row, kept = steps % self._kept, self._kept
         after = np.stack([self._medians[row, late] for late, _ in self._slots])
         places = zip(self._after, self._slots, strict=True)
@@ -215,7 +215,7 @@ class ChangePoint:
     def _lasts(self, excess: Floats, steps: int, warm_up: int, least: Floats, relief: NDArray[np.int64]) -> Floats:
         """Return the level of ranks whose excess has lasted, [jobs, ranks]; else -inf."""
         medians = self._medians[steps % self._kept][[self._lengths.index(length) for length in WINDOWS]]
-        jumps = self._lasting.look(excess, medians, steps, relief, warm_up)
+        jumps = self._lasting.update(excess, medians, steps, relief, warm_up)
         with np.errstate(invalid="ignore"):
             found = (jumps >= least[1]) & (medians >= least[0])
         found &= is_new(steps, np.array(WINDOWS), relief)
@@ -247,7 +247,7 @@ class ChangePoint:
         gross: Floats = np.where(far, level, -np.inf)
         return gross
 
-    def _take(self, excess: Floats, steps: int, warm_up: int) -> None:
+    def _append_medians(self, excess: Floats, steps: int, warm_up: int) -> None:
         row = steps % self._kept
         for index, length in enumerate(self._lengths):
             count = min(length, steps - warm_up) if length == AROUND else length

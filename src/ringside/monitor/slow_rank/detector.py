@@ -5,40 +5,26 @@ The method and what it reaches (recall, delay, false alarms per day) are in docs
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.monitor.slow_rank.pauses import Pauses, is_of_pauses, judge_pauses, rejudge_pauses
-from ringside.monitor.slow_rank.verdict import judge
+from ringside.monitor.slow_rank.verdict import judge_excess
 from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import Floats, log_excess, usable
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, VerdictEvent
 
 WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
-
-
-class VerdictEvent(NamedTuple):
-    """What changed at one step.
-
-    Args:
-        verdict: The verdict, as far as it is known at this step.
-        ended: Whether its episode is over; `evidence["until_step"]` then says since when.
-    """
-
-    verdict: Verdict
-    ended: bool
 
 
 class Detector:
     """Watches one job, step by step; memory is O(ranks) and does not grow with steps.
 
     Args:
-        ranks: Number of ranks, at least 1 (one rank alone never holds anybody up).
+        ranks: Number of ranks, at least 1 (one rank alone never holds up others).
 
     Raises:
         UsageError: There are no ranks.
@@ -84,59 +70,47 @@ class Detector:
         if not (opened.any() or closed.any() or pausing.any() or paused.any()):
             return []
         now = int(self._steps[slot])
-        paused = paused | (opened & self._pauses.open)  # who is slow in every step is no longer told of its pauses
-        ended = [self._end_of_pauses(int(rank)) for rank in np.flatnonzero(paused[0])]
-        ended += [self._end(int(rank)) for rank in np.flatnonzero(closed[0])]
-        begun = [self._begin(int(rank), now) for rank in np.flatnonzero(opened[0])]
-        begun += [self._begin_of_pauses(int(rank), now) for rank in np.flatnonzero(pausing[0])]
-        return [*(VerdictEvent(one, ended=True) for one in ended), *(VerdictEvent(one, ended=False) for one in begun)]
+        paused = paused | (opened & self._pauses.open)  # of a rank that is slow in every step pauses are no verdict
+        events = []
+        for rank in map(int, np.flatnonzero(paused[0])):
+            events.append(self._end(rank, self._pauses.last[0, rank]))
+            self._pauses.reset(0, rank)
+        for rank in map(int, np.flatnonzero(closed[0])):
+            events.append(self._end(rank, int(self._screen.relief[0, rank])))
+        for rank in map(int, np.flatnonzero(opened[0])):
+            self._open[rank] = self._judge_episode(rank, now)
+            events.append(VerdictEvent(self._open[rank], ended=False))
+        for rank in map(int, np.flatnonzero(pausing[0])):
+            rhythm = self._pauses.rhythm[0, rank]
+            since = self._number(rhythm.first - 1)
+            self._open[rank] = judge_pauses(rank, rhythm, self.ranks, since_step=since, detected_step=now)
+            events.append(VerdictEvent(self._open[rank], ended=False))
+        return events
 
-    def _begin(self, rank: int, now: int) -> Verdict:
-        onset = int(self._screen.onset[0, rank])
-        own, samples, steps = self._since(onset)
-        verdict = judge(
+    def _end(self, rank: int, count: int) -> VerdictEvent:
+        """Close a rank's episode, which was over after step count `count`."""
+        verdict = self._open.pop(rank)
+        evidence = {**verdict.evidence, "until_step": self._number(count)}
+        return VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
+
+    def _judge_episode(self, rank: int, now: int) -> Verdict:
+        """Return the verdict on an episode that has just opened, from its steps as far back as the window reaches."""
+        onset, total = int(self._screen.onset[0, rank]), self._screen.steps
+        slots = np.arange(max(onset, total - WINDOW, 0), total) % WINDOW
+        samples = self._samples[slots]
+        return judge_excess(
             rank,
-            own,
-            samples,
-            since_step=self._number(onset) if onset else int(steps[0]),
+            self._own[slots],
+            None if np.isnan(samples).all() else samples,
+            since_step=self._number(onset) if onset else int(self._steps[slots[0]]),
             detected_step=now,
-            usual=self._usual(rank),
+            usual=float(self._screen.usual[0, rank]) if onset > 0 else 0.0,  # there was no before
         )
-        self._open[rank] = verdict
-        return verdict
-
-    def _end(self, rank: int) -> Verdict:
-        verdict = self._open.pop(rank)
-        evidence = {**verdict.evidence, "until_step": self._number(int(self._screen.relief[0, rank]))}
-        return msgspec.structs.replace(verdict, evidence=evidence)
-
-    def _begin_of_pauses(self, rank: int, now: int) -> Verdict:
-        rhythm = self._pauses.rhythm[0, rank]
-        since = self._number(rhythm.first - 1)
-        self._open[rank] = judge_pauses(rank, rhythm, self.ranks, since_step=since, detected_step=now)
-        return self._open[rank]
-
-    def _end_of_pauses(self, rank: int) -> Verdict:
-        verdict = self._open.pop(rank)
-        evidence = {**verdict.evidence, "until_step": self._number(self._pauses.last[0, rank])}
-        self._pauses.forget(0, rank)
-        return msgspec.structs.replace(verdict, evidence=evidence)
-
-    def _usual(self, rank: int) -> float:
-        """What the rank's excess was before, where there was a before."""
-        return float(self._screen.usual[0, rank]) if self._screen.onset[0, rank] > 0 else 0.0
 
     def _number(self, count: int) -> int:
-        """The number of the training step after step count `count`; one that is no longer kept is counted back to."""
+        """Return the training step after step count `count`; one that is no longer kept is counted back to."""
         oldest = max(self._screen.steps - WINDOW, 0)
         return int(self._steps[max(count, oldest) % WINDOW]) - max(oldest - count, 0)
-
-    def _since(self, count: int) -> tuple[Floats, Floats | None, NDArray[np.int64]]:
-        """Own times, samples and step numbers from step count `count` on, as far back as the window reaches."""
-        total = self._screen.steps
-        slots = np.arange(max(count, total - WINDOW, 0), total) % WINDOW
-        samples = self._samples[slots]
-        return self._own[slots], None if np.isnan(samples).all() else samples, self._steps[slots]
 
 
 def detect(own_seconds: ArrayLike, samples: ArrayLike | None = None) -> list[Verdict]:
@@ -167,7 +141,13 @@ def detect(own_seconds: ArrayLike, samples: ArrayLike | None = None) -> list[Ver
     for step, row in enumerate(own):
         for finding in detector.update(row, None if work is None else work[step]):
             found[finding.verdict.ranks[0], finding.verdict.detected_step] = finding.verdict
-    return [_over_the_whole_episode(verdict, own, work) for verdict in found.values()]
+    verdicts = []
+    for verdict in found.values():
+        # On line an episode is judged on its first steps; here on all of them.
+        begin, until = verdict.since_step, verdict.evidence.get("until_step")
+        episode = slice(begin, None if until is None else max(int(until), begin + 1))
+        verdicts.append(rejudge(verdict, own[episode], None if work is None else work[episode]))
+    return verdicts
 
 
 def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
@@ -180,7 +160,7 @@ def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
     """
     if is_of_pauses(verdict):
         return rejudge_pauses(verdict, own)
-    again = judge(
+    again = judge_excess(
         verdict.ranks[0],
         own,
         None if samples is None or not np.isfinite(samples).any() else samples,
@@ -189,13 +169,6 @@ def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
         usual=float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))),
     )
     return msgspec.structs.replace(again, evidence={**verdict.evidence, **again.evidence})
-
-
-def _over_the_whole_episode(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
-    until = verdict.evidence.get("until_step")
-    begin = verdict.since_step
-    episode = slice(begin, None if until is None else max(int(until), begin + 1))
-    return rejudge(verdict, own[episode], None if samples is None else samples[episode])
 
 
 def _table(values: ArrayLike) -> Floats:

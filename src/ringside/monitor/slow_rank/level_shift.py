@@ -82,7 +82,7 @@ class LevelShift:
         self._seen = np.zeros((len(LENGTHS), shape[0], 1))
         self._recent = np.zeros((max(LENGTHS) // EVERY + 1, len(LENGTHS), shape[0], 1))
 
-    def look(self, excess: Floats, steps: int, warm_up: int, relief: NDArray[np.int64], least: Floats) -> Floats:
+    def update(self, excess: Floats, steps: int, warm_up: int, relief: NDArray[np.int64], least: Floats) -> Floats:
         """Return the level that each rank has shifted to and kept, [jobs, ranks]; -inf where it did not.
 
         Args:
@@ -218,7 +218,7 @@ MENDED_SURE = 0.5
 """No noise is taken for smaller than this."""
 
 
-def is_over(before: Floats, since: Floats, bar: float) -> bool:
+def has_recovered(before: Floats, since: Floats, bar: float) -> bool:
     """Whether the level of the newest steps is surely below a bar.
 
     Args:

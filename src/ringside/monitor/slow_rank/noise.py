@@ -144,7 +144,7 @@ class Noise:
         stretched: Floats = np.maximum(lean * (z**2 - 1.0) / 6.0, tails * (z**3 - 3.0 * z) / 24.0)
         return stretched
 
-    def usual(self) -> tuple[Floats, Floats]:
+    def baseline(self) -> tuple[Floats, Floats]:
         """Return what each rank usually exceeds the others by and the standard error of that, [jobs, ranks] each.
 
         The mean so far is drawn towards zero as far as it is uncertain compared with how far ranks lie apart at all.

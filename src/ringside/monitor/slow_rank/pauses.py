@@ -113,12 +113,12 @@ class Pauses:
         nobody = np.zeros_like(self.open)
         if self.steps % EVERY:
             return nobody, nobody
-        opened, closed = self._look(nobody if busy is None else busy) if self.steps >= SPAN else (nobody, nobody)
+        opened, closed = self._judge(nobody if busy is None else busy) if self.steps >= SPAN else (nobody, nobody)
         self._learn()
         return opened, closed
 
-    def forget(self, job: int, rank: int) -> None:
-        """Let nothing count that a rank did so far: it is known for something else."""
+    def reset(self, job: int, rank: int) -> None:
+        """Discard what a rank did so far: it is known for something else."""
         self.open[job, rank] = False
         self.rhythm.pop((job, rank), None)
         for kept in (self._late, self._begun, self._extra, self._lost):
@@ -146,12 +146,12 @@ class Pauses:
         bar = np.maximum(LATE * self._typical, self._typical + ROUGH * scale)
         self._bar = np.where(np.isfinite(bar), bar, np.inf)
 
-    def _look(self, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _judge(self, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         opened, closed = np.zeros_like(self.open), np.zeros_like(self.open)
         for job, rank in self.rhythm:
             closed[job, rank] = self._is_over(job, rank)
         for job, rank in np.argwhere(closed):
-            self.forget(int(job), int(rank))
+            self.reset(int(job), int(rank))
         counts = self._begun.sum(axis=0)
         loss = self._lost.sum(axis=0) / np.maximum(self._whole.sum(axis=0), 1e-9)[:, None]
         for job, rank in np.argwhere((counts >= FEWEST) & (loss >= LEAST_LOSS) & ~self.open & ~busy):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringside.monitor.price import cost_rank_seconds
 from ringside.monitor.slow_rank.window_test import EFFECT
-from ringside.monitor.stats import Floats, log_excess
+from ringside.monitor.stats import Floats, known_median, log_excess
 from ringside.monitor.verdict import Verdict
 
 EXPLAINED = 0.7
@@ -23,7 +23,7 @@ UNEVEN_CAUSE = "it was given more samples per step; per sample it is as fast as 
 UNEVEN_ADVICE = "Balance the batches: equal samples (or tokens) per rank, or bucket sequences by length."
 
 
-def judge(
+def judge_excess(
     rank: int, own: Floats, samples: Floats | None, *, since_step: int, detected_step: int, usual: float = 0.0
 ) -> Verdict:
     """Return the verdict on one rank's episode.
@@ -36,12 +36,12 @@ def judge(
         detected_step: Training step at which it was noticed.
         usual: The rank's log excess before the episode.
     """
-    excess = middle(log_excess(own)[:, rank])
-    more_work = 0.0 if samples is None else middle(log_excess(samples)[:, rank])
+    excess = known_median(log_excess(own)[:, rank])
+    more_work = 0.0 if samples is None else known_median(log_excess(samples)[:, rank])
     uneven = more_work > 0 and (excess - more_work < min(EFFECT, excess / 2) or more_work >= EXPLAINED * excess)
     evidence: dict[str, float | int | str] = {
-        "own_seconds": middle(own[:, rank]),
-        "others_own_seconds": middle(np.delete(own, rank, axis=1).ravel()),
+        "own_seconds": known_median(own[:, rank]),
+        "others_own_seconds": known_median(np.delete(own, rank, axis=1).ravel()),
         "usual_excess_ratio": math.expm1(usual),
         "steps": len(own),
     }
@@ -58,9 +58,3 @@ def judge(
         cost_rank_seconds=cost_rank_seconds(own, [rank], [usual]),
         advice=UNEVEN_ADVICE if uneven else SLOW_ADVICE,
     )
-
-
-def middle(values: Floats) -> float:
-    """Return the median of what is finite; 0 where nothing is."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else 0.0

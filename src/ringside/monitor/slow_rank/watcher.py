@@ -8,13 +8,13 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from ringside.monitor.causes.explain import explain
-from ringside.monitor.run.table import StepTable, tabulate
-from ringside.monitor.slow_rank.detector import WINDOW, Detector, VerdictEvent
+from ringside.monitor.causes.explain import explain_verdict
+from ringside.monitor.run.table import tabulate
+from ringside.monitor.slow_rank.detector import WINDOW, Detector
 from ringside.monitor.slow_rank.meters import PriceMeter, meter_of
 from ringside.monitor.slow_rank.pauses import is_of_pauses
 from ringside.monitor.slow_rank.window_test import PERSISTENCE
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.monitor.watcher import Row
 
 RECORDS_KEPT = 16_384
@@ -32,11 +32,6 @@ LOOK_AGAIN = 8
 """Steps between two looks at who is slow and does not matter yet."""
 
 
-def recent_rows(ranks: int) -> deque[Row]:
-    """Return an empty list of the newest steps' records, bounded by ranks."""
-    return deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
-
-
 class SlowRankWatcher:
     """Names ranks whose own time holds the job up: `slow_rank`, `uneven_work`, `input_bound`.
 
@@ -47,11 +42,12 @@ class SlowRankWatcher:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._detector = Detector(ranks)
-        self._recent = recent_rows(ranks)
+        self._recent: deque[Row] = deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
         self._meters: dict[int, PriceMeter] = {}
+        # By rank. A finding of the detector is pending until it has lasted, then minor until it is material, then open.
+        self._pending: dict[int, Verdict] = {}
+        self._minor: dict[int, Verdict] = {}
         self._open: dict[int, Verdict] = {}
-        self._young: dict[int, Verdict] = {}
-        self._slight: dict[int, Verdict] = {}
 
     def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`."""
@@ -62,41 +58,41 @@ class SlowRankWatcher:
         findings = self._detector.update(own, samples if samples.any() else None, step=step)
         for meter in self._meters.values():
             meter.add(own[None])
-        told = [self._open_or_close(finding) for finding in findings]
-        grown = [rank for rank, verdict in self._young.items() if self._has_lasted(verdict)]
-        self._slight.update({rank: self._young.pop(rank) for rank in grown})
-        told += [self._begin(rank, step) for rank in (grown if step % LOOK_AGAIN else list(self._slight))]
-        return [finding for finding in told if finding is not None]
+        events = []
+        for finding in findings:
+            rank = finding.verdict.ranks[0]
+            if not finding.ended:
+                self._pending[rank] = finding.verdict
+            elif rank in self._open:
+                verdict = self._priced(rank, self._open.pop(rank))
+                del self._meters[rank]
+                evidence = {**verdict.evidence, "until_step": finding.verdict.evidence["until_step"]}
+                events.append(VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True))
+            else:  # over before it was a verdict
+                self._pending.pop(rank, None)
+                self._minor.pop(rank, None)
+        lasted = [rank for rank, verdict in self._pending.items() if self._has_lasted(verdict)]
+        self._minor.update({rank: self._pending.pop(rank) for rank in lasted})
+        for rank in lasted if step % LOOK_AGAIN else list(self._minor):
+            if self._is_material(self._minor[rank]):
+                verdict = msgspec.structs.replace(self._minor.pop(rank), detected_step=step)
+                if not is_of_pauses(verdict):
+                    table = tabulate((record for row in self._recent for record in row.values()), self._ranks)
+                    verdict = explain_verdict(
+                        verdict, table.between(verdict.since_step), table.before(verdict.since_step)
+                    )
+                self._meters[rank] = meter_of(verdict)
+                self._open[rank] = verdict
+                events.append(VerdictEvent(verdict, ended=False))
+        return events
 
     @property
     def open(self) -> list[Verdict]:
         """The verdicts whose episodes are not over, with their prices so far."""
         return [self._priced(rank, verdict) for rank, verdict in self._open.items()]
 
-    def _open_or_close(self, finding: VerdictEvent) -> VerdictEvent | None:
-        rank = finding.verdict.ranks[0]
-        if not finding.ended:
-            self._young[rank] = finding.verdict
-            return None
-        if self._young.pop(rank, None) is not None or self._slight.pop(rank, None) is not None:
-            return None
-        until = finding.verdict.evidence["until_step"]
-        verdict = self._priced(rank, self._open.pop(rank))
-        del self._meters[rank]
-        return VerdictEvent(
-            msgspec.structs.replace(verdict, evidence={**verdict.evidence, "until_step": until}), ended=True
-        )
-
-    def _begin(self, rank: int, step: int) -> VerdictEvent | None:
-        if not self._matters(self._slight[rank]):
-            return None
-        verdict = self._explained(msgspec.structs.replace(self._slight.pop(rank), detected_step=step))
-        self._meters[rank] = meter_of(verdict)
-        self._open[rank] = verdict
-        return VerdictEvent(verdict, ended=False)
-
     def _has_lasted(self, verdict: Verdict) -> bool:
-        """Whether a rank's excess has lasted and cost enough, and is there in most of the newest steps."""
+        """Return whether a rank's excess has lasted and cost enough, and is there in most of the newest steps."""
         if is_of_pauses(verdict):
             return True
         rank, seconds, lost = verdict.ranks[0], 0.0, 0.0
@@ -104,7 +100,8 @@ class SlowRankWatcher:
         for row in filter(None, reversed(self._recent)):
             if next(iter(row.values())).step < verdict.since_step:
                 break
-            seconds += max(_longest(record.step_seconds, record.own_seconds) for record in row.values())
+            times = [time for record in row.values() for time in (record.step_seconds, record.own_seconds)]
+            seconds += max((time for time in times if time > 0), default=0.0)  # what is not known is not positive
             known = {other: record.own_seconds for other, record in row.items() if record.own_seconds > 0}
             own = known.pop(rank, None)
             if own is None or not known:
@@ -117,26 +114,12 @@ class SlowRankWatcher:
         newest = late[:PERSISTENCE]
         return seconds >= LASTED_S and lost >= LOST_S and 2 * sum(newest) >= len(newest)
 
-    def _matters(self, verdict: Verdict) -> bool:
-        """Whether what the rank needs beyond the others is a part of the newest steps that is worth a word."""
+    def _is_material(self, verdict: Verdict) -> bool:
+        """Return whether what the rank needs beyond the others is a good part of the newest steps."""
         rows = list(self._recent)[-PERSISTENCE:]
         steps = [record.step_seconds for row in rows for record in row.values() if record.step_seconds > 0]
         usual = float(verdict.evidence.get("others_own_seconds", verdict.evidence["own_seconds"]))
         return not steps or usual * verdict.excess_ratio >= MATERIAL * float(np.median(steps))
 
-    def _explained(self, verdict: Verdict) -> Verdict:
-        if is_of_pauses(verdict):
-            return verdict
-        table = self._table()
-        return explain(verdict, table.between(verdict.since_step), table.before(verdict.since_step))
-
     def _priced(self, rank: int, verdict: Verdict) -> Verdict:
         return msgspec.structs.replace(verdict, cost_rank_seconds=self._meters[rank].rank_seconds)
-
-    def _table(self) -> StepTable:
-        return tabulate((record for row in self._recent for record in row.values()), self._ranks)
-
-
-def _longest(*seconds: float) -> float:
-    """Return the greatest of some durations, leaving out those that are not known."""
-    return max((value for value in seconds if value > 0), default=0.0)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.slow_rank.change_point import ChangePoint, is_new
-from ringside.monitor.slow_rank.level_shift import LevelShift, is_over
+from ringside.monitor.slow_rank.level_shift import LevelShift, has_recovered
 from ringside.monitor.slow_rank.noise import MANY, Noise
 from ringside.monitor.stats import Floats, student
 
@@ -105,7 +105,7 @@ class WindowTest:
         nobody = np.zeros_like(self.open)
         if self.steps < WARM_UP + PERSISTENCE:
             return nobody, nobody
-        means, late = self._look(self.steps)
+        means, late = self._window_means(self.steps)
         self._learn(means)
         opened = self._open(means, late, self._jumped())
         closed = self._close(means, opened) if self.open.any() else nobody
@@ -123,7 +123,7 @@ class WindowTest:
         sums[2] = known
         sums += self._sums[before]
 
-    def _look(self, end: int) -> tuple[Floats, NDArray[np.bool_]]:
+    def _window_means(self, end: int) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the mean excess of the windows that end after step number `end`, and which are mostly late steps.
 
         Both are [windows, jobs, ranks]; a mean is NaN where less than half of the window is known.
@@ -154,7 +154,7 @@ class WindowTest:
     def _weighed(self, noise: Noise, tolerated: Floats) -> tuple[Floats, Floats, Floats]:
         """Return bars and standard errors of window means, and usual excesses, by one estimate of the noise."""
         errors = np.sqrt(noise.variances())
-        level, error = noise.usual()
+        level, error = noise.baseline()
         heights = student(self._z, noise.wander.freedom()) + noise.stretch(self._z)
         known = np.clip(level, 0.0, tolerated) + heights * np.hypot(errors, error)
         bars = np.maximum(np.minimum(known, tolerated + heights * errors), EFFECT + errors)
@@ -168,8 +168,8 @@ class WindowTest:
         least = np.stack([usual + EFFECT, np.full_like(usual, EFFECT)])
         clean = self._is_clean(self.steps - self._jumps.span)
         relief = self._mirrored(self.relief)
-        jumped = self._jumps.look(self._excess, self.steps, WARM_UP, clean, least, relief)
-        shifted = self._shifts.look(self._excess, self.steps, WARM_UP, relief, least)
+        jumped = self._jumps.update(self._excess, self.steps, WARM_UP, clean, least, relief)
+        shifted = self._shifts.update(self._excess, self.steps, WARM_UP, relief, least)
         return np.where(np.isfinite(shifted), np.fmax(jumped, shifted), jumped)
 
     def _open(self, means: Floats, late: NDArray[np.bool_], jumped: Floats) -> NDArray[np.bool_]:
@@ -219,7 +219,7 @@ class WindowTest:
         for job, rank in np.argwhere(self.open) if self._jumps is not None else ():
             place = int(job), int(rank)
             begin, alarm = int(self.onset[place]), int(self._opened[place])
-            mended[place] = is_over(
+            mended[place] = has_recovered(
                 self._rows(WARM_UP, begin, *place), self._rows(alarm, self.steps, *place), self._height[place]
             )
         return mended
@@ -269,7 +269,7 @@ class WindowTest:
 
     def _past(self, end: int) -> Floats:
         """The means of windows that ended some time ago; NaN where they reach into the warm-up or an episode."""
-        means, _ = self._look(end)
+        means, _ = self._window_means(end)
         return np.where(self._is_clean(end - np.array(WINDOWS)), means, np.nan)
 
     def _differences(self, end: int) -> Floats:

@@ -1,6 +1,6 @@
 """Cuts a rank's time into training steps and their phases; pure, with injected clocks.
 
-A step runs from the end of one optimizer update to the end of the next. Whoever hooks the training loop calls the
+A step runs from the end of one optimizer update to the end of the next. The hooks of the training loop call the
 methods below as things happen; every call ascribes the time since the previous one to a phase, so that the phases of a
 step always add up to the step. Where the work is a device's, marks in its queue say how long the phases took there.
 """
@@ -46,7 +46,7 @@ class StepClock:
         self._cpu_began = self.cpu()
 
     def time_by(self, marks: DeviceEvents) -> None:
-        """Time steps by marks on a device from now on; the step under way is forgotten."""
+        """Time steps by marks on a device from now on; the step under way is discarded."""
         self._marks = marks
         self.restart()
 
@@ -75,7 +75,7 @@ class StepClock:
         """The gradients are synchronised.
 
         Args:
-            take: Sets apart what has to be known to say what that took (its own time is the instrument's).
+            take: Sets apart what has to be known to work out what that took (its own time is the instrument's).
             ago: Seconds since then; what was done meanwhile is no part of the synchronisation.
         """
         now = self.now()
@@ -85,7 +85,7 @@ class StepClock:
         self._open.overhead += self.now() - now
 
     def blocks(self) -> None:
-        """This rank is about to be blocked on others inside a forward pass; `blocked` says for how long."""
+        """This rank is about to be blocked on others inside a forward pass; `blocked` is called with how long."""
         if self._laps is not None:
             self._laps.end("forward")
 
@@ -127,7 +127,7 @@ class StepClock:
             self.emit(draft)
 
     def restart(self) -> None:
-        """Forget the open step and begin a new one now, as after a pause in training."""
+        """Discard the open step and begin a new one now, as after a pause in training."""
         self._open = StepPhases()
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()

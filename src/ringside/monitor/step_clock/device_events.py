@@ -1,7 +1,7 @@
 """Marks in a device's queue of work, by which a step is timed where the host only queues what the device does later.
 
 A mark is reached when all that was queued before it is done, and two that are reached say how long the device took from
-one to the other. Nothing here waits: a step is told when its marks are reached, usually one step late.
+one to the other. Nothing here waits: a step is recorded when its marks are reached, usually one step late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ringside.monitor.job.collectives import CollectiveSpan
 from ringside.monitor.step_clock.draft import Draft, StepPhases
 
 MOST_LAPS = 4096
-"""A step with more (a long validation in it) is not told, so that marks do not pile up."""
+"""A step with more (a long validation in it) is not recorded, so that marks do not pile up."""
 
 SYNC = "sync"
 """Names a lap that is a synchronisation of gradients; "exposed" names other waiting for ranks."""
@@ -29,7 +29,7 @@ class Marker(Protocol):
         """Set a mark behind all that is queued on this thread's current queue; None: none may be set now."""
 
     def reached(self, mark: Any) -> bool:
-        """Tell whether the device has come to a mark; never waits. On any thread."""
+        """Return whether the device has come to a mark; never waits. On any thread."""
 
     def seconds(self, earlier: Any, later: Any) -> float:
         """Return how long it took from one mark to another, both reached. On any thread."""
@@ -40,11 +40,11 @@ class DeviceEvents:
 
     Args:
         marker: The device's.
-        blow: Called with that error, which it tells once.
+        on_error: Called with that error, once.
     """
 
-    def __init__(self, marker: Marker, blow: Callable[[Exception], None]) -> None:
-        self._marker, self._blow = marker, blow
+    def __init__(self, marker: Marker, on_error: Callable[[Exception], None]) -> None:
+        self._marker, self._on_error = marker, on_error
         self._off = False
 
     def mark(self) -> Any:
@@ -58,7 +58,7 @@ class DeviceEvents:
             return None
 
     def reached(self, marks: Collection[Any]) -> bool:
-        """Tell whether all of these are set and reached."""
+        """Return whether all of these are set and reached."""
         if self._off or any(mark is None for mark in marks):
             return False
         try:
@@ -89,14 +89,14 @@ class DeviceEvents:
 
     def _drop(self, error: Exception) -> None:
         self._off = True
-        self._blow(error)
+        self._on_error(error)
 
 
 class PhaseEvents:
     """The marks of one step: at its beginning, and at the end of each part of it.
 
     Args:
-        marks: Who sets them.
+        marks: Sets them.
         began: The mark at its beginning.
     """
 
@@ -121,11 +121,11 @@ class PhaseEvents:
 
     @property
     def lost(self) -> bool:
-        """Whether a mark is missing, so that the step can never be told."""
+        """Whether a mark is missing, so that the step can never be recorded."""
         return len(self._laps) > MOST_LAPS or any(mark is None for mark in self._all())
 
     def settle(self) -> bool:
-        """Look up what every part took, and let the marks go; False: some mark is not reached yet."""
+        """Read what every part took, and drop the marks; False: some mark is not reached yet."""
         if self.lost or not self._marks.reached(self._all()[::-1]):  # the last is the likeliest one to be missing
             return False
         before, found = self._began, []
@@ -147,7 +147,7 @@ class PhaseEvents:
                 syncs.append(seconds)
             field = "exposed" if phase == SYNC else phase
             setattr(phases, field, getattr(phases, field) + seconds)
-        phases.syncs = [(seconds, told) for seconds, (_, told) in zip(syncs, phases.syncs, strict=True)]
+        phases.syncs = [(seconds, times) for seconds, (_, times) in zip(syncs, phases.syncs, strict=True)]
         return sum(seconds for _, seconds in self._seconds)
 
     def _all(self) -> list[Any]:
@@ -161,25 +161,25 @@ KEPT = 1024
 """Steps that wait at most; then the oldest go."""
 
 LOOKS, PAUSE_SECONDS = 100, 0.01
-"""How often it is looked once more at the end of a run, and after how long each time."""
+"""How often it is checked once more at the end of a run, and after how long each time."""
 
 _log = logging.getLogger("ringside")
 
 
 class UnreachedSteps:
-    """Drafts with marks that may not be reached yet; one thread adds, another takes.
+    """Drafts with marks that may not be reached yet; one thread adds, another drains.
 
-    A step that is overtaken by the next one will never be told: it is left out, which is said once. So is, without a
-    word, one that lacks a mark.
+    A step that is overtaken by the next one will never be recorded: it is left out, which is logged once. So is,
+    without a word, one that lacks a mark.
     """
 
     def __init__(self) -> None:
         self._drafts: deque[tuple[Draft, bool]] = deque(maxlen=KEPT)
         self._guard = threading.Lock()
-        self._said = False
+        self._warned = False
 
     def add(self, draft: Draft, recorded: bool) -> None:
-        """Have a draft wait.
+        """Add a draft that waits for its marks.
 
         Args:
             draft: It has marks.
@@ -188,49 +188,44 @@ class UnreachedSteps:
         with self._guard:
             self._drafts.append((draft, recorded))
 
-    def take(self) -> list[tuple[Draft, bool]]:
-        """Return the drafts that can be told by now, oldest first."""
+    def drain(self) -> list[tuple[Draft, bool]]:
+        """Return the drafts that can be recorded by now, oldest first."""
         with self._guard:
             drafts = list(self._drafts)
-        # The newest first: the device goes on while it is asked, and would seem to have passed over older ones.
+        # The newest first: the device goes on while it is read, and would seem to have passed over older ones.
         ready = [number for number in reversed(range(len(drafts))) if drafts[number][0].settled()][::-1]
         if not ready:
             return []
+        # Up to the newest that is reached all go; the oldest of them may have been pushed out meanwhile.
         gone = drafts[: ready[-1] + 1]
-        self._forget(gone)
+        numbers = {id(draft) for draft, _ in gone}
+        with self._guard:
+            while self._drafts and id(self._drafts[0][0]) in numbers:
+                self._drafts.popleft()
         overtaken = sum(not draft.lost for draft, _ in gone) - len(ready)
         if overtaken:
-            self._say_overtaken(overtaken)
+            level = logging.DEBUG if self._warned else logging.WARNING
+            self._warned = True
+            _log.log(
+                level,
+                "%d steps are not recorded: the device has gone past the end of a later one and not of these; training "
+                "goes on",
+                overtaken,
+            )
         return [drafts[number] for number in ready]
 
-    def take_last(self, pause: Callable[[float], object]) -> list[tuple[Draft, bool]]:
-        """Return what can be told within a second; what is not reached then is left out.
+    def drain_last(self, pause: Callable[[float], object]) -> list[tuple[Draft, bool]]:
+        """Return what can be recorded within a second; what is not reached then is left out.
 
         Args:
             pause: Waits for so many seconds.
         """
-        told = self.take()
+        drafts = self.drain()
         for _ in range(LOOKS):
             if not self._drafts:
                 break
             pause(PAUSE_SECONDS)
-            told += self.take()
+            drafts += self.drain()
         with self._guard:
             self._drafts.clear()
-        return told
-
-    def _forget(self, drafts: list[tuple[Draft, bool]]) -> None:
-        numbers = {id(draft) for draft, _ in drafts}
-        with self._guard:
-            while self._drafts and id(self._drafts[0][0]) in numbers:  # the oldest may have gone meanwhile
-                self._drafts.popleft()
-
-    def _say_overtaken(self, steps: int) -> None:
-        level = logging.DEBUG if self._said else logging.WARNING
-        self._said = True
-        _log.log(
-            level,
-            "%d steps are not recorded: the device has gone past the end of a later one and not of these; training "
-            "goes on",
-            steps,
-        )
+        return drafts

@@ -1,7 +1,7 @@
-"""A finished training step before its record is worked out: what the training thread had to look up, and no more.
+"""A finished training step before its record is worked out: what the training thread had to read, and no more.
 
 In a step that leaves the caches cold every line costs several times what it costs alone, so sums over collectives, and
-the record itself, are made by whoever needs the record, on another thread.
+the record itself, are made when the record is needed, on another thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SyncTimes(NamedTuple):
 
 
 Told = Callable[[], SyncTimes]
-"""Says once, at any later time and on any thread, what a synchronisation took."""
+"""Returns once, at any later time and on any thread, what a synchronisation took."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class StepPhases:
     """The phases of a step, seconds, and what else was counted in it.
 
     Args:
-        syncs: Of each backward pass how long the rank was blocked in its synchronisation, and who says what it took.
+        syncs: Of each backward pass how long the rank was blocked in its synchronisation, and how to get its times.
     """
 
     data: float = 0.0
@@ -64,10 +64,10 @@ class PhaseLaps(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether the step can never be told."""
+        """Whether the step can never be recorded."""
 
     def settle(self) -> bool:
-        """Look up what every part took; False: the device has not come so far."""
+        """Read what every part took; False: the device has not come so far."""
 
     def write(self, phases: StepPhases) -> float:
         """Replace the host's times by the device's, and return that of the step, seconds."""
@@ -84,7 +84,7 @@ class Draft:
         seconds: How long it took.
         cpu_seconds: CPU time of the process in it.
         phases: Its parts.
-        laps: What its device says of them in place of the host; None: nothing.
+        laps: Their times by its device's clock, in place of the host's; None: the host's count.
     """
 
     rank: int
@@ -98,32 +98,30 @@ class Draft:
 
     @property
     def lost(self) -> bool:
-        """Whether it can never be told."""
+        """Whether it can never be recorded."""
         return self.laps is not None and self.laps.lost
 
     def settled(self) -> bool:
-        """Tell whether its record can be worked out."""
+        """Return whether its record can be worked out."""
         return self.laps is None or self.laps.settle()
 
     def record(self) -> StepRecord:
         """Return its record, worked out the first time, once it is `settled`. Call it from one thread at a time."""
-        if self._record is None:
-            self._record = self._worked_out()
-            self.phases.syncs = []  # they hold what they tell of
-        return self._record
-
-    def _worked_out(self) -> StepRecord:
+        if self._record is not None:
+            return self._record
         phases = self.phases
         if self.laps is not None:
             self.seconds = self.laps.write(phases)
-        syncs = [(exposed, told()) for exposed, told in phases.syncs]
-        return StepRecord(
+        syncs = [(exposed, read_times()) for exposed, read_times in phases.syncs]
+        # A rank waits for others at most while it is blocked; `min` in this order keeps a NaN: it is not known.
+        waits = [min(times.wait_seconds, exposed) for exposed, times in syncs]
+        self._record = StepRecord(
             step=self.step,
             rank=self.rank,
             ended_unix=self.ended_unix,
             step_seconds=self.seconds,
             own_seconds=max(self.seconds - phases.exposed, 0.0),
-            wait_seconds=sum(_waited(exposed, times.wait_seconds) for exposed, times in syncs),
+            wait_seconds=sum(waits),
             exposed_seconds=phases.exposed,
             sync_seconds=sum(times.sync_seconds for _, times in syncs),
             wire_seconds=sum(times.wire_seconds for _, times in syncs),
@@ -140,8 +138,5 @@ class Draft:
             busy_seconds=sum(times.busy_seconds for _, times in syncs),
             latency_seconds=syncs[-1][1].latency_seconds if syncs else 0.0,
         )
-
-
-def _waited(exposed: float, wait: float) -> float:
-    """Return how long a rank waited for others while it was blocked; NaN: not known."""
-    return min(wait, exposed) if wait == wait else wait
+        phases.syncs = []  # they hold what their times are read from
+        return self._record

@@ -1,4 +1,4 @@
-"""What the kernel and the GPU say of a rank: processor time, throttling, swapping, clocks.
+"""What the kernel and the GPU report of a rank: processor time, throttling, swapping, clocks.
 
 cgroup   The CPU quota that a process lives under, and how long it stood still because of it: cgroup v1 and v2
 gpu      How a GPU does, from NVIDIA's management library: its clock, and why that is no higher

@@ -1,11 +1,12 @@
 """The CPU quota that a process lives under, and how long it stood still because of it: cgroup v1 and v2.
 
-A quota of any cgroup above stops the process as well, so all of them that can be seen are asked, and the one that
-stopped it longest counts. A process may be moved while it runs: where it lives is asked every time.
+A quota of any cgroup above stops the process as well, so all of them that can be seen are read, and the one that
+stopped it longest counts. A process may be moved while it runs: where it lives is read every time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,7 @@ _LARGEST_BYTES = 1 << 18
 
 
 class KeptFile:
-    """A file of `/proc` or a cgroup; every `read` gives what the kernel says now.
+    """A file of `/proc` or a cgroup; every `read` returns its content now.
 
     Args:
         path: Which one.
@@ -45,7 +46,7 @@ class KeptFile:
             self._fd = -1
 
 
-def figures(text: str | None) -> dict[str, float]:
+def parse_figures(text: str | None) -> dict[str, float]:
     """Return lines of `name number` as a dict; whatever is not of that form is left out."""
     found: dict[str, float] = {}
     for line in (text or "").splitlines():
@@ -83,7 +84,7 @@ class Mount(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """What a CPU quota did since it was last asked.
+    """What a CPU quota did since it was last read.
 
     Args:
         throttled_seconds: How long its CPUs stood still, summed over CPUs.
@@ -95,7 +96,7 @@ class Quota(NamedTuple):
 
 
 class CpuCgroup:
-    """Asks the cgroups of a process for their quotas.
+    """Reads the quotas of a process's cgroups.
 
     Args:
         root: What `/` is (tests give a tree of their own).
@@ -108,13 +109,13 @@ class CpuCgroup:
         self._text: str | None = None
         self._levels: list[_Level] = []
 
-    def ask(self) -> Quota | None:
+    def read(self) -> Quota | None:
         """Return the quota that stopped this process longest since the last call; None where there is no quota."""
         text = self._where.read()
         if text != self._text:
             self._text = text
             self._move(list(self._directories(text or "")))
-        quotas = [quota for level in self._levels if (quota := level.ask()) is not None]
+        quotas = [quota for level in self._levels if (quota := level.read()) is not None]
         return max(quotas, default=None, key=lambda quota: (quota.throttled_seconds, -quota.cpus))
 
     def memory_pressure(self) -> Path | None:
@@ -140,47 +141,41 @@ class CpuCgroup:
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             version = 2 if number == "0" and not controllers else 1 if "cpu" in controllers.split(",") else 0
-            for mount in self._mounts:
-                if mount.version == version:
-                    yield from ((version, self._root / part) for part in _upwards(mount, path))
-                    break
+            mount = next((mount for mount in self._mounts if mount.version == version), None)
+            if mount is None:
+                continue
+            # Relative paths of the cgroup and those above it; only the mounted one if it lies outside of what is seen.
+            top = PurePosixPath(mount.point.lstrip("/"))
+            parts = [top]
+            with contextlib.suppress(ValueError):
+                inside = PurePosixPath(path).relative_to(mount.root)
+                if ".." not in inside.parts:
+                    parts = [top / inside, *(top / above for above in inside.parents)]
+            yield from ((version, self._root / part) for part in parts)
 
 
 def read_mounts(file: KeptFile) -> list[Mount]:
     """Return where cgroups that can bound CPU time are mounted, from `/proc/self/mountinfo`."""
     text = file.read() or ""
     file.close()
-    return [mount for line in text.splitlines() if (mount := _mount(line)) is not None]
+    mounts = []
+    for line in text.splitlines():
+        # Of each line: `... root point ... - kind source options` (proc_pid_mountinfo(5)).
+        ahead, separator, behind = line.partition(" - ")
+        fields, kind = ahead.split(" "), behind.split(" ")
+        if not separator or len(fields) < 5 or len(kind) < 3:
+            continue
+        if kind[0] == "cgroup2":
+            mounts.append(Mount(2, _unescape(fields[3]), _unescape(fields[4])))
+        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+            mounts.append(Mount(1, _unescape(fields[3]), _unescape(fields[4])))
+    return mounts
 
 
-def _mount(line: str) -> Mount | None:
-    ahead, separator, behind = line.partition(" - ")
-    fields, kind = ahead.split(" "), behind.split(" ")
-    if not separator or len(fields) < 5 or len(kind) < 3:
-        return None
-    if kind[0] == "cgroup2":
-        return Mount(2, _plain(fields[3]), _plain(fields[4]))
-    if kind[0] == "cgroup" and "cpu" in kind[2].split(","):
-        return Mount(1, _plain(fields[3]), _plain(fields[4]))
-    return None
-
-
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     for code, character in _OCTAL.items():
         text = text.replace(code, character)
     return text
-
-
-def _upwards(mount: Mount, path: str) -> list[str]:
-    """Return a cgroup and those above it as relative paths; only the mounted one if it lies outside of what is seen."""
-    top = PurePosixPath(mount.point.lstrip("/"))
-    try:
-        inside = PurePosixPath(path).relative_to(mount.root)
-    except ValueError:
-        return [str(top)]
-    if ".." in inside.parts:
-        return [str(top)]
-    return [str(top / inside), *(str(top / above) for above in inside.parents)]
 
 
 class _Level:
@@ -192,29 +187,27 @@ class _Level:
         self._bounds = [KeptFile(directory / name) for name in names]
         self._before: float | None = None
 
-    def ask(self) -> Quota | None:
-        """Return what happened since the last call; 0 seconds the first time."""
-        cpus, before = self._cpus(), self._before
-        self._before = None if cpus is None else self._throttled()
-        if cpus is None or self._before is None:
-            return None
-        return Quota(0.0 if before is None else max(self._before - before, 0.0), cpus)
-
-    def close(self) -> None:
-        for file in (self._stat, *self._bounds):
-            file.close()
-
-    def _cpus(self) -> float | None:
+    def read(self) -> Quota | None:
+        """Return what happened since the last call; 0 seconds the first time; None where it has no quota."""
+        before, self._before = self._before, None
+        # `cpu.max` has both figures of v2, the two files of v1 one each: microseconds of CPU in every period.
         words: list[str] = []
         for file in self._bounds:
             words += (file.read() or "").split()
             if not words or words[0] in ("max", "-1"):
                 return None
         quota, period = (as_number(word) for word in words) if len(words) == 2 else (None, None)
-        return quota / period if quota and period else None
-
-    def _throttled(self) -> float | None:
-        known = figures(self._stat.read())
+        if not quota or not period:
+            return None
+        known = parse_figures(self._stat.read())
         if "throttled_usec" in known:
-            return known["throttled_usec"] / 1e6
-        return known["throttled_time"] / 1e9 if "throttled_time" in known else None
+            self._before = known["throttled_usec"] / 1e6
+        elif "throttled_time" in known:
+            self._before = known["throttled_time"] / 1e9
+        else:
+            return None
+        return Quota(0.0 if before is None else max(self._before - before, 0.0), quota / period)
+
+    def close(self) -> None:
+        for file in (self._stat, *self._bounds):
+            file.close()

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class NvmlGpu:
-    """Asks NVML about one GPU.
+    """Reads one GPU through NVML.
 
     Args:
         nvml: The module `pynvml`, or what has the same functions.
@@ -54,8 +54,8 @@ class NvmlGpu:
             "nvmlDeviceGetCurrentClocksEventReasons" if newer else "nvmlDeviceGetCurrentClocksThrottleReasons"
         )
 
-    def ask(self) -> dict[str, float | int]:
-        """Return the fields of `Vitals` that begin with `gpu_`, as far as this GPU tells them."""
+    def read(self) -> dict[str, float | int]:
+        """Return the fields of `Vitals` that begin with `gpu_`, as far as this GPU reports them."""
         nvml, gpu = self._nvml, self._gpu
         known: dict[str, float | None] = {
             "gpu_clock_mhz": self._number(lambda: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)),
@@ -69,7 +69,7 @@ class NvmlGpu:
         return {name: value for name, value in known.items() if value is not None}
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Release NVML."""
         self._number(self._nvml.nvmlShutdown)
 
     def _number(self, ask: Callable[[], Any]) -> float | None:
@@ -82,7 +82,7 @@ class NvmlGpu:
 
 
 def open_gpu(uuid: str) -> NvmlGpu | None:
-    """Return the GPU with that identifier; None, said once in the log's debug lines, where NVML cannot be asked."""
+    """Return the GPU with that identifier; None, logged at debug level, where NVML cannot be read."""
     try:
         return NvmlGpu(importlib.import_module("pynvml"), uuid)
     except Exception as error:

@@ -1,6 +1,6 @@
-"""What measured tables say beyond their rows: fitted laws with error bars.
+"""What measured tables show beyond their rows: fitted laws with error bars.
 
-calibrate       A curve fitted to measured rows: physics first, then what the rows say beyond it, and how sure that is
+calibrate       A curve fitted to measured rows: physics first, then what the rows show beyond it, and how sure that is
 curve           The time of a collective over its size: latency, pipeline fill, bandwidth
 fabric          What an all-reduce costs on a cluster, from what the cluster is made of: base cost, hops, and the
                 narrowest way

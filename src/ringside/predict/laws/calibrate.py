@@ -1,4 +1,4 @@
-"""A curve fitted to measured rows: physics first, then what the rows say beyond it, and how sure that is.
+"""A curve fitted to measured rows: physics first, then what the rows show beyond it, and how sure that is.
 
 One Gaussian model in the logarithms of size and time: the curve of `curve.py`, linearised at its most probable figures
 (prior: the fabric's law, or a vague one), plus bumps of protocol and channel switches as a Matérn process over log2 of
@@ -29,7 +29,7 @@ FREEDOM = 4.0  # of Student's t: how surprising an outlier is
 SMOOTH = 0.5  # least variance of bumps, in units of the usual
 FAR = 16.0  # squares of standardised residuals beyond this count as this
 PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
-NEAR, ALIKE = 1.0, 20.0  # doublings over which rows tell how restless sizes are; rows' worth of belief in all alike
+NEAR, ALIKE = 1.0, 20.0  # doublings over which rows show how restless sizes are; rows' worth of belief in all alike
 QUANTILE = 2.9  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
 LEAST = 1
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
@@ -82,7 +82,7 @@ class Calibration:
         theta: Logarithms of the most probable figures of the law's backbone (`curve.py`), float64 [k].
         law: What was expected before.
         x: log2 of the fitted sizes, float64 [n].
-        pull: What the rows say, weighed: inverse covariance times the residuals, float64 [n].
+        pull: What the rows show, weighed: inverse covariance times the residuals, float64 [n].
         inverse: Inverse covariance of the rows, float64 [n, n].
         slopes: Derivatives of the curve at the rows, float64 [n, k].
         scale: Variance of bumps and noise in units of the usual.
@@ -114,25 +114,16 @@ class Calibration:
             + np.einsum("ij,ij->i", slopes @ prior, slopes)
         )
         known = np.einsum("ij,ij->i", near @ self.inverse, near)
-        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * self._restless(x))
-        return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), self._far(x))
-
-    def _restless(self, x: Floats) -> Floats:
-        """Return how many times the table's variance that of some sizes is.
-
-        Jitter is a matter of microseconds: it is a larger share of a small message's time than of a large one's.
-        """
-        if self.unrest is None:
-            return np.ones(len(x))
-        weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
-        more: Floats = (ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1))
-        return np.maximum(more, 1.0)
-
-    def _far(self, x: Floats) -> NDArray[np.bool_]:
-        if not len(self.x):
-            return np.ones(len(x), dtype=np.bool_)
-        far: NDArray[np.bool_] = (x < self.x.min() - 1e-9) | (x > self.x.max() + 1e-9)
-        return far
+        # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
+        # variance of a size is as many times the table's as the rows around it, left out, are off by.
+        restless = np.ones(len(x))
+        if self.unrest is not None:
+            weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
+            restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
+        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
+        low, high = self.x.min(initial=np.inf), self.x.max(initial=-np.inf)
+        far = (x < low - 1e-9) | (x > high + 1e-9)
+        return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), far)
 
 
 def bumps(a: Floats, b: Floats, scale: float) -> Floats:
@@ -140,7 +131,7 @@ def bumps(a: Floats, b: Floats, scale: float) -> Floats:
 
     Bumps are smooth (Matérn-3/2); steps, where a protocol or a count of channels changes, are not (Matérn-1/2). Rows a
     doubling apart cannot tell a step from noise; dense rows can. However well dense rows agree with their neighbours,
-    that says little of bumps beyond them: their variance does not fall below `SMOOTH` of the usual.
+    that implies little about bumps beyond them: their variance does not fall below `SMOOTH` of the usual.
     """
     far = np.abs(a[:, None] - b[None, :])
     smooth = np.sqrt(3.0) * far / REACH
@@ -166,37 +157,29 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law | None = None) -> Calibra
     Raises:
         UsageError: There is no row, or figures are not positive.
     """
-    x: Floats = np.asarray(sizes, dtype=np.float64)
+    size: Floats = np.asarray(sizes, dtype=np.float64)
     times: Floats = np.asarray(times_s, dtype=np.float64)
-    return _checked_fit(x, times, law if law is not None else vague())
-
-
-def _checked_fit(sizes: Floats, times: Floats, law: Law) -> Calibration:
-    if sizes.shape != times.shape or sizes.ndim != 1 or len(sizes) < LEAST:
+    law = law if law is not None else vague()
+    if size.shape != times.shape or size.ndim != 1 or len(size) < LEAST:
         raise UsageError(f"a calibration needs as many times as sizes, at least {LEAST}, not {times.shape}")
-    if not np.all(np.isfinite(sizes) & (sizes > 0) & np.isfinite(times) & (times > 0)):
+    if not np.all(np.isfinite(size) & (size > 0) & np.isfinite(times) & (times > 0)):
         raise UsageError("a calibration needs sizes and times more than 0; check() flags rows that are not")
-    if len(sizes) > MOST:
-        kept = np.unique(np.linspace(0, len(sizes) - 1, MOST).round().astype(int))
-        sizes, times = sizes[kept], times[kept]
-    return min((_fit(sizes, np.log(times), law, start) for start in _starts(sizes, times, law)), key=_surprise)[0]
+    if len(size) > MOST:
+        kept = np.unique(np.linspace(0, len(size) - 1, MOST).round().astype(int))
+        size, times = size[kept], times[kept]
+    # The search begins at the law, and at what the first and the last row would mean.
+    starts = [law.mean]
+    if isinstance(law.backbone, PipelineLaw):
+        guess = law.mean.copy()
+        guess[BASE] = np.log(times.min())
+        guess[RATE] = np.log((size / times).max() * 1.2)
+        starts.append(guess)
+    fitted = [_fit_from(start, size, np.log(times), law) for start in starts]
+    return min(fitted, key=lambda found: found[1])[0]
 
 
-def _surprise(fitted: tuple[Calibration, float]) -> float:
-    return fitted[1]
-
-
-def _starts(sizes: Floats, times: Floats, law: Law) -> list[Floats]:
-    """Where the search begins: the law, and what first and last row would mean."""
-    if not isinstance(law.backbone, PipelineLaw):
-        return [law.mean]
-    guess = law.mean.copy()
-    guess[BASE] = np.log(times.min())
-    guess[RATE] = np.log((sizes / times).max() * 1.2)
-    return [law.mean, guess]
-
-
-def _fit(sizes: Floats, logs: Floats, law: Law, start: Floats) -> tuple[Calibration, float]:
+def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Calibration, float]:
+    """Return the calibration that the search from some figures ends at, and how surprising the rows are under it."""
     x = np.log2(sizes)
     weights, scale, theta = np.ones(len(x)), law.noise, start
     surprise = np.inf
@@ -230,6 +213,7 @@ def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
 
 
 def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return (inverse covariance, what the rows show weighed by it, slopes) of the rows about the curve at `theta`."""
     curve, slopes = law.backbone.log_slopes(theta, sizes)
     inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
     return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
@@ -239,8 +223,8 @@ def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta
     """Return the figures of greatest posterior probability, and twice its negative logarithm (Levenberg–Marquardt)."""
     belief = np.diag(1.0 / law.spread**2)
 
-    def cost(at: Floats) -> float:
-        error, shift = law.backbone.log_slopes(at, sizes)[0] - logs, at - law.mean
+    def cost(figures: Floats) -> float:
+        error, shift = law.backbone.log_slopes(figures, sizes)[0] - logs, figures - law.mean
         return float(error @ inverse @ error + shift @ belief @ shift)
 
     damping, least = 1e-3, cost(theta)

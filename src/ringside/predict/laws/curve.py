@@ -7,7 +7,7 @@ fill stays what it is. With u = S/(B·t0) the ratio of the bytes' time to the la
 
     t(S) = t0 · (1 + u + ramp·√u / (1 + ramp·√u/depth))
 
-`ramp` says how steeply the fill grows, `depth` where it ends, both in units of t0. Protocols and channel counts that
+`ramp` is how steeply the fill grows, `depth` where it ends, both in units of t0. Protocols and channel counts that
 change with the size follow the same curve up to bumps, which `calibrate.py` keeps as what they are.
 """
 

@@ -12,7 +12,7 @@ narrowest link class; `curve.py` joins the two. The laws, with n ranks on h host
 
 Ranks of a host share its interfaces: the network's rate is the host's, whatever the number of ranks.
 
-The efficiencies are what published tables reach of these laws (docs/predict-score.md says which and how well they hold
+The efficiencies are what published tables reach of these laws (docs/predict-score.md lists which and how well they hold
 on tables that had no part in them); everything else comes from the topology.
 """
 
@@ -44,7 +44,7 @@ NETWORK_NVLS_TREE = 0.94
 PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
 # The pipeline's fill (curve.py) inside one host, among hosts, and inside a host whose ranks are one hop apart.
 RAMP, DEPTH = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
-# What a cluster has beside its topology, as the spread of published tables says: standard deviations of the logarithm.
+# What a cluster has beside its topology, from the spread of published tables: standard deviations of the logarithm.
 SPREAD = (0.40, 0.50, 0.50, 0.17)
 
 
@@ -92,21 +92,27 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     Args:
         topology: Its inside, between, nics and nvls are read.
         collective: `all_reduce`; the others move their bytes as a ring does.
-        algorithm: As a table says it; `Ring`, `Tree` and `NVLS` are taken at their word, all else is NCCL's choice.
+        algorithm: As a table names it; `Ring`, `Tree` and `NVLS` are taken at their word, all else is NCCL's choice.
 
     Raises:
         UsageError: The topology has a single rank: nothing is sent.
     """
     if topology.ranks < 2:
         raise UsageError(f"{topology.name}: one rank has nobody to reduce with; give a topology of two or more")
-    found = candidates(topology) if collective == ALL_REDUCE else [_other(topology, collective)]
-    named = [one for one in (*found, *switched(topology)) if algorithm.lower().startswith(one.name)]
+    if collective == ALL_REDUCE:
+        found = candidates(topology)
+    else:  # its bytes go round a ring, and up or down a tree once, not both
+        ring = _ring(topology)
+        bus = ring.bytes_per_s * bus_factor(ALL_REDUCE, topology.ranks)
+        hops = _hops(topology) if topology.hosts > 1 else _inside_hops(topology)
+        found = [Candidate("ring", hops / 2, bus / bus_factor(collective, topology.ranks), ring.bound)]
+    named = [each for each in (*found, *switched(topology)) if algorithm.lower().startswith(each.name)]
     chosen = named[0] if named else chosen_by_nccl(found)
-    base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(one.hops_s for one in found)
+    base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(candidate.hops_s for candidate in found)
     place = reach(topology)
     mean = np.log([base, RAMP[place], DEPTH[place], chosen.bytes_per_s])
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} us"
-    ordered = sorted(found, key=lambda one: -one.bytes_per_s)
+    ordered = sorted(found, key=lambda candidate: -candidate.bytes_per_s)
     return Law(mean, np.array(SPREAD), words, tuple(ordered))
 
 
@@ -126,7 +132,7 @@ def candidates(topology: Topology) -> list[Candidate]:
             rate = share * nvls_rate(topology.nvls.bytes_per_s, topology.ranks)
             found.append(Candidate("nvls", _inside_hops(topology), rate, "inside"))
         return found
-    found.append(_tree(topology, "tree", _chain(topology), NETWORK_TREE))
+    found.append(_tree(topology, "tree", CHAIN * _inside(topology), NETWORK_TREE))
     if topology.nvls is not None:
         share = NVLS_RACK if _is_rack(topology) else NVLS_AMONG_HOSTS
         inside = share * nvls_rate(topology.nvls.bytes_per_s, _largest(topology))
@@ -170,8 +176,8 @@ def chosen_by_nccl(found: list[Candidate]) -> Candidate:
     Its tuner (src/graph/tuning.cc) rates NVLS trees above rings on Hopper and later even from three hosts on, where a
     ring would be faster: published tables show the price.
     """
-    nvls = [one for one in found if one.name == "nvls_tree"]
-    return nvls[0] if nvls else max(found, key=lambda one: one.bytes_per_s)
+    nvls = [candidate for candidate in found if candidate.name == "nvls_tree"]
+    return nvls[0] if nvls else max(found, key=lambda candidate: candidate.bytes_per_s)
 
 
 def _largest(topology: Topology) -> int:
@@ -226,18 +232,7 @@ def _ring(topology: Topology) -> Candidate:
     return Candidate("ring", max(hops, 0.0) + topology.overhead_s, rate, "inside" if inside < network else "between")
 
 
-def _chain(topology: Topology) -> float:
-    return CHAIN * _inside(topology)
-
-
 def _tree(topology: Topology, name: str, inside: float, efficiency: float) -> Candidate:
     network = efficiency * _network(topology) / (1 if topology.hosts == 2 else 2)
     bound = "inside" if inside < network else "between"
     return Candidate(name, _hops(topology), min(inside, network), bound)
-
-
-def _other(topology: Topology, collective: str) -> Candidate:
-    ring = _ring(topology)
-    bus = ring.bytes_per_s * bus_factor(ALL_REDUCE, topology.ranks)
-    hops = _hops(topology) if topology.hosts > 1 else _inside_hops(topology)
-    return Candidate("ring", hops / 2, bus / bus_factor(collective, topology.ranks), ring.bound)

@@ -21,7 +21,7 @@ from ringside.predict.topology.topology import LinkClass, Topology
 
 @dataclass(frozen=True)
 class _Inside:
-    """A GPU that no preset has: its links to the others of its host, and what says so."""
+    """A GPU that no preset has: its links to the others of its host, and the source of that."""
 
     words: str
     kind: str
@@ -62,19 +62,23 @@ _ALPHAS = (
 )
 
 
-def recognise(table: Table) -> Topology | None:
+def named_topology(table: Table) -> Topology | None:
     """Return the topology that a table's words and counts stand for; None where they name no GPU that is known."""
     text = f"{table.cluster} {table.algorithm if 'auto' not in table.algorithm else ''}".lower()
     if table.ranks < 2 or not table.cluster:
         return None
-    found = _machine(text) or _gpu(text)
+    found = _machine(text)
     if found is None and table.hosts > 1 and (_interfaces(text) or _port(text)):
         found = preset("dgx-a100")  # only the network is known; it is what bounds hosts of any GPUs
     if found is None:
         return None
     hosts = table.hosts or max(1, -(-table.ranks // found.ranks_per_host[0]))
-    if found.name == "gb200-nvl72":
-        hosts = _racks(text, table)
+    if found.name == "gb200-nvl72":  # a host of it is a rack of 72 GPUs
+        if match := re.search(r"(\d+|one|two|four|eight) racks?", text):
+            word = {"one": 1, "two": 2, "four": 4, "eight": 8}.get(match[1])
+            hosts = min(word or int(match[1]), table.ranks)
+        else:
+            hosts = max(1, -(-table.ranks // 72))
     sized = found.sized(hosts, _per_host(table.ranks, hosts))
     return _networked(sized, text) if hosts > 1 else sized
 
@@ -90,11 +94,12 @@ def sized_like(topology: Topology, table: Table) -> Topology:
 
 
 def _per_host(ranks: int, hosts: int) -> Sequence[int]:
-    """As even as it goes."""
+    """Return the ranks of every host, as equal as they can be."""
     return [ranks // hosts + (host < ranks % hosts) for host in range(hosts)]
 
 
 def _machine(text: str) -> Topology | None:
+    """Return the preset of the machine, or a topology of the GPU, that words name first; None where they name none."""
     for words, name in _MACHINES:
         if re.search(words, text):
             found = preset(name)
@@ -103,30 +108,16 @@ def _machine(text: str) -> Topology | None:
                 share = 2 / 3 if "a800" in text else 400 / 900
                 found = replace(found, inside=replace(found.inside, bytes_per_s=found.inside.bytes_per_s * share))
             return found
-    return None
-
-
-def _gpu(text: str) -> Topology | None:
     for gpu in _GPUS:
-        if re.search(gpu.words, text):
-            name = re.search(gpu.words, text)
+        if match := re.search(gpu.words, text):
             inside = LinkClass(gpu.kind, 3e-6 if gpu.kind == "nvlink" else 2e-6, gpu.bytes_per_s)
             between = LinkClass("infiniband", 4e-6, 400 * _PER_GBIT)
-            called = name[0] if name else gpu.kind
-            return Topology(called, (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})
+            return Topology(match[0], (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})
     return None
-
-
-def _racks(text: str, table: Table) -> int:
-    said = re.search(r"(\d+|one|two|four|eight) racks?", text)
-    if said:
-        word = {"one": 1, "two": 2, "four": 4, "eight": 8}.get(said[1])
-        return min(word or int(said[1]), table.ranks)
-    return max(1, -(-table.ranks // 72))
 
 
 def _networked(topology: Topology, text: str) -> Topology:
-    """Return the topology with the interfaces that the words tell of; the preset's own where they tell nothing."""
+    """Return the topology with the interfaces that the words name; the preset's own where they name none."""
     between = topology.between
     if between is None:
         return topology
@@ -143,13 +134,13 @@ def _networked(topology: Topology, text: str) -> Topology:
         rate = 800 * _PER_GBIT / 2
     kind, alpha = between.kind, between.alpha_s
     if topology.name not in ("p4de", "p5"):
-        said = next((entry for entry in _ALPHAS if re.search(entry[0], text)), None)
-        kind, alpha = (said[1], said[2]) if said else (kind, alpha)
+        link = next((entry for entry in _ALPHAS if re.search(entry[0], text)), None)
+        kind, alpha = (link[1], link[2]) if link else (kind, alpha)
     return replace(topology, nics=max(1, nics), between=LinkClass(kind, alpha, rate))
 
 
 def _interfaces(text: str) -> tuple[int, int] | None:
-    """Return how many network interfaces of how many Gbit/s the words tell of (`8x400G`); 0 where only the speed."""
+    """Return how many network interfaces of how many Gbit/s the words name (`8x400G`); 0 where only the speed."""
     for match in re.finditer(r"(?:(?<!\d)(\d{1,4})\s*[x×]\s*|(?<![\w.-]))" + _SPEED, text):
         speed = int(match[2])
         # "80GB" is memory, and so may "40GB" be; "400Gb" is not.
@@ -165,7 +156,7 @@ def _port(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What tells the law of a table.
+    """Where the law of a table comes from.
 
     Args:
         preset: A preset's or topology file's name; `auto`: the table's words.
@@ -176,9 +167,9 @@ class Knowledge:
     pairs: tuple[mpi.Pairs, ...] = ()
 
     def topology(self, table: Table) -> Topology | None:
-        """Return the topology of a table; None where its words tell none."""
+        """Return the topology of a table; None where its words name none."""
         if self.preset == "auto":
-            return recognise(table)
+            return named_topology(table)
         return sized_like(load_topology(self.preset), table)
 
     def law(self, table: Table) -> Law | None:

@@ -56,9 +56,9 @@ class Pairs:
 
     def one_way(self, sizes: ArrayLike) -> Floats:
         """Return the latency of sizes, float64 [n]: interpolated, and by the rate beyond the largest."""
-        wanted = np.maximum(np.asarray(sizes, dtype=np.float64), 1.0)
-        inside = np.exp(np.interp(np.log(wanted), np.log(self.sizes), np.log(self.latency_s)))
-        extra: Floats = np.maximum(wanted - self.sizes[-1], 0.0) / self.rate
+        requested = np.maximum(np.asarray(sizes, dtype=np.float64), 1.0)
+        inside = np.exp(np.interp(np.log(requested), np.log(self.sizes), np.log(self.latency_s)))
+        extra: Floats = np.maximum(requested - self.sizes[-1], 0.0) / self.rate
         return inside + extra
 
     @property

@@ -53,18 +53,14 @@ class Scheduled:
     def terms(self, sizes: Floats) -> Floats:
         """Return latency and time on wires in seconds, float64 [n, 2]."""
         new = sorted({float(size) for size in sizes} - set(self._known))
-        if new:
-            self._price(new)
-        return np.array([self._known[float(size)] for size in sizes]).reshape(-1, 2)
-
-    def _price(self, sizes: list[float]) -> None:
-        best = np.full((len(sizes), 2), np.inf)
-        for segments in self.segments:
-            found = prices(self.schedule, self.topology, [0.0, *sizes], segments=segments)
-            latency = found[0] + self.fixed_s
-            total = found[1:] + self.fixed_s
+        best = np.full((len(new), 2), np.inf)
+        for segments in self.segments if new else ():
+            # The price of an empty tensor is the latency; what a size takes beyond it is time on wires.
+            found = prices(self.schedule, self.topology, [0.0, *new], segments=segments)
+            latency, total = found[0] + self.fixed_s, found[1:] + self.fixed_s
             better = total < best.sum(axis=1)
-            best[better] = np.stack([np.full(len(sizes), latency), total - latency], axis=1)[better]
+            best[better] = np.stack([np.full(len(new), latency), total - latency], axis=1)[better]
         floor = 1e-12  # links without latency and tensors of a byte: a logarithm needs a number
-        for size, (latency, wire) in zip(sizes, np.maximum(best, floor), strict=True):
+        for size, (latency, wire) in zip(new, np.maximum(best, floor), strict=True):
             self._known[size] = (float(latency), float(wire))
+        return np.array([self._known[float(size)] for size in sizes]).reshape(-1, 2)

@@ -42,11 +42,11 @@ def bounds(topology: Topology, algorithm: str, size_bytes: float) -> tuple[Bound
     """
     now = _seconds(topology, algorithm, size_bytes)
     found = []
-    for kind, where, link, worse in _worse(topology):
+    for kind, where, link, worse in _worsened(topology):
         share = (_seconds(worse, algorithm, size_bytes) / now - 1.0) / (WORSE - 1.0)
         found.append(Bound(kind, where, link, min(max(share, 0.0), 1.0)))
-    found.append(Bound("work", "", "", max(0.0, 1.0 - sum(one.share for one in found))))
-    return tuple(sorted((one for one in found if one.share >= 0.01), key=lambda one: -one.share))
+    found.append(Bound("work", "", "", max(0.0, 1.0 - sum(bound.share for bound in found))))
+    return tuple(sorted((bound for bound in found if bound.share >= 0.01), key=lambda bound: -bound.share))
 
 
 def _seconds(topology: Topology, algorithm: str, size_bytes: float) -> float:
@@ -54,7 +54,7 @@ def _seconds(topology: Topology, algorithm: str, size_bytes: float) -> float:
     return float(option(topology, name).predict([size_bytes]).times_s[0])
 
 
-def _worse(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
+def _worsened(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
     """Yield (kind, where, link class, the topology with that figure worse)."""
     for where in ("inside", "between"):
         link = getattr(topology, where)
@@ -72,19 +72,19 @@ def _worse(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
             yield "bandwidth", "switch", name, replace(topology, **{name: replace(switch, bytes_per_s=slow)})
 
 
-def _slower(topology: Topology, where: str, link: LinkClass) -> Topology:
+def _slower(topology: Topology, where: str, worse: LinkClass) -> Topology:
     """Return it with a link class worse, and the links and interfaces of their own with it."""
     before: LinkClass = getattr(topology, where)
     if where == "inside":
-        return replace(topology, inside=link)
-    rate, delay = link.bytes_per_s / before.bytes_per_s, WORSE if link.alpha_s > before.alpha_s else 1.0
+        return replace(topology, inside=worse)
+    rate, delay = worse.bytes_per_s / before.bytes_per_s, WORSE if worse.alpha_s > before.alpha_s else 1.0
     own = tuple(
         replace(
-            one,
-            alpha_s=None if one.alpha_s is None else one.alpha_s * delay,
-            bytes_per_s=None if one.bytes_per_s is None else one.bytes_per_s * rate,
+            link,
+            alpha_s=None if link.alpha_s is None else link.alpha_s * delay,
+            bytes_per_s=None if link.bytes_per_s is None else link.bytes_per_s * rate,
         )
-        for one in topology.overrides
+        for link in topology.overrides
     )
     rates = tuple((out * rate, into * rate) for out, into in topology.host_rates)
-    return replace(topology, between=link, overrides=own, host_rates=rates)
+    return replace(topology, between=worse, overrides=own, host_rates=rates)

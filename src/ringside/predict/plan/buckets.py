@@ -8,8 +8,8 @@ or the last alone. So with k buckets
 
 With t(b) = α + b/B that is max(C/k + k·α + S/B - C, α + S/(k·B)): many buckets cost latency, few hide little. Best is
 what is expected to leave least, over the whole band: where small buckets' latency is little known, many of them may
-leave far more than the middle says. Of counts within `NEAR` of the step's computation of the least, the fewest buckets
-are best. The same reckoning as in S. Li et al., "PyTorch Distributed: Experiences on
+leave far more than the middle suggests. Of counts within `NEAR` of the step's computation of the least, the fewest
+buckets are best. The same reckoning as in S. Li et al., "PyTorch Distributed: Experiences on
 accelerating data parallel training", VLDB 2020, section 4.2.3, whose first bucket starts while backward goes on.
 """
 
@@ -80,12 +80,12 @@ def best_buckets(
         raise UsageError(f"--compute-seconds {compute_s:g}: seconds of forward and backward, more than 0")
     backward = BACKWARD * compute_s
     tried = [k for k in counts if k == 1 or size_bytes / k >= LEAST_BUCKET]
-    told = option.predict(size_bytes / np.array(tried, dtype=np.float64))
-    times = list(zip(told.times_s.tolist(), told.low_s.tolist(), told.high_s.tolist(), strict=True))
+    predicted = option.predict(size_bytes / np.array(tried, dtype=np.float64))
+    times = list(zip(predicted.times_s.tolist(), predicted.low_s.tolist(), predicted.high_s.tolist(), strict=True))
     whole = Band(*times[tried.index(1)]) if 1 in tried else Band(*times[0])
     found = []
     for count, bucket in zip(tried, times, strict=True):
-        left = Band(*(exposed_s(count, one, backward) for one in bucket))
+        left = Band(*(exposed_s(count, seconds, backward) for seconds in bucket))
         found.append(BucketSizes(count, size_bytes / count, Band(*bucket), left, whole))
-    enough = min(one.expected_s for one in found) + NEAR * compute_s
-    return tuple(sorted(found, key=lambda one: (max(one.expected_s, enough), one.count)))
+    enough = min(sizes.expected_s for sizes in found) + NEAR * compute_s
+    return tuple(sorted(found, key=lambda sizes: (max(sizes.expected_s, enough), sizes.count)))

@@ -17,7 +17,7 @@ from ringside.predict.band import Band
 from ringside.predict.plan.options import collective
 from ringside.predict.topology.topology import Topology
 
-# Of one rank's device as its datasheet says, in decimal GB, by preset: NVIDIA's A100, DGX H100, DGX H200, DGX B200
+# Of one rank's device from its datasheet, in decimal GB, by preset: NVIDIA's A100, DGX H100, DGX H200, DGX B200
 # (1,440 GB in 8) and GB200 NVL72 (13.4 TB in 72) datasheets, Amazon's EC2 P4 and P5 pages.
 DEVICE_BYTES = {
     "dgx-a100": 80e9,
@@ -42,7 +42,7 @@ class MemoryState:
     """What one rank holds of a model's state.
 
     Args:
-        stage: 0: everything on every rank; 1, 2, 3: sharded as `STAGE_WORDS` says.
+        stage: 0: everything on every rank; 1, 2, 3: sharded as in `STAGE_WORDS`.
         weights_bytes: Of weights.
         gradients_bytes: Of gradients.
         optimizer_bytes: Of optimizer state.
@@ -112,7 +112,7 @@ def fit(parameters: float, ranks: int, memory_bytes: float | None, dtype: str = 
         return Fit(parameters, None, states, None, None)
     if not (math.isfinite(memory_bytes) and memory_bytes > 0):
         raise UsageError(f"a rank's memory is more than 0 bytes, not {memory_bytes:g}")
-    stages = [one.stage for one in states if one.total_bytes <= memory_bytes]
+    stages = [state.stage for state in states if state.total_bytes <= memory_bytes]
     least = states[0].total_bytes / memory_bytes
     if not math.isfinite(least):
         raise UsageError(f"{parameters:g} parameters in ranks of {memory_bytes:g} bytes: no number of ranks is enough")
@@ -165,14 +165,14 @@ def sharded(topology: Topology, memory: Fit, dtype: str = "bf16", compute_s: flo
     size = memory.parameters * WEIGHT_BYTES[dtype]
     times, reasons = [], []
     for name in ("all_gather", "reduce_scatter"):
-        one = collective(topology, name)
-        told = one.predict([size])
-        times.append(Band(float(told.times_s[0]), float(told.low_s[0]), float(told.high_s[0])))
-        reasons.append(one.why_extrapolated(size))
+        option = collective(topology, name)
+        predicted = option.predict([size])
+        times.append(Band(float(predicted.times_s[0]), float(predicted.low_s[0]), float(predicted.high_s[0])))
+        reasons.append(option.why_extrapolated(size))
     gather, scatter = times
     count = GATHERS[memory.stage]
     total = Band(*(count * g + s for g, s in zip(gather.ends, scatter.ends, strict=True)))
-    exposed = None if compute_s is None else Band(*(max(0.0, one - compute_s) for one in total.ends))
+    exposed = None if compute_s is None else Band(*(max(0.0, seconds - compute_s) for seconds in total.ends))
     return Sharded(memory.stage, gather, count, scatter, total, exposed, next(filter(None, reasons), ""))
 
 

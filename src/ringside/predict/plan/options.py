@@ -81,7 +81,7 @@ class Option:
         rounds: Rounds one after the other; None: a library's, which pipelines.
         beyond: Why its prices are extrapolated at any size; empty: they are not.
         measured: What was measured of it, and moved the law; None: nothing was.
-        pace: How many times longer what was measured took than its law says.
+        pace: How many times longer what was measured took than its law predicts.
     """
 
     name: str
@@ -100,9 +100,9 @@ class Option:
 
     def predict(self, sizes: ArrayLike) -> Prediction:
         """Return times with 95 % bands for sizes in bytes, more than 0; `extrapolated` where no table supports them."""
-        told = self._calibration.predict(sizes)
-        far = np.full(told.sizes.shape, bool(self.beyond)) | (told.sizes > TABLE_BYTES)
-        return replace(told, extrapolated=far)
+        predicted = self._calibration.predict(sizes)
+        far = np.full(predicted.sizes.shape, bool(self.beyond)) | (predicted.sizes > TABLE_BYTES)
+        return replace(predicted, extrapolated=far)
 
     def why_extrapolated(self, size_bytes: float) -> str:
         """Return why a price is extrapolated; empty where tables support it."""
@@ -119,9 +119,9 @@ def has_library(topology: Topology) -> bool:
 
 def names(topology: Topology) -> tuple[str, ...]:
     """Return the algorithms that a topology allows, a library's first."""
-    library = tuple(one.name for one in _of_fabric(topology)) if has_library(topology) else ()
+    library = tuple(candidate.name for candidate in _of_fabric(topology)) if has_library(topology) else ()
     skip = (*library, *(TREES if library and topology.hosts > 1 else ()))
-    return library + tuple(name for name in ALGORITHMS if name not in skip and _possible(name, topology))
+    return library + tuple(name for name in ALGORITHMS if name not in skip and _is_possible(name, topology))
 
 
 def option(topology: Topology, name: str = AUTO) -> Option:
@@ -134,14 +134,33 @@ def option(topology: Topology, name: str = AUTO) -> Option:
     if topology.ranks < 2:
         raise UsageError(f"{topology.name}: one rank has nobody to reduce with; give more --hosts or --ranks-per-host")
     if name == AUTO and has_library(topology):
-        return _auto(topology)
-    if has_library(topology):
-        named = [one for one in _of_fabric(topology) if one.name == name]
-        if named:
-            return _of_library(topology, named[0], _own_law(topology, named[0]))
-    if name not in ALGORITHMS or not _possible(name, topology):
+        # The shortest way for small tensors, the library's preferred rate for large ones.
+        chosen = fabric.chosen_by_nccl(fabric.candidates(topology))
+        return _library_option(topology, chosen, fabric.law(topology))
+    for candidate in _of_fabric(topology) if has_library(topology) else ():
+        if candidate.name == name:
+            law = fabric.law(topology, algorithm=name)  # with its own latency and rate, not those of the best
+            mean = law.mean.copy()
+            mean[0] = math.log(fixed_s(topology) + candidate.hops_s)
+            mean[3] = math.log(candidate.bytes_per_s)
+            return _library_option(topology, candidate, replace(law, mean=mean))
+    if name not in ALGORITHMS or not _is_possible(name, topology):
         raise UsageError(f"there is no {name!r} on {topology.name}; there are {', '.join(names(topology))}")
-    return _of_schedule(topology, name)
+    # By its schedule. What all ranks send is counted by closed forms: schedules may be huge.
+    schedule = schedule_for(topology, name)
+    law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))
+    n, hosts = topology.ranks, topology.hosts
+    power = 1 << (n.bit_length() - 1)
+    counted = {
+        "in_network": float(n),
+        "one_shot": float(n) * (n - 1),
+        "recursive_doubling": power * (power.bit_length() - 1) + 2.0 * (n - power),
+        "halving_doubling": 2.0 * (power - 1) + 2.0 * (n - power),
+    }
+    around = {"hierarchical": 2.0 * (hosts - 1) / hosts, "ring": 2.0 * (n - 1) / n}
+    host_sent = around.get(name) if hosts > 1 else None
+    beyond = f"no published table of {name} here, priced by its schedule"
+    return Option(name, SCHEDULE, law, counted.get(name, 2.0 * (n - 1)), host_sent, schedule.rounds, beyond)
 
 
 def options(topology: Topology) -> list[Option]:
@@ -174,50 +193,33 @@ def _of_fabric(topology: Topology) -> list[Candidate]:
     return [*fabric.candidates(topology), *fabric.switched(topology)]
 
 
-def _auto(topology: Topology) -> Option:
-    """What the library chooses: the shortest way for small tensors, its preferred rate for large ones."""
-    chosen = fabric.chosen_by_nccl(fabric.candidates(topology))
-    return _of_library(topology, chosen, fabric.law(topology))
-
-
-def _own_law(topology: Topology, one: Candidate) -> Law:
-    """Return the law of one algorithm with its own latency, not that of the best."""
-    law = fabric.law(topology, algorithm=one.name)
-    mean = law.mean.copy()
-    mean[0] = math.log(fixed_s(topology) + one.hops_s)
-    mean[3] = math.log(one.bytes_per_s)
-    return replace(law, mean=mean)
-
-
-def _of_library(topology: Topology, one: Candidate, law: Law) -> Option:
+def _library_option(topology: Topology, candidate: Candidate, law: Law) -> Option:
+    """Return one of a library's algorithms; the band widens with every doubling of hosts beyond published tables."""
     doublings, beyond = _beyond_tables(topology)
     spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
     n, hosts = topology.ranks, topology.hosts
     inside = {"nvls": n + 1.0, "nvls_tree": float(n + hosts) + 2.0 * (hosts - 1)}  # every host's switch, and a tree
     inside[IN_NETWORK] = float(n + 2 * hosts) if topology.nvls is not None else 2.0 * (n - hosts) + hosts
-    sent = inside.get(one.name, 2.0 * (n - 1))
+    sent = inside.get(candidate.name, 2.0 * (n - 1))
     around = 2.0 * (n - 1) / n
-    once = one.name == IN_NETWORK or hosts == 2
-    host_sent = None if hosts == 1 else around if one.name == "ring" else 1.0 if once else 2.0
-    rounds = 2 * (n - 1) if one.name == "ring" else None
-    beyond = "; ".join(filter(None, [NO_SHARP if one.name == IN_NETWORK else "", _narrowed(topology), beyond]))
-    return Option(one.name, LIBRARY, replace(law, spread=spread), sent, host_sent, rounds, beyond)
-
-
-def _narrowed(topology: Topology) -> str:
-    """Return why a network that is less than its interfaces is beyond published tables; empty: it is not less."""
+    once = candidate.name == IN_NETWORK or hosts == 2
+    host_sent = None if hosts == 1 else around if candidate.name == "ring" else 1.0 if once else 2.0
+    rounds = 2 * (n - 1) if candidate.name == "ring" else None
+    # A network that is less than its interfaces is beyond published tables at any number of hosts.
+    sharp = NO_SHARP if candidate.name == IN_NETWORK else ""
     over = "no published table is of an oversubscribed network" if topology.oversubscription > 1 else ""
     rail = "no published table is of a host with a rail less" if topology.host_rates else ""
-    return "; ".join(filter(None, [over, rail]))
+    beyond = "; ".join(filter(None, [sharp, over, rail, beyond]))
+    return Option(candidate.name, LIBRARY, replace(law, spread=spread), sent, host_sent, rounds, beyond)
 
 
 def _beyond_tables(topology: Topology) -> tuple[float, str]:
     """Return how many doublings of the hosts lie beyond published tables, and that in words."""
     rack = max(topology.ranks_per_host) > 16
-    most, what = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")
+    most, unit = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")
     if topology.hosts <= most:
         return 0.0, ""
-    return math.log2(topology.hosts / most), f"published tables end at {most} {what}"
+    return math.log2(topology.hosts / most), f"published tables end at {most} {unit}"
 
 
 # ------------------------------------------------------------------------------------------------ by schedule
@@ -247,24 +249,12 @@ def schedule_for(topology: Topology, name: str) -> Schedule:
     return by_name(name, topology.ranks)
 
 
-def _possible(name: str, topology: Topology) -> bool:
+def _is_possible(name: str, topology: Topology) -> bool:
     if name == "hierarchical":
         return 1 < topology.hosts < topology.ranks
     if name == IN_NETWORK:
         return (topology.nvls if topology.hosts == 1 else topology.sharp) is not None
     return True
-
-
-def _of_schedule(topology: Topology, name: str) -> Option:
-    schedule = schedule_for(topology, name)
-    law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))
-    n, hosts = topology.ranks, topology.hosts
-    sent = float(n) if name == IN_NETWORK else float(n) * (n - 1) if name == "one_shot" else 2.0 * (n - 1)
-    if name in ("recursive_doubling", "halving_doubling") or (name == "hierarchical" and hosts > 1):
-        sent = _counted(schedule)
-    around = {"hierarchical": 2.0 * (hosts - 1) / hosts, "ring": 2.0 * (n - 1) / n}
-    beyond = f"no published table of {name} here, priced by its schedule"
-    return Option(name, SCHEDULE, law, sent, around.get(name) if hosts > 1 else None, schedule.rounds, beyond)
 
 
 def schedule_law(backbone: Scheduled) -> Law:
@@ -273,14 +263,3 @@ def schedule_law(backbone: Scheduled) -> Law:
     words = f"{topology.name}: {schedule.name} by its schedule of {schedule.rounds} rounds"
     noise = 1.0 if has_library(replace(topology, overrides=())) else NOISY
     return Law(np.zeros(2), SPREADS, words, backbone=backbone, noise=noise)
-
-
-def _counted(schedule: Schedule) -> float:
-    """Return what all ranks of a schedule send together, in tensors: by closed form, schedules may be huge."""
-    n = schedule.ranks
-    power = 1 << (n.bit_length() - 1)
-    if schedule.name == "recursive_doubling":
-        return power * (power.bit_length() - 1) + 2.0 * (n - power)
-    if schedule.name == "halving_doubling":
-        return 2.0 * (power - 1) + 2.0 * (n - power)
-    return 2.0 * (n - 1)

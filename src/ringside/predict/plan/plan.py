@@ -1,6 +1,6 @@
 """What synchronising gradients would cost on a topology: `plan(PlanQuestion(...))` returns a `TrainingPlan`.
 
-Every duration has its band, and says where no published table supports it.
+Every duration has its band, and a note where no published table supports it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_RANKS = 1 << 18  # schedules of more take minutes to price
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What is asked.
+    """What to plan.
 
     Args:
         topology: What it runs over.
@@ -59,7 +59,7 @@ class PlanQuestion:
 
 @dataclass(frozen=True)
 class PlannedWires:
-    """What travels, which is not what busbw says.
+    """What travels, which is not busbw's bytes.
 
     Args:
         total_bytes: All that ranks send together.
@@ -100,7 +100,7 @@ class TrainingPlan:
     """What it would cost.
 
     Args:
-        question: What was asked.
+        question: What was planned.
         priced: The all-reduce of all gradients in one piece.
         rounds: Rounds one after the other; None: a library's, which pipelines.
         busbw: As nccl-tests has it: 2(n-1)/n · S/t, bytes per second.
@@ -110,7 +110,7 @@ class TrainingPlan:
         ranking: The same by size, bytes.
         contenders: The names of those that `crossovers` is about.
         crossovers: Where the fastest changes.
-        scaling: From one host up to those that were asked for.
+        scaling: From one host up to those of the topology.
         batch: And the learning rate.
         fit: Whether the model fits; None without a model.
         sharded: What sharded data parallel costs, where plain does not fit and it does.
@@ -140,18 +140,40 @@ def plan(question: PlanQuestion) -> TrainingPlan:
     Raises:
         UsageError: The size cannot be, there is one rank only, or more than `MOST_RANKS`, or no such algorithm.
     """
-    topology, size = question.topology, _checked(question.topology, question.size_bytes)
+    topology, size = question.topology, float(question.size_bytes)
+    if topology.ranks > MOST_RANKS:
+        raise UsageError(f"{topology.name}: {topology.ranks} ranks; a plan is of at most {MOST_RANKS}: fewer --hosts")
+    if not (math.isfinite(size) and 0 < size <= MOST_BYTES):
+        raise UsageError(f"{size:g} bytes of gradients: more than 0 and at most {MOST_BYTES:g}, such as --bytes 1GB")
+
+    # The requested algorithm, or the fastest; what a run measured of it moves all the others alike.
     named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
     every = options(topology)
-    chosen = named or fastest(every, size)
+    chosen = named or fastest_option(every, size)
     seen = with_measured(chosen, question.measured)
-    every = [moved(one, seen) for one in every]
+    every = [moved(other, seen) for other in every]
+
+    # By size: who is fastest, and from where on. At this size the row of what was measured is the measured one.
     running, sizes = contenders(every), sorted({*SIZES, size})
     table = ranking(every, sizes)
     (price,) = priced(seen, [size])
-    memory = _fit(question)
+    here = tuple(price if seen.measured is not None and row.algorithm == seen.name else row for row in table[size])
+
+    # What travels: all of it, and through each interface of the busiest host.
+    total, host, each = chosen.sent * size, None, None
+    if chosen.host_sent is not None:
+        host, took = chosen.host_sent * size, price.seconds
+        each = Band(*(host / topology.nics / seconds for seconds in (took.value, took.high, took.low)))
+
+    # Whether the model fits; where it does not, sharded data parallel is priced, and no buckets are.
+    memory = None
+    if question.parameters is not None:
+        memory = fit(question.parameters, topology.ranks, question.memory_bytes, question.dtype)
     refused = memory is not None and memory.refused
-    cut = not refused and question.compute_s is not None
+    buckets: tuple[BucketSizes, ...] = ()
+    if not refused and question.compute_s is not None:
+        counts = COUNTS if question.ran is None else tuple(sorted({*COUNTS, question.ran}))
+        buckets = best_buckets(seen, size, question.compute_s or 0.0, counts)
     name = AUTO if question.algorithm == AUTO and has_library(topology) else chosen.name
     return TrainingPlan(
         question=question,
@@ -159,73 +181,42 @@ def plan(question: PlanQuestion) -> TrainingPlan:
         rounds=chosen.rounds,
         busbw=busbw(size, topology.ranks, price.seconds),
         bounds=bounds(topology, name, size),
-        wires=_wires(chosen, topology, size, price.seconds),
-        here=tuple(price if _is_seen(one, seen) else one for one in table[size]),
+        wires=PlannedWires(total, total / topology.ranks, host, each),
+        here=here,
         ranking=table,
-        contenders=tuple(one.name for one in running),
+        contenders=tuple(contender.name for contender in running),
         crossovers=crossovers(running, sizes),
         scaling=_scaling(question, name, seen, refused),
         batch=batch(topology.ranks, question.batch_per_rank, question.accumulated, question.base_batch),
         fit=memory,
         sharded=sharded(topology, memory, question.dtype, question.compute_s) if memory and refused else None,
-        buckets=best_buckets(seen, size, question.compute_s or 0.0, _counts(question)) if cut else (),
+        buckets=buckets,
     )
 
 
-def choose(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
-    """Return the option that is asked for; `auto` without a library is the fastest at this size.
+def choose_option(topology: Topology, size_bytes: float, algorithm: str = AUTO) -> Option:
+    """Return the requested option; `auto` without a library is the fastest at this size.
 
     Args:
         topology: Of two ranks or more.
         size_bytes: More than 0.
         algorithm: As of `PlanQuestion`; one that this topology does not allow counts as `auto`, `nvls_tree` as `nvls`.
     """
-    wanted = "nvls" if algorithm == "nvls_tree" and topology.hosts == 1 else algorithm
-    if wanted in names(topology) or has_library(topology):
-        return option(topology, wanted if wanted in names(topology) else AUTO)
-    return fastest(options(topology), size_bytes)
+    requested = "nvls" if algorithm == "nvls_tree" and topology.hosts == 1 else algorithm
+    if requested in names(topology) or has_library(topology):
+        return option(topology, requested if requested in names(topology) else AUTO)
+    return fastest_option(options(topology), size_bytes)
 
 
-def fastest(ways: Sequence[Option], size_bytes: float) -> Option:
+def fastest_option(options: Sequence[Option], size_bytes: float) -> Option:
     """Return the one that takes least at a size, by the middle of its band."""
-    return min(ways, key=lambda one: float(one.predict([size_bytes]).times_s[0]))
-
-
-def _is_seen(one: Priced, seen: Option) -> bool:
-    """Whether a row of the ranking is what a run measured."""
-    return seen.measured is not None and one.algorithm == seen.name
-
-
-def _counts(question: PlanQuestion) -> tuple[int, ...]:
-    """Return the numbers of buckets to try, the run's own among them."""
-    return COUNTS if question.ran is None else tuple(sorted({*COUNTS, question.ran}))
+    return min(options, key=lambda option: float(option.predict([size_bytes]).times_s[0]))
 
 
 def busbw(size_bytes: float, ranks: int, seconds: Band) -> Band:
     """Return the bus bandwidth of an all-reduce, bytes per second, with its band."""
     moved = bus_factor(ALL_REDUCE, ranks) * size_bytes
     return Band(moved / seconds.value, moved / seconds.high, moved / seconds.low)
-
-
-def _checked(topology: Topology, size: float) -> float:
-    if topology.ranks > MOST_RANKS:
-        raise UsageError(f"{topology.name}: {topology.ranks} ranks; a plan is of at most {MOST_RANKS}: fewer --hosts")
-    if not (math.isfinite(size) and 0 < size <= MOST_BYTES):
-        raise UsageError(f"{size:g} bytes of gradients: more than 0 and at most {MOST_BYTES:g}, such as --bytes 1GB")
-    return float(size)
-
-
-def _fit(question: PlanQuestion) -> Fit | None:
-    if question.parameters is None:
-        return None
-    return fit(question.parameters, question.topology.ranks, question.memory_bytes, question.dtype)
-
-
-def _wires(chosen: Option, topology: Topology, size: float, took: Band) -> PlannedWires:
-    total = chosen.sent * size
-    host = None if chosen.host_sent is None else chosen.host_sent * size
-    each = None if host is None else Band(*(host / topology.nics / one for one in (took.value, took.high, took.low)))
-    return PlannedWires(total, total / topology.ranks, host, each)
 
 
 def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> tuple[Scale, ...]:
@@ -237,22 +228,19 @@ def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> 
     if len(set(topology.ranks_per_host)) > 1:
         return ()
     counts = sorted({1 << power for power in range(topology.hosts.bit_length())} | {topology.hosts})
-    return tuple(
-        _scale(question, name, topology if count == topology.hosts else topology.sized(count), seen, refused)
-        for count in counts
-    )
-
-
-def _scale(question: PlanQuestion, name: str, topology: Topology, seen: Option, refused: bool) -> Scale:
-    compute = question.compute_s if not refused else None
-    if topology.ranks < 2:
-        alone = Band(1.0, 1.0, 1.0) if compute else None
-        return Scale(topology.hosts, topology.ranks, None, None, alone, "")
-    chosen = seen if topology is question.topology else moved(choose(topology, question.size_bytes, name), seen)
-    (price,) = priced(chosen, [question.size_bytes])
-    rate = busbw(question.size_bytes, topology.ranks, price.seconds)
-    efficiency = None
-    if compute is not None:
-        left = best_buckets(chosen, question.size_bytes, compute)[0].exposed
-        efficiency = Band(*(compute / (compute + one) for one in (left.value, left.high, left.low)))
-    return Scale(topology.hosts, topology.ranks, price.seconds, rate, efficiency, price.extrapolated)
+    compute, size = question.compute_s if not refused else None, question.size_bytes
+    scales = []
+    for hosts in counts:
+        sized = topology if hosts == topology.hosts else topology.sized(hosts)
+        if sized.ranks < 2:
+            scales.append(Scale(hosts, sized.ranks, None, None, Band(1.0, 1.0, 1.0) if compute else None, ""))
+            continue
+        chosen = seen if sized is topology else moved(choose_option(sized, size, name), seen)
+        (price,) = priced(chosen, [size])
+        rate = busbw(size, sized.ranks, price.seconds)
+        efficiency = None
+        if compute is not None:
+            left = best_buckets(chosen, size, compute)[0].exposed
+            efficiency = Band(*(compute / (compute + seconds) for seconds in (left.value, left.high, left.low)))
+        scales.append(Scale(hosts, sized.ranks, price.seconds, rate, efficiency, price.extrapolated))
+    return tuple(scales)

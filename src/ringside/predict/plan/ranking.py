@@ -51,12 +51,12 @@ class Crossover:
 
 def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
     """Return an option at each of several sizes, bytes, more than 0."""
-    told = option.predict(sizes)
+    predicted = option.predict(sizes)
     return [
         Priced(
             option.name,
             option.basis,
-            Band(float(told.times_s[i]), float(told.low_s[i]), float(told.high_s[i])),
+            Band(float(predicted.times_s[i]), float(predicted.low_s[i]), float(predicted.high_s[i])),
             option.why_extrapolated(size),
         )
         for i, size in enumerate(sizes)
@@ -65,9 +65,9 @@ def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
 
 def ranking(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> dict[float, tuple[Priced, ...]]:
     """Return for every size the algorithms, the fastest first."""
-    columns = [priced(one, sizes) for one in options]
+    columns = [priced(option, sizes) for option in options]
     return {
-        size: tuple(sorted((column[i] for column in columns), key=lambda one: one.seconds.value))
+        size: tuple(sorted((column[i] for column in columns), key=lambda row: row.seconds.value))
         for i, size in enumerate(sizes)
     }
 
@@ -78,35 +78,28 @@ def contenders(options: Sequence[Option]) -> list[Option]:
     Schedules on a GPU fabric's figures count no cost per message: next to laws held against tables that flatters them.
     Switches between hosts that reduce are not everybody's.
     """
-    library = [one for one in options if one.basis == LIBRARY and one.name != IN_NETWORK]
+    library = [option for option in options if option.basis == LIBRARY and option.name != IN_NETWORK]
     return library or list(options)
 
 
 def crossovers(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> tuple[Crossover, ...]:
     """Return where the fastest changes between the first and the last of `sizes`, ascending."""
-    by_name = {one.name: one for one in options}
+    by_name = {option.name: option for option in options}
     order = sorted(sizes)
     table = ranking(options, order)
     found = []
     for low, high in itertools.pairwise(order):
         before, after = table[low][0].algorithm, table[high][0].algorithm
         if before != after:
-            at = _meet(by_name[before], by_name[after], low, high)
-            found.append(Crossover(at, before, after, _about(at, by_name[before])))
+            first, then = by_name[before], by_name[after]
+            for _ in range(HALVINGS):
+                middle = math.sqrt(low * high)
+                if first.predict([middle]).times_s[0] < then.predict([middle]).times_s[0]:
+                    low = middle
+                else:
+                    high = middle
+            size = math.sqrt(low * high)
+            # It is latency saved per byte more, and neither of the two figures is sure.
+            factor = math.exp(CERTAIN * math.hypot(first.law.spread[0], first.law.spread[-1]))
+            found.append(Crossover(size, before, after, Band(size, size / factor, size * factor)))
     return tuple(found)
-
-
-def _about(size_bytes: float, one: Option) -> Band:
-    """Return the band of a crossover: latency saved per byte more, and neither figure is sure."""
-    factor = math.exp(CERTAIN * math.hypot(one.law.spread[0], one.law.spread[-1]))
-    return Band(size_bytes, size_bytes / factor, size_bytes * factor)
-
-
-def _meet(before: Option, after: Option, low: float, high: float) -> float:
-    for _ in range(HALVINGS):
-        middle = math.sqrt(low * high)
-        if before.predict([middle]).times_s[0] < after.predict([middle]).times_s[0]:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(low * high)

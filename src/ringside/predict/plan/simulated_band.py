@@ -17,8 +17,8 @@ def simulated_band(timeline: Timeline) -> Band:
     if timeline.schedule.rounds == 0:
         return Band(timeline.seconds, timeline.seconds, timeline.seconds)
     law = schedule_law(Scheduled(timeline.schedule, timeline.topology))
-    told = expect(law).predict([max(timeline.size_bytes, 1.0)])
-    middle, low, high = (float(one[0]) for one in (told.times_s, told.low_s, told.high_s))
+    predicted = expect(law).predict([max(timeline.size_bytes, 1.0)])
+    middle, low, high = (float(end[0]) for end in (predicted.times_s, predicted.low_s, predicted.high_s))
     return Band(timeline.seconds, timeline.seconds + low - middle, timeline.seconds + high - middle)
 
 

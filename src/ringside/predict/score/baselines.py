@@ -12,7 +12,7 @@ from ringside.predict.topology.topology import Topology
 Floats = NDArray[np.float64]
 
 
-def hockney(sizes: ArrayLike, times_s: ArrayLike, wanted: ArrayLike) -> Floats:
+def hockney(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:
     """Return times by t = α + S/B, fitted to rows by iterated least squares on relative errors.
 
     R. W. Hockney, "The communication challenge for MPP", 1994. α and 1/B are kept positive.
@@ -20,7 +20,7 @@ def hockney(sizes: ArrayLike, times_s: ArrayLike, wanted: ArrayLike) -> Floats:
     Args:
         sizes: Bytes of the fitted rows, [n], n ≥ 1.
         times_s: Their seconds, [n].
-        wanted: Bytes to predict, [m].
+        requested: Bytes to predict, [m].
 
     Returns:
         Seconds, float64 [m].
@@ -35,11 +35,11 @@ def hockney(sizes: ArrayLike, times_s: ArrayLike, wanted: ArrayLike) -> Floats:
         if found[1] < 0:  # only latency is left
             alpha = float(np.exp(np.mean(np.log(t))))
         weights = 1 / np.sqrt(np.maximum(np.abs((alpha + beta * x) / t - 1), 1e-3))
-    result: Floats = alpha + beta * np.asarray(wanted, dtype=np.float64)
+    result: Floats = alpha + beta * np.asarray(requested, dtype=np.float64)
     return result
 
 
-def interpolate(sizes: ArrayLike, times_s: ArrayLike, wanted: ArrayLike) -> Floats:
+def interpolate(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:
     """Return times on the line between neighbours in log-log; beyond the last two rows that line goes on.
 
     Arguments and result as of `hockney`; rows of one size count as their geometric mean.
@@ -47,12 +47,12 @@ def interpolate(sizes: ArrayLike, times_s: ArrayLike, wanted: ArrayLike) -> Floa
     x, logs = np.log(np.asarray(sizes, dtype=np.float64)), np.log(np.asarray(times_s, dtype=np.float64))
     places, index = np.unique(x, return_inverse=True)
     means = np.bincount(index, logs) / np.bincount(index)
-    at = np.log(np.asarray(wanted, dtype=np.float64))
-    result = np.interp(at, places, means)
+    where = np.log(np.asarray(requested, dtype=np.float64))
+    result = np.interp(where, places, means)
     if len(places) > 1:
-        for beyond, a, b in ((at < places[0], 0, 1), (at > places[-1], -1, -2)):
+        for beyond, a, b in ((where < places[0], 0, 1), (where > places[-1], -1, -2)):
             slope = (means[a] - means[b]) / (places[a] - places[b])
-            result[beyond] = means[a] + slope * (at[beyond] - places[a])
+            result[beyond] = means[a] + slope * (where[beyond] - places[a])
     return np.asarray(np.exp(result), dtype=np.float64)
 
 
@@ -82,7 +82,7 @@ _CORRECTION = (
 )  # fmt: skip
 
 
-def nccl_constants(topology: Topology, wanted: ArrayLike) -> Floats:
+def nccl_constants(topology: Topology, requested: ArrayLike) -> Floats:
     """Return the times that NCCL's tuner computes for its own choice: the least over algorithms and protocols.
 
     The tuner needs them only to compare; taken as seconds they are a baseline. Bandwidths per channel and efficiencies
@@ -90,44 +90,32 @@ def nccl_constants(topology: Topology, wanted: ArrayLike) -> Floats:
 
     Args:
         topology: Its rates; `nvls` tells Hopper and Blackwell from what came before.
-        wanted: Bytes, [m].
+        requested: Bytes, [m].
 
     Returns:
         Seconds, float64 [m].
     """
-    sizes = np.asarray(wanted, dtype=np.float64)
-    ways = [
-        _time(topology, algorithm, protocol, sizes)
-        for algorithm in ("Ring", "Tree", "NVLS", "NVLSTree")
-        for protocol in range(3)
-    ]
-    result: Floats = np.min(ways, axis=0)
-    return result
-
-
-def _time(topology: Topology, algorithm: str, protocol: int, sizes: Floats) -> Floats:
-    rate = _rate(topology, algorithm, protocol)
-    if rate <= 0:
-        return np.full(len(sizes), np.inf)
-    effective = np.full(len(sizes), rate)
-    if algorithm == "Tree":
-        place = np.clip(np.floor(np.log2(np.maximum(sizes / 64, 1))), 0, 23).astype(int)
-        effective = rate * np.array(_CORRECTION[protocol], dtype=np.float64)[place]
-    result: Floats = (_latency(topology, algorithm, protocol) + sizes / (1e3 * effective)) * 1e-6
-    return result
-
-
-def _architecture(topology: Topology) -> tuple[str, int]:
-    if topology.nvls is None:
-        name = "Ampere"
-    else:
-        name = "Blackwell" if topology.nvls.bytes_per_s > 400e9 else "Hopper"
-    return name, 0 if topology.hosts == 1 else 1 if topology.hosts == 2 else 2
+    sizes = np.asarray(requested, dtype=np.float64)
+    best = np.full(len(sizes), np.inf)
+    for algorithm in ("Ring", "Tree", "NVLS", "NVLSTree"):
+        for protocol in range(3):
+            full = _rate(topology, algorithm, protocol)
+            if full <= 0:
+                continue
+            rate = np.full(len(sizes), full)
+            if algorithm == "Tree":
+                place = np.clip(np.floor(np.log2(np.maximum(sizes / 64, 1))), 0, 23).astype(int)
+                rate *= np.array(_CORRECTION[protocol], dtype=np.float64)[place]
+            best = np.minimum(best, (_latency(topology, algorithm, protocol) + sizes / (1e3 * rate)) * 1e-6)
+    return best
 
 
 def _rate(topology: Topology, algorithm: str, protocol: int) -> float:
-    """GB/s of the tensor."""
-    name, place = _architecture(topology)
+    """Return the algorithm bandwidth, GB/s; 0 where the topology does not allow the algorithm."""
+    name = "Ampere"
+    if topology.nvls is not None:
+        name = "Blackwell" if topology.nvls.bytes_per_s > 400e9 else "Hopper"
+    place = min(topology.hosts, 3) - 1  # 1, 2, more hosts
     inside = topology.inside.bytes_per_s / 1e9 if topology.inside is not None else math.inf
     between = (
         topology.nics * topology.between.bytes_per_s / 1e9 if topology.between and topology.hosts > 1 else math.inf
@@ -149,7 +137,7 @@ def _rate(topology: Topology, algorithm: str, protocol: int) -> float:
 
 
 def _latency(topology: Topology, algorithm: str, protocol: int) -> float:
-    """Microseconds."""
+    """Return what NCCL reckons beside bytes, microseconds."""
     kind = "NVLINK" if topology.inside is None or topology.inside.kind in ("nvlink", "nvswitch") else "PCI"
     inside, network = _HOPS[kind][algorithm][protocol], _HOPS["NET"][algorithm][protocol]
     base, hosts, ranks = _BASE[algorithm][protocol], topology.hosts, topology.ranks

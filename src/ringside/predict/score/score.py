@@ -19,7 +19,7 @@ from ringside.predict.laws.fabric import Law
 from ringside.predict.laws.knowledge import Knowledge, is_mpi
 from ringside.predict.laws.transfer import transfer
 from ringside.predict.score import baselines
-from ringside.predict.tables.checks import check
+from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Table, TableRow
 
 Floats = NDArray[np.float64]
@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 LARGE_BYTES = 1 << 20
 FULL_SWEEP = (18, 1 << 15)  # rows, and how many times the smallest size the largest is, of a sweep from end to end
 LEAST_HELD = 4  # rows for a hold-out
+BASELINES = ("hockney", "interpolation", "nccl_constants")
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Score:
     """One table, predicted.
 
     Args:
-        table: As `check` left it.
+        table: As `check_rows` left it.
         mode: `hold-out`, `larger sizes`, `other scale` or `preset`.
         words: What the law was made from.
         fitted: Rows that had a part in the fit.
@@ -141,18 +142,18 @@ def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> S
         return _refused(test, "other scale", "no usable rows to fit or to score")
     there = known.law(test)
     laws = [known.law(table) for table in usable]
-    if there is None or any(one is None for one in laws):
+    if there is None or any(expected is None for expected in laws):
         there = vague(test.ranks, noisy=is_mpi(test))
         laws = [vague(table.ranks, noisy=is_mpi(table)) for table in usable]
-    fitted = [fit(_sizes(t.rows), measured(t.rows), one) for t, one in zip(usable, laws, strict=True)]
+    fitted = [fit(_sizes(t.rows), measured(t.rows), expected) for t, expected in zip(usable, laws, strict=True)]
     moved = transfer(fitted, there)
     rows = tuple(row for table in usable for row in table.rows)
     return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
 
 
 def _refused(table: Table, mode: str, why: str) -> Score:
-    told = "; ".join(f"line {flag.line}: {flag.reason}" for flag in table.flags[:3])
-    return Score(table, mode, refused=why + (f" ({told})" if told else ""))
+    flags = "; ".join(f"line {flag.line}: {flag.reason}" for flag in table.flags[:3])
+    return Score(table, mode, refused=why + (f" ({flags})" if flags else ""))
 
 
 def _fitted(table: Table, mode: str, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge) -> Score:
@@ -172,24 +173,16 @@ def _scored(
     sizes, times = _sizes(held), measured(held)
     prediction = calibration.predict(sizes)
     errors = errors_of(sizes, prediction.times_s, times)
-    return Score(
-        table, mode, found.words, len(rows), tuple(held), prediction, errors, _baselines(table, rows, held, known)
-    )
-
-
-def _baselines(
-    table: Table, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge
-) -> dict[str, Errors | None]:
-    sizes, times = _sizes(held), measured(held)
-    found: dict[str, Errors | None] = {"hockney": None, "interpolation": None, "nccl_constants": None}
+    # What it must be better than: two need rows to fit, one a topology of GPUs.
+    beside: dict[str, Errors | None] = dict.fromkeys(BASELINES)
     if len(rows) >= 2:
         fitted = _sizes(rows), measured(rows)
-        found["hockney"] = errors_of(sizes, baselines.hockney(*fitted, sizes), times)
-        found["interpolation"] = errors_of(sizes, baselines.interpolate(*fitted, sizes), times)
+        beside["hockney"] = errors_of(sizes, baselines.hockney(*fitted, sizes), times)
+        beside["interpolation"] = errors_of(sizes, baselines.interpolate(*fitted, sizes), times)
     topology = known.topology(table) if table.collective == ALL_REDUCE and not is_mpi(table) else None
     if topology is not None and topology.ranks > 1:
-        found["nccl_constants"] = errors_of(sizes, baselines.nccl_constants(topology, sizes), times)
-    return found
+        beside["nccl_constants"] = errors_of(sizes, baselines.nccl_constants(topology, sizes), times)
+    return Score(table, mode, found.words, len(rows), tuple(held), prediction, errors, beside)
 
 
 def _sizes(rows: Sequence[TableRow]) -> Floats:
@@ -204,20 +197,20 @@ def measured(rows: Sequence[TableRow]) -> Floats:
 # ------------------------------------------------------------------------------------------------ many tables
 
 
-def checked(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs, ...]]:
+def check_tables(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs, ...]]:
     """Return the collectives among tables, checked, and the point-to-point costs among them.
 
     Raises:
         UsageError: There is no table of a collective.
     """
-    done = [check(table) for table in tables]
+    done = [check_rows(table) for table in tables]
     collectives = [table for table in done if table.collective in BUS_FACTORS]
     if not collectives:
         raise UsageError("no table of a collective among these files; point-to-point tables only tell of messages")
     return collectives, tuple(mpi.pairs_of(done))
 
 
-def flagged(table: Table) -> tuple[Flag, ...]:
+def line_flags(table: Table) -> tuple[Flag, ...]:
     """Return the flags of a table, each line once."""
     first = {flag.line: flag for flag in reversed(table.flags)}
     return tuple(first[line] for line in sorted(first))
@@ -264,9 +257,11 @@ class Summary:
 
 def summary(scores: Sequence[Score]) -> Summary:
     """Return what scores come to together; figures are None where there is nothing to pool."""
-    done = [(one, one.errors, one.prediction) for one in scores if one.errors is not None]
-    hits = [prediction.covers(measured(one.scored)) for one, _, prediction in done if prediction is not None]
-    names = ("hockney", "interpolation", "nccl_constants")
+    done = [(score, score.errors, score.prediction) for score in scores if score.errors is not None]
+    hits = [prediction.covers(measured(score.scored)) for score, _, prediction in done if prediction is not None]
+    others = {
+        name: [errors.mape for score, _, _ in done if (errors := score.baselines.get(name))] for name in BASELINES
+    }
     return Summary(
         len(done),
         _median([errors.mape for _, errors, _ in done if errors]),
@@ -274,12 +269,8 @@ def summary(scores: Sequence[Score]) -> Summary:
         _median([errors.bias for _, errors, _ in done if errors]),
         float(np.mean(np.concatenate(hits))) if hits else None,
         sum(len(hit) for hit in hits),
-        {name: _median([_mape(one.baselines.get(name)) for one, _, _ in done]) for name in names},
+        {name: _median(mapes) for name, mapes in others.items()},
     )
-
-
-def _mape(errors: Errors | None) -> float | None:
-    return errors.mape if errors is not None else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -166,11 +166,6 @@ def _form(schedule: Schedule, e: Even, size: Floats) -> Floats | None:
 # ------------------------------------------------------------------------------------------------ one by one
 
 
-def _ring(e: Even, size: Floats) -> Floats:
-    n = e.ranks
-    return _around(e, size, 2 * (n - 1), n - 1)
-
-
 def _around(e: Even, size: Floats, rounds: int, adding: int) -> Floats:
     """Return what so many rounds around a ring take: the longest path of hops and of waiting to send.
 
@@ -193,19 +188,21 @@ def _around(e: Even, size: Floats, rounds: int, adding: int) -> Floats:
     meets_far = (begin + hops) >= g - 1
     meets_near = (hops > 0) | (begin < g - 1)
     best = np.zeros_like(size)
-    for at in np.ndindex(size.shape):
-        slow = np.maximum(np.where(meets_far, far[at], 0.0), np.where(meets_near, near[at], 0.0))
-        path = (hops - over) * (e.alpha_in + near[at]) + over * (e.alpha_out + far[at]) + (rounds - hops) * slow
-        best[at] = path.max()
+    for i in np.ndindex(size.shape):
+        slow = np.maximum(np.where(meets_far, far[i], 0.0), np.where(meets_near, near[i], 0.0))
+        path = (hops - over) * (e.alpha_in + near[i]) + over * (e.alpha_out + far[i]) + (rounds - hops) * slow
+        best[i] = path.max()
     return best + work
 
 
 def _direct(e: Even, size: Floats) -> Floats:
+    """A reduce-scatter and an all-gather, in each of which every rank meets every other once."""
     chunk, near, far = size / e.ranks, e.local - 1, e.ranks - e.local
     return e.exchange(chunk, near, far, near + far) + e.exchange(chunk, near, far, 0)
 
 
 def _one_shot(e: Even, size: Floats) -> Floats:
+    """Every rank sends all it has to every other, and adds up by itself."""
     near, far = e.local - 1, e.ranks - e.local
     return e.exchange(size, near, far, near + far)
 
@@ -236,6 +233,7 @@ def _parameter_server(e: Even, size: Floats) -> Floats:
 
 
 def _chain(e: Even, size: Floats) -> Floats:
+    """The whole tensor up the chain, added up at every hop, and down again."""
     near = e.alpha_in + e.inside(size, 1)
     far = e.alpha_out + e.alone(size)
     hops, over = e.ranks - 1, e.hosts - 1
@@ -264,33 +262,23 @@ def _folded(e: Even, size: Floats, exchanges: Sequence[tuple[int, Floats, float]
     if not e.flat and (extra or e.local & (e.local - 1)):
         return None
     took, latency = np.zeros_like(size), np.zeros(len(exchanges))
-    for at, (distance, part, added) in enumerate(exchanges):
+    for number, (distance, part, added) in enumerate(exchanges):
         inside = e.hosts == 1 or distance < e.local
-        took = took + _exchanged(e, part, inside, added)
-        latency[at] = e.alpha_in if inside else e.alpha_out
+        # All working ranks with their partners, those of a host at once.
+        senders = largest_power(e.ranks) if e.hosts == 1 else e.local
+        wire = e.inside(part, senders) if inside else e.between(part, part)
+        took = took + wire + 2 * e.overhead_s + e.reduce * added * part
+        latency[number] = e.alpha_in if inside else e.alpha_out
     if not extra:
         return took + float(latency.sum())
-    one = e.alpha_in + e.inside(size, extra) if e.hosts == 1 else e.alpha_out + e.alone(size)
-    out = one + 2 * e.overhead_s
+    hop = e.alpha_in + e.inside(size, extra) if e.hosts == 1 else e.alpha_out + e.alone(size)
+    out = hop + 2 * e.overhead_s
     into = out + e.reduce * size
     times = Counter(distance for distance, _, _ in exchanges)
-    crossed = [distance < _span(extra) or times[distance] == 2 for distance, _, _ in exchanges]
+    span = 1 << (extra - 1).bit_length()  # the least power of two above every number below `extra`
+    crossed = [distance < span or times[distance] == 2 for distance, _, _ in exchanges]
     every, some = float(latency.sum()), float(latency[crossed].sum())
     return took + np.maximum(into + out + some, np.maximum(into, out) + every)
-
-
-def _span(extra: int) -> int:
-    """Return the least power of two above every number below `extra`."""
-    return 1 << (extra - 1).bit_length()
-
-
-def _exchanged(e: Even, part: Floats, inside: bool, added: float) -> Floats:
-    """Return what an exchange of all working ranks with their partners takes beside latency."""
-    if inside:
-        wire = e.inside(part, largest_power(e.ranks) if e.hosts == 1 else e.local)
-    else:
-        wire = e.between(part, part)
-    return wire + 2 * e.overhead_s + e.reduce * added * part
 
 
 def _tree(e: Even, size: Floats) -> Floats | None:
@@ -313,6 +301,7 @@ def _two_tree(e: Even, size: Floats) -> Floats | None:
 
 
 def _in_network(e: Even, size: Floats) -> Floats | None:
+    """Up to the switch and down again; between hosts through the interfaces and the uplink that ranks share."""
     if e.switch is None:
         return None
     switch, here = e.switch
@@ -324,7 +313,7 @@ def _in_network(e: Even, size: Floats) -> Floats | None:
 
 
 _FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {
-    "ring": _ring,
+    "ring": lambda e, size: _around(e, size, 2 * (e.ranks - 1), e.ranks - 1),
     "direct": _direct,
     "one_shot": _one_shot,
     "parameter_server": _parameter_server,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ WORTH_NAMING = 0.02
 """Of the whole time: a rank or link that costs less is not called guilty."""
 
 
-class Hop(NamedTuple):
+class PathHop(NamedTuple):
     """One piece of the critical path.
 
     Args:
@@ -49,7 +49,7 @@ class Hop(NamedTuple):
     shared_s: float = 0.0
 
 
-class Guilty(NamedTuple):
+class Culprit(NamedTuple):
     """Who is to blame for most of the time that would not have been needed.
 
     Args:
@@ -70,7 +70,7 @@ class Guilty(NamedTuple):
         return f"{self.kind} {who} costs {ms(self.seconds)}"
 
 
-class Sent(NamedTuple):
+class SentMessages(NamedTuple):
     """Messages of one round; arrays are [messages], times in seconds.
 
     Args:
@@ -92,23 +92,26 @@ class Sent(NamedTuple):
     arrive_s: Floats
 
 
-def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: PreparedRounds, size_bytes: float) -> Hop:
+def hop_before(k: int, vertex: int, end_s: float, ready: Floats, round_: PreparedRounds, size_bytes: float) -> PathHop:
     """Return the piece of the critical path that ends when `vertex` was done with round k."""
     begin = float(ready[vertex])
-    best, hop = (begin + float(round_.before[vertex]), 0), Hop(k, vertex, vertex, -1, begin, end_s, 0.0, 0.0)
+    best, hop = (begin + float(round_.before[vertex]), 0), PathHop(k, vertex, vertex, -1, begin, end_s, 0.0, 0.0)
     for part in round_.costs():
-        for at in part.of(vertex):
-            src, dst, wire = int(part.messages.src[at]), int(part.messages.dst[at]), float(part.wire[at]) * size_bytes
-            own, alpha = src == vertex, float(part.alpha_s[at])
+        for number in part.of(vertex):
+            src, dst = int(part.messages.src[number]), int(part.messages.dst[number])
+            wire = float(part.wire[number]) * size_bytes
+            own, alpha = src == vertex, float(part.alpha_s[number])
             begin = float(ready[src])
             found = (begin + float(round_.before[src]) + wire + (0.0 if own else alpha), 1 if own else 2)
             if found > best:
-                shared = float(part.shared[at]) * size_bytes
-                best, hop = found, Hop(k, src, vertex, dst, begin, end_s, wire, 0.0 if own else alpha, shared)
+                shared = float(part.shared[number]) * size_bytes
+                best, hop = found, PathHop(k, src, vertex, dst, begin, end_s, wire, 0.0 if own else alpha, shared)
     return hop
 
 
-def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, seconds: float) -> tuple[Guilty, ...]:
+def find_culprits(
+    path: Sequence[PathHop], schedule: Schedule, topology: Topology, seconds: float
+) -> tuple[Culprit, ...]:
     """Return the ranks and links that put off the end by what is worth naming, the worst first; or nobody.
 
     Args:
@@ -118,34 +121,25 @@ def who_is_guilty(path: Sequence[Hop], schedule: Schedule, topology: Topology, s
         seconds: How long it took.
     """
     late = path[0].end_s if path and path[0].round < 0 else 0.0
-    found = [Guilty("late rank", (path[0].src,), late)] if late > 0 else []
-    found += [Guilty(*who, lost) for who, lost in _excess(path, schedule, topology).items() if lost > 0]
-    worth = [one for one in found if one.seconds >= WORTH_NAMING * seconds]
-    return tuple(sorted(worth, key=lambda one: -one.seconds)) or (Guilty("nobody", (), 0.0),)
-
-
-def _excess(path: Sequence[Hop], schedule: Schedule, topology: Topology) -> dict[tuple[str, tuple[int, ...]], float]:
-    """Return by link and host how much less the path would take were they as their class says, seconds."""
+    found = [Culprit("late rank", (path[0].src,), late)] if late > 0 else []
+    # By link and host, how much less the path would take were they as their class.
     hops = [hop for hop in path if hop.peer >= 0]
     src, dst = (np.array(ends, dtype=np.int64) for ends in ([hop.src for hop in hops], [hop.peer for hop in hops]))
     (alpha, per_byte), (plain_alpha, plain) = (
-        wires_for(schedule, one).costs(src, dst) for one in (topology, replace(topology, overrides=()))
+        wires_for(schedule, links).costs(src, dst) for links in (topology, replace(topology, overrides=()))
     )
-    usual, later = np.minimum(plain / per_byte, 1.0), np.maximum(alpha - plain_alpha, 0.0)
+    class_share, later = np.minimum(plain / per_byte, 1.0), np.maximum(alpha - plain_alpha, 0.0)
     lost: defaultdict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
-    for at, hop in enumerate(hops):
-        more = hop.wire_s - max(hop.wire_s * float(usual[at]), hop.shared_s)
-        lost["slow link", (hop.src, hop.peer)] += more + (float(later[at]) if hop.src != hop.dst else 0.0)
-        for host, less in _narrow(hop, topology):
-            lost["narrow host", (host,)] += less
-    return lost
-
-
-def _narrow(hop: Hop, topology: Topology) -> Iterator[tuple[int, float]]:
-    """Yield the host that carries less than the best does and held a message up, and by how much, seconds."""
-    if not topology.host_rates or max(hop.src, hop.peer) >= topology.ranks or hop.shared_s < hop.wire_s:
-        return
-    out, into = (int(topology.host_of[end]) for end in (hop.src, hop.peer))
-    if out != into:
-        rate, host = min((topology.host_rates[out][0], out), (topology.host_rates[into][1], into))
-        yield host, hop.wire_s * (1.0 - rate / max(max(pair) for pair in topology.host_rates))
+    best_rate = max((max(pair) for pair in topology.host_rates), default=0.0)
+    for number, hop in enumerate(hops):
+        more = hop.wire_s - max(hop.wire_s * float(class_share[number]), hop.shared_s)
+        lost["slow link", (hop.src, hop.peer)] += more + (float(later[number]) if hop.src != hop.dst else 0.0)
+        # A host that carries less than the best one, where it was what held the message up.
+        if topology.host_rates and max(hop.src, hop.peer) < topology.ranks and hop.shared_s >= hop.wire_s:
+            out, into = (int(topology.host_of[end]) for end in (hop.src, hop.peer))
+            if out != into:
+                rate, host = min((topology.host_rates[out][0], out), (topology.host_rates[into][1], into))
+                lost["narrow host", (host,)] += hop.wire_s * (1.0 - rate / best_rate)
+    found += [Culprit(*culprit, excess) for culprit, excess in lost.items() if excess > 0]
+    worth = [culprit for culprit in found if culprit.seconds >= WORTH_NAMING * seconds]
+    return tuple(sorted(worth, key=lambda culprit: -culprit.seconds)) or (Culprit("nobody", (), 0.0),)

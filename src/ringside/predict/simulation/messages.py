@@ -65,9 +65,11 @@ class Stretch:
         """Yield the messages of one such round, in blocks; a vertex pair is in one block only."""
         schedule, k = self.schedule, self.first
         if schedule.rotational:
-            yield from _turned(schedule.ranks, merged(schedule.representatives(k), schedule.ranks))
+            yield from _rotated(schedule.ranks, merged(schedule.representatives(k), schedule.ranks))
         elif schedule.name == "one_shot" and schedule == one_shot(schedule.ranks):
-            yield from _turned(schedule.ranks, _to_everybody(schedule.ranks))
+            dst = np.arange(1, schedule.ranks, dtype=np.int64)  # rank 0 sends its only chunk to everybody
+            ones = np.ones_like(dst)
+            yield from _rotated(schedule.ranks, Messages(np.zeros_like(dst), dst, ones, ones))
         elif schedule.name == "halving_doubling" and schedule == halving_doubling(schedule.ranks):
             yield _halved(schedule, k)
         elif schedule.name == "hierarchical" and isinstance(schedule.parameters[0], tuple):  # as it is made, not cut
@@ -77,7 +79,7 @@ class Stretch:
 
 
 def stretches(schedule: Schedule) -> Iterator[Stretch]:
-    """Yield the stretches of a schedule, in order; where it does not say so, every round is its own."""
+    """Yield the stretches of a schedule, in order; where it lists none, every round is its own."""
     lengths = schedule.stretches or (1,) * schedule.rounds
     first = 0
     for rounds in lengths:
@@ -109,48 +111,31 @@ def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
     assert isinstance(outer, Schedule)
     assert isinstance(slices, int)
     inner, hosts = inners[0], len(inners)
-    if any(one != inner for one in inners) or slices != inner.chunks or slices % inner.ranks:
-        _check_pieces(schedule, inners, outer.chunks * slices)
+    if any(host != inner for host in inners) or slices != inner.chunks or slices % inner.ranks:
+        # Unequal hosts: refused before they list more than memory holds.
+        chunks = outer.chunks * slices
+        if sum(len(host.round(0)) * (chunks // host.chunks) for host in inners if host.rounds) > MOST_TRANSFERS:
+            raise _too_many(schedule)
         yield _listed(schedule, k)
     elif inner.rounds <= k < inner.rounds + outer.rounds:
+        # Between hosts, once for every rank of a host: each carries its share of the slices. Switches come last.
+        local, each = schedule.ranks // hosts, slices // inner.ranks
+        lane = np.arange(local, dtype=np.int64)[:, None]
         for block in Stretch(k - inner.rounds, 1, outer).blocks():
-            yield _in_every_lane(block, schedule.ranks, hosts, slices // inner.ranks)
+            src, dst = (
+                np.where(end < hosts, end * local + lane, end - hosts + schedule.ranks).ravel()
+                for end in (block.src, block.dst)
+            )
+            yield Messages(src, dst, np.tile(block.chunks * each, local), np.tile(block.added * each, local))
     else:
         there = (
             Stretch(k, 1, inner) if k < inner.rounds else Stretch(k - inner.rounds - outer.rounds, 1, reverse(inner))
         )
+        # Inside every host alike; each chunk of the host's schedule is `outer.chunks` of the whole.
+        host, pieces = inner.ranks * np.arange(hosts, dtype=np.int64)[:, None], outer.chunks
         for block in there.blocks():
-            yield _in_every_host(block, inner.ranks, hosts, outer.chunks)
-
-
-def _in_every_lane(block: Messages, ranks: int, hosts: int, each: int) -> Messages:
-    """Return messages between hosts for every rank of a host; each carries `each` slices. Switches come last."""
-    local = ranks // hosts
-    lane = np.arange(local, dtype=np.int64)[:, None]
-    src, dst = (
-        np.where(end < hosts, end * local + lane, end - hosts + ranks).ravel() for end in (block.src, block.dst)
-    )
-    return Messages(src, dst, np.tile(block.chunks * each, local), np.tile(block.added * each, local))
-
-
-def _in_every_host(block: Messages, local: int, hosts: int, pieces: int) -> Messages:
-    """Return messages inside a host for all hosts; each chunk is `pieces` chunks of the whole."""
-    first = local * np.arange(hosts, dtype=np.int64)[:, None]
-    src, dst = ((end + first).ravel() for end in (block.src, block.dst))
-    return Messages(src, dst, np.tile(block.chunks * pieces, hosts), np.tile(block.added * pieces, hosts))
-
-
-def _check_pieces(schedule: Schedule, inners: tuple[Schedule, ...], chunks: int) -> None:
-    """Refuse unequal hosts that would list more than memory holds, before they do."""
-    listed = sum(len(inner.round(0)) * (chunks // inner.chunks) for inner in inners if inner.rounds)
-    if listed > MOST_TRANSFERS:
-        raise _too_many(schedule)
-
-
-def _to_everybody(n: int) -> Messages:
-    """Return what rank 0 sends when everybody sends its only chunk to everybody."""
-    dst = np.arange(1, n, dtype=np.int64)
-    return Messages(np.zeros_like(dst), dst, np.ones_like(dst), np.ones_like(dst))
+            src, dst = ((end + host).ravel() for end in (block.src, block.dst))
+            yield Messages(src, dst, np.tile(block.chunks * pieces, hosts), np.tile(block.added * pieces, hosts))
 
 
 def merged(step: Round, vertices: int) -> Messages:
@@ -181,17 +166,17 @@ def _too_many(schedule: Schedule) -> UsageError:
     )
 
 
-def _turned(n: int, mine: Messages) -> Iterator[Messages]:
+def _rotated(n: int, first: Messages) -> Iterator[Messages]:
     """Yield the messages of all `n` ranks of a round that looks the same from each, made from those of rank 0."""
     rank = np.arange(n, dtype=np.int64)
-    if len(mine) == 1:
+    if len(first) == 1:
         shape = np.ones(n, dtype=np.int64)
-        yield Messages(rank, (rank + mine.dst) % n, shape * mine.chunks, shape * mine.added, int(mine.dst[0]))
+        yield Messages(rank, (rank + first.dst) % n, shape * first.chunks, shape * first.added, int(first.dst[0]))
         return
     step = max(1, BLOCK // n)
-    for at in range(0, len(mine), step):
-        part = slice(at, at + step)
-        count = len(mine.dst[part])
-        dst = (rank + mine.dst[part][:, None]) % n
-        src, chunks, added = np.tile(rank, count), np.repeat(mine.chunks[part], n), np.repeat(mine.added[part], n)
+    for begin in range(0, len(first), step):
+        part = slice(begin, begin + step)
+        count = len(first.dst[part])
+        dst = (rank + first.dst[part][:, None]) % n
+        src, chunks, added = np.tile(rank, count), np.repeat(first.chunks[part], n), np.repeat(first.added[part], n)
         yield Messages(src, dst.ravel(), chunks, added)

@@ -1,6 +1,6 @@
 """Rounds as max-plus steps of a clock per vertex, vectorised; a ring's equal rounds cost two passes over it each.
 
-The step itself is in `PreparedRounds.step`; what it means is said in `ringside.predict.simulate`.
+The step itself is in `PreparedRounds.step`; what it means is defined in `ringside.predict.simulate`.
 """
 
 from __future__ import annotations
@@ -69,17 +69,7 @@ class PreparedRounds:
 
     def __post_init__(self) -> None:
         self._kept: list[Costs] | None = None
-        self._totals: list[Floats] = []
-        self._count()
-        ranks = self.wires.topology.ranks
-        overhead_s, reduce = self.wires.topology.overhead_s, self.wires.topology.reduce_bytes_per_s
-        here = (np.arange(self.wires.vertices) < ranks).astype(np.float64)
-        self.before = overhead_s * self.sends * here
-        self.after = overhead_s * self.takes * here
-        self.adding = np.zeros_like(here) if reduce is None else self.added * here / reduce
-
-    def _count(self) -> None:
-        """Count what every vertex does, and what goes through everything that is shared."""
+        self._totals: list[Floats] = []  # by what is shared: seconds per byte of the tensor that go through each of it
         vertices = self.wires.vertices
         share = 1.0 / self.stretch.schedule.chunks
         counts = np.zeros((3, vertices))
@@ -88,31 +78,34 @@ class PreparedRounds:
             counts[0] += np.bincount(block.src, minlength=vertices)
             counts[1] += np.bincount(block.dst, minlength=vertices)
             counts[2] += np.bincount(block.dst, weights=block.added * share, minlength=vertices)
-            for at, (whose, per_byte) in enumerate(self.wires.shares(block.src, block.dst)):
+            for kind, (whose, per_byte) in enumerate(self.wires.shares(block.src, block.dst)):
                 used = whose >= 0
                 through = np.bincount(whose[used], weights=(block.chunks * share * per_byte)[used]).astype(np.float64)
-                self._add(at, through)
+                if kind == len(self._totals):
+                    self._totals.append(np.zeros(1))
+                total = np.zeros(max(len(self._totals[kind]), len(through)))
+                for part in (self._totals[kind], through):
+                    total[: len(part)] += part
+                self._totals[kind] = total
             blocks += 1
             first = block
         self.sends, self.takes, self.added = counts
-        if blocks <= 1:
+        if blocks <= 1:  # of more, each is made again whenever it is played: together they may not fit into memory
             self._kept = [self._cost(first)] if blocks else []
-
-    def _add(self, at: int, through: Floats) -> None:
-        while len(self._totals) <= at:
-            self._totals.append(np.zeros(1))
-        total = self._totals[at]
-        longer, other = (total, through) if len(total) >= len(through) else (through, total)
-        longer = longer.copy()
-        longer[: len(other)] += other
-        self._totals[at] = longer
+        ranks = self.wires.topology.ranks
+        overhead_s, reduce = self.wires.topology.overhead_s, self.wires.topology.reduce_bytes_per_s
+        here = (np.arange(self.wires.vertices) < ranks).astype(np.float64)
+        self.before = overhead_s * self.sends * here
+        self.after = overhead_s * self.takes * here
+        self.adding = np.zeros_like(here) if reduce is None else self.added * here / reduce
 
     def _cost(self, block: Messages) -> Costs:
+        """Return what messages take: each by itself, or as long as all that shares something with it takes there."""
         alpha, per_byte = self.wires.costs(block.src, block.dst)
         shared = np.zeros(len(block))
-        for at, (whose, _) in enumerate(self.wires.shares(block.src, block.dst)):
+        for kind, (whose, _) in enumerate(self.wires.shares(block.src, block.dst)):
             used = whose >= 0
-            shared[used] = np.maximum(shared[used], self._totals[at][whose[used]])
+            shared[used] = np.maximum(shared[used], self._totals[kind][whose[used]])
         return Costs(block, alpha, np.maximum(per_byte * block.chunks / self.stretch.schedule.chunks, shared), shared)
 
     def costs(self) -> Iterator[Costs]:
@@ -130,7 +123,7 @@ class PreparedRounds:
         done: Floats = start.copy()
         for part in self.costs():
             src, dst, offset = part.messages.src, part.messages.dst, part.messages.offset
-            if offset:
+            if offset:  # every rank sends to the one `offset` further: slices, which are faster than indices
                 leave = start + part.wire * size_bytes
                 np.maximum(done, leave, out=done)
                 leave += part.alpha_s
@@ -172,7 +165,7 @@ class PreparedRounds:
         passed = np.concatenate([[0.0], np.cumsum(alpha)])
         now, sent = ready[order] - passed[:-1], np.empty(n)
         around = passed[-1]
-        before, here = sent[:-1], sent[1:]
+        before, here = sent[:-1], sent[1:]  # views: written by np.add below
         for _ in range(rounds):
             np.add(now, wire, out=sent)
             np.maximum(here, before, out=now[1:])

@@ -1,6 +1,6 @@
 """A schedule played over a topology: exactly when every rank has finished, in max-plus arithmetic.
 
-What the model says, and nothing else:
+The rules of the model, and nothing else:
 
 1.  **Rounds.** A vertex takes part in a round when it has finished the one before it; there is no barrier. It has
     finished when all it sends in the round has left, all that is sent to it has arrived, and it has added that up. It
@@ -157,7 +157,7 @@ def price(schedule: Schedule, topology: Topology, size_bytes: float, *, segments
 def prices(schedule: Schedule, topology: Topology, sizes: Sequence[float], *, segments: int = 1) -> Floats:
     """Return what a collective takes for each of several sizes, seconds, float64 [sizes]; otherwise as `price`."""
     checked = [checked_size(size) for size in sizes]
-    wires_for(schedule, topology)  # says what does not fit
+    wires_for(schedule, topology)  # raises where they do not fit
     found = closed_form(schedule, topology, checked) if segments == 1 else None
     if found is not None:
         return found

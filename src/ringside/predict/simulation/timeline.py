@@ -10,7 +10,7 @@ from math import isqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.simulation.critical_path import Guilty, Hop, Sent, hop_before, who_is_guilty
+from ringside.predict.simulation.critical_path import Culprit, PathHop, SentMessages, find_culprits, hop_before
 from ringside.predict.simulation.messages import stretches
 from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
@@ -29,7 +29,7 @@ class Timeline:
     """A schedule played over a topology.
 
     Args:
-        schedule: What was played, pipelined if that was asked for.
+        schedule: What was played, pipelined if that was requested.
         topology: Over what.
         size_bytes: Of the tensor.
         late: By rank, how much later it began, seconds.
@@ -78,7 +78,7 @@ class Timeline:
         """Return when every vertex was ready for round `k` (k = rounds: finished), float64 [vertices]."""
         return next(iter(self._states(k, k + 1)))
 
-    def sent(self, first: int = 0, last: int | None = None) -> Iterator[Sent]:
+    def sent(self, first: int = 0, last: int | None = None) -> Iterator[SentMessages]:
         """Yield the messages of rounds `first` to `last` (not included; None: to the end)."""
         end = self.schedule.rounds if last is None else min(last, self.schedule.rounds)
         for k, ready, round_ in zip(range(first, end), self._states(first, end), self._rounds(first, end), strict=True):
@@ -88,18 +88,18 @@ class Timeline:
                 leave = begin + part.wire * self.size_bytes
                 carried = np.asarray(part.messages.chunks * (self.size_bytes / self.schedule.chunks), dtype=np.float64)
                 arrive: Floats = leave + part.alpha_s
-                yield Sent(k, part.messages.src, part.messages.dst, carried, begin, leave, arrive)
+                yield SentMessages(k, part.messages.src, part.messages.dst, carried, begin, leave, arrive)
 
     # ---------------------------------------------------------------------------------------------- why
 
     @cached_property
-    def critical_path(self) -> tuple[Hop, ...]:
+    def critical_path(self) -> tuple[PathHop, ...]:
         """What the last rank waited for, and what that waited for, back to the start; from the start on.
 
         Consecutive pieces touch: together they last from 0 to `seconds`. Where two things ended at once, the path goes
         along the message. Rounds in which a vertex is busy with messages to the same peer are one piece.
         """
-        path: list[Hop] = []
+        path: list[PathHop] = []
         vertex = int(self.finish_seconds.argmax())
         end_s, top = self.seconds, self.schedule.rounds
         while top > 0:
@@ -117,18 +117,18 @@ class Timeline:
                     path.append(hop)
             top = bottom
         if end_s > 0:
-            path.append(Hop(-1, vertex, vertex, -1, 0.0, end_s, 0.0, 0.0))
+            path.append(PathHop(-1, vertex, vertex, -1, 0.0, end_s, 0.0, 0.0))
         return tuple(reversed(path))
 
     @property
-    def guilty(self) -> Guilty:
+    def guilty(self) -> Culprit:
         """The rank or link that puts off the end by most, by the critical path."""
         return self.blamed[0]
 
     @cached_property
-    def blamed(self) -> tuple[Guilty, ...]:
+    def blamed(self) -> tuple[Culprit, ...]:
         """All ranks and links on the critical path that put off its end, the worst first; or nobody."""
-        return who_is_guilty(self.critical_path, self.schedule, self.topology, self.seconds)
+        return find_culprits(self.critical_path, self.schedule, self.topology, self.seconds)
 
     @property
     def shares(self) -> dict[str, float]:

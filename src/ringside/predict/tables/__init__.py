@@ -27,14 +27,6 @@ def read_tables(path: Path | str) -> list[Table]:
         UsageError: It cannot be opened, is no table of a known form, or is too large.
     """
     path = Path(path)
-    text = _text(path)
-    for reader in (json, nccl_tests, osu):
-        if reader.recognises(text):
-            return [replace(table, path=str(path)) for table in reader.read(text, path.stem)]
-    return [replace(table, path=str(path)) for table in csv.read(text, path.stem)]
-
-
-def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"{path}: larger than {MOST_BYTES >> 20} MiB; a table of measurements is smaller")
@@ -43,4 +35,8 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path}: {error.strerror or error}") from None
     if "\0" in text:
         raise UsageError(f"{path} is not a text file; give a CSV, a log of nccl-tests, its JSON or OSU's output")
-    return text
+    # CSV is what no other reader knows its own mark in.
+    for reader in (json, nccl_tests, osu):
+        if reader.matches(text):
+            return [replace(table, path=str(path)) for table in reader.read(text, path.stem)]
+    return [replace(table, path=str(path)) for table in csv.read(text, path.stem)]

@@ -30,7 +30,7 @@ LONG_RUN = 3  # more rows than this in a row are a regime of the cluster, unless
 REGIME = 2.5
 
 
-def implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
+def split_implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
     """Flag rows slower than a larger message, or than the same bytes in pieces."""
     reasons: dict[int, str] = {}
     times = np.array([row.time_s for row in rows])
@@ -38,7 +38,15 @@ def implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
     # Repeats of one size are sorted by time, or the order in the file would decide.
     order = np.lexsort((times, sizes))
     times, sizes = times[order], sizes[order]
-    for index in _spikes(times):
+    spikes: list[int] = []
+    if len(times) >= 3:
+        if times[0] > SPIKE * max(times[1], times[2]):  # it has no row before it, and is often a cold start
+            spikes.append(0)
+        before, here, after = times[:-2], times[1:-1], times[2:]
+        # Where the next is below the one before as well, the next is the odd one.
+        above = (here > SPIKE * before) & (here > SPIKE * after) & (after * SPIKE > before)
+        spikes += [int(index) + 1 for index in np.flatnonzero(above)]
+    for index in spikes:
         reasons[index] = f"{_us(times[index])} beside {_us(times[index + 1])} for a larger message: a spike"
     rules = (
         (SLOWER_THAN_LARGER, times, -times, "slower than a larger message, or that one is impossibly fast"),
@@ -50,35 +58,22 @@ def implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
         ),
     )
     # One wrong row can make others look wrong by one rule and not by the other: the order that blames fewer is taken.
-    tried = [_blamed(each, set(reasons)) for each in (rules, rules[::-1])]
+    tried = []
+    for ordered in (rules, rules[::-1]):
+        blamed: dict[int, str] = {}
+        for tolerance, judged, better, words in ordered:
+            known = reasons.keys() | blamed.keys()
+            left = np.array([i for i in range(len(judged)) if i not in known], dtype=np.int64)
+            blamed.update((int(left[place]), words) for place in _outside(judged[left], tolerance, better[left]))
+        tried.append(blamed)
     for index, words in min(tried, key=len).items():
         reasons[index] = f"{_us(times[index])} for {sizes[index]:.0f} B: {words}"
     kept = [rows[order[i]] for i in range(len(rows)) if i not in reasons]
     return kept, [Flag(rows[order[i]].line, reasons[i], rows[order[i]].size_bytes) for i in sorted(reasons)]
 
 
-def _blamed(rules: Sequence[tuple[float, Floats, Floats, str]], known: set[int]) -> dict[int, str]:
-    """Return what each rule in turn has against the rows that are left, by row."""
-    found: dict[int, str] = {}
-    for tolerance, judged, better, words in rules:
-        left = np.array([i for i in range(len(judged)) if i not in known and i not in found], dtype=np.int64)
-        found.update((int(left[place]), words) for place in _outside(judged[left], tolerance, better[left]))
-    return found
-
-
 def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.4g} us"
-
-
-def _spikes(times: Floats) -> list[int]:
-    """Return rows that stand above both neighbours; the first above the next two (it is often a cold start)."""
-    if len(times) < 3:
-        return []
-    found = [0] if times[0] > SPIKE * max(times[1], times[2]) else []
-    before, here, after = times[:-2], times[1:-1], times[2:]
-    # Where the next is below the one before as well, the next is the odd one.
-    above = (here > SPIKE * before) & (here > SPIKE * after) & (after * SPIKE > before)
-    return found + [int(index) + 1 for index in np.flatnonzero(above)]
 
 
 def _outside(values: Floats, tolerance: float, better: Floats) -> list[int]:
@@ -87,29 +82,27 @@ def _outside(values: Floats, tolerance: float, better: Floats) -> list[int]:
     Where either of two rows would do, the `better` stays: much makes a message slow and nothing makes it too fast.
     """
     ranks = np.argsort(np.argsort(better, kind="stable"), kind="stable")
-    keep = rising(values, tolerance, 1.0 + ranks / (2.0 * max(len(values), 1) ** 2))
+    keep = largest_rising(values, tolerance, 1.0 + ranks / (2.0 * max(len(values), 1) ** 2))
     found: list[int] = []
     runs = np.split(np.arange(len(values)), np.flatnonzero(np.diff(keep)) + 1) if len(values) else []
     for run in runs:
         if keep[run[0]]:
             continue
-        inside = values[keep]
-        worst = max(_violation(values[i], inside[: keep[:i].sum()], inside[keep[:i].sum() :]) for i in run)
+        inside, worst = values[keep], 0.0
+        for i in run:  # how far the row is below the largest before it, or above the smallest after it
+            before, after = np.split(inside, [keep[:i].sum()])
+            worst = max(worst, float(before.max(initial=0.0) / values[i]), float(values[i] / after.min(initial=np.inf)))
         if len(run) <= LONG_RUN or worst >= REGIME:
             found.extend(int(i) for i in run)
     return found
 
 
-def _violation(value: float, before: Floats, after: Floats) -> float:
-    return float(max(before.max(initial=0.0) / value, value / after.min(initial=np.inf)))
-
-
-def rising(values: Floats, tolerance: float, worth: Floats | None = None) -> NDArray[np.bool_]:
+def largest_rising(values: Floats, tolerance: float, worth: Floats | None = None) -> NDArray[np.bool_]:
     """Return a largest subset in which no value is below the largest before it divided by `tolerance`.
 
     Args:
         values: Positive, float64 [n].
-        tolerance: 1 asks for a non-decreasing subset.
+        tolerance: 1: a non-decreasing subset.
         worth: Of each value, float64 [n]; the subset's sum is greatest. None: all are worth 1.
 
     Returns:
@@ -145,38 +138,40 @@ LONGEST_S = 1e5
 Floats = NDArray[np.float64]
 
 
-def check(table: Table) -> Table:
+def check_rows(table: Table) -> Table:
     """Return the table with its rows sorted by size, what is wrong with others flagged, and its ranks known.
 
-    Where the table does not say how many ranks there were, busbw/algbw tells (2(n-1)/n for all-reduce).
+    Where the table does not name a number of ranks, it follows from busbw/algbw (2(n-1)/n for all-reduce).
     """
-    rows, flags = _each(table.rows, _alone)
-    rows, more = _repeats(rows)
-    flags += more
-    table = _with_ranks(table, rows)
-    rows, more = _each(rows, lambda row: _stated(row, table))
-    flags += more
+    # A row by itself, and rows that stand there twice.
+    kept: dict[tuple[float, float], TableRow] = {}
+    flags, repeated = [], []
+    for row in table.rows:
+        if reason := _impossible(row):
+            flags.append(Flag(row.line, reason, row.size_bytes))
+            continue
+        first = kept.setdefault((row.size_bytes, row.time_s), row)
+        if first is not row:
+            repeated.append(Flag(row.line, f"the same size and time as line {first.line}", row.size_bytes))
+    flags += repeated
+    # The bandwidths that a row states, by the ranks that most rows agree on.
+    table = _with_ranks(table, list(kept.values()))
+    rows = []
+    for row in kept.values():
+        if reason := _disagreement(row, table):
+            flags.append(Flag(row.line, reason, row.size_bytes))
+        else:
+            rows.append(row)
+    # Rows by those around them.
     rows.sort(key=lambda row: row.size_bytes)
     if table.collective in BUS_FACTORS or table.collective == "p2p_latency":
-        rows, more = implausible(rows)
+        rows, more = split_implausible(rows)
         flags += more
     return table.with_flags(rows, flags)
 
 
-def _each(rows: Sequence[TableRow], judge: object) -> tuple[list[TableRow], list[Flag]]:
-    kept: list[TableRow] = []
-    flags: list[Flag] = []
-    for row in rows:
-        reason = judge(row)  # type: ignore[operator]
-        if reason:
-            flags.append(Flag(row.line, reason, row.size_bytes))
-        else:
-            kept.append(row)
-    return kept, flags
-
-
-def _alone(row: TableRow) -> str:
-    """What is wrong with a row whatever stands around it."""
+def _impossible(row: TableRow) -> str:
+    """Return what is wrong with a row whatever stands around it; empty: nothing."""
     if row.size_bytes <= 0:
         return "size 0: nothing was moved" if row.size_bytes == 0 else "a negative size"
     if not float(row.size_bytes).is_integer():  # nor is infinity
@@ -188,16 +183,6 @@ def _alone(row: TableRow) -> str:
     if row.size_bytes / row.time_s > FASTEST:
         return f"{row.size_bytes / row.time_s / 1e9:.0f} GB/s: faster than any link; are time and unit right?"
     return ""
-
-
-def _repeats(rows: Sequence[TableRow]) -> tuple[list[TableRow], list[Flag]]:
-    kept: dict[tuple[float, float], TableRow] = {}
-    flags = []
-    for row in rows:
-        first = kept.setdefault((row.size_bytes, row.time_s), row)
-        if first is not row:
-            flags.append(Flag(row.line, f"the same size and time as line {first.line}", row.size_bytes))
-    return list(kept.values()), flags
 
 
 # ------------------------------------------------------------------------------------------------ stated bandwidths
@@ -215,8 +200,8 @@ _UNITS = (
 )
 
 
-def _stated(row: TableRow, table: Table) -> str:
-    """What is wrong between a row's time and the bandwidths it states."""
+def _disagreement(row: TableRow, table: Table) -> str:
+    """Return what is wrong between a row's time and the bandwidths it states; empty: nothing."""
     true = row.size_bytes / row.time_s
     factor = bus_factor(table.collective, table.ranks) if table.ranks else None
     if row.algbw is not None and not _agree(row.algbw, true):
@@ -227,15 +212,12 @@ def _stated(row: TableRow, table: Table) -> str:
         ratio = row.busbw.value / (true * factor) if factor else math.inf
         return f"busbw {_gb(row.busbw.value)} is not {factor:.3f} size/time = {_gb(true * factor)}{_hint(ratio, None)}"
     if not _agree(row.busbw, true * factor):
-        return _other_ranks(row, table, factor, row.busbw.value / true)
+        ratio = row.busbw.value / true
+        mismatch = f"busbw/algbw = {ratio:.4g} where {table.ranks} ranks give {factor:.4g}"
+        other = _ranks_of(ratio, table.collective)
+        is_coarse = row.busbw.half_digit > 0.02 * row.busbw.value
+        return mismatch if other is None or is_coarse else f"{mismatch}; it is that of {other} ranks"
     return ""
-
-
-def _other_ranks(row: TableRow, table: Table, factor: float, ratio: float) -> str:
-    said = f"busbw/algbw = {ratio:.4g} where {table.ranks} ranks give {factor:.4g}"
-    other = _ranks_of(ratio, table.collective)
-    wide = row.busbw is not None and row.busbw.half_digit > 0.02 * row.busbw.value
-    return said if other is None or wide else f"{said}; it is that of {other} ranks"
 
 
 def _agree(stated: Figure, true: float) -> bool:
@@ -259,7 +241,7 @@ def _gb(rate: float) -> str:
 
 
 def _with_ranks(table: Table, rows: Sequence[TableRow]) -> Table:
-    """Return the table with ranks and collective from busbw/algbw where it does not say."""
+    """Return the table with ranks and collective from busbw/algbw where it names none."""
     if table.collective not in BUS_FACTORS:
         return table
     if table.ranks == 0:
@@ -271,14 +253,18 @@ def _with_ranks(table: Table, rows: Sequence[TableRow]) -> Table:
     ratios = _ratios(rows)
     if table.collective == ALL_REDUCE and len(ratios) and table.ranks > 1:
         # Said nowhere, yet plainly the other collectives' factor: their tables have the same columns.
-        near = [kind for kind in (ALL_REDUCE, "all_gather", "sendrecv") if _fits(ratios, kind, table.ranks)]
+        near = []
+        for kind in (ALL_REDUCE, "all_gather", "sendrecv"):
+            factor = bus_factor(kind, table.ranks)
+            if sum(abs(ratio - factor) <= spread + 0.01 * factor for ratio, spread in ratios) * 2 > len(ratios):
+                near.append(kind)
         if near and near[0] != ALL_REDUCE:
             return replace(table, collective=near[0])
     return table
 
 
 def _ratios(rows: Sequence[TableRow]) -> list[tuple[float, float]]:
-    """Return busbw/algbw of rows precise enough to tell, each with its uncertainty."""
+    """Return busbw/algbw of rows precise enough to infer ranks from, each with its uncertainty."""
     found = []
     for row in rows:
         if row.busbw is None or row.busbw.value <= 0:
@@ -294,13 +280,8 @@ def _ratios(rows: Sequence[TableRow]) -> list[tuple[float, float]]:
     return found
 
 
-def _fits(ratios: Sequence[tuple[float, float]], collective: str, ranks: int) -> bool:
-    factor = bus_factor(collective, ranks)
-    return sum(abs(ratio - factor) <= spread + 0.01 * factor for ratio, spread in ratios) * 2 > len(ratios)
-
-
 def infer_ranks(rows: Sequence[TableRow], collective: str = ALL_REDUCE) -> int:
-    """Return the number of ranks that busbw/algbw of most rows stands for; 0 where they do not tell."""
+    """Return the number of ranks that busbw/algbw of most rows stands for; 0 where they stand for none."""
     votes: Counter[int] = Counter()
     for ratio, spread in _ratios(rows):
         low, high = (_ranks_of(ratio + sign * spread, collective) for sign in (-1, 1))
@@ -315,16 +296,12 @@ def infer_ranks(rows: Sequence[TableRow], collective: str = ALL_REDUCE) -> int:
         return 0
     most = max(votes.values())
     best = sorted(ranks for ranks, count in votes.items() if count == most)
-    # Several counts fit where figures are coarse: take the one machines have.
-    return max(best, key=lambda ranks: (_roundness(ranks), -ranks))
-
-
-def _roundness(ranks: int) -> int:
-    """How often 2 divides the count: clusters are made of eights."""
-    return (ranks & -ranks).bit_length()
+    # Several counts fit where figures are coarse: take the one machines have, which is made of eights.
+    return max(best, key=lambda ranks: ((ranks & -ranks).bit_length(), -ranks))
 
 
 def _ranks_of(ratio: float, collective: str) -> int | None:
+    """Return the number of ranks for which busbw/algbw is nearest to a ratio; None: it is that of no number."""
     a, b = BUS_FACTORS[collective]
     if b == 0 or not 0 < ratio < a:
         return None
@@ -332,14 +309,14 @@ def _ranks_of(ratio: float, collective: str) -> int | None:
     return ranks if 2 <= ranks <= MOST_RANKS else None
 
 
-def usable(table: Table, least: int) -> Table:
+def require_rows(table: Table, least: int) -> Table:
     """Return the table if it has `least` rows left.
 
     Raises:
-        UsageError: It has fewer; the message says what became of the others.
+        UsageError: It has fewer; the message lists what became of the others.
     """
     if len(table.rows) >= least:
         return table
     why = "; ".join(dict.fromkeys(flag.reason for flag in table.flags[:3]))
-    told = f" ({len(table.flags)} flagged: {why})" if table.flags else ""
-    raise UsageError(f"{table.name}: {len(table.rows)} usable rows where {least} are needed{told}")
+    flagged = f" ({len(table.flags)} flagged: {why})" if table.flags else ""
+    raise UsageError(f"{table.name}: {len(table.rows)} usable rows where {least} are needed{flagged}")

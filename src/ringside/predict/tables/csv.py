@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
@@ -37,9 +37,13 @@ _SECONDS = {
 }
 
 
+_KEY = ("cluster", "hosts", "ranks", "algorithm", "collective")
+"""Columns whose content assigns a row to a table."""
+
+
 @dataclass(frozen=True)
 class _Columns:
-    """Which column says what, and the unit of each."""
+    """What each column holds, and the unit of each."""
 
     place: Mapping[str, int]
     scale: Mapping[str, float]
@@ -56,17 +60,27 @@ def read(text: str, stem: str) -> list[Table]:
     columns: _Columns | None = None
     groups: dict[tuple[str, ...], tuple[list[TableRow], list[Flag]]] = {}
     collectives: dict[tuple[str, ...], str] = {}
-    last: tuple[str, ...] | None = None
-    for line, cells in _records(text):
+    key: tuple[str, ...] = ("",) * len(_KEY)
+    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    mark = max(",;\t", key=first.count)
+    for line, written in enumerate(io.StringIO(text), 1):
+        if not written.strip() or written.lstrip().startswith("#"):
+            continue
+        # One line at a time: a quote that never closes must not swallow the rows that follow.
+        try:
+            cells = next(csv.reader([written.rstrip("\r\n")], delimiter=mark))
+        except csv.Error:  # a carriage return within, or a cell longer than any: a row without content
+            cells = [written]
+        cells = [cell.strip() for cell in cells]
         named = _columns(cells)
         if named is not None:
             columns = named
             continue
         if columns is None:
             continue
-        key = _key(columns, cells) if len(cells) == columns.width else last
-        key = key if key is not None else ("", "", "", "", "")
-        last = key
+        # A row of another width belongs, as an error, to the table of the row before it.
+        if len(cells) == columns.width:
+            key = tuple(cells[columns.place[name]] if name in columns.place else "" for name in _KEY)
         collectives.setdefault(key, columns.collective)
         rows, flags = groups.setdefault(key, ([], []))
         found = _row(columns, line, cells)
@@ -78,21 +92,19 @@ def read(text: str, stem: str) -> list[Table]:
         raise UsageError(
             f"{stem}: no columns of sizes and times; a CSV names them in its first line, such as size_bytes,time_us"
         )
-    differ = [len({key[part] for key in groups}) > 1 for part in range(5)]
-    return [_table(stem, key, groups[key], collectives[key], differ) for key in groups]
-
-
-def _records(text: str) -> Iterable[tuple[int, list[str]]]:
-    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-    mark = max(",;\t", key=first.count)
-    for line, written in enumerate(io.StringIO(text), 1):
-        if written.strip() and not written.lstrip().startswith("#"):
-            # One line at a time: a quote that never closes must not swallow the rows that follow.
-            try:
-                cells = next(csv.reader([written.rstrip("\r\n")], delimiter=mark))
-            except csv.Error:  # a carriage return within, or a cell longer than any: a row that says nothing
-                cells = [written]
-            yield line, [cell.strip() for cell in cells]
+    differ = [len({key[part] for key in groups}) > 1 for part in range(len(_KEY))]
+    tables = []
+    for key, (rows, flags) in groups.items():
+        cluster, hosts, ranks, algorithm, collective = key
+        # A table's name holds what distinguishes it from the others of the file.
+        parts = [cluster, f"{hosts} hosts" if hosts else "", f"{ranks} ranks" if ranks else "", algorithm, collective]
+        named_by = [part for part, differs in zip(parts, differ, strict=True) if part and differs]
+        name = f"{stem}: {', '.join(named_by)}" if named_by else stem
+        kind = collectives[key]
+        if kind == ALL_REDUCE or ranks or algorithm:  # a latency among ranks is a collective's, not a pair's
+            kind = collective_named(collective, algorithm) or ALL_REDUCE
+        tables.append(Table(name, tuple(rows), tuple(flags), _int(ranks), _int(hosts), cluster, kind, algorithm))
+    return tables
 
 
 def _columns(cells: Sequence[str]) -> _Columns | None:
@@ -114,6 +126,7 @@ def _columns(cells: Sequence[str]) -> _Columns | None:
 
 
 def _known(cell: str) -> tuple[str, float]:
+    """Return what a header's cell names, empty: nothing that is read, and how much of a base unit its unit is."""
     plain = re.sub(r"[\s()/\[\]]+", "_", cell.strip()).strip("_")
     lower = plain.lower()
     if _SIZE.match(lower):
@@ -139,17 +152,13 @@ def _bandwidth_unit(name: str) -> float:
     return power / 8 if match[3] == "b" else power
 
 
-def _key(columns: _Columns, cells: Sequence[str]) -> tuple[str, ...]:
-    names = ("cluster", "hosts", "ranks", "algorithm", "collective")
-    return tuple(cells[columns.place[name]] if name in columns.place else "" for name in names)
-
-
 def _row(columns: _Columns, line: int, cells: Sequence[str]) -> TableRow | Flag:
+    """Return the row that a line of cells holds, or what is wrong with it."""
     if len(cells) != columns.width:
-        what = (
-            "cut by a line wrap, or columns are missing" if len(cells) < columns.width else "columns of another table"
-        )
-        return Flag(line, f"{len(cells)} fields where the header has {columns.width}: {what}")
+        reason = "columns of another table"
+        if len(cells) < columns.width:
+            reason = "cut by a line wrap, or columns are missing"
+        return Flag(line, f"{len(cells)} fields where the header has {columns.width}: {reason}")
     place, scale = columns.place, columns.scale
     size = parse_size(cells[place["size"]], binary=True)
     if size is None:
@@ -171,18 +180,6 @@ def _row(columns: _Columns, line: int, cells: Sequence[str]) -> TableRow | Flag:
             return Flag(line, f"{text!r} in column {name} is no number", size)
     low, high = (found[name].value if found[name] else None for name in ("low", "high"))  # type: ignore[union-attr]
     return TableRow(line, size, time.value, found["algbw"], found["busbw"], low, high)
-
-
-def _table(
-    stem: str, key: tuple[str, ...], found: tuple[list[TableRow], list[Flag]], kind: str, differ: Sequence[bool]
-) -> Table:
-    cluster, hosts, ranks, algorithm, collective = key
-    told = [cluster, f"{hosts} hosts" if hosts else "", f"{ranks} ranks" if ranks else "", algorithm, collective]
-    parts = [word for word, differs in zip(told, differ, strict=True) if word and differs]
-    name = f"{stem}: {', '.join(parts)}" if parts else stem
-    if kind == ALL_REDUCE or ranks or algorithm:  # a latency among ranks is a collective's, not a pair's
-        kind = collective_named(collective, algorithm) or ALL_REDUCE
-    return Table(name, tuple(found[0]), tuple(found[1]), _int(ranks), _int(hosts), cluster, kind, algorithm)
 
 
 def _int(text: str) -> int:

@@ -12,7 +12,7 @@ from ringside.errors import UsageError
 from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Table, TableRow, collective_named
 
 
-def recognises(text: str) -> bool:
+def matches(text: str) -> bool:
     """Whether the text is a JSON object or list."""
     return text.lstrip()[:1] in ("{", "[")
 
@@ -42,24 +42,17 @@ def _table(document: Mapping[str, Any], name: str) -> Table:
             rows.append(found)
         else:
             flags.append(found)
-    devices = _devices(document)
-    hosts = {str(device.get("hostname", "")) for device in devices}
-    kinds = ", ".join(dict.fromkeys(str(device.get("device_info", "")) for device in devices))
-    return Table(name, tuple(rows), tuple(flags), len(devices), len(hosts), kinds, _collective(document), "auto")
-
-
-def _devices(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     config = document.get("config")
     listed = document.get("devices") or (config.get("devices") if isinstance(config, dict) else None) or []
-    return [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
-
-
-def _collective(document: Mapping[str, Any]) -> str:
+    devices = [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
+    hosts = {str(device.get("hostname", "")) for device in devices}
+    kinds = ", ".join(dict.fromkeys(str(device.get("device_info", "")) for device in devices))
+    # Which collective it was stands in a program's name, wherever this version of nccl-tests writes it.
     results = document["results"]
     named = [document.get("program", ""), document.get("test", ""), *document.get("args", [])]
     named += [result.get("experiment_name", "") for result in results[:1] if isinstance(result, dict)]
-    words = [str(word).rsplit("/", 1)[-1] for word in named]
-    return collective_named(*words) or ALL_REDUCE
+    collective = collective_named(*(str(word).rsplit("/", 1)[-1] for word in named)) or ALL_REDUCE
+    return Table(name, tuple(rows), tuple(flags), len(devices), len(hosts), kinds, collective, "auto")
 
 
 def _row(number: int, result: object) -> TableRow | Flag:

@@ -7,7 +7,6 @@ out-of-place figures are taken, as published tables do.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Table, TableRow, collective_named, figure
 
@@ -22,7 +21,7 @@ _NUMBER = re.compile(r"^-?\d+(?:\.\d+)?(?:e[+-]?\d+)?$", re.IGNORECASE)
 _TAIL = re.compile(r"^(?:\[[^\]]*\](?:<\w+>)?:?\s*)?(?:-?\d[\d.e+]*\s+)*(?:-?\d[\d.e+]*|N/A)$")
 
 
-def recognises(text: str) -> bool:
+def matches(text: str) -> bool:
     """Whether the text has the header or the rows of nccl-tests."""
     return _HEADER.search(text) is not None or any(_row(1, line) for line in text.splitlines()[:2000])
 
@@ -47,27 +46,24 @@ def read(text: str, stem: str) -> list[Table]:
                 rows, flags, devices = [], [], {}
             collective = match[1]
         else:
-            cut = _take(number, line, rows, flags, cut)
+            found = _row(number, line)
+            if isinstance(found, TableRow):
+                rows.append(found)
+                cut = False
+            elif isinstance(found, Flag):
+                flags.append(found)
+                cut = "line wrap" in found.reason
+            elif cut and line.strip() and _TAIL.match(line.strip()):  # `cut` stays: an end may be wrapped again
+                flags.append(Flag(number, "the end of a row that a line wrap cut"))
+            else:
+                cut = False
     if rows or flags or not tables:
         tables.append(_table(stem, len(tables), rows, flags, devices, collective))
     return tables
 
 
-def _take(number: int, line: str, rows: list[TableRow], flags: list[Flag], cut: bool) -> bool:
-    """Put a line where it belongs; return whether it is a row's beginning without its end."""
-    found = _row(number, line)
-    if isinstance(found, TableRow):
-        rows.append(found)
-    elif isinstance(found, Flag):
-        flags.append(found)
-        return "line wrap" in found.reason
-    elif cut and line.strip() and _TAIL.match(line.strip()):
-        flags.append(Flag(number, "the end of a row that a line wrap cut"))
-        return True
-    return False
-
-
 def _row(number: int, line: str) -> TableRow | Flag | None:
+    """Return the row that a line holds, or what is wrong with it; None for a line that is no row."""
     if "#" in line.split("[", 1)[0][:3]:
         return None
     match = _START.search(line)
@@ -80,7 +76,9 @@ def _row(number: int, line: str) -> TableRow | Flag | None:
     if len(numbers) != len(words):
         odd = next(word for word in words if word not in numbers)
         return Flag(number, f"{odd!r} stands among the figures", size)
-    if numbers and _is_root(numbers):
+    # The first figure is the column `root` if it is a whole number with an odd or full row behind it.
+    full = len(numbers) in (5, 9) or len(numbers) > 9
+    if numbers and re.fullmatch(r"-?\d+", numbers[0]) and (full or numbers[0].startswith("-")):
         numbers = numbers[1:]
     if len(numbers) < 3:
         return Flag(number, "cut by a line wrap: time, algbw and busbw do not follow", size)
@@ -88,12 +86,6 @@ def _row(number: int, line: str) -> TableRow | Flag | None:
     if time is None:
         return Flag(number, f"{numbers[0]!r} is no time", size)
     return TableRow(number, size, time.value * 1e-6, _gigabytes(algbw), _gigabytes(busbw))
-
-
-def _is_root(numbers: list[str]) -> bool:
-    """Whether the first figure is the column `root`: a whole number with an odd or full row behind it."""
-    whole = re.fullmatch(r"-?\d+", numbers[0]) is not None
-    return whole and (numbers[0].startswith("-") or len(numbers) in (5, 9) or len(numbers) > 9)
 
 
 def _gigabytes(read: Figure | None) -> Figure | None:
@@ -109,7 +101,7 @@ def _table(
     collective: str,
 ) -> Table:
     hosts = len({host for host, _ in devices.values()})
-    cluster = ", ".join(_unique(device for _, device in devices.values()))
+    cluster = ", ".join(dict.fromkeys(device for _, device in devices.values()))
     return Table(
         f"{stem} ({index + 1})" if index else stem,
         tuple(rows),
@@ -120,7 +112,3 @@ def _table(
         collective_named(collective) or ALL_REDUCE,
         "auto",
     )
-
-
-def _unique(words: Iterator[str]) -> list[str]:
-    return list(dict.fromkeys(words))

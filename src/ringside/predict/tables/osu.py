@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Table, TableRow, collective_named, figure
+from ringside.predict.tables.table import ALL_REDUCE, Flag, Table, TableRow, collective_named, figure
 
 _TITLE = re.compile(r"# ?OSU (?:MPI|NCCL)\S* (\S.*?) (?:Latency |Bandwidth )?Test", re.IGNORECASE)
 _NAMES = re.compile(r"^#\s*Size\s+(.*)$", re.IGNORECASE)
@@ -12,7 +12,7 @@ _RANKS = re.compile(r"(?:-np?|--ntasks(?:=|\s)|-c)\s*(?:=\s*)?(\d{1,9})\b")
 _HOSTS = re.compile(r"(?:--nodes(?:=|\s)|-N)\s*(\d{1,9})\b")
 
 
-def recognises(text: str) -> bool:
+def matches(text: str) -> bool:
     """Whether the text has a title of the OSU micro-benchmarks."""
     return re.search(r"^#\s*OSU\s", text, re.MULTILINE) is not None
 
@@ -29,50 +29,34 @@ def read(text: str, stem: str) -> list[Table]:
             if rows or flags:
                 found.append(_table(text, stem, len(found), collective, rows, flags))
                 rows, flags = [], []
-            collective, bandwidth = _collective(line)
+            title = _TITLE.search(" ".join(line.split()))
+            named = collective_named(title[1]) if title else ""
+            bandwidth = not named and "bandwidth" in line.lower()
+            if bandwidth:
+                collective = "p2p_bandwidth"
+            else:
+                pairs = title is None or "latency" in line.lower()
+                collective = named or ("p2p_latency" if pairs else ALL_REDUCE)
             scale = 1e6 if bandwidth else 1e-6
         elif match := _NAMES.match(line):
             columns = 1 + len(re.findall(r"\(|Iterations", match[1])) if "(" in match[1] else 2
         elif re.match(r"^\s*[0-9]", line):
-            _take(number, line, scale, bandwidth, columns, rows, flags)
+            words = line.split()
+            size = figure(words[0])
+            value = figure(words[1], scale) if len(words) > 1 else None
+            if size is None:
+                flags.append(Flag(number, f"{words[0]!r} is no size in bytes"))
+            elif value is None or (columns and len(words) < min(columns, 2)):
+                flags.append(Flag(number, "cut by a line wrap: no figure follows the size", size.value))
+            elif bandwidth and value.value > 0:
+                rows.append(TableRow(number, size.value, size.value / value.value, value))
+            else:
+                # With -f the columns are: size, average, minimum, maximum over the ranks, iterations.
+                low, high = [*(figure(word, scale) for word in words[2:4]), None, None][:2]
+                spread = (low.value, high.value) if low is not None and high is not None else (None, None)
+                rows.append(TableRow(number, size.value, value.value, None, None, *spread))
     found.append(_table(text, stem, len(found), collective, rows, flags))
     return found
-
-
-def _take(
-    number: int, line: str, scale: float, bandwidth: bool, columns: int, rows: list[TableRow], flags: list[Flag]
-) -> None:
-    words = line.split()
-    size = figure(words[0])
-    value = figure(words[1], scale) if len(words) > 1 else None
-    if size is None:
-        flags.append(Flag(number, f"{words[0]!r} is no size in bytes"))
-    elif value is None or (columns and len(words) < min(columns, 2)):
-        flags.append(Flag(number, "cut by a line wrap: no figure follows the size", size.value))
-    elif bandwidth and value.value > 0:
-        rows.append(TableRow(number, size.value, size.value / value.value, value))
-    else:
-        low, high = _spread(words, scale)
-        rows.append(TableRow(number, size.value, value.value, None, None, low, high))
-
-
-def _spread(words: list[str], scale: float) -> tuple[float | None, float | None]:
-    # With -f the columns are: size, average, minimum, maximum over the ranks, iterations.
-    extra: list[Figure | None] = [figure(word, scale) for word in words[2:4]]
-    if len(extra) < 2 or extra[0] is None or extra[1] is None:
-        return None, None
-    return extra[0].value, extra[1].value
-
-
-def _collective(line: str) -> tuple[str, bool]:
-    match = _TITLE.search(" ".join(line.split()))
-    what = match[1] if match else ""
-    named = collective_named(what)
-    if named:
-        return named, False
-    if "bandwidth" in line.lower():
-        return "p2p_bandwidth", True
-    return ("p2p_latency", False) if not what or "latency" in line.lower() else (ALL_REDUCE, False)
 
 
 def _table(text: str, stem: str, index: int, collective: str, rows: list[TableRow], flags: list[Flag]) -> Table:

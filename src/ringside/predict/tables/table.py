@@ -41,7 +41,7 @@ class TableRow:
         line: Line of the file (JSON: number of the result), from 1.
         size_bytes: Size of the tensor.
         time_s: Seconds per call.
-        algbw: Bytes per second as stated; None where the table does not say.
+        algbw: Bytes per second as stated; None where the table has none.
         busbw: Bus bandwidth as stated, likewise.
         low_s: Shortest of several runs, seconds; None where only one figure is given.
         high_s: Longest of several runs, likewise.
@@ -76,14 +76,14 @@ class Table:
     """The measurements of one collective on one set of ranks.
 
     Args:
-        name: The file's name without its suffix; with what tells it apart where a file holds several tables.
+        name: The file's name without its suffix; with what distinguishes it where a file holds several tables.
         rows: In the file's order.
         flags: Rows that could not be read or were found wrong.
-        ranks: Number of ranks; 0 where the table does not say (`checks.py` infers it).
-        hosts: Number of hosts; 0 where it does not say.
+        ranks: Number of ranks; 0 where the table has none (`checks.py` infers it).
+        hosts: Number of hosts; 0 where the table has none.
         cluster: The hardware in words (device names in a log).
         collective: `all_reduce`, or another key of `BUS_FACTORS`; `p2p_latency` and `p2p_bandwidth` for OSU's.
-        algorithm: As the table says (`auto`, `Ring`, ...).
+        algorithm: As the table names it (`auto`, `Ring`, ...).
         path: Where it came from.
     """
 

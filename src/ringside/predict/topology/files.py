@@ -19,7 +19,7 @@ __all__ = ["from_probe", "from_toml", "load_topology", "preset", "presets"]
 
 
 # -------------------------------------------------------------------------------------------------
-# A topology in TOML; one line per mistake. All it can say::
+# A topology in TOML; one line per mistake. All its keys::
 #
 # schema = 1
 # name = "two boxes"
@@ -93,10 +93,38 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
     mistakes = _mistakes(data)
     if mistakes:
         raise UsageError("\n".join(f"{origin}: {mistake}" for mistake in mistakes))
-    return _built(data, origin)
+    per = data["ranks_per_host"]
+    if isinstance(per, list) and len(per) != data["hosts"]:
+        raise UsageError(f"{origin}: ranks_per_host: {data['hosts']} numbers, one for every host, not {len(per)}")
+    tables: dict[str, Any] = {}
+    for name in _TABLES:
+        if name in data:
+            make = LinkClass if name in _NEEDED else Switch
+            try:
+                tables[name] = make(**data[name])
+            except UsageError as error:
+                raise UsageError("\n".join(f"{origin}: {name}.{line}" for line in str(error).splitlines())) from None
+    overrides = []
+    for table in data.get("override", []):
+        of = "hosts" if "hosts" in table else "ranks"
+        a, b = table[of]
+        for src, dst in [(a, b)] if table.get("one_way", False) else [(a, b), (b, a)]:
+            overrides.append(LinkOverride(src, dst, table.get("alpha_s"), table.get("bytes_per_s"), of))
+    simple = {
+        key: data[key] for key in _KEYS if key in data and key not in ("schema", "name", "hosts", "ranks_per_host")
+    }
+    return Topology(
+        name=data.get("name", origin),
+        ranks_per_host=tuple(per) if isinstance(per, list) else (per,) * max(data["hosts"], 0),
+        overrides=tuple(overrides),
+        sources=dict(data.get("source", {})),
+        **simple,
+        **tables,
+    )
 
 
 def _mistakes(data: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with the keys of a file and their types, a line each."""
     found = [f"{key}: is missing" for key in ("schema", "hosts", "ranks_per_host") if key not in data]
     if data.get("schema", SCHEMA) != SCHEMA:
         found.append(f"schema: this is read as {SCHEMA}, not {data['schema']!r}")
@@ -108,10 +136,10 @@ def _mistakes(data: Mapping[str, Any]) -> list[str]:
     overrides = data.get("override", [])
     if not isinstance(overrides, list):
         return [*found, "override: begin each with [[override]], in double brackets"]
-    for at, one in enumerate(overrides):
-        found += _wrong_table(f"override {at + 1}", one, _OVERRIDE, ())
-        if isinstance(one, dict) and ("hosts" in one) == ("ranks" in one):
-            found.append(f"override {at + 1}: needs hosts = [a, b] or ranks = [a, b], one of them")
+    for number, table in enumerate(overrides, 1):
+        found += _wrong_table(f"override {number}", table, _OVERRIDE, ())
+        if isinstance(table, dict) and ("hosts" in table) == ("ranks" in table):
+            found.append(f"override {number}: needs hosts = [a, b] or ranks = [a, b], one of them")
     source = data.get("source", {})
     if not isinstance(source, dict) or not all(isinstance(value, str) for value in source.values()):
         found.append('source: a table of texts, by the name of a number such as "inside.alpha_s"')
@@ -135,16 +163,12 @@ def _wrong_keys(where: str, table: Mapping[str, Any], keys: Mapping[str, str]) -
     return found
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
-    _NUMBER: _is_number,
+    _NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
     _WHOLE: _is_whole,
     _TEXT: lambda value: isinstance(value, str),
     _FLAG: lambda value: isinstance(value, bool),
@@ -156,42 +180,11 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 _WORDS = {"pair": "two whole numbers such as [0, 1]", "counts": "a whole number, or one for every host"}
 
 
-def _built(data: Mapping[str, Any], origin: str) -> Topology:
-    per = data["ranks_per_host"]
-    if isinstance(per, list) and len(per) != data["hosts"]:
-        raise UsageError(f"{origin}: ranks_per_host: {data['hosts']} numbers, one for every host, not {len(per)}")
-    tables: dict[str, Any] = {}
-    for name in _TABLES:
-        if name in data:
-            make = LinkClass if name in _NEEDED else Switch
-            try:
-                tables[name] = make(**data[name])
-            except UsageError as error:
-                raise UsageError("\n".join(f"{origin}: {name}.{line}" for line in str(error).splitlines())) from None
-    simple = {
-        key: data[key] for key in _KEYS if key in data and key not in ("schema", "name", "hosts", "ranks_per_host")
-    }
-    return Topology(
-        name=data.get("name", origin),
-        ranks_per_host=tuple(per) if isinstance(per, list) else (per,) * max(data["hosts"], 0),
-        overrides=tuple(link for one in data.get("override", []) for link in _overrides(one)),
-        sources=dict(data.get("source", {})),
-        **simple,
-        **tables,
-    )
-
-
-def _overrides(one: Mapping[str, Any]) -> list[LinkOverride]:
-    of = "hosts" if "hosts" in one else "ranks"
-    a, b = one[of]
-    pairs = [(a, b)] if one.get("one_way", False) else [(a, b), (b, a)]
-    return [LinkOverride(src, dst, one.get("alpha_s"), one.get("bytes_per_s"), of) for src, dst in pairs]
-
-
 # -------------------------------------------------------------------------------------------------
 # A topology from what `ringside probe` measured.
 
-_ONE_INTERFACE = 1.5
+_ONE_INTERFACE = 1.5  # times what one link carries alone: a host whose links together carry less has one interface
+_NO_LIMIT = 1e15  # bytes/s of a link whose time did not grow with the size
 
 
 def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topology:
@@ -200,7 +193,7 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
     Args:
         data: Its JSON, as plain data: every host, its ranks, and every link between hosts.
         origin: What to call it in errors.
-        kind: Of the links between hosts, which a probe cannot tell.
+        kind: Of the links between hosts, which a probe cannot find out.
 
     Raises:
         UsageError: It is something else, or a link was broken.
@@ -211,10 +204,10 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
                 f"{origin}: a {data['kind']} of schema {data['schema']}, not a ringside topology of {SCHEMA}"
             )
         ranks = tuple(int(host["ranks"]) for host in data["hosts"])
-        links = [
-            LinkOverride(int(one["src"]), int(one["dst"]), float(one["alpha_s"]), _rate(one["bytes_per_s"]), "hosts")
-            for one in data["links"]
-        ]
+        links = []
+        for link in data["links"]:
+            rate = float(link["bytes_per_s"]) if link["bytes_per_s"] is not None else _NO_LIMIT
+            links.append(LinkOverride(int(link["src"]), int(link["dst"]), float(link["alpha_s"]), rate, "hosts"))
         sides = ("out_bytes_per_s", "in_bytes_per_s")
         together = [tuple(float(host[side]) for side in sides if host.get(side)) for host in data["hosts"]]
         reduce, overhead_s = data.get("reduce_bytes_per_s"), float(data.get("overhead_s", 0.0))
@@ -223,7 +216,13 @@ def from_probe(data: Any, origin: str = "probe", kind: str = "ethernet") -> Topo
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{origin}: no ringside topology: {type(error).__name__} {error}") from None
-    _check_complete(origin, len(ranks), links)
+    have = {(link.src, link.dst) for link in links}
+    lost = [(a, b) for a in range(len(ranks)) for b in range(len(ranks)) if a != b and (a, b) not in have]
+    if lost:
+        more = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
+        raise UsageError(
+            f"{origin}: no link from host {lost[0][0]} to host {lost[0][1]}{more}: it was broken, or not timed"
+        )
     known = all(len(rates) == len(sides) for rates in together)
     fastest = max((link.bytes_per_s or 0.0 for link in links), default=1e9)
     least = min((link.alpha_s or 0.0 for link in links), default=0.0)
@@ -251,27 +250,14 @@ def _interfaces(together: list[tuple[float, ...]], links: list[LinkOverride]) ->
     """
     found = []
     for host, rates in enumerate(together):
-        ends = ([one for one in links if one.src == host], [one for one in links if one.dst == host])
-        alone = [median(one.bytes_per_s or 0.0 for one in side) for side in ends]
+        ends = ([link for link in links if link.src == host], [link for link in links if link.dst == host])
+        alone = [median(link.bytes_per_s or 0.0 for link in side) for side in ends]
         out, into = (
-            min(one, rate) if rate < _ONE_INTERFACE * one else rate for rate, one in zip(rates, alone, strict=True)
+            min(single, rate) if rate < _ONE_INTERFACE * single else rate
+            for rate, single in zip(rates, alone, strict=True)
         )
         found.append((float(out), float(into)))
     return tuple(found)
-
-
-def _rate(value: Any) -> float:
-    return float(value) if value is not None else 1e15  # no limit was found
-
-
-def _check_complete(origin: str, n: int, links: list[LinkOverride]) -> None:
-    have = {(link.src, link.dst) for link in links}
-    lost = [(a, b) for a in range(n) for b in range(n) if a != b and (a, b) not in have]
-    if lost:
-        more = f" and {len(lost) - 1} others" if len(lost) > 1 else ""
-        raise UsageError(
-            f"{origin}: no link from host {lost[0][0]} to host {lost[0][1]}{more}: it was broken, or not timed"
-        )
 
 
 def presets() -> tuple[str, ...]:

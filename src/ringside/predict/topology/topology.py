@@ -2,7 +2,7 @@
 
 A *host* is what its inside links join at full rate: a server, or a whole rack where NVLink spans one (NVL72). Ranks are
 numbered host by host. Costs follow R. W. Hockney ("The communication challenge for MPP", 1994): a message takes
-`alpha_s` and its bytes at a rate; `ringside.predict.simulate` says what else waits for what.
+`alpha_s` and its bytes at a rate; `ringside.predict.simulate` defines what else waits for what.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 
-__all__ = ["KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "figures"]
+__all__ = ["LINK_KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "sourced_figures"]
 
 
 # -------------------------------------------------------------------------------------------------
-# What a link costs: link classes, switches that reduce, links that are not as their class says.
+# What a link costs: link classes, switches that reduce, links that differ from their class.
 
-KINDS = ("nvlink", "nvswitch", "pcie", "infiniband", "roce", "ethernet", "loopback", "shared_memory")
+LINK_KINDS = ("nvlink", "nvswitch", "pcie", "infiniband", "roce", "ethernet", "loopback", "shared_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class LinkClass:
     """A kind of link, and what a message over it costs.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `LINK_KINDS`.
         alpha_s: From a message being ready until its receiver has it, without its bytes, seconds.
         bytes_per_s: Of one rank's port (inside a host) or one network interface (between hosts), each direction.
         host_bytes_per_s: What all messages of the class inside one host carry together (a memory bus, a PCIe root);
-            None: each port has its full rate at once. Not for links between hosts, whose interfaces say it.
+            None: each port has its full rate at once. Not for links between hosts, whose interfaces limit it.
 
     Raises:
         UsageError: A figure cannot be; the message has a line for each.
@@ -48,11 +48,11 @@ class LinkClass:
     host_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        mistakes = [] if self.kind in KINDS else [f"kind {self.kind!r}: there are {', '.join(KINDS)}"]
+        mistakes = [] if self.kind in LINK_KINDS else [f"kind {self.kind!r}: there are {', '.join(LINK_KINDS)}"]
         mistakes += wrong_delay("alpha_s", self.alpha_s)
         mistakes += wrong_rate("bytes_per_s", self.bytes_per_s)
         mistakes += wrong_rate("host_bytes_per_s", self.host_bytes_per_s)
-        refuse(mistakes)
+        raise_mistakes(mistakes)
 
     @property
     def seconds_per_byte(self) -> float:
@@ -76,12 +76,12 @@ class Switch:
     bytes_per_s: float
 
     def __post_init__(self) -> None:
-        refuse(wrong_delay("alpha_s", self.alpha_s) + wrong_rate("bytes_per_s", self.bytes_per_s))
+        raise_mistakes(wrong_delay("alpha_s", self.alpha_s) + wrong_rate("bytes_per_s", self.bytes_per_s))
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOverride:
-    """One directed link that is not as its class says.
+    """One directed link that differs from its class.
 
     Args:
         src: Sending rank, or host.
@@ -110,7 +110,7 @@ def wrong_delay(name: str, value: float) -> list[str]:
     return [] if math.isfinite(value) and value >= 0 else [f"{name}: seconds, 0 or more, not {value:g}"]
 
 
-def refuse(mistakes: Sequence[str]) -> None:
+def raise_mistakes(mistakes: Sequence[str]) -> None:
     """Raise a `UsageError` with one line per mistake, if there is any."""
     if mistakes:
         raise UsageError("\n".join(mistakes))
@@ -165,10 +165,9 @@ class Topology:
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        mistakes = [*self._wrong_counts(), *self._wrong_links(), *self._wrong_figures()]
-        if not mistakes:
-            mistakes = self._wrong_overrides()
-        refuse([f"topology {self.name!r}: {mistake}" for mistake in mistakes])
+        # Links of their own are judged only where the counts that they number are right.
+        mistakes = self._wrong_figures() or self._wrong_overrides()
+        raise_mistakes([f"topology {self.name!r}: {mistake}" for mistake in mistakes])
 
     # ---------------------------------------------------------------------------------------------- what it is
 
@@ -243,8 +242,9 @@ class Topology:
         if not times > 0 or not math.isfinite(times):
             raise UsageError(f"a link cannot be {times:g} times slower: give a number above 0, such as 4")
         link = LinkOverride(src, dst, bytes_per_s=self.rate_of(src, dst) / times)
-        kept = [one for one in self.overrides if (one.of, one.src, one.dst) != ("ranks", src, dst)]
-        before = [one for one in self.overrides if (one.of, one.src, one.dst) == ("ranks", src, dst)]
+        # It takes the place of an override of the same link, and keeps that one's latency.
+        kept = [old for old in self.overrides if (old.of, old.src, old.dst) != ("ranks", src, dst)]
+        before = [old for old in self.overrides if (old.of, old.src, old.dst) == ("ranks", src, dst)]
         alpha = before[-1].alpha_s if before else None
         return replace(self, overrides=(*kept, replace(link, alpha_s=alpha)))
 
@@ -268,20 +268,18 @@ class Topology:
 
     def rate_of(self, src: int, dst: int) -> float:
         """Return the rate of a message from one rank to another with nothing beside it, bytes/s."""
-        self._check_ranks(src, dst)
-        rate = self._class_rate(src, dst)
+        if not (0 <= src < self.ranks and 0 <= dst < self.ranks) or src == dst:
+            raise UsageError(f"there is no link from rank {src} to rank {dst}: ranks are 0 to {self.ranks - 1}")
+        rate = most = self._class_rate(src, dst)
         hosts = (int(self.host_of[src]), int(self.host_of[dst]))
         for of, pair in (("hosts", hosts), ("ranks", (src, dst))):
             for link in self.overrides:
                 if link.of == of and (link.src, link.dst) == pair and link.bytes_per_s is not None:
                     rate = link.bytes_per_s
-        return min(rate, self._most(src, dst))
-
-    def _most(self, src: int, dst: int) -> float:
-        """Return what the port or interface at either end carries, bytes/s."""
-        if self._together(src, dst) or not self.host_rates:
-            return self._class_rate(src, dst)
-        return min(self.host_rates[int(self.host_of[src])][0], self.host_rates[int(self.host_of[dst])][1])
+        # No link of its own carries more than the port or the interface at either end of it.
+        if self.host_rates and not self._together(src, dst):
+            most = min(self.host_rates[hosts[0]][0], self.host_rates[hosts[1]][1])
+        return min(rate, most)
 
     def _class_rate(self, src: int, dst: int) -> float:
         together = self._together(src, dst)
@@ -289,38 +287,33 @@ class Topology:
         assert link is not None
         return link.bytes_per_s if together or not self.pooled else link.bytes_per_s * self.nics
 
-    def _check_ranks(self, src: int, dst: int) -> None:
-        if not (0 <= src < self.ranks and 0 <= dst < self.ranks) or src == dst:
-            raise UsageError(f"there is no link from rank {src} to rank {dst}: ranks are 0 to {self.ranks - 1}")
-
     # ---------------------------------------------------------------------------------------------- what cannot be
 
-    def _wrong_counts(self) -> list[str]:
+    def _wrong_figures(self) -> list[str]:
+        """Return what is wrong with everything but links of their own, a line each."""
+        mistakes = []
+        # Counts.
         if not self.ranks_per_host:
-            return ["hosts: at least 1, not 0"]
-        mistakes = []
-        if min(self.ranks_per_host) < 1:
-            mistakes.append(f"ranks_per_host: at least 1 on every host, not {min(self.ranks_per_host)}")
-        if self.ranks > MOST_RANKS:
-            mistakes.append(f"{self.ranks} ranks: at most {MOST_RANKS}")
-        if self.nics < 1:
-            mistakes.append(f"nics: at least 1, not {self.nics}; a host without one has no way to the others")
-        if self.hosts_per_leaf < 1:
-            mistakes.append(f"hosts_per_leaf: at least 1, not {self.hosts_per_leaf}")
-        return mistakes
-
-    def _wrong_links(self) -> list[str]:
-        mistakes = []
+            mistakes.append("hosts: at least 1, not 0")
+        else:
+            if min(self.ranks_per_host) < 1:
+                mistakes.append(f"ranks_per_host: at least 1 on every host, not {min(self.ranks_per_host)}")
+            if self.ranks > MOST_RANKS:
+                mistakes.append(f"{self.ranks} ranks: at most {MOST_RANKS}")
+            if self.nics < 1:
+                mistakes.append(f"nics: at least 1, not {self.nics}; a host without one has no way to the others")
+            if self.hosts_per_leaf < 1:
+                mistakes.append(f"hosts_per_leaf: at least 1, not {self.hosts_per_leaf}")
+        # What joins them.
         if self.hosts > 1 and self.between is None:
             mistakes.append(f"between: {self.hosts} hosts and nothing that joins them; say what does")
         if max(self.ranks_per_host, default=1) > 1 and self.inside is None:
             mistakes.append("inside: hosts with several ranks and nothing that joins them; say what does")
         if self.host_rates and len(self.host_rates) != self.hosts:
             mistakes.append(f"host_rates: one (out, in) for each of {self.hosts} hosts, not {len(self.host_rates)}")
-        return mistakes
-
-    def _wrong_figures(self) -> list[str]:
-        mistakes = [] if self.rails in RAILS else [f"rails {self.rails!r}: pooled or own"]
+        # Rates and durations.
+        if self.rails not in RAILS:
+            mistakes.append(f"rails {self.rails!r}: pooled or own")
         if not (math.isfinite(self.oversubscription) and self.oversubscription >= 1):
             mistakes.append(f"oversubscription: at least 1 (2 for 2:1), not {self.oversubscription:g}")
         mistakes += wrong_rate("reduce_bytes_per_s", self.reduce_bytes_per_s)
@@ -331,18 +324,19 @@ class Topology:
         return mistakes
 
     def _wrong_overrides(self) -> list[str]:
+        """Return what is wrong with links of their own, a line each."""
         mistakes = []
         for link in self.overrides:
             most = {"ranks": self.ranks, "hosts": self.hosts}.get(link.of, 0)
-            what = f"override {link.of} {link.src} > {link.dst}"
+            name = f"override {link.of} {link.src} > {link.dst}"
             if not (0 <= link.src < most and 0 <= link.dst < most) or link.src == link.dst:
                 mistakes.append(
-                    f"{what}: two different {link.of} of 0 to {most - 1}" if most else f"{what}: of ranks or hosts"
+                    f"{name}: two different {link.of} of 0 to {most - 1}" if most else f"{name}: of ranks or hosts"
                 )
             for wrong in wrong_rate("bytes_per_s", link.bytes_per_s) + (
                 [] if link.alpha_s is None else wrong_delay("alpha_s", link.alpha_s)
             ):
-                mistakes.append(f"{what}: {wrong}")
+                mistakes.append(f"{name}: {wrong}")
         return mistakes
 
     # ---------------------------------------------------------------------------------------------- words
@@ -365,13 +359,13 @@ class Topology:
         return ", ".join(words)
 
 
-def figures(topology: Topology) -> dict[str, Any]:
+def sourced_figures(topology: Topology) -> dict[str, Any]:
     """Return every number of a topology that needs a source, by its name such as `inside.alpha_s`."""
     found: dict[str, Any] = {}
     for part in ("inside", "between", "nvls", "sharp"):
         value = getattr(topology, part)
         if value is not None:
-            named = {f"{part}.{one.name}": getattr(value, one.name) for one in fields(value)}
+            named = {f"{part}.{part_field.name}": getattr(value, part_field.name) for part_field in fields(value)}
             found |= {name: number for name, number in named.items() if isinstance(number, int | float)}
     found |= {"ranks_per_host": topology.ranks_per_host[0], "nics": topology.nics}
     if topology.reduce_bytes_per_s is not None:

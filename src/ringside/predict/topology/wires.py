@@ -63,20 +63,22 @@ class Wires:
         """Return (latency in seconds, seconds per byte) of messages by themselves, float64 [messages] each."""
         inside, switched = self._kinds(src, dst)
         alpha, per_byte = np.empty(len(src)), np.empty(len(src))
-        for which, one in ((inside, self.topology.inside), (~inside, self.topology.between), (switched, self._switch)):
-            if one is not None:
-                alpha[which], per_byte[which] = one.alpha_s, 1.0 / self._rate(one)
+        kinds = ((inside, self.topology.inside), (~inside, self.topology.between), (switched, self._switch))
+        for which, link in kinds:  # a message to a switch is of the first two as well: the last one counts
+            if link is not None:
+                alpha[which], per_byte[which] = link.alpha_s, 1.0 / self._rate(link)
         pairs = ~switched
+        # Links of their own: those of hosts first, since a link of two ranks is more exact.
         for of, key in (
             ("hosts", self._host[src] * self.topology.hosts + self._host[dst]),
-            ("ranks", self._key(src, dst)),
+            ("ranks", src * self.topology.ranks + dst),
         ):
-            keys, alphas, rates = self._overrides(of)
+            keys, alphas, rates = self._overrides[of]
             if len(keys):
-                at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
-                hit = pairs & (keys[at] == key) & (~inside if of == "hosts" else True)
-                alpha = np.where(hit & ~np.isnan(alphas[at]), alphas[at], alpha)
-                per_byte = np.where(hit & ~np.isnan(rates[at]), rates[at], per_byte)
+                index = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+                hit = pairs & (keys[index] == key) & (~inside if of == "hosts" else True)
+                alpha = np.where(hit & ~np.isnan(alphas[index]), alphas[index], alpha)
+                per_byte = np.where(hit & ~np.isnan(rates[index]), rates[index], per_byte)
         return alpha, per_byte
 
     def shares(self, src: Ints, dst: Ints) -> Iterator[tuple[Ints, Floats]]:
@@ -87,16 +89,34 @@ class Wires:
         """
         topology = self.topology
         inside, switched = self._kinds(src, dst)
+        # A rank's port to the others of its host; the switch in a host hangs on it, too.
+        per_byte, reducing = (0.0 if it is None else 1.0 / it.bytes_per_s for it in (topology.inside, self._switch))
         for vertex in (src, dst):
-            yield self._ports(vertex, inside, switched)
+            port = np.where(inside & (vertex < topology.ranks), vertex, -1)
+            yield port, np.where(switched, reducing, per_byte)
         if topology.inside is not None and topology.inside.host_bytes_per_s is not None:
             bus = np.where(inside & ~switched, self._host[src], -1)
             yield bus, np.full(len(src), 1.0 / topology.inside.host_bytes_per_s)
         if topology.between is None:
             return
+        # The interfaces of both hosts, or what all links of either carry together.
+        per_byte, reducing = (0.0 if it is None else 1.0 / self._rate(it) for it in (topology.between, topology.sharp))
         for side, vertex in enumerate((src, dst)):
-            yield self._interfaces(side, vertex, inside, switched)
-        yield from self._uplinks(src, dst, inside)
+            interface = np.where(inside, -1, self._nic[vertex])
+            if topology.host_rates:
+                rates = np.array([*(pair[side] for pair in topology.host_rates), np.inf])
+                yield interface, 1.0 / rates[self._host[vertex]]
+            else:
+                yield interface, np.where(switched, reducing, per_byte)
+        # Uplinks of leaves, where they carry less than the hosts below them send.
+        if topology.oversubscription > 1:
+            per_host = topology.nics * topology.between.bytes_per_s
+            hosts = np.bincount(np.arange(topology.hosts) // topology.hosts_per_leaf)
+            uplink = np.append(topology.oversubscription / (hosts * per_host), 0.0)
+            leaf = np.append(np.arange(topology.hosts) // topology.hosts_per_leaf, -1)
+            ends = leaf[self._host[src]], leaf[self._host[dst]]
+            for end in ends:
+                yield np.where(inside | (ends[0] == ends[1]), -1, end), uplink[end]
 
     # ---------------------------------------------------------------------------------------------- kinds of messages
 
@@ -108,25 +128,18 @@ class Wires:
             return np.ones(len(src), dtype=np.bool_), switched
         return (self._host[src] == self._host[dst]) & ~switched, switched
 
-    def _key(self, src: Ints, dst: Ints) -> Ints:
-        return src * self.topology.ranks + dst
-
-    def _rate(self, one: LinkClass | Switch) -> float:
+    def _rate(self, link: LinkClass | Switch) -> float:
         """Return the rate of a message by itself."""
-        between = one is self.topology.between or one is self.topology.sharp
-        return one.bytes_per_s * (self.topology.nics if between and self.topology.pooled else 1)
-
-    def _overrides(self, of: str) -> tuple[Ints, Floats, Floats]:
-        """Return (keys, ascending; latencies; seconds per byte) of links of their own, NaN where as their class."""
-        return self._rank_links if of == "ranks" else self._host_links
+        between = link is self.topology.between or link is self.topology.sharp
+        return link.bytes_per_s * (self.topology.nics if between and self.topology.pooled else 1)
 
     @cached_property
-    def _rank_links(self) -> tuple[Ints, Floats, Floats]:
-        return self._sorted("ranks", self.topology.ranks)
-
-    @cached_property
-    def _host_links(self) -> tuple[Ints, Floats, Floats]:
-        return self._sorted("hosts", self.topology.hosts)
+    def _overrides(self) -> dict[str, tuple[Ints, Floats, Floats]]:
+        """By what links of their own join: (keys, ascending; latencies; seconds per byte), NaN: as of their class."""
+        return {
+            "hosts": self._sorted("hosts", self.topology.hosts),
+            "ranks": self._sorted("ranks", self.topology.ranks),
+        }
 
     def _sorted(self, of: str, count: int) -> tuple[Ints, Floats, Floats]:
         known: dict[int, list[float]] = {}
@@ -140,39 +153,6 @@ class Wires:
         keys = np.array(sorted(known), dtype=np.int64)
         values = np.array([known[key] for key in keys.tolist()]).reshape(-1, 2)
         return keys, values[:, 0], values[:, 1]
-
-    # ---------------------------------------------------------------------------------------------- what is shared
-
-    def _ports(self, vertex: Ints, inside: Flags, switched: Flags) -> tuple[Ints, Floats]:
-        """A rank's port to the others of its host; the switch in a host hangs on it, too."""
-        whose = np.where(inside & (vertex < self.topology.ranks), vertex, -1)
-        usual, reducing = (
-            0.0 if one is None else 1.0 / one.bytes_per_s for one in (self.topology.inside, self._switch)
-        )
-        return whose, np.where(switched, reducing, usual)
-
-    def _interfaces(self, side: int, vertex: Ints, inside: Flags, switched: Flags) -> tuple[Ints, Floats]:
-        topology = self.topology
-        assert topology.between is not None
-        whose = np.where(inside, -1, self._nic[vertex])
-        if topology.host_rates:
-            rates = np.array([*(pair[side] for pair in topology.host_rates), np.inf])
-            return whose, 1.0 / rates[self._host[vertex]]
-        usual, reducing = (0.0 if one is None else 1.0 / self._rate(one) for one in (topology.between, topology.sharp))
-        return whose, np.where(switched, reducing, usual)
-
-    def _uplinks(self, src: Ints, dst: Ints, inside: Flags) -> Iterator[tuple[Ints, Floats]]:
-        topology = self.topology
-        assert topology.between is not None
-        if topology.oversubscription <= 1:
-            return
-        per_host = topology.nics * topology.between.bytes_per_s
-        hosts = np.bincount(np.arange(topology.hosts) // topology.hosts_per_leaf)
-        per_byte = np.append(topology.oversubscription / (hosts * per_host), 0.0)
-        leaf = np.append(np.arange(topology.hosts) // topology.hosts_per_leaf, -1)
-        a, b = leaf[self._host[src]], leaf[self._host[dst]]
-        for end in (a, b):
-            yield np.where(inside | (a == b), -1, end), per_byte[end]
 
 
 def wires_for(schedule: Schedule, topology: Topology) -> Wires:

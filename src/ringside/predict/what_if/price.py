@@ -13,7 +13,7 @@ from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.plan.buckets import BACKWARD, exposed_s
 from ringside.predict.plan.options import Option, has_library, schedule_for
-from ringside.predict.plan.plan import choose
+from ringside.predict.plan.plan import choose_option
 from ringside.predict.simulation.simulate import price, simulate
 from ringside.predict.topology.topology import Topology
 
@@ -26,7 +26,7 @@ class Exposed:
     """What is left of a step's synchronisation.
 
     Args:
-        bucket: What one bucket's all-reduce takes, seconds; None: it was not asked.
+        bucket: What one bucket's all-reduce takes, seconds; None: it was not priced.
         seconds: What is left of all after the work, seconds.
         why: Why it is extrapolated; empty where tables support it.
     """
@@ -41,13 +41,13 @@ def chosen(topology: Topology, algorithm: str, bucket_bytes: float) -> Option | 
 
     Args:
         topology: What it runs over.
-        algorithm: As for `plan.choose`.
+        algorithm: As for `plan.choose_option`.
         bucket_bytes: Of one bucket.
 
     Raises:
         UsageError: No such algorithm here.
     """
-    return None if topology.ranks < 2 else choose(lawful(topology), bucket_bytes, algorithm)
+    return None if topology.ranks < 2 else choose_option(lawful(topology), bucket_bytes, algorithm)
 
 
 def exposed(option: Option | None, topology: Topology, bucket_bytes: float, buckets: int, work_s: float) -> Exposed:
@@ -62,12 +62,13 @@ def exposed(option: Option | None, topology: Topology, bucket_bytes: float, buck
     """
     if option is None:
         return Exposed(Band(0.0, 0.0, 0.0), Band(0.0, 0.0, 0.0), "")
-    told = option.predict([bucket_bytes])
+    predicted = option.predict([bucket_bytes])
     plain, ratio, why = lawful(topology), 1.0, option.why_extrapolated(bucket_bytes)
     if plain is not topology:
-        ratio, why = _ratio(topology, plain, option, bucket_bytes), why or BY_SCHEDULE
-    bucket = Band(*(float(one[0]) * ratio for one in (told.times_s, told.low_s, told.high_s)))
-    left = Band(*(exposed_s(buckets, one, BACKWARD * work_s) for one in bucket.ends))
+        schedule, why = schedule_for(plain, option.name), why or BY_SCHEDULE
+        ratio = price(schedule, topology, bucket_bytes) / price(schedule, plain, bucket_bytes)
+    bucket = Band(*(float(end[0]) * ratio for end in (predicted.times_s, predicted.low_s, predicted.high_s)))
+    left = Band(*(exposed_s(buckets, end, BACKWARD * work_s) for end in bucket.ends))
     return Exposed(bucket, left, why)
 
 
@@ -89,7 +90,7 @@ def slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[
 
     Args:
         topology: What is run over.
-        algorithm: As for `plan.choose`.
+        algorithm: As for `plan.choose_option`.
         bucket_bytes: Of one all-reduce.
         link: Sender, receiver, times.
 
@@ -100,14 +101,9 @@ def slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[
     found = topology.with_slow_link(src, dst, times)
     if topology.ranks > MOST_RANKS:
         return found
-    name = choose(lawful(topology), bucket_bytes, algorithm).name
-    rate = _carried(topology, name, bucket_bytes, src, dst)
-    return topology.with_slow_link(src, dst, times * topology.rate_of(src, dst) / rate) if rate < math.inf else found
-
-
-def _carried(topology: Topology, name: str, size_bytes: float, src: int, dst: int) -> float:
-    """Return the best rate that a message from one rank to another gets, bytes/s."""
-    timeline = simulate(schedule_for(lawful(topology), name), topology, size_bytes)
+    # The best rate that a message over the link gets now, and to whom else its sender sends.
+    name = choose_option(lawful(topology), bucket_bytes, algorithm).name
+    timeline = simulate(schedule_for(lawful(topology), name), topology, bucket_bytes)
     best, others = 0.0, set[int]()
     for sent in timeline.sent():
         others |= set(sent.dst[sent.src == src].tolist())
@@ -116,7 +112,7 @@ def _carried(topology: Topology, name: str, size_bytes: float, src: int, dst: in
         best = max([best, *(sent.size_bytes[here] / took.clip(1e-15)).tolist()])
     if not best:
         kind = topology.class_of(src, dst)
-        order = sorted(others, key=lambda one: (topology.class_of(src, one) != kind, abs(one - dst)))
+        order = sorted(others, key=lambda other: (topology.class_of(src, other) != kind, abs(other - dst)))
         used = "".join(f", such as {src}:{other}" for other in order[:1])
         raise UsageError(f"{name} sends nothing from rank {src} to rank {dst}: take a link it uses{used}")
-    return best
+    return topology.with_slow_link(src, dst, times * topology.rate_of(src, dst) / best) if best < math.inf else found

@@ -88,31 +88,8 @@ class StepChange:
 
 def changed(step: PredictedStep, change: StepChange) -> PredictedStep:
     """Return the step as it would be; raise `UsageError` where it cannot be: no such rank, link, rail, algorithm."""
-    topology, buckets = _topology(step.topology, change), step.buckets
-    if change.bucket_bytes is not None:
-        if not (math.isfinite(change.bucket_bytes) and change.bucket_bytes > 0):
-            raise UsageError(f"a bucket of {change.bucket_bytes:g} bytes: more than 0, such as 25MB")
-        buckets = max(math.ceil(step.size_bytes / change.bucket_bytes - 1e-9), 1)
-    algorithm = _algorithm(step, change, topology)
-    for link in change.slow_links:
-        topology = slowed(topology, algorithm, step.size_bytes / buckets, link)
-    own = _own(step, change)
-    if topology.ranks != step.topology.ranks:  # on other hosts the same work, rank for rank
-        own = own[:, np.arange(topology.ranks) % own.shape[1]]
-    return replace(step, topology=topology, own_s=own, buckets=buckets, algorithm=algorithm)
-
-
-def _algorithm(step: PredictedStep, change: StepChange, topology: Topology) -> str:
-    """Return the algorithm of the changed step; one that is asked for must be possible."""
-    if change.algorithm is None and not change.sharp:
-        return step.algorithm
-    inside = "nvls" if topology.hosts == 1 and topology.nvls is not None else IN_NETWORK
-    asked = change.algorithm or inside
-    option(lawful(topology), asked)
-    return asked
-
-
-def _topology(topology: Topology, change: StepChange) -> Topology:
+    # What it runs over.
+    topology, buckets = step.topology, step.buckets
     if change.hosts is not None:
         topology = topology.sized(change.hosts)
     if change.oversubscription is not None:
@@ -121,11 +98,29 @@ def _topology(topology: Topology, change: StepChange) -> Topology:
         topology = replace(topology, oversubscription=change.oversubscription)
     for host in change.lost_rails:
         topology = topology.without_rail(host)
-    return topology
+    if change.bucket_bytes is not None:
+        if not (math.isfinite(change.bucket_bytes) and change.bucket_bytes > 0):
+            raise UsageError(f"a bucket of {change.bucket_bytes:g} bytes: more than 0, such as 25MB")
+        buckets = max(math.ceil(step.size_bytes / change.bucket_bytes - 1e-9), 1)
+    # How buckets are reduced: a requested algorithm must be possible there.
+    algorithm = step.algorithm
+    if change.algorithm is not None or change.sharp:
+        inside = "nvls" if topology.hosts == 1 and topology.nvls is not None else IN_NETWORK
+        algorithm = change.algorithm or inside
+        option(lawful(topology), algorithm)
+    for link in change.slow_links:
+        topology = slowed(topology, algorithm, step.size_bytes / buckets, link)
+    # What every rank works.
+    own = _own_times(step, change)
+    if topology.ranks != step.topology.ranks:  # on other hosts the same work, rank for rank
+        own = own[:, np.arange(topology.ranks) % own.shape[1]]
+    return replace(step, topology=topology, own_s=own, buckets=buckets, algorithm=algorithm)
 
 
-def _own(step: PredictedStep, change: StepChange) -> Floats:
-    own, ranks = step.own_s.copy(), step.own_s.shape[1]
+def _own_times(step: PredictedStep, change: StepChange) -> Floats:
+    """Return own times with ranks slowed and repaired, float64 [steps, ranks], seconds."""
+    own: Floats = step.own_s.copy()
+    ranks = own.shape[1]
     for rank in (*change.slower, *change.repaired):
         if not 0 <= rank < ranks:
             raise UsageError(f"there is no rank {rank}: ranks are 0 to {ranks - 1}")
@@ -135,14 +130,10 @@ def _own(step: PredictedStep, change: StepChange) -> Floats:
         if not (math.isfinite(share) and share > -1):
             raise UsageError(f"rank {rank} cannot be {100 * share:g} % slower: more than -100 %")
         own[:, rank] *= 1.0 + share
-    return _repaired(own, step.own_s, change.repaired)
-
-
-def _repaired(own: Floats, recorded: Floats, ranks: tuple[int, ...]) -> Floats:
-    """Return own times with some ranks, in every step, no slower than the others' median."""
-    others = np.delete(recorded, ranks, axis=1)
-    if ranks and not others.shape[1]:
+    # Repaired ranks are in no step slower than the others' median, as it was recorded.
+    others = np.delete(step.own_s, change.repaired, axis=1)
+    if change.repaired and not others.shape[1]:
         raise UsageError("repair some of the ranks: what they are repaired to is the others' median")
-    for rank in ranks:
+    for rank in change.repaired:
         own[:, rank] = np.minimum(own[:, rank], np.median(others, axis=1))
     return own

@@ -18,7 +18,7 @@ from ringside.errors import UsageError
 from ringside.predict.band import Band
 from ringside.predict.plan.measured import moved, tilted, with_measured
 from ringside.predict.plan.options import TREES, Option, schedule_for
-from ringside.predict.plan.plan import choose
+from ringside.predict.plan.plan import choose_option
 from ringside.predict.simulation.simulate import simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if.price import Exposed, chosen, exposed, lawful
@@ -31,7 +31,8 @@ DAY_S = 86_400.0
 CERTAIN = 1.96  # standard errors of a mean, for 95 %
 TILT = CERTAIN / math.sqrt(2.0)  # two figures that go apart have the square root of two of one's spread
 NOTHING = Band(0.0, 0.0, 0.0)
-Ways = tuple[Option | None, Option | None]
+Options = tuple[Option | None, Option | None]
+"""How buckets are reduced before and after; None: there is one rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class Answer:
 
     @property
     def knows_work(self) -> bool:
-        """Whether computation is known; where it is not, nothing can be said of a day."""
+        """Whether computation is known; where it is not, nothing follows for a day."""
         return self.before.work_s > 0
 
     @property
@@ -89,40 +90,38 @@ def what_if(step: PredictedStep, change: StepChange) -> Answer:
     """Return what a change would do to a step.
 
     Raises:
-        UsageError: The change cannot be: no such rank, link, rail, algorithm; the line says which.
+        UsageError: The change cannot be: no such rank, link, rail, algorithm; the line names it.
     """
     after = changed(step, change)
-    first, second, grows = _left(step, after, change)
+    first, second, grows = _remaining(step, after, change)
     longer = work_delta(step, after)
     delta = Band(*(a + b for a, b in zip(longer.ends, grows.ends, strict=True)))
     why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (first.why, second.why))))
     return Answer(step, after, delta, longer, (first, second), why)
 
 
-def _left(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
+def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
     """Return what is left of the synchronisation, and by how much that grows.
 
     Of a recorded run it is what was seen and what the prices grow by, which its measurements moved; never less than 0.
     """
-    seen = _seen(before)
-    if seen is not None and change.of_work:
-        return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
-    ways = _ways(before, after)
-    first, second = (_exposed(one, way) for one, way in zip((before, after), ways, strict=True))
+    seen = None
+    if before.exposed_s is not None:
+        mean = _mean(before.exposed_s)
+        seen = Band(mean.value, max(mean.low, 0.0), mean.high)
+        if change.of_work:
+            return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
+    # What was measured before moves how buckets are priced on both sides.
+    old, new = (chosen(step.topology, step.algorithm, step.bucket_bytes) for step in (before, after))
+    run = None if old is None else with_measured(old, before.measured)
+    options = old and moved(old, run), new and moved(new, run)
+    first, second = (_exposed(step, option) for step, option in zip((before, after), options, strict=True))
     if seen is None:
         return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
-    grows = _growth(before, after, ways, seen)
+    grows = _growth(before, after, options, seen)
     then = Band(*(max(a + b, 0.0) for a, b in zip(seen.ends, grows.ends, strict=True)))
     why = second.why or "the run measured only what it had; the change is priced on its topology"
     return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
-
-
-def _seen(step: PredictedStep) -> Band | None:
-    """Return what a run was seen to have left of its synchronisation, mean over steps; None: it was not recorded."""
-    if step.exposed_s is None:
-        return None
-    found = _mean(step.exposed_s)
-    return Band(found.value, max(found.low, 0.0), found.high)
 
 
 def _ordered(value: float, *others: float) -> Band:
@@ -130,36 +129,26 @@ def _ordered(value: float, *others: float) -> Band:
     return Band(value, min(value, *others), max(value, *others))
 
 
-def _growth(before: PredictedStep, after: PredictedStep, ways: Ways, seen: Band) -> Band:
+def _growth(before: PredictedStep, after: PredictedStep, options: Options, seen: Band) -> Band:
     """Return by how much a recorded run would have more left of its synchronisation.
 
     The same messages over other links are wrong together on both sides; what a change does to them then hangs on how
     much of their time is latency and how much is wire, and on how steady the run was. Other messages are as sure as
     their own price is.
     """
-    alike = [(one.buckets, one.algorithm, one.topology.ranks) for one in (before, after)]
+    alike = [(step.buckets, step.algorithm, step.topology.ranks) for step in (before, after)]
     if alike[0] == alike[1]:
-        tilts = [_more(before, after, ways, share) for share in (0.0, -TILT, TILT)]
+        tilts = []  # growth if latency is more of a message's time by so many standard deviations, seconds
+        for share in (0.0, -TILT, TILT):
+            pair = [option and tilted(option, share) for option in options]
+            left = [_exposed(step, option).seconds for step, option in zip((before, after), pair, strict=True)]
+            tilts.append(left[1].value - left[0].value)
         ends = [more * end / seen.value for more in tilts for end in seen.ends] if seen.value > 0 else tilts
         found = _ordered(tilts[0], *ends)
     else:
-        first, second = (_exposed(one, way).seconds for one, way in zip((before, after), ways, strict=True))
+        first, second = (_exposed(step, option).seconds for step, option in zip((before, after), options, strict=True))
         found = Band(*(end - first.value for end in second.ends))
     return Band(*(max(end, -seen.value) for end in found.ends))
-
-
-def _more(before: PredictedStep, after: PredictedStep, ways: Ways, share: float) -> float:
-    """Return how much more is left if latency is more of a message's time by so many standard deviations, seconds."""
-    tilts = [way and tilted(way, share) for way in ways]
-    first, second = (_exposed(one, way).seconds.value for one, way in zip((before, after), tilts, strict=True))
-    return second - first
-
-
-def _ways(before: PredictedStep, after: PredictedStep) -> Ways:
-    """Return how buckets are reduced before and after; what was measured before moves both."""
-    first, second = (chosen(one.topology, one.algorithm, one.bucket_bytes) for one in (before, after))
-    seen = None if first is None else with_measured(first, before.measured)
-    return first and moved(first, seen), second and moved(second, seen)
 
 
 def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
@@ -167,7 +156,7 @@ def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
 
 
 def work(step: PredictedStep) -> Band:
-    """Return the slowest rank's own time, with the band that the steps' scatter leaves; as given where it is told."""
+    """Return the slowest rank's own time, with the band that the steps' scatter leaves; a single step has none."""
     return _mean(step.own_s.max(axis=1))
 
 
@@ -177,7 +166,7 @@ def work_delta(before: PredictedStep, after: PredictedStep) -> Band:
 
 
 def _mean(values: Sequence[float] | Floats) -> Band:
-    """Return the mean of what single steps say, with its 95 % band."""
+    """Return the mean of what single steps took, with its 95 % band."""
     found = np.asarray(values, dtype=np.float64)
     mean = float(found.mean())
     error = CERTAIN * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else 0.0
@@ -203,7 +192,7 @@ def played(step: PredictedStep) -> Timeline | None:
     if not 2 <= topology.ranks <= MOST_RANKS:
         return None
     size, plain = step.bucket_bytes, lawful(topology)
-    name = choose(plain, size, step.algorithm).name
+    name = choose_option(plain, size, step.algorithm).name
     segments = SEGMENTS if name in (*TREES, "nvls") else 1
     own = np.median(step.own_s, axis=0)
     late = {rank: float(more) for rank, more in enumerate(own - own.min()) if more > 0}

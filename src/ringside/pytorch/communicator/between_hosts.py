@@ -16,7 +16,7 @@ import torch
 from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_other_orders
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.collectives import carry_out
+from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
@@ -53,7 +53,7 @@ class PreparedAllReduce(NamedTuple):
     version: int = 0
     size_class: int = 0
 
-    def carry_out(self, flat: Flat) -> bool:
+    def run(self, flat: Flat) -> bool:
         """Reduce a tensor; False: the selector has other choices by now, and nothing was done."""
         selector = self.selector
         if selector is None:
@@ -87,10 +87,10 @@ def made_ready(
         if size_bytes >= LARGE_BYTES or not selector.settled(size_bytes):
             return None
         choice = selector.choose(size_bytes, what.dtype, what.op)
-    small = across.prepared(flat.numel, what, choice)
+    small = across.prepare(flat.numel, what, choice)
     if small is None:
         return None
-    go = functools.partial(across.carry_out, small)
+    go = functools.partial(across.run_prepared, small)
     if selector is None:
         return PreparedAllReduce(go, size_bytes, choice)
     return PreparedAllReduce(go, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))
@@ -129,7 +129,7 @@ class BetweenHosts:
         if options.choice is None and not options.reproducible:
             key = {"wire_dtype": options.wire.dtype if options.wire else "float32", "torch": str(torch.__version__)}
             self.selector = Tuner(self.across, {**key, **options.agreed()}, wire=options.wire)
-            self.selector.listeners.append(functools.partial(tell_run, self.across.roster))
+            self.selector.listeners.append(functools.partial(tell_run, self.across.rank_map))
             self.selector.start()
 
     def explain(self, size_bytes: int) -> str:
@@ -138,7 +138,7 @@ class BetweenHosts:
             return str(self.selector.explain(size_bytes))
         if self._options.choice is not None:
             return f"{size_bytes} bytes: {self._options.choice}, as asked for"
-        reproducible = canonical_choice(size_bytes, self.across.roster.size)
+        reproducible = canonical_choice(size_bytes, self.across.rank_map.size)
         return f"{size_bytes} bytes: {reproducible}, the reproducible one for this size"
 
     # -------------------------------------------------------------------------------------------- carrying out
@@ -149,7 +149,7 @@ class BetweenHosts:
             raise UsageError("between hosts an algorithm is given by name")
         choice = AlgorithmSpec.parse(algorithm) if algorithm else self._options.choice
         if choice is not None and self._options.reproducible:
-            refuse_other_orders(choice, self.across.roster.size, flat.dtype)
+            refuse_other_orders(choice, self.across.rank_map.size, flat.dtype)
         return choice
 
     def reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
@@ -163,11 +163,11 @@ class BetweenHosts:
         """
         if weight is None:
             return Reduction(dtype, op, scale, wire=self._options.wire)
-        roster = self.across.roster
+        roster = self.across.rank_map
         told = np.zeros((roster.size, 2))
         flat, to = flatten(np.array([weight[0], float(weight[1])])), flatten(told)
         bounds = list(range(0, 2 * roster.size + 1, 2))
-        carry_out(self.across, CoreRequest("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
+        run_collective(self.across, CoreRequest("all_gather", flat, 2 * roster.size, bounds, out=to.address, keeps=to))
         if len(set(told[:, 1])) > 1:
             raise MismatchError(f"all_reduce on rank {roster.rank}: ranks gave different lists of weights")
         scales = tuple(told[:, 0].tolist())
@@ -202,7 +202,7 @@ class BetweenHosts:
     def again(self, key: Key, flat: Flat) -> bool:
         """Carry out a small all-reduce that was called before; False: it was not, or is to go another way by now."""
         ready = self._ready.get(key)
-        return ready is not None and ready.carry_out(flat)
+        return ready is not None and ready.run(flat)
 
     def begin_storage(
         self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
@@ -221,7 +221,7 @@ class BetweenHosts:
             self.across.rehearse(flat.numel, what, choice)
             judged.assemble()
         began = time.perf_counter()
-        under_way = self.across.begin(flat.address, flat.numel, what, choice)
+        under_way = self.across.start(flat.address, flat.numel, what, choice)
         bucket = _Bucket(self, under_way, size_bytes, choice, judged, what.dtype, began, stamp_ns)
         self._begun.append(bucket)
         if not alone:
@@ -234,7 +234,7 @@ class BetweenHosts:
     ) -> tuple[AlgorithmSpec, Tuner | None]:
         """Return the way, and who is to be told what it took."""
         if fixed is not None or self.selector is None:
-            return fixed or canonical_choice(size_bytes, self.across.roster.size), None
+            return fixed or canonical_choice(size_bytes, self.across.rank_map.size), None
         return self.selector.choose(size_bytes, what.dtype, what.op), self.selector
 
 
@@ -268,7 +268,7 @@ class _Bucket:
         if self not in between._begun:
             return
         between._begun.remove(self)
-        self.under_way.finish()
+        self.under_way.wait()
         ended = time.perf_counter()
         took_s = ended - max(self.began, between._ended)  # it queued behind the one before it
         between._ended = ended

@@ -19,8 +19,8 @@ from ringside.engine import HostCommunicator
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.collectives import Collectives
 from ringside.engine.dtypes import dtype_code, own_weight
-from ringside.engine.net.collectives import carry_out
-from ringside.engine.net.exchange.run import LinkBuffers
+from ringside.engine.net.collectives import run_collective
+from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
 from ringside.engine.request import CoreRequest, checked_op
 from ringside.engine.runtime.interrupts import interruptible
@@ -315,7 +315,7 @@ class Communicator(Collectives):
         return 0.0 if selector is None else selector.startup_s
 
     @property
-    def hops(self) -> list[LinkBuffers]:
+    def hops(self) -> list[HopTiming]:
         """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
         return [] if self._between is None else list(self._between.across.exchange.hops)
 
@@ -351,7 +351,7 @@ class Communicator(Collectives):
 
     def execute(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Carry out a collective on the thread that calls; see `Collectives`."""
-        carry_out(self._several.across, call, canonical=self._options.reproducible)
+        run_collective(self._several.across, call, canonical=self._options.reproducible)
 
     @property
     def _several(self) -> BetweenHosts:

@@ -68,7 +68,7 @@ class Options:
         """Return what all ranks must have alike, by name."""
         return {
             "version of ringside": importlib.metadata.version("ringside"),
-            "RINGSIDE_ONE_SHOT_BYTES, _SEGMENT_BYTES, _MESSAGE_BYTES, _BLOCK_BYTES": str(self.settings.agreed()),
+            "sizes of messages, segments and blocks": str(self.settings.agreed()),
             "algorithm (RINGSIDE_ALGORITHM)": str(self.choice or "by measurement"),
             "wire_dtype (RINGSIDE_WIRE_DTYPE)": self.wire.dtype if self.wire else "float32",
             "reproducible (RINGSIDE_REPRODUCIBLE)": str(self.reproducible),

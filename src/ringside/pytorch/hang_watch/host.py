@@ -118,7 +118,7 @@ class Host:
         seen = [(peer, peer.view.standing(now)) for peer in self._peers.values()]
         someone_waits = ask_kernel or any(standing.waiting_s > LOOK_S for _, standing in seen)
         return [
-            msgspec.structs.replace(standing, process=peer.observer.look(now))
+            msgspec.structs.replace(standing, process=peer.observer.read(now))
             if someone_waits or standing.silent_s > LOOK_S
             else msgspec.structs.replace(standing, process=_HERE)
             for peer, standing in seen
@@ -151,7 +151,7 @@ class Host:
         self._peers = {}
 
     def _can_answer(self, peer: _Peer) -> bool:
-        process = peer.observer.look(time.monotonic())
+        process = peer.observer.read(time.monotonic())
         return not (process.gone or process.stopped)
 
     def _await(self, peers: Mapping[int, _Peer], episode: int, limit_s: float, ended: Event) -> None:

@@ -21,11 +21,11 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
-from ringside.monitor.hang.detector import HangChange, HangDetector
+from ringside.monitor.hang.detector import HangDetector
 from ringside.monitor.hang.rank_state import RankState, read_stat
 from ringside.monitor.hang.verdict_text import STACKS
 from ringside.monitor.run.directory import EVENTS, RUN, finite
-from ringside.monitor.verdict import Verdict, headline
+from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
 from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text
 from ringside.pytorch.hang_watch.stacks import Stacks, place_of
@@ -275,13 +275,13 @@ class HangWatch:
                 self._hand_over(self.mail.episode(chief))
                 return
             standings = standings + self.mail.others(now)
-        change = self._machine.look(standings, now)
+        change = self._machine.check(standings, now)
         if change is not None:
             self._speak(self._with_store(change, now))
         elif self._machine.open is None:
             self._known = self._host.spoken
 
-    def _with_store(self, change: HangChange, now: float) -> HangChange:
+    def _with_store(self, change: VerdictEvent, now: float) -> VerdictEvent:
         """Say so where the job's store does not answer: what is known of other hosts is as old as that."""
         silence_s = self.mail.silence_s(now) if self.mail is not None else 0.0
         if silence_s < STORE_SILENT_S:
@@ -289,7 +289,7 @@ class HangWatch:
         verdict = change.verdict
         words = f"{verdict.cause}; the job's store has not answered for {silence_s:.1f} s"
         evidence = {**verdict.evidence, "store_silent_seconds": round(silence_s, 3)}
-        return HangChange(change.kind, msgspec.structs.replace(verdict, cause=words, evidence=evidence))
+        return change._replace(verdict=msgspec.structs.replace(verdict, cause=words, evidence=evidence))
 
     def _hand_over(self, episode: int) -> None:
         """Give the speaking host the stacks of this host's ranks, once per hang."""
@@ -302,7 +302,7 @@ class HangWatch:
         self._dump(episode)
         self.mail.post_stacks(episode, self._host.stacks(episode, self._ended))
 
-    def _speak(self, change: HangChange) -> None:
+    def _speak(self, change: VerdictEvent) -> None:
         assert self._host is not None
         if change.kind == "repaired":
             self.board.put("episode", 0)
@@ -346,7 +346,7 @@ class HangWatch:
 
     # -------------------------------------------------------------------------------------------- telling
 
-    def _put(self, change: HangChange) -> None:
+    def _put(self, change: VerdictEvent) -> None:
         fields = {"step": change.verdict.detected_step, "verdict": msgspec.to_builtins(change.verdict)}
         self._event(change.kind, fields)
         if self._tell is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
@@ -373,7 +373,7 @@ class HangWatch:
             now = time.monotonic()
             standings = self._host.standings(now, ask_kernel=True)
             if self._host.leader(now, {s.rank for s in standings if s.process.gone or s.process.stopped}) == self._rank:
-                change = self._machine.look(standings, now, at_end=True)
+                change = self._machine.check(standings, now, at_end=True)
                 if change is not None:
                     self._speak(change)
                     return

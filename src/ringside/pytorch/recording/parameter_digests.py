@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside import _core
 from ringside._core import numpy_kernels as twins
 from ringside.monitor.alerts.book import as_text
-from ringside.monitor.hang.detector import HangChange
 from ringside.monitor.replicas import Check, ReplicaCheck
+from ringside.monitor.verdict import VerdictEvent
 from ringside.pytorch.store import group_store
 
 KEPT = 512
@@ -204,7 +204,7 @@ class DigestComparison:
         self._patience: float | None = None
         self._met = False
 
-    def changes(self) -> list[HangChange]:
+    def changes(self) -> list[VerdictEvent]:
         """Return the verdicts, and those that are over, since the last call."""
         checks, _ = self.digests.own()
         if not checks or checks[-1].number <= self._replicas.judged or len(self._replicas.ranks) < 2:

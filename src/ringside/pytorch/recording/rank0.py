@@ -18,12 +18,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from ringside.monitor.alerts.book import as_text
-from ringside.monitor.alerts.live import AlertService
+from ringside.monitor.alerts.counters import MetricsSnapshot
+from ringside.monitor.alerts.live import AlertService, Server
+from ringside.monitor.alerts.settings import Endpoint
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watchers import standard_watchers
 from ringside.pytorch.hang_watch import watch
@@ -64,9 +66,9 @@ class Rank0Recorder:
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
         self._writer = RunWriter(self.path, info)
         self._entry = register(self.path, info.world_size, info.started_unix)
-        self._alarm = AlertService(info, self.path)
+        self._alarm = AlertService(info, self.path, serve=_serve_metrics)
         watchers = standard_watchers(info.world_size, info.hosts)
-        listeners = [self._hear, self._alarm.hear]
+        listeners = [self._hear, self._alarm.record]
         self.collector = StepCollector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
         self.collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
         self._guard = threading.RLock()
@@ -163,8 +165,10 @@ class Rank0Recorder:
         """Write the summary and the report."""
         if self._writer.off:
             return
+        from ringside.view.html.run_report import render_report  # at the end only: no training step pays for it
+
         try:
-            finish(self.path)
+            finish_run(self.path, render_report)
         except Exception as error:
             _log.warning("the summary of %s could not be written: %s", self.path, error)
 
@@ -189,6 +193,13 @@ class Rank0Recorder:
             except Exception:
                 self.listeners.remove(listener)
                 _log.exception("a listener for verdicts raised and will not be called again")
+
+
+def _serve_metrics(endpoint: Endpoint, snapshot: Callable[[], MetricsSnapshot]) -> Server:
+    # Imported only where metrics are requested: prometheus_client is an extra.
+    from ringside.view.export.prometheus import MetricsServer, render
+
+    return MetricsServer(endpoint, lambda accept: render(snapshot(), accept))
 
 
 def run_directory(given: str | os.PathLike[str] | None) -> Path:

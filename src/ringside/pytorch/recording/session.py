@@ -100,7 +100,7 @@ class Session:
         self._heard_until = 0.0
         self._suspected = (math.inf, math.inf)
         self.fuse = Guard("timing the steps of this rank")
-        self._logging, self._events = Guard("ringside.log()"), Guard("session.event()")
+        self._logging, self._events = Guard("ringside.log_step()"), Guard("session.event()")
         self._linking = Guard("recording the links of this rank")
         if self.rank != 0:
             prefix.set(f"who/{self.rank}", msgspec.json.encode((host_name(), os.getpid())).decode())
@@ -289,9 +289,9 @@ class Session:
         try:
             pause = batch_seconds(1 if self.chief is not None else self.size)
             while not self._ended.wait(pause):
-                self._settle(self._waiting.take())
+                self._settle(self._waiting.drain())
                 self._carry()
-            self._settle(self._waiting.take_last(time.sleep))
+            self._settle(self._waiting.drain_last(time.sleep))
             self._carry()
             with self._asking():
                 self.outbox.send([])
@@ -525,7 +525,7 @@ def forget(session: Session) -> None:
         _current = None
 
 
-def log(loss: float | None = None, samples: int | None = None) -> None:
+def log_step(loss: float | None = None, samples: int | None = None) -> None:
     """Add the loss or the number of samples (or tokens) to this rank's current step; without a session, do nothing."""
     if _current is not None:
         _current.log(loss, samples)

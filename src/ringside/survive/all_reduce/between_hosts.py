@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.exchange.run import Fold
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
-from ringside.engine.net.reduction import ALL_REDUCE, folder
+from ringside.engine.net.exchange.types import Fold
+from ringside.engine.net.reduction import ALL_REDUCE, make_fold
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.survive.all_reduce.gradients import AttemptRun, add_up
@@ -178,7 +179,8 @@ class NetExchange:
         for run in self._layout.runs:
             call = CollectiveSignature(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
             chunks = chunks_of(into, run, schedule.chunks)
-            self._exchange.run(plan, chunks, run.item_bytes, self._noticed(folder(run.dtype, _SUM)), call)
+            fold = self._noticed(make_fold(run.dtype, _SUM))
+            ExchangeRun(self._exchange, plan, chunks, run.item_bytes, fold, call).run()
 
     def _noticed(self, fold: Fold) -> Fold:
         def noticed(sources: Sequence[int], target: int, elements: int) -> None:
@@ -198,7 +200,7 @@ class NetExchange:
             held[self._me][at * size : (at + 1) * size] = slot
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
         call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
-        self._exchange.run(plan, held if gather else [memory], 1, folder(_BYTE, _SUM), call)
+        ExchangeRun(self._exchange, plan, held if gather else [memory], 1, make_fold(_BYTE, _SUM), call).run()
         self._phases.reached("mid_chunk")
         placed = [
             (of, own[at * size : (at + 1) * size])

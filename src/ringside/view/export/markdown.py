@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringside.monitor.job.questions import QUESTIONS, read_answers
-from ringside.monitor.run.algorithm_changes import notes
+from ringside.monitor.run.algorithm_changes import revision_notes
 from ringside.monitor.run.records import RunInfo
 from ringside.text import duration, share, size
 from ringside.view.verdict_text import all_is_well, no_verdict, tell
@@ -24,7 +24,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     parts = [
         f"# {escape(info.name)}",
         *_verdicts(summary),
-        *(f"*{escape(words)}*" for words in notes(summary)),
+        *(f"*{escape(words)}*" for words in revision_notes(summary)),
         _figures(summary, info),
         *_answers(summary),
         _ranks(summary),

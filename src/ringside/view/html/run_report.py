@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.algorithm_changes import notes
+from ringside.monitor.run.algorithm_changes import revision_notes
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
@@ -152,7 +152,7 @@ def _revealed(summary: dict[str, Any]) -> str:
 
 def _notes(summary: dict[str, Any]) -> str:
     """When gradients went another way between hosts."""
-    said = "".join(f'<p class="revealed">{html.escape(words)}</p>' for words in notes(summary))
+    said = "".join(f'<p class="revealed">{html.escape(words)}</p>' for words in revision_notes(summary))
     return f'<section aria-label="Notes">{said}</section>' if said else ""
 
 

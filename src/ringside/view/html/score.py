@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.predict.laws.calibrate import Prediction
-from ringside.predict.score.score import Errors, Score, flagged, summary
+from ringside.predict.score.score import Errors, Score, line_flags, summary
 from ringside.predict.tables.table import bus_factor
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
@@ -72,7 +72,7 @@ def _tiles(scores: Sequence[Score]) -> Iterator[tuple[str, str, str]]:
     yield "mean error", percent(total.mape), "median over tables"
     yield "from 1 MB up", percent(total.mape_large), "median over tables"
     yield "bias", percent(total.bias), "below 0: predicted too fast"
-    yield "rows not used", str(sum(len(flagged(one.table)) for one in scores)), "they fail the checks"
+    yield "rows not used", str(sum(len(line_flags(one.table)) for one in scores)), "they fail the checks"
 
 
 def _overview(scored: Sequence[Score]) -> str:
@@ -125,7 +125,7 @@ def _residuals(told: Prediction, measured: Floats) -> list[Curve]:
 
 def _refused(scores: Sequence[Score]) -> str:
     rows = [(one.table.name, one.refused) for one in scores if one.refused]
-    rows += [(f"{one.table.name}, line {flag.line}", flag.reason) for one in scores for flag in flagged(one.table)]
+    rows += [(f"{one.table.name}, line {flag.line}", flag.reason) for one in scores for flag in line_flags(one.table)]
     return table("Not used", ("what", "why"), rows) if rows else ""
 
 

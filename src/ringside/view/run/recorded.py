@@ -16,7 +16,7 @@ from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import FIELDS, StepTable, fill_waits
 from ringside.monitor.stats import Floats, row_medians
-from ringside.monitor.summary import assess
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration, share
 from ringside.view.tui.console import without_controls
@@ -51,7 +51,7 @@ class Run:
         reader = RunReader(path)
         self.path = Path(path)
         self.info: RunInfo = reader.info
-        self.summary, self._table = assess(reader)
+        self.summary, self._table = assess_run(reader)
 
     @property
     def table(self) -> StepTable:

@@ -21,8 +21,8 @@ from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, STEPS, RunReader
 from ringside.monitor.run.records import RunInfo
-from ringside.monitor.run.registry import running
-from ringside.monitor.summary import assess
+from ringside.monitor.run.registry import running_runs
+from ringside.monitor.summary import assess_run
 from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
 from ringside.view.server.state import now, packed
@@ -105,7 +105,7 @@ class PageFeed:
         with self._guard:
             if self._tally is None:
                 return None
-            return self._tally.figures(self._book.active, dict(self._book.opened), {})
+            return self._tally.snapshot(self._book.active, dict(self._book.opened), {})
 
     @property
     def epoch(self) -> str:
@@ -153,7 +153,7 @@ class PageFeed:
         fresh = self._live.fresh
         self._history.take(self._ledger.reading(fresh))
         for event in self._live.fresh_events:
-            self._book.hear(event)
+            self._book.record(event)
         if self._tally is not None and self._collector is not None:
             self._collector.add(fresh)
             self._book.tick(self._collector.newest)
@@ -170,7 +170,7 @@ class PageFeed:
         self._settled = {}
         with contextlib.suppress(RingsideError, OSError):
             if (self.path / STEPS).stat().st_size <= JUDGED_BYTES:
-                self._settled, _ = assess(RunReader(self.path))
+                self._settled, _ = assess_run(RunReader(self.path))
             else:
                 self._settled = RunReader(self.path).summary() or {}
 
@@ -179,7 +179,7 @@ class PageFeed:
 
     def _is_running(self) -> bool:
         path = self.path.absolute()
-        return any(entry.directory == path for entry in running())
+        return any(entry.directory == path for entry in running_runs())
 
     def _age_s(self) -> float:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from ringside.errors import UsageError
-from ringside.monitor.run.registry import running
+from ringside.monitor.run.registry import running_runs
 
 TOKEN = "RINGSIDE_SERVE_TOKEN"
 COOKIE = "ringside"
@@ -209,7 +209,7 @@ def holder(port: int) -> str:
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and inodes & _sockets(process):
             pid = int(process.name)
-            job = next((f" of the job {entry.directory}" for entry in running() if entry.pid == pid), "")
+            job = next((f" of the job {entry.directory}" for entry in running_runs() if entry.pid == pid), "")
             return f"process {pid}{job} ({_command(process)})"
     return "a process of another user" if inodes else "another process"
 

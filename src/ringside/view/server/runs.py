@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.run.directory import RunReader, runs_under
-from ringside.monitor.run.registry import running
+from ringside.monitor.run.registry import running_runs
 from ringside.view.server.feed import PageFeed
 
 MOST_FEEDS = 8
@@ -48,7 +48,7 @@ def newest_run(under: Path) -> Path:
     Raises:
         UsageError: There is none.
     """
-    for entry in running():
+    for entry in running_runs():
         return entry.directory
     found = runs_under(under)
     if not found:
@@ -86,7 +86,7 @@ class Runs:
 
     def listed(self) -> list[Listed]:
         """Return the runs that are going on, then those under the directory, the newest first."""
-        going = {entry.directory: entry for entry in running()}
+        going = {entry.directory: entry for entry in running_runs()}
         found = []
         for path in dict.fromkeys(
             [*going, self._first, *(path.absolute() for path in runs_under(self._under)[:MOST_LISTED])]

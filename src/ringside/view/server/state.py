@@ -79,7 +79,7 @@ def now(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, Any] | No
         "topology": topology(info.algorithm, live.ranks),
         "links": [_link(link, info.hosts) for link in links[:LINKS]],
         "questions": _questions(settled),
-        "notes": [as_text(one.words) for one in live.following.revised],
+        "notes": [as_text(one.describe()) for one in live.following.revised],
     }
 
 

@@ -153,7 +153,7 @@ class Local:
             steps=live.steps(),
             own_seconds=live.rows("own_seconds"),
             version=live.version,
-            notes=tuple(one.words for one in run.revised),
+            notes=tuple(one.describe() for one in run.revised),
         )
 
     def records(self, rank: int) -> list[StepRecord]:

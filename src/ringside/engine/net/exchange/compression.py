@@ -57,6 +57,8 @@ class WireCompression:
                 rounded = wide.astype(np.float16)
             wide[:] = rounded
             return rounded.view(np.uint8)
+        # Round to nearest, ties to even: add just under half of the dropped part, and one more where the kept part is
+        # odd. A NaN could become infinity by that, so it gets the quiet NaN's bits.
         bits = wide.view(np.uint32)
         odd = (bits >> 16) & 1
         odd += 0x7FFF
@@ -80,6 +82,7 @@ class WireCompression:
         """Do what `widen` does, without the native core."""
         if self.dtype == "float16":
             return data.view(np.float16).astype(np.float32).view(np.uint8)
+        # bfloat16 is the upper half of a float32.
         bits = data.view(np.uint16).astype(np.uint32)
         bits <<= 16
         return bits.view(np.uint8)

@@ -2,8 +2,8 @@
 
 Round by round of the message plan: what a rank sends and receives in a round goes to the backend as one (as
 `batch_isend_irecv` does it), and what has arrived is reduced where it lies. On a GPU the host only queues all this; a
-round begins when the stream has come so far. Messages travel as bytes, so that every dtype does. Nothing is said
-beside the elements: ranks that call different things are not told apart, and errors and timeouts are the group's own.
+round begins when the stream has come so far. Messages travel as bytes, so that every dtype does. There are no
+headers: ranks that call different things are not found out, and errors and timeouts are the group's own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DevicePeers:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def run(self, plan: MessagePlan, chunks: Sequence[Tensor], op: str) -> None:
-        """Carry out this rank's part of a schedule on the chunks of a tensor, in place.
+        """Run this rank's part of a schedule on the chunks of a tensor, in place.
 
         Args:
             plan: Its part.
@@ -64,41 +64,38 @@ class DevicePeers:
         for send in (send for link in plan.links.values() for send in link):
             sends[send.round].append(send)
         for number, receives in enumerate(plan.rounds):
-            self._round(sends[number], receives, chunks, op)
-
-    def _round(self, sends: list[Send], receives: Sequence[Receive], chunks: Sequence[Tensor], op: str) -> None:
-        leaving = {send.chunk for send in sends}
-        messages: list[Message] = [
-            (self._group.send, chunks[send.chunk], send.dst) for send in sends if chunks[send.chunk].numel()
-        ]
-        arrived: list[tuple[Receive, list[Tensor]]] = []
-        for receive in receives:
-            chunk = chunks[receive.chunk]
-            if not chunk.numel():
-                continue
-            # What replaces a chunk may come straight into it, unless that is on its way to somebody in this round.
-            straight = receive.overwrite and receive.chunk not in leaving
-            places = [chunk if straight else torch.empty_like(chunk) for _ in receive.sources]
-            messages += [(self._group.recv, place, src) for place, src in zip(places, receive.sources, strict=True)]
-            if not straight:
-                arrived.append((receive, places))
-        if messages:
-            self._exchange(messages)
-        for receive, places in arrived:
-            self._take(receive, places, chunks[receive.chunk], op)
-
-    def _take(self, receive: Receive, places: list[Tensor], chunk: Tensor, op: str) -> None:
-        if receive.overwrite:
-            chunk.copy_(places[0])
-            return
-        parts = sorted([*zip(receive.sources, places, strict=True), (self.rank, chunk)], key=lambda pair: pair[0])
-        chunk.copy_(_folded([part for _, part in parts], op))
+            leaving = {send.chunk for send in sends[number]}
+            messages: list[Message] = [
+                (self._group.send, chunks[send.chunk], send.dst) for send in sends[number] if chunks[send.chunk].numel()
+            ]
+            arriving: list[tuple[Receive, list[Tensor]]] = []
+            for receive in receives:
+                chunk = chunks[receive.chunk]
+                if not chunk.numel():
+                    continue
+                # What replaces a chunk may come straight into it, unless that is being sent in this round.
+                straight = receive.overwrite and receive.chunk not in leaving
+                buffers = [chunk if straight else torch.empty_like(chunk) for _ in receive.sources]
+                messages += [(self._group.recv, data, src) for data, src in zip(buffers, receive.sources, strict=True)]
+                if not straight:
+                    arriving.append((receive, buffers))
+            if messages:
+                self._exchange(messages)
+            for receive, buffers in arriving:
+                chunk = chunks[receive.chunk]
+                if receive.overwrite:
+                    chunk.copy_(buffers[0])
+                    continue
+                # In the order of ranks, so that all that reduce the same contributions get the same bits.
+                parts = [*zip(receive.sources, buffers, strict=True), (self.rank, chunk)]
+                parts.sort(key=lambda part: part[0])
+                chunk.copy_(_fold([data for _, data in parts], op))
 
     def _exchange(self, messages: list[Message]) -> None:
         """Send and receive all at once; NCCL would wait for one after the other, and two ranks for each other."""
         device = messages[0][1].device
         group: Any = self._group
-        # Before torch 2.7 backends do not say; there NCCL's could.
+        # Before torch 2.7 backends do not report it; there NCCL's could.
         together = getattr(group._get_backend(device), "supports_coalescing", device.type == "cuda")
         if together:
             group._start_coalescing(device)
@@ -106,10 +103,10 @@ class DevicePeers:
         if together:
             works = [group._end_coalescing(device)]
         for work in works:
-            work.wait()
+            work.wait()  # on a GPU the stream waits, not this thread
 
 
-def _folded(parts: Sequence[Tensor], op: str) -> Tensor:
+def _fold(parts: Sequence[Tensor], op: str) -> Tensor:
     """Return the reduction of tensors in their order; of halves in float32."""
     wide = parts[0].dtype in _FOLDED_WIDE
     total = parts[0].float() if wide else parts[0]

@@ -27,10 +27,10 @@ __all__ = ["LEAST_ORDERED_BYTES", "MessageSize", "rounds_apart", "size_of", "sma
 # Whether a schedule's rounds are kept apart: nobody sends anything of a round before all earlier ones have come. Pure.
 #
 # Rounds have no barrier between them, and mostly that is good: off powers of two, in trees and in chains links would
-# be idle (`ringside.engine.message_order`). Where every round fills the same links by itself with one partner each,
-# and the next round has other partners, as in halving-doubling and recursive doubling of a power of two, nothing is
-# gained by sending beforehand, and much is lost: what comes early shares the receiver's link with what is waited for,
-# flows do not share a link fairly, and ranks drift apart.
+# be idle (`ringside.engine.net.exchange.ordering`). Where every round fills the same links by itself, with one partner
+# each, and the next round has other partners, as in halving-doubling and recursive doubling of a power of two, nothing
+# is gained by sending beforehand, and much is lost: what comes early shares the receiver's link with what is waited
+# for, flows do not share a link fairly, and ranks drift apart.
 
 _LEAST_MESSAGES = 4
 """Per round and busiest link on the average. With fewer the pause between two rounds, a message's way, would show."""
@@ -54,22 +54,22 @@ def _rounds_apart(schedule: Schedule, segments: tuple[int, ...]) -> bool:
     if not 1 < schedule.rounds <= _MOST_ROUNDS:
         return False
     messages = np.array(segments)
-    carried = np.zeros((2, schedule.vertices))  # by direction and vertex, in all rounds
-    one_by_one = 0.0
+    carried = np.zeros((2, schedule.vertices))  # messages by direction (out, in) and vertex, in all rounds
+    sum_of_rounds = 0.0  # of the busiest link of each round: how long they take one after the other
     pairs: set[frozenset[tuple[int, int]]] = set()
     for k in range(schedule.rounds):
         step = schedule.round(k)
         ends = (step.src, step.dst)
-        here = np.stack([np.bincount(v, messages[step.chunk], schedule.vertices) for v in ends])
-        carried += here
-        one_by_one += here.max(initial=0.0)
+        of_round = np.stack([np.bincount(v, messages[step.chunk], schedule.vertices) for v in ends])
+        carried += of_round
+        sum_of_rounds += of_round.max(initial=0.0)
         partners = frozenset(zip(*(end.tolist() for end in ends), strict=True))
         if any(len({pair[side] for pair in partners}) < len(partners) for side in (0, 1)):
             return False  # flows share links within a round
         pairs.add(partners)
     if len(pairs) == 1:  # as in a ring: a link has one flow throughout
         return False
-    return bool(_LEAST_MESSAGES * schedule.rounds <= one_by_one <= _NO_LONGER * carried.max())
+    return bool(_LEAST_MESSAGES * schedule.rounds <= sum_of_rounds <= _NO_LONGER * carried.max())
 
 
 LEAST_ORDERED_BYTES = 1 << 16

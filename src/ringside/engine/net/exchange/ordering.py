@@ -1,17 +1,17 @@
-"""In which order segments are sent and taken, so that every link stays busy. Pure, and equal on all vertices.
+"""In which order segments are sent and received, so that every link stays busy. Pure, and equal on all vertices.
 
 Segments of different rounds need not wait for each other where they carry different parts of the tensor: off powers of
-two, in trees and in chains a vertex that took all of one round before any of the next would leave links idle for a
-third of the time. So the schedule is played through beforehand: segments of equal length, every vertex sends one and
+two, in trees and in chains a vertex that received all of one round before any of the next would leave links idle for a
+third of the time. So the schedule is simulated beforehand: segments of equal length, every vertex sends one and
 receives one at a time, and of those that could be sent, the one goes first that a rule prefers (list scheduling: R. L.
 Graham, "Bounds for certain multiprocessing anomalies", 1966; one of the rules is the longest chain that follows: T. C.
-Hu, "Parallel sequencing and assembly line problems", 1961). There is a play for each of a few rules, and the shortest
+Hu, "Parallel sequencing and assembly line problems", 1961). A few rules are tried, and the shortest list schedule
 counts.
 
-The play keeps to what `ringside.engine.net.exchange.exchange` must keep to: a chunk is written in the order of the
-schedule's rounds (so the result does not depend on any of this), a segment is written after its old content has left,
-and no more messages are on a link than there are places for. Whatever waits in the play waits for something earlier in
-it; a vertex that takes messages in this order therefore never waits in a circle.
+It keeps to what `ringside.engine.net.exchange.run` must keep to: a chunk is written in the order of the schedule's
+rounds (so the result does not depend on any of this), a segment is written after its old content has left, and no more
+messages are on a link than there are buffers for. What waits in the simulation waits for something earlier in it; a
+vertex that receives messages in this order therefore never waits in a circle.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import NamedTuple
 from ringside.schedule import Schedule
 
 WORTH_IT = 0.9
-"""Of the slots that the rounds' order takes: what saves less does not make up for how networks differ from plays."""
+"""Of the slots that the rounds' order needs: what saves less does not make up for how networks differ from slots."""
 _AS_GOOD = 1.2
 """Slots of other rules count that many times: flows that share a link disturb the order by longest chains least."""
 MOST_EFFORT = 400_000
-"""Slots x links of a play: beyond, the rounds' order is taken. It is a fraction of a second's work."""
+"""Slots x links to simulate: beyond, the rounds' order is used. It is a fraction of a second's work."""
 
 Part = tuple[int, int, int]
 """(round, chunk, segment)."""
@@ -52,7 +52,7 @@ def _by_segment(round: int, chunk: int, segment: int, tail: int) -> tuple[int, .
 
 
 RULES: tuple[Rule, ...] = (_by_round, by_tail, _by_segment)
-"""There is a play by each; the first is the rounds' order."""
+"""Each is tried; the first is the rounds' order."""
 
 
 class ReceiveOrder(NamedTuple):
@@ -71,11 +71,11 @@ class MessageOrder(NamedTuple):
     """What one vertex does, in order.
 
     Args:
-        takes: What it receives.
+        receives: What it receives.
         sends: By receiver, what it sends there.
     """
 
-    takes: tuple[ReceiveOrder, ...]
+    receives: tuple[ReceiveOrder, ...]
     sends: dict[int, tuple[Part, ...]]
 
 
@@ -86,29 +86,24 @@ def order_messages(schedule: Schedule, vertex: int, segments: Sequence[int], win
         schedule: A verified one.
         vertex: Whose order.
         segments: How many segments each chunk has, [chunks].
-        window: How many messages a link holds that were sent and not yet taken.
+        window: How many messages a link holds that were sent and not yet received.
     """
-    orders = _orders(schedule, tuple(segments), window)
-    return None if orders is None else orders[vertex]
+    found = find_order(schedule, tuple(segments), window)
+    return None if found is None or found[0] is None else found[0][vertex]
 
 
 def slots_of(schedule: Schedule, segments: Sequence[int], window: int) -> int | None:
-    """Return how many slots a play takes in the order that is used; None where none is worked out.
+    """Return how many slots a schedule needs in the order that is used; None where none is worked out.
 
     A slot is the time of a segment: in each, every vertex sends one and receives one at most. Arguments as for
     `order_messages`.
     """
-    played = play_through(schedule, tuple(segments), window)
-    return None if played is None else played[1]
-
-
-def _orders(schedule: Schedule, segments: tuple[int, ...], window: int) -> tuple[MessageOrder, ...] | None:
-    played = play_through(schedule, segments, window)
-    return None if played is None else played[0]
+    found = find_order(schedule, tuple(segments), window)
+    return None if found is None else found[1]
 
 
 @functools.lru_cache(maxsize=64)
-def play_through(
+def find_order(
     schedule: Schedule, segments: tuple[int, ...], window: int
 ) -> tuple[tuple[MessageOrder, ...] | None, int] | None:
     """Return (every vertex's order, or None for that of the rounds; its slots); None: it would take too long.
@@ -117,19 +112,21 @@ def play_through(
     """
     if schedule.rounds * schedule.vertices > MOST_EFFORT // 16:
         return None
-    game = Game(schedule)
-    slots = sum(segments[chunk] for chunk in game.chunk)
-    if slots * len(set(zip(game.src, game.dst, strict=True))) // max(schedule.vertices, 1) > MOST_EFFORT:
+    graph = MessageGraph(schedule)
+    slots = sum(segments[chunk] for chunk in graph.chunk)
+    if slots * len(set(zip(graph.src, graph.dst, strict=True))) // max(schedule.vertices, 1) > MOST_EFFORT:
         return None
-    plays = [play for rule in RULES if (play := Play(game, segments, window, rule)).complete]
-    best = min(plays, key=lambda play: play.slots * (1.0 if play.rule is by_tail else _AS_GOOD), default=None)
-    usual = Play(game, segments, window, RULES[0], game.by_rounds(segments))
-    if best is None or (usual.complete and best.slots > WORTH_IT * usual.slots):
-        return None, usual.slots
+    # With few buffers per link a rule can come to a standstill, as no vertex may receive what has come: such a list
+    # schedule is not complete.
+    complete = [made for rule in RULES if (made := ListSchedule(graph, segments, window, rule)).complete]
+    best = min(complete, key=lambda made: made.slots * (1.0 if made.rule is by_tail else _AS_GOOD), default=None)
+    by_rounds = ListSchedule(graph, segments, window, RULES[0], graph.by_rounds(segments))
+    if best is None or (by_rounds.complete and best.slots > WORTH_IT * by_rounds.slots):
+        return None, by_rounds.slots
     return best.orders(), best.slots
 
 
-class Game:
+class MessageGraph:
     """A schedule as messages that wait for receives. All lists go by the message's or the receive's number."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -144,43 +141,44 @@ class Game:
         self.at_once: list[int] = []  # what waits for nothing
         self.writes: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # receives, by (vertex, chunk)
         for k in range(schedule.rounds):
-            self._add_round(schedule, k)
+            step = schedule.round(k)
+            rows = list(zip(step.src.tolist(), step.dst.tolist(), step.chunk.tolist(), strict=True))
+            # What is sent in a round was there before it: look up the last writes before this round adds its own.
+            before = {(src, chunk): self.writes[src, chunk][-1:] for src, _, chunk in rows}
+            receives: dict[tuple[int, int], int] = {}
+            for src, dst, chunk in sorted(rows):
+                receive = receives.setdefault((dst, chunk), len(self.parts))
+                if receive == len(self.parts):
+                    self.parts.append([])
+                    self.then.append([])
+                    self.writes[dst, chunk].append(receive)
+                message = len(self.src)
+                self.src.append(src)
+                self.dst.append(dst)
+                self.chunk.append(chunk)
+                self.round.append(k)
+                self.into.append(receive)
+                self.parts[receive].append(message)
+                waits = before[src, chunk]
+                (self.then[waits[0]] if waits else self.at_once).append(message)
         self.tail = self._tails()
 
-    def _add_round(self, schedule: Schedule, k: int) -> None:
-        step = schedule.round(k)
-        rows = list(zip(step.src.tolist(), step.dst.tolist(), step.chunk.tolist(), strict=True))
-        before = {(src, chunk): self.writes[src, chunk][-1:] for src, _, chunk in rows}
-        receives: dict[tuple[int, int], int] = {}
-        for src, dst, chunk in sorted(rows):
-            receive = receives.setdefault((dst, chunk), len(self.parts))
-            if receive == len(self.parts):
-                self.parts.append([])
-                self.then.append([])
-                self.writes[dst, chunk].append(receive)
-            message = len(self.src)
-            for column, value in zip((self.src, self.dst, self.chunk, self.round), (src, dst, chunk, k), strict=True):
-                column.append(value)
-            self.into.append(receive)
-            self.parts[receive].append(message)
-            waits = before[src, chunk]
-            (self.then[waits[0]] if waits else self.at_once).append(message)
-
     def by_rounds(self, segments: Sequence[int]) -> list[list[tuple[int, int]]]:
-        """Return per vertex what it takes, (receive, segment), in the rounds' order."""
-        found: list[list[tuple[int, int]]] = [[] for _ in range(self.vertices)]
-        numbers = sorted(range(len(self.parts)), key=lambda receive: self.round[self.parts[receive][0]])
-        for (_, vertex), grouped in itertools.groupby(
-            sorted(numbers, key=lambda r: (self.round[self.parts[r][0]], self.dst[self.parts[r][0]])),
-            key=lambda r: (self.round[self.parts[r][0]], self.dst[self.parts[r][0]]),
-        ):
+        """Return per vertex what it receives, (receive, segment), in the rounds' order."""
+        order: list[list[tuple[int, int]]] = [[] for _ in range(self.vertices)]
+        numbers = sorted(range(len(self.parts)), key=self._round_and_vertex)
+        for (_, vertex), grouped in itertools.groupby(numbers, key=self._round_and_vertex):
             receives = [(receive, segments[self.chunk[self.parts[receive][0]]]) for receive in grouped]
             most = max(count for _, count in receives)
-            found[vertex] += [(r, segment) for segment in range(most) for r, count in receives if segment < count]
-        return found
+            order[vertex] += [(r, segment) for segment in range(most) for r, count in receives if segment < count]
+        return order
+
+    def _round_and_vertex(self, receive: int) -> tuple[int, int]:
+        first = self.parts[receive][0]
+        return self.round[first], self.dst[first]
 
     def _tails(self) -> list[int]:
-        """Return per message how many follow each other from it on, itself counted."""
+        """Return per message how many follow each other from it on, itself counted (Hu's levels)."""
         tail = [0] * len(self.src)
         later = [0] * len(self.parts)  # of what follows a receive or a later one of the same chunk there
         after = {a: b for chain in self.writes.values() for a, b in itertools.pairwise(chain)}
@@ -194,65 +192,80 @@ class Game:
         return tail
 
 
-class Play:
-    """One play of a game by a rule; with `fixed`, every vertex takes segments in that order only."""
+class ListSchedule:
+    """A message graph simulated by a rule, slot by slot.
+
+    Args:
+        graph: The messages.
+        segments: How many segments each chunk has, [chunks].
+        window: How many messages a link holds that were sent and not yet received.
+        rule: Which of those that could be sent goes first.
+        fixed: By vertex, the order in which it receives, (receive, segment); None: as it comes.
+
+    Attributes:
+        slots: How many it needed.
+        complete: Whether everything was received; else it came to a standstill.
+    """
 
     def __init__(
         self,
-        game: Game,
+        graph: MessageGraph,
         segments: Sequence[int],
         window: int,
         rule: Rule,
         fixed: Sequence[Sequence[tuple[int, int]]] | None = None,
     ) -> None:
-        self._fixed = fixed
-        self._game, self._segments, self._window, self.rule = game, segments, window, rule
+        self._graph, self._segments, self._window, self.rule, self._fixed = graph, segments, window, rule, fixed
+        # By link, a heap of what could be sent: (the rule's key, message, segment).
         self._ready: defaultdict[tuple[int, int], list[tuple[tuple[int, ...], int, int]]] = defaultdict(list)
         self._on_link: defaultdict[tuple[int, int], int] = defaultdict(int)
+        # By (vertex, chunk, segment): sends that still read it, and receives that have written it.
         self._leaving: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-        self._arrived: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._written: defaultdict[tuple[int, int, int], int] = defaultdict(int)
-        self._sent: defaultdict[tuple[int, int], list[Part]] = defaultdict(list)
-        self._place: dict[tuple[int, int], int] = {}
-        self._takes: list[list[tuple[int, int]]] = [[] for _ in range(game.vertices)]
-        left = sum(segments[game.chunk[parts[0]]] for parts in game.parts)
+        self._arrived: defaultdict[tuple[int, int], int] = defaultdict(int)  # messages, by (receive, segment)
+        self._sent: defaultdict[tuple[int, int], list[Part]] = defaultdict(list)  # by link
+        self._place: dict[tuple[int, int], int] = {}  # by (message, segment), which one of its link it is
+        self._received: list[list[tuple[int, int]]] = [[] for _ in range(graph.vertices)]
         self.slots = 0
-        for message in game.at_once:
-            for segment in range(segments[game.chunk[message]]):
+        for message in graph.at_once:
+            for segment in range(segments[graph.chunk[message]]):
                 self._offer(message, segment)
-        while sent := self._slot():
+        while sent := self._send_slot():
             self.slots += 1
             for message, segment in sent:
-                self._write(game.src[message], game.chunk[message], segment)
-                self._write(game.dst[message], game.chunk[message], segment)
-        self.complete = sum(map(len, self._takes)) == left
+                # At the sender the old content has left now; at the receiver something has come.
+                self._write(graph.src[message], graph.chunk[message], segment)
+                self._write(graph.dst[message], graph.chunk[message], segment)
+        total = sum(segments[graph.chunk[parts[0]]] for parts in graph.parts)
+        self.complete = sum(map(len, self._received)) == total
 
     def orders(self) -> tuple[MessageOrder, ...]:
         """Return every vertex's order."""
-        game = self._game
-        sends: list[dict[int, tuple[Part, ...]]] = [{} for _ in range(game.vertices)]
+        graph = self._graph
+        sends: list[dict[int, tuple[Part, ...]]] = [{} for _ in range(graph.vertices)]
         for (src, dst), parts in self._sent.items():
             sends[src][dst] = tuple(parts)
-        return tuple(
-            MessageOrder(tuple(self._take(receive, segment) for receive, segment in self._takes[vertex]), sends[vertex])
-            for vertex in range(game.vertices)
-        )
-
-    def _take(self, receive: int, segment: int) -> ReceiveOrder:
-        messages = self._game.parts[receive]
-        first = messages[0]
-        part = (self._game.round[first], self._game.chunk[first], segment)
-        return ReceiveOrder(part, tuple(self._place[message, segment] for message in messages))
+        orders = []
+        for vertex in range(graph.vertices):
+            receives = []
+            for receive, segment in self._received[vertex]:
+                messages = graph.parts[receive]
+                part = (graph.round[messages[0]], graph.chunk[messages[0]], segment)
+                receives.append(ReceiveOrder(part, tuple(self._place[message, segment] for message in messages)))
+            orders.append(MessageOrder(tuple(receives), sends[vertex]))
+        return tuple(orders)
 
     def _offer(self, message: int, segment: int) -> None:
-        game = self._game
-        src, dst, chunk = game.src[message], game.dst[message], game.chunk[message]
-        key = self.rule(game.round[message], chunk, segment, game.tail[message])
+        """Let a segment be sent from now on."""
+        graph = self._graph
+        src, dst, chunk = graph.src[message], graph.dst[message], graph.chunk[message]
+        key = self.rule(graph.round[message], chunk, segment, graph.tail[message])
         heapq.heappush(self._ready[src, dst], (key, message, segment))
         self._leaving[src, chunk, segment] += 1
 
-    def _slot(self) -> list[tuple[int, int]]:
-        """Send what goes in one slot, at most one segment from every vertex and to every vertex."""
+    def _send_slot(self) -> list[tuple[int, int]]:
+        """Send what goes in one slot, at most one segment from every vertex and to every vertex; return it."""
+        graph = self._graph
         first = sorted(
             (heap[0][0], link) for link, heap in self._ready.items() if heap and self._on_link[link] < self._window
         )
@@ -260,46 +273,44 @@ class Play:
         receiving: set[int] = set()
         sent = []
         for _, (src, dst) in first:
-            if src not in sending and dst not in receiving:
-                sending.add(src)
-                receiving.add(dst)
-                sent.append(self._send((src, dst)))
+            if src in sending or dst in receiving:
+                continue
+            sending.add(src)
+            receiving.add(dst)
+            _, message, segment = heapq.heappop(self._ready[src, dst])
+            chunk = graph.chunk[message]
+            self._on_link[src, dst] += 1
+            self._place[message, segment] = len(self._sent[src, dst])
+            self._sent[src, dst].append((graph.round[message], chunk, segment))
+            self._leaving[src, chunk, segment] -= 1
+            self._arrived[graph.into[message], segment] += 1
+            sent.append((message, segment))
         return sent
 
-    def _send(self, link: tuple[int, int]) -> tuple[int, int]:
-        game = self._game
-        _, message, segment = heapq.heappop(self._ready[link])
-        chunk = game.chunk[message]
-        self._on_link[link] += 1
-        self._place[message, segment] = len(self._sent[link])
-        self._sent[link].append((game.round[message], chunk, segment))
-        self._leaving[link[0], chunk, segment] -= 1
-        self._arrived[game.into[message], segment] += 1
-        return message, segment
-
     def _write(self, vertex: int, chunk: int, segment: int) -> None:
-        """Take whatever has arrived for a segment and may be written now."""
+        """Receive whatever has arrived for a segment and may be written now."""
         if self._fixed is not None:
-            takes, order = self._takes[vertex], self._fixed[vertex]
-            while len(takes) < len(order) and self._take_one(vertex, *order[len(takes)]):
+            received, order = self._received[vertex], self._fixed[vertex]
+            while len(received) < len(order) and self._try_receive(vertex, *order[len(received)]):
                 pass
             return
-        writes = self._game.writes.get((vertex, chunk), ())
+        writes = self._graph.writes.get((vertex, chunk), ())
         cell = (vertex, chunk, segment)
-        while self._written[cell] < len(writes) and self._take_one(vertex, writes[self._written[cell]], segment):
+        while self._written[cell] < len(writes) and self._try_receive(vertex, writes[self._written[cell]], segment):
             pass
 
-    def _take_one(self, vertex: int, receive: int, segment: int) -> bool:
-        """Take a segment of a receive, if all of it has arrived and the old content has left."""
-        game = self._game
-        cell = (vertex, game.chunk[game.parts[receive][0]], segment)
-        if self._leaving[cell] or self._arrived[receive, segment] < len(game.parts[receive]):
+    def _try_receive(self, vertex: int, receive: int, segment: int) -> bool:
+        """Receive a segment, if all of it has arrived and the old content has left."""
+        graph = self._graph
+        messages = graph.parts[receive]
+        cell = (vertex, graph.chunk[messages[0]], segment)
+        if self._leaving[cell] or self._arrived[receive, segment] < len(messages):
             return False
-        for message in game.parts[receive]:
-            self._on_link[game.src[message], vertex] -= 1
+        for message in messages:
+            self._on_link[graph.src[message], vertex] -= 1
         self._written[cell] += 1
-        self._takes[vertex].append((receive, segment))
-        for message in game.then[receive]:
+        self._received[vertex].append((receive, segment))
+        for message in graph.then[receive]:
             self._offer(message, segment)
         return True
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ringside.engine.buffers import address_of
+from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.plan import MessagePlan, Receive
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers
-from ringside.engine.net.exchange.run import Fold, LinkBuffers
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
+from ringside.engine.net.exchange.types import Fold, HopTiming
 from ringside.engine.transports.base import Bytes, Pending, Transport
-
-if TYPE_CHECKING:
-    from ringside.engine.net.exchange.exchange import Exchange
 
 _SEQ_BYTES = 8  # of a header: the number of the collective on its link, which comes first
 
@@ -53,153 +50,163 @@ class PersistentExchange:
         call: CollectiveSignature,
         members: Sequence[int] | None,
     ) -> None:
-        self._exchange, self._chunk, self._at = exchange, chunk, address_of(chunk)
+        self._exchange, self._chunk, self._address = exchange, chunk, address_of(chunk)
         self._elements = len(chunk) // item_bytes
-        self._head = np.zeros(HEADER_BYTES, dtype=np.uint8)
-        MessageHeader(0, plan.hash, exchange.segment_of(item_bytes, None), call).write(self._head)
-        self._vertices = list(range(exchange.transport.size)) if members is None else list(members)
-        self._me = self._vertices.index(exchange.transport.rank)
+        # This vertex's header, but for the number of the collective, which is written into it each time.
+        self._header = np.zeros(HEADER_BYTES, dtype=np.uint8)
+        MessageHeader(0, plan.hash, exchange.segment_of(item_bytes, None), call).write(self._header)
+        self._vertices = vertices = list(range(exchange.transport.size)) if members is None else list(members)
+        me = vertices.index(exchange.transport.rank)
         self._used: list[tuple[ReceiveBuffers, Bytes]] = []
-        self._greeting: set[int] = set()
-        self._first = self._letters(plan, -1)
-        self._takes = [
-            _ReceiveStep(k, receive, self._me, self._sources(receive), last_fold if index in plan.finals else fold)
-            for index, (k, receive) in enumerate((k, one) for k, some in enumerate(plan.rounds) for one in some)
-        ]
-        self._then = [self._letters(plan, index) for index in range(len(self._takes))]
-        self._ready = False
+        self._posted = False  # whether the buffers of all senders are
+        # The first message of a link in a collective begins with the header, in both directions.
+        greeted: set[int] = set()
+        heard: set[int] = set()
+        self._first = self._messages_after(plan, -1, greeted)
+        self._steps: list[_ReceiveStep] = []
+        for k, receives in enumerate(plan.rounds):
+            for receive in receives:
+                senders = []
+                for src in receive.sources:
+                    senders.append(_Sender(src, vertices[src], 0 if src in heard else HEADER_BYTES))
+                    heard.add(src)
+                index = len(self._steps)
+                by = last_fold if index in plan.finals else fold
+                messages = self._messages_after(plan, index, greeted)
+                self._steps.append(_ReceiveStep(k, receive, me, senders, by, messages))
 
     @staticmethod
     def fits(exchange: Exchange, plan: MessagePlan, size_bytes: int) -> bool:
-        """Tell whether a collective can be carried out this way."""
+        """Tell whether a collective can be run this way."""
         return plan.chunks == 1 and not plan.switches and 0 < size_bytes <= exchange.segment_bytes
 
-    def run(self) -> None:
-        """Carry it out on what the chunk holds now, and leave the result there; raises as `Exchange.run` does."""
-        self.begin()
-        self.finish()
+    def start(self) -> None:
+        """Send what needs nothing of the others, of what the chunk holds now; waits for nobody."""
+        if not self._posted:
+            # In whatever order peers begin, their first messages find a buffer.
+            for step in self._steps:
+                for sender in step.senders:
+                    sender.buffers = self._exchange.receive_buffers(sender.peer)
+            self._posted = True
+        for message in self._first:
+            self._send(message)
 
-    def begin(self) -> None:
-        """Send what needs nothing of the others: the first part of `run`, which waits for nobody."""
-        if not self._ready:
-            self._find_places()
-        for letter in self._first:
-            self._send(letter)
+    def wait(self) -> None:
+        """Receive what comes, send what depends on it, and leave the result in the chunk.
 
-    def finish(self) -> None:
-        """Take what comes, and send what depends on it: the second part of `run`."""
-        for take, letters in zip(self._takes, self._then, strict=True):
-            self._take(take)
-            for letter in letters:
-                self._send(letter)
+        Raises:
+            LinkError, SignatureMismatch: As `ExchangeRun.run`.
+        """
+        exchange, own, size_bytes = self._exchange, self._address, len(self._chunk)
+        for step in self._steps:
+            addresses = []
+            for sender in step.senders:
+                buffers = sender.buffers
+                waited = time.perf_counter()
+                received = buffers.receive()
+                now = time.perf_counter()
+                if sender.offset:
+                    # Compare the header; both ends of a link count its collectives alike.
+                    seq = exchange.next_seq(sender.peer, sending=False)
+                    self._header[:_SEQ_BYTES].view(np.uint64)[0] = seq
+                    if received[:HEADER_BYTES].tobytes() != self._header.tobytes():
+                        theirs, ours = MessageHeader.read(received), MessageHeader.read(self._header)
+                        raise SignatureMismatch(sender.peer, theirs, ours)
+                self._used.append((buffers, received))
+                addresses.append(buffers.address_of(received) + sender.offset)
+                seq = exchange.seq_from(sender.peer)
+                exchange.hops.append(HopTiming(seq, step.round, sender.vertex, size_bytes, waited, now, now))
+            if step.overwrite:
+                ctypes.memmove(own, addresses[0], size_bytes)
+            else:
+                addresses.insert(step.own_position, own)  # contributions are folded in the order of ranks
+                step.fold(addresses, own, self._elements)
+            for message in step.messages:
+                self._send(message)
 
-    def rest(self) -> None:
-        """Give back the places of the messages, which nobody waits for: the end of `run`, when there is time."""
-        for inbox, place in self._used:
-            inbox.free(place)
+    def release_buffers(self) -> None:
+        """Post the messages' buffers again, which nobody waits for: after `wait`, when there is time."""
+        for buffers, received in self._used:
+            buffers.free(received)
         self._used.clear()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Wait until all that was sent has left: this is not used any more."""
-        for letter in (*self._first, *(letter for letters in self._then for letter in letters)):
-            if letter.pending is not None:
-                letter.pending.wait()
+        for message in (*self._first, *(message for step in self._steps for message in step.messages)):
+            if message.pending is not None:
+                message.pending.wait()
 
-    # -------------------------------------------------------------------------------------------- worked out
-
-    def _letters(self, plan: MessagePlan, after: int) -> list[_OutMessage]:
-        """Return what may be sent after a receive; the first message of a link begins with the header."""
-        found = []
-        transport, size_bytes = self._exchange.transport, len(self._chunk)
+    def _messages_after(self, plan: MessagePlan, receive: int, greeted: set[int]) -> list[_OutMessage]:
+        """Return what may be sent after a receive, by its number (-1: at once)."""
+        messages = []
         for dst, sends in plan.links.items():
-            for _ in (send for send in sends if send.after == after):
-                begins = 0 if dst in self._greeting else HEADER_BYTES
-                self._greeting.add(dst)
-                found.append(_OutMessage(transport, self._vertices[dst], self._head[:begins], size_bytes))
-        return found
+            for _ in (send for send in sends if send.after == receive):
+                header = self._header[: 0 if dst in greeted else HEADER_BYTES]
+                greeted.add(dst)
+                messages.append(_OutMessage(self._exchange.transport, self._vertices[dst], header, len(self._chunk)))
+        return messages
 
-    def _sources(self, receive: Receive) -> list[_Sender]:
-        found = []
-        for src in receive.sources:
-            begins = 0 if ~src in self._greeting else HEADER_BYTES
-            self._greeting.add(~src)
-            found.append(_Sender(src, self._vertices[src], begins))
-        return found
-
-    # -------------------------------------------------------------------------------------------- each time
-
-    def _send(self, letter: _OutMessage) -> None:
-        if letter.pending is not None:
-            letter.pending.wait()  # of the last time: it has long left
-        if letter.begins:
-            letter.number(self._exchange.next_seq(letter.peer, sending=True))
-        ctypes.memmove(letter.at, self._at, len(self._chunk))
-        letter.pending = self._exchange.transport.send(letter.peer, letter.kept)
-        self._exchange.sent_bytes[letter.peer] += len(letter.message)
-
-    def _find_places(self) -> None:
-        """Whatever order they come in, the first messages have a place."""
-        for take in self._takes:
-            for source in take.sources:
-                source.inbox = self._exchange.inbox(source.peer)
-        self._ready = True
-
-    def _take(self, take: _ReceiveStep) -> None:
-        addresses = []
-        for source in take.sources:
-            inbox = source.inbox
-            waited = time.perf_counter()
-            place = inbox.take()
-            now = time.perf_counter()
-            if source.begins:
-                self._compare(source.peer, place)
-            self._used.append((inbox, place))
-            addresses.append(inbox.address_of(place) + source.begins)
-            seq = self._exchange.seq_from(source.peer)
-            self._exchange.hops.append(LinkBuffers(seq, take.round, source.vertex, len(self._chunk), waited, now, now))
-        if take.overwrite:
-            ctypes.memmove(self._at, addresses[0], len(self._chunk))
-            return
-        addresses.insert(take.own, self._at)
-        take.fold(addresses, self._at, self._elements)
-
-    def _compare(self, peer: int, place: Bytes) -> None:
-        """Raise where a peer called something else; both ends of a link count its collectives alike."""
-        self._head[:_SEQ_BYTES].view(np.uint64)[0] = self._exchange.next_seq(peer, sending=False)
-        if place[:HEADER_BYTES].tobytes() != self._head.tobytes():
-            raise SignatureMismatch(peer, MessageHeader.read(place), MessageHeader.read(self._head))
+    def _send(self, message: _OutMessage) -> None:
+        if message.pending is not None:
+            message.pending.wait()  # of the last time: it has long left
+        if message.offset:
+            seq = self._exchange.next_seq(message.peer, sending=True)
+            message.memory[:_SEQ_BYTES].view(np.uint64)[0] = seq
+        ctypes.memmove(message.address, self._address, len(self._chunk))
+        message.pending = self._exchange.transport.send(message.peer, message.kept)
+        self._exchange.sent_bytes[message.peer] += len(message.memory)
 
 
 class _OutMessage:
-    """A message that is sent once in every collective, and what became of it the last time."""
+    """A message that is sent once in every collective, and what became of it the last time.
 
-    def __init__(self, transport: Transport, peer: int, head: Bytes, size_bytes: int) -> None:
-        self.peer, self.begins = peer, len(head)
-        self.message = np.concatenate([head, np.zeros(size_bytes, dtype=np.uint8)])
-        self.kept = transport.keep(self.message)
-        self.at = address_of(self.message) + self.begins
+    Args:
+        transport: What sends it.
+        peer: To whom.
+        header: What it begins with; may be empty.
+        size_bytes: Of its payload.
+
+    Attributes:
+        offset: Where the payload begins.
+        address: The payload's.
+        pending: The last send; None: there was none.
+    """
+
+    def __init__(self, transport: Transport, peer: int, header: Bytes, size_bytes: int) -> None:
+        self.peer, self.offset = peer, len(header)
+        self.memory = np.concatenate([header, np.zeros(size_bytes, dtype=np.uint8)])
+        self.kept = transport.keep(self.memory)
+        self.address = address_of(self.memory) + self.offset
         self.pending: Pending | None = None
-
-    def number(self, seq: int) -> None:
-        """Write the number of the collective."""
-        self.message[:_SEQ_BYTES].view(np.uint64)[0] = seq
 
 
 class _Sender:
     """One sender of a receive: its number in the schedule, in the transport, and where its payload begins."""
 
-    inbox: ReceiveBuffers
+    buffers: ReceiveBuffers
 
-    def __init__(self, vertex: int, peer: int, begins: int) -> None:
-        self.vertex, self.peer, self.begins = vertex, peer, begins
+    def __init__(self, vertex: int, peer: int, offset: int) -> None:
+        self.vertex, self.peer, self.offset = vertex, peer, offset
 
 
 class _ReceiveStep:
-    """One receive: from whom, what to do with it, and where this vertex's own contribution comes among theirs."""
+    """One receive: from whom, what to do with it, and what is sent then.
 
-    def __init__(self, k: int, receive: Receive, me: int, sources: list[_Sender], fold: Fold) -> None:
-        self.round, self.sources, self.fold, self.overwrite = k, sources, fold, receive.overwrite
-        self.own = sum(src < me for src in receive.sources)
+    `own_position` is where this vertex's own contribution comes among theirs.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        receive: Receive,
+        me: int,
+        senders: list[_Sender],
+        fold: Fold,
+        messages: list[_OutMessage],
+    ) -> None:
+        self.round, self.senders, self.fold, self.overwrite = k, senders, fold, receive.overwrite
+        self.own_position = sum(src < me for src in receive.sources)
+        self.messages = messages
 
 
 __all__ = ["PersistentExchange"]

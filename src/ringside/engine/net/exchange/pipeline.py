@@ -1,4 +1,4 @@
-"""A large tensor on its way through shared memory, between hosts and back, piece by piece. Pure but for its bells.
+"""A large tensor on its way through shared memory, between hosts and back, piece by piece. Pure but for its wake-ups.
 
 The schedule's chunks are contiguous parts of the tensor, and each is cut into pieces; a piece is added up inside the
 host lane by lane, each lane's part travels in segments, and as soon as all of it is there again the host's ranks share
@@ -9,6 +9,7 @@ up stays a few pieces ahead of the messages: it would else take the processor fr
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -16,7 +17,7 @@ from queue import Empty, SimpleQueue
 import numpy as np
 
 from ringside.engine.net.exchange.plan import MessagePlan
-from ringside.engine.net.exchange.run import AHEAD
+from ringside.engine.net.exchange.types import AHEAD
 from ringside.errors import ClosedError
 from ringside.schedule import chunk_bounds
 
@@ -80,12 +81,7 @@ def lay_out(plan: MessagePlan, elements: int, least: int, most: int, lanes: int,
         begin, end = int(bounds[chunk]), int(bounds[chunk + 1])
         count = max((end - begin + size // 2) // size, -(-(end - begin) // max(most, 1)), 1)
         edges = np.linspace(begin, end, count + 1).astype(np.int64).tolist()
-        by_chunk.append(
-            [
-                Piece(chunk, edge, lane_bounds(edges[at + 1] - edge, lanes, local_ranks))
-                for at, edge in enumerate(edges[:-1])
-            ]
-        )
+        by_chunk.append([Piece(chunk, a, lane_bounds(b - a, lanes, local_ranks)) for a, b in itertools.pairwise(edges)])
     return SegmentLayout(
         tuple(piece for pieces in by_chunk for piece in pieces),
         tuple(as_needed(plan, by_chunk, -(-AHEAD * least // max(size, least, 1)))),
@@ -101,6 +97,7 @@ def as_needed(plan: MessagePlan, by_chunk: Sequence[Sequence[Piece]], ahead: int
         by_chunk: The pieces of each chunk.
         ahead: What it sends of its own is on its way while it takes what comes in the same round, so many pieces ahead.
     """
+    # When a chunk is first needed: (round, pieces later than that), whichever of these comes first.
     received = ((k, ahead, receive.chunk) for k, receives in enumerate(plan.rounds) for receive in receives)
     sent = ((send.round, 0, send.chunk) for sends in plan.links.values() for send in sends if send.after < 0)
     never = ((len(plan.rounds), ahead, chunk) for chunk in range(plan.chunks))
@@ -108,10 +105,11 @@ def as_needed(plan: MessagePlan, by_chunk: Sequence[Sequence[Piece]], ahead: int
     for k, later, chunk in sorted([*received, *sent, *never]):
         first.setdefault(chunk, (k, later))
     most = max(map(len, by_chunk))
+    # The chunks of a round are gone through side by side, piece by piece.
     turns = [
-        (k * most + at + later, later, piece)
+        (k * most + index + later, later, piece)
         for chunk, (k, later) in first.items()
-        for at, piece in enumerate(by_chunk[chunk])
+        for index, piece in enumerate(by_chunk[chunk])
     ]
     return [piece for _, _, piece in sorted(turns, key=lambda turn: turn[:2])]
 
@@ -123,7 +121,7 @@ def chunks_ended(plan: MessagePlan) -> list[int]:
 
 
 class SegmentPlan:
-    """What a stream knows beforehand: which piece each segment is part of, and in which order messages need pieces.
+    """What a pipeline knows beforehand: which piece each segment is part of, and the order in which pieces are needed.
 
     Args:
         layout: The pieces.
@@ -133,40 +131,41 @@ class SegmentPlan:
     Attributes:
         fills: The numbers of the pieces in the order in which their contributions are needed.
         ends: The same in the order in which their results come.
-        at: The numbers of the pieces that a chunk's segments are part of, by chunk.
+        piece_of: The numbers of the pieces that a chunk's segments are part of, by chunk.
         left: How many messages are to come for a piece, by its number.
         turn: A piece's place in `fills`, by its number.
     """
 
     def __init__(self, layout: SegmentLayout, segments: Sequence[int], kept: Collection[int] = ()) -> None:
-        number = {(piece.chunk, piece.begin): at for at, piece in enumerate(layout.pieces)}
-        self.fills = tuple(number[piece.chunk, piece.begin] for piece in layout.fills)
-        self.ends = tuple(number[piece.chunk, piece.begin] for piece in layout.ends)
-        self.at: dict[int, list[int]] = {}  # by chunk, the piece of each segment
-        for at, (piece, count) in enumerate(zip(layout.pieces, segments, strict=True)):
-            self.at.setdefault(piece.chunk, []).extend([at] * count)
-        pairs = zip(layout.pieces, segments, strict=True)
-        self.left = [0 if piece.chunk in kept else count for piece, count in pairs]
-        turn = {at: place for place, at in enumerate(self.fills)}
-        self.turn = [turn[at] for at in range(len(turn))]
+        number_of = {(piece.chunk, piece.begin): number for number, piece in enumerate(layout.pieces)}
+        self.fills = tuple(number_of[piece.chunk, piece.begin] for piece in layout.fills)
+        self.ends = tuple(number_of[piece.chunk, piece.begin] for piece in layout.ends)
+        self.piece_of: dict[int, list[int]] = {}
+        self.left: list[int] = []
+        for number, (piece, count) in enumerate(zip(layout.pieces, segments, strict=True)):
+            self.piece_of.setdefault(piece.chunk, []).extend([number] * count)
+            self.left.append(0 if piece.chunk in kept else count)
+        turn_of = {number: turn for turn, number in enumerate(self.fills)}
+        self.turn = [turn_of[number] for number in range(len(turn_of))]
 
 
 class SegmentPipeline:
-    """Where every piece is: the feed of an exchange (its `Feed`) on one thread, while another one fills pieces and
-    waits for their ends. Pieces go by their number in `SegmentLayout.pieces`.
+    """Where every piece is: the `LocalSource` of an exchange on one thread, while another one fills pieces and waits
+    for their ends. Pieces go by their number in `SegmentLayout.pieces`.
 
     Args:
-        course: What is known beforehand.
-        patience_s: How long whoever is ahead of the messages waits for them to move on.
+        plan: What is known beforehand.
+        patience_s: How long the thread that is ahead of the messages waits for them to move on.
     """
 
-    def __init__(self, course: SegmentPlan, patience_s: float = PATIENCE_S) -> None:
-        self._course, self._patience_s = course, patience_s
-        self._left = course.left.copy()
-        self._filled = [False] * len(course.left)
-        self._needed = 0
+    def __init__(self, plan: SegmentPlan, patience_s: float = PATIENCE_S) -> None:
+        self._plan, self._patience_s = plan, patience_s
+        self._left = plan.left.copy()
+        self._filled = [False] * len(plan.left)
+        self._needed = 0  # the latest turn that messages have come to
         self._stopped = False
-        self._messages, self._memory = WakeUp(), WakeUp()  # who walks messages, who fills and drains
+        # One for the thread that walks messages, one for the thread that fills and drains.
+        self._messages, self._memory = WakeUp(), WakeUp()
 
     def fill(self, by: Callable[[int], object] | None, *, paced: bool = True) -> None:
         """Fill all pieces in the order in which messages need them; if that fails, nobody waits for them any longer.
@@ -176,7 +175,7 @@ class SegmentPipeline:
             paced: Stay only a few pieces ahead of the messages.
         """
         try:
-            for piece in self._course.fills:
+            for piece in self._plan.fills:
                 if by is not None:
                     if paced:
                         self.pace(piece)
@@ -188,15 +187,15 @@ class SegmentPipeline:
 
     def drain(self, by: Callable[[int], object]) -> None:
         """Do something with each piece as soon as it has its result, in the order in which these come."""
-        for piece in self._course.ends:
+        for piece in self._plan.ends:
             if not self.ended(piece):
                 return
             by(piece)
 
     def wait(self, chunk: int, segment: int) -> None:
         """Return when this host's contribution is added up there."""
-        piece = self._course.at[chunk][segment]
-        turn = self._course.turn[piece]
+        piece = self._plan.piece_of[chunk][segment]
+        turn = self._plan.turn[piece]
         if turn > self._needed:
             self._needed = turn
             self._memory.ring()
@@ -207,14 +206,14 @@ class SegmentPipeline:
 
     def ready(self, chunk: int, segment: int) -> None:
         """Take note that a segment has its result."""
-        piece = self._course.at[chunk][segment]
+        piece = self._plan.piece_of[chunk][segment]
         self._left[piece] -= 1
         if not self._left[piece]:
             self._memory.ring()
 
     def pace(self, piece: int) -> None:
         """Return when messages will soon need a piece, or have not moved on for a while."""
-        turn = self._course.turn[piece] - _READY
+        turn = self._plan.turn[piece] - _READY
         if turn > self._needed:
             self._memory.wait_for(lambda: self._needed >= turn or self._stopped, self._patience_s)
 
@@ -224,7 +223,7 @@ class SegmentPipeline:
         self._messages.ring()
 
     def ended(self, piece: int) -> bool:
-        """Wait until a piece has its result, or no more are to come; tell which."""
+        """Wait until a piece has its result, or no more are to come; return which."""
         if self._left[piece]:
             self._memory.wait_for(lambda: self._left[piece] == 0 or self._stopped)
         return self._left[piece] == 0
@@ -239,10 +238,10 @@ class SegmentPipeline:
 class WakeUp:
     """Lets one thread sleep until what another has changed is what it waits for.
 
-    Whoever changes something does so first and then rings; the sleeper says that it is about to sleep first and then
-    looks once more. So one of the two always sees the other. A condition does the same with a lock that every look
-    takes: four calls, and one thread held up by the other. It takes an interpreter whose lock keeps one thread's writes
-    and reads in order for the other.
+    A thread that changes something does so first and then rings; the sleeper sets `_sleeps` first and then checks once
+    more. So one of the two always sees the other. A condition does the same with a lock that every check acquires: four
+    calls, and one thread held up by the other. This needs an interpreter whose lock keeps one thread's writes and reads
+    in order for the other.
     """
 
     def __init__(self) -> None:
@@ -250,7 +249,7 @@ class WakeUp:
         self._sleeps = False
 
     def ring(self) -> None:
-        """Have the sleeper look, if there is one."""
+        """Have the sleeper check, if there is one."""
         if self._sleeps:
             self._sleeps = False
             self._rings.put(None)
@@ -260,7 +259,7 @@ class WakeUp:
         while not holds():
             self._sleeps = True
             if holds():
-                return  # the next sleep may find a ring that was for this one, and looks
+                return  # the next sleep may find a ring that was meant for this one, and checks
             try:
                 self._rings.get(timeout=timeout_s)
             except Empty:

@@ -1,6 +1,6 @@
 """Compile a schedule into what one vertex sends and receives, for transports that carry messages.
 
-The interpreter (`ringside.engine.net.exchange.exchange`) walks the rounds in order and waits for messages only where it
+The interpreter (`ringside.engine.net.exchange.run`) walks the rounds in order and waits for messages only where it
 uses them. What both ends of a link must agree on is the order of its messages: round by round, in a round segment by
 segment, in a segment by the chunks' first appearance among the receiver's. The compiler also works out which receives a
 message has to wait for: the last one before it that writes its chunk.
@@ -66,9 +66,10 @@ class MessagePlan:
         dependents: By index of a receive, the receivers to whom something can be sent after it.
         finals: Indices of the receives after which a chunk has its last content here.
         schedule: What it is a part of.
-        finished: What is copied at the very end was at its sender's end already: whoever adds up last may divide.
+        finished: What is copied at the very end was complete at its sender: the rank that adds up last may divide.
     """
 
+    # Compared by identity (eq=False): plans are cached, and are keys of caches of their own.
     name: str
     ranks: int
     chunks: int
@@ -98,14 +99,14 @@ class MessagePlan:
     @functools.cached_property
     def incoming(self) -> tuple[dict[int, tuple[int, ...]], ...]:
         """By round and sender, the chunks that come from it, in order, where there are several."""
-        found: list[dict[int, tuple[int, ...]]] = []
+        by_round: list[dict[int, tuple[int, ...]]] = []
         for receives in self.rounds:
             chunks: defaultdict[int, list[int]] = defaultdict(list)
             for receive in receives:
                 for src in receive.sources:
                     chunks[src].append(receive.chunk)
-            found.append({src: tuple(several) for src, several in chunks.items() if len(several) > 1})
-        return tuple(found)
+            by_round.append({src: tuple(several) for src, several in chunks.items() if len(several) > 1})
+        return tuple(by_round)
 
     @functools.cached_property
     def receives(self) -> dict[tuple[int, int], int]:
@@ -120,7 +121,7 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
     rounds: list[tuple[Receive, ...]] = []
     links: dict[int, list[Send]] = defaultdict(list)
     dependents: list[set[int]] = []
-    written: dict[int, int] = {}
+    written: dict[int, int] = {}  # by chunk, the last receive so far that writes it
     whole = True
     checksum = zlib.crc32(f"{schedule.name}/{schedule.ranks}/{schedule.chunks}".encode())
     for k in range(schedule.rounds):
@@ -128,36 +129,40 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
         for array in (step.src, step.dst, step.chunk, step.reduce):
             checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
         whole = whole and _folds_all(step, schedule)
+        # All of a round is sent from what was there before the round, so the sends come first.
         for dst, chunk in _outgoing(step, vertex):
             after = written.get(chunk, -1)
             links[dst].append(Send(dst, chunk, after, k))
             if after >= 0:
                 dependents[after].add(dst)
-        receives = _incoming(step, vertex)
+        receives = tuple(
+            Receive(chunk, overwrite, tuple(sorted(sources)))
+            for chunk, (overwrite, sources) in _by_chunk(step, vertex).items()
+        )
         for receive in receives:
             written[receive.chunk] = len(dependents)
             dependents.append(set())
         rounds.append(receives)
     return MessagePlan(
-        schedule.name,
-        schedule.ranks,
-        schedule.chunks,
-        checksum,
-        tuple(rounds),
-        {dst: tuple(sends) for dst, sends in links.items()},
-        tuple(sorted({src for receives in rounds for receive in receives for src in receive.sources})),
-        whole,
-        tuple(tuple(sorted(dsts)) for dsts in dependents),
-        frozenset(written.values()),
-        schedule,
-        _finished(schedule),
+        name=schedule.name,
+        ranks=schedule.ranks,
+        chunks=schedule.chunks,
+        hash=checksum,
+        rounds=tuple(rounds),
+        links={dst: tuple(sends) for dst, sends in links.items()},
+        sources=tuple(sorted({src for receives in rounds for receive in receives for src in receive.sources})),
+        whole_folds=whole,
+        dependents=tuple(tuple(sorted(dsts)) for dsts in dependents),
+        finals=frozenset(written.values()),
+        schedule=schedule,
+        finished=_copies_are_final(schedule),
     )
 
 
 @functools.lru_cache(maxsize=256)
-def _finished(schedule: Schedule) -> bool:
+def _copies_are_final(schedule: Schedule) -> bool:
     """Tell whether every copy that a chunk ends with was sent after its sender's own last write of that chunk."""
-    last = np.full((schedule.vertices, schedule.chunks), -1)
+    last = np.full((schedule.vertices, schedule.chunks), -1)  # round of the last write, by vertex and chunk
     for k in range(schedule.rounds):
         step = schedule.round(k)
         last[step.dst, step.chunk] = k
@@ -170,39 +175,32 @@ def _finished(schedule: Schedule) -> bool:
 
 
 def _folds_all(step: Round, schedule: Schedule) -> bool:
-    """Tell whether whoever reduces in a round has all ranks' contributions then (a switch none of its own)."""
+    """Tell whether every reduction of a round has all ranks' contributions (a switch's: none of its own)."""
     adds = step.where(step.reduce)
     target, counts = np.unique(adds.dst.astype(np.int64) * schedule.chunks + adds.chunk, return_counts=True)
     everybody = np.where(target // schedule.chunks < schedule.ranks, schedule.ranks - 1, schedule.ranks)
     return bool((counts == everybody).all())
 
 
-def _incoming(step: Round, vertex: int) -> tuple[Receive, ...]:
-    return tuple(
-        Receive(chunk, overwrite, tuple(sorted(sources)))
-        for chunk, (overwrite, sources) in _by_chunk(step, vertex).items()
-    )
-
-
 def _by_chunk(step: Round, vertex: int) -> dict[int, tuple[bool, list[int]]]:
-    """Return what arrives at a vertex, by chunk, in order of first appearance."""
-    found: dict[int, tuple[bool, list[int]]] = {}
-    mine = step.dst == vertex
+    """Return what arrives at a vertex in a round, (overwrite, sources) by chunk, in order of first appearance."""
+    arriving: dict[int, tuple[bool, list[int]]] = {}
+    own = step.dst == vertex
     rows = zip(
-        step.src[mine].tolist(),
-        step.chunk[mine].tolist(),
-        step.reduce[mine].tolist(),
+        step.src[own].tolist(),
+        step.chunk[own].tolist(),
+        step.reduce[own].tolist(),
         strict=True,
     )
     for src, chunk, reduce in rows:
-        found.setdefault(chunk, (not reduce, []))[1].append(src)
-    return found
+        arriving.setdefault(chunk, (not reduce, []))[1].append(src)
+    return arriving
 
 
 def _outgoing(step: Round, vertex: int) -> list[tuple[int, int]]:
-    """Return what a vertex sends, (dst, chunk), per receiver in the order in which that one takes chunks."""
-    mine = step.src == vertex
-    sent = list(zip(step.dst[mine].tolist(), step.chunk[mine].tolist(), strict=True))
+    """Return what a vertex sends in a round, (dst, chunk), per receiver in the order in which that one reads chunks."""
+    own = step.src == vertex
+    sent = list(zip(step.dst[own].tolist(), step.chunk[own].tolist(), strict=True))
     per_receiver: dict[int, int] = defaultdict(int)
     for dst, _ in sent:
         per_receiver[dst] += 1

@@ -1,4 +1,7 @@
-"""What vertices tell each other of a collective before its first element: who called what."""
+"""The header that vertices send before a collective's first element: what each of them called.
+
+As PyTorch's CollectiveFingerPrint: ranks that call different things find out instead of waiting for each other.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.engine.transports.base import Bytes
 
-OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8
-_HEADER = struct.Struct("<QIIQdIBBBB")  # seq, plan, segment, then a Call: elements, extra, tag, kind, dtype, op, flags
+OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8  # flags: bits
+# Little-endian, not padded, 40 of HEADER_BYTES: seq, plan, segment, then the signature: elements, extra, tag, kind,
+# dtype, op, flags.
+_HEADER = struct.Struct("<QIIQdIBBBB")
 
 
 class CollectiveSignature(NamedTuple):
-    """What a rank called, as its peers are told.
+    """What a rank called, as its peers compare it.
 
     Args:
         kind: Code of the collective.
@@ -24,7 +29,7 @@ class CollectiveSignature(NamedTuple):
         elements: Elements of the tensor.
         extra: A number that must be equal, such as the root or the scale.
         tag: Hash of whatever else must be equal, such as bounds.
-        flags: How it is carried out, where a vertex that was not called itself must know: `OWN_SCALE`, `WHOLE_FOLD`,
+        flags: How it is done, where a vertex that was not called itself must know: `OWN_SCALE`, `WHOLE_FOLD`,
             `WIRE_BFLOAT16`, `WIRE_FLOAT16`.
     """
 
@@ -47,18 +52,18 @@ class CollectiveSignature(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What a rank is about, as the others are told when something goes wrong.
+    """What a rank is doing, as it reports it to the others when something goes wrong.
 
     Args:
         call: What it called.
-        way: How that is carried out.
+        algorithm: How that is done.
     """
 
     call: CollectiveSignature
-    way: str
+    algorithm: str
 
     def __str__(self) -> str:
-        return f"{self.call} by {self.way}"
+        return f"{self.call} by {self.algorithm}"
 
 
 class MessageHeader(NamedTuple):
@@ -95,8 +100,8 @@ class SignatureMismatch(Exception):
 
     Args:
         peer: The vertex.
-        theirs: What it said.
-        ours: What this vertex says.
+        theirs: The header that came.
+        ours: The one this vertex expected.
     """
 
     def __init__(self, peer: int, theirs: MessageHeader, ours: MessageHeader) -> None:

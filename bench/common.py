@@ -1,0 +1,103 @@
+"""What the benchmarks share: where things lie, command lines, result files, tables, timed blocks and floors.
+
+All of them are started from the repository's root, `python -m bench.lab`, and so are the processes that they start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, RUNS = ROOT / "docs", ROOT / "runs"
+
+
+def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is the docstring of a module that is started with `python -m`."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
+    """Return the command that runs a module of `bench` in a process of its own, from the root."""
+    return [python, "-m", module, *words]
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of an option such as `2,4,8`."""
+    return [int(part) for part in text.split(",")]
+
+
+def report_progress(text: str) -> None:
+    """Print a line on stderr at once: stdout is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Return the figures that earlier runs left in a file, by name; nothing where there is none."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table without a line's end after it."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+
+
+def page_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table as a paragraph of a page: with a line's end after it."""
+    return markdown_table(head, rows) + "\n"
+
+
+def slowest_step_s(step: Callable[[], Any], times: int) -> float:
+    """Return the mean seconds of a step in a block of them, on the slowest rank of the default process group."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(times):
+        step()
+    seconds = torch.tensor([(time.perf_counter() - began) / times], dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return float(seconds)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One thing that is promised.
+
+    Args:
+        what: In words.
+        value: What was measured; None: it was not.
+        least: It is met from here on; None: there is no such bound.
+        most: It is met up to here; None: there is no such bound.
+        unit: Of all three.
+    """
+
+    what: str
+    value: float | None
+    least: float | None = None
+    most: float | None = None
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether it is kept; what was not measured is not."""
+        value = self.value
+        if value is None:
+            return False
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+
+    def describe(self) -> str:
+        """Return one line: whether it is met, by which figure, and its bounds."""
+        ends = (("at least", self.least), ("at most", self.most))
+        bounds = " and ".join(f"{word} {end:g}" for word, end in ends if end is not None)
+        value = "not measured" if self.value is None else f"{self.value:.3f} {self.unit}".rstrip()
+        return f"{'met   ' if self.met else 'missed'} {self.what}: {value} ({bounds})"

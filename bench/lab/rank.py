@@ -1,0 +1,237 @@
+"""What one rank does in the lab: all-reduces by several contenders, in turn, timed and counted.
+
+`jobs.py` starts it on every host with a plan (a JSON file); its last line on stdout is its report. Times are on
+CLOCK_MONOTONIC, which all hosts of a lab share, for they are on one machine.
+
+A turn is: barrier, read the host's counters, barrier, call `iterations` times, barrier, read the counters. Everybody
+has ended the turn before and nobody has begun this one while somebody reads, so what is counted is one turn's, and two
+barriers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.lab import collectives_rank
+
+Call = Callable[[], Any]
+GLOO, IDLE, DEFAULT = "gloo", "idle", "default"
+_WARM_UPS = 2  # a first message finds no place posted for it, and the first ones open TCP's window
+_CHECKED_BYTES = 1 << 20
+_MOST_TO_SETTLE = 400
+_MOST_ITERATIONS = 2000
+
+
+def main() -> None:
+    import torch.distributed as dist
+
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    rank = int(os.environ["RANK"])
+    report: list[dict[str, Any]] = []
+    with contextlib.suppress(ImportError):
+        import torch
+
+        torch.set_num_threads(1)
+    if plan["switch_ports"]:
+        # A reducer meets one job at one store: so every number of ranks is a job of its own. The larger ones come
+        # first, so that a rank that is not needed any more can go.
+        for n, port in plan["switch_ports"]:
+            if rank < n:
+                url = f"tcp://{os.environ['MASTER_ADDR']}:{port}"
+                dist.init_process_group("gloo", init_method=url, rank=rank, world_size=n)
+                report += _turns([case for case in plan["cases"] if case["n"] == n], plan, {n: None}, rank)
+                dist.destroy_process_group()
+    else:
+        dist.init_process_group("gloo")
+        size = dist.get_world_size()
+        needed = sorted({case["n"] for case in plan["cases"]})
+        groups = {n: None if n == size else dist.new_group(range(n)) for n in needed}
+        report = _turns(plan["cases"], plan, groups, rank)
+        dist.barrier()
+        dist.destroy_process_group()
+    print(json.dumps(report), flush=True)
+
+
+def _turns(
+    cases: list[dict[str, Any]], plan: dict[str, Any], groups: dict[int, Any], rank: int
+) -> list[dict[str, Any]]:
+    """Prepare all cases, then let everybody have turns, round after round."""
+    import ringside
+
+    own = [case for case in cases if rank < case["n"]]
+    switch = bool(plan["switch_ports"])
+    with contextlib.ExitStack() as stack:
+        comms = {
+            n: stack.enter_context(ringside.Communicator(group, switch=switch))
+            for n, group in groups.items()
+            if rank < n
+        }
+        ready = [turn for case in own for turn in _prepare(case, comms[case["n"]], groups[case["n"]], plan)]
+        report = []
+        last = max((turn.rounds for turn in ready), default=0)
+        for number in range(last):
+            for turn in ready if number % 2 else reversed(ready):  # nobody is always the one after the same other
+                if number < turn.rounds:
+                    report.append({**turn.run(), "round": number})
+            if rank == 0:
+                print(f"round {number + 1} of {last}", file=sys.stderr, flush=True)
+        return report
+
+
+def _prepare(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) -> Iterator[_Turn]:
+    """Yield the turns of a case's contenders, each checked and warm."""
+    for name in case["contenders"]:
+        array = np.zeros(case["size_bytes"] // 4, dtype=np.float32)
+        if ":" in name:
+            call = collectives_rank.call_of(name, comm, group, array)
+            for _ in range(_WARM_UPS):
+                call()
+            yield _Turn(case, name, call, comm, group, plan)
+            continue
+        if name != IDLE:
+            # Numbers that differ by rank and place are reduced and compared; then zeros are left, whose sums stay zero.
+            part = array[: _CHECKED_BYTES // 4]
+            call, place = _call(name, comm, group, part), np.arange(len(part)) % 251
+            for _ in range(_WARM_UPS):
+                part[:] = place + comm.rank
+                call()
+                wrong = int((part != place * comm.size + comm.size * (comm.size - 1) / 2).sum())
+                if wrong:
+                    raise SystemExit(f"{name}, {case['n']} ranks, {part.nbytes} B: {wrong} elements are wrong")
+                part[:] = 0
+        call = _call(name, comm, group, array)
+        if name == DEFAULT:
+            # First the calls in which the promising choices take turns: what is measured is what comes after.
+            for _ in range(_MOST_TO_SETTLE):
+                if comm.settled(array.nbytes):
+                    break
+                call()
+            else:
+                raise SystemExit(f"no choice was made for {array.nbytes} bytes in {_MOST_TO_SETTLE} calls")
+            if comm.rank == 0:
+                print(comm.explain(array.nbytes), file=sys.stderr, flush=True)
+        yield _Turn(case, name, call, comm, group, plan)
+
+
+def _call(name: str, comm: Any, group: Any, array: Any) -> Call:
+    import torch
+    import torch.distributed as dist
+
+    if name == IDLE:
+        return lambda: None
+    if name == GLOO:
+        tensor = torch.from_numpy(array)
+        return lambda: dist.all_reduce(tensor, group=group)
+    algorithm = None if name == DEFAULT else name
+    return lambda: comm.all_reduce(array, algorithm=algorithm)
+
+
+class _Turn:
+    """A contender in one case."""
+
+    def __init__(
+        self, case: dict[str, Any], name: str, call: Call, comm: Any, group: Any, plan: dict[str, Any]
+    ) -> None:
+        self.case, self.name, self.call, self.comm, self.group, self.plan = case, name, call, comm, group, plan
+        self.rounds = case.get("rounds") or plan["rounds"]
+        self.iterations = case.get("iterations")
+        if not self.iterations:
+            # As many calls as last as long as a turn should, the same number on all ranks.
+            import torch
+            import torch.distributed as dist
+
+            trials = 1 if case["size_bytes"] > 1 << 20 else 5
+            dist.barrier(group)
+            start = time.perf_counter()
+            for _ in range(trials):
+                call()
+            slowest = torch.tensor([(time.perf_counter() - start) / trials])
+            dist.all_reduce(slowest, dist.ReduceOp.MAX, group=group)
+            self.iterations = max(1, min(_MOST_ITERATIONS, round(plan["turn_s"] / max(float(slowest), 1e-6))))
+
+    def _call_at_agreed_times(self) -> list[tuple[float, float]]:
+        """Make every call at a time that rank 0 says (the hosts share a clock): after a barrier, ranks would begin
+        as far apart as the network's delay is long."""
+        import torch
+        import torch.distributed as dist
+
+        start = time.perf_counter()
+        self.call()
+        gap = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        dist.all_reduce(gap, dist.ReduceOp.MAX, group=self.group)
+        first = torch.tensor([time.perf_counter()], dtype=torch.float64)
+        dist.all_reduce(first, dist.ReduceOp.MAX, group=self.group)
+        step_s = 1.5 * float(gap) + 5e-3
+        spans = []
+        for number in range(1, self.iterations + 1):
+            begin = float(first) + number * step_s
+            time.sleep(max(begin - time.perf_counter(), 0.0))
+            start = time.perf_counter()
+            self.call()
+            spans.append((start, time.perf_counter()))
+        return spans
+
+    def run(self) -> dict[str, Any]:
+        """Make the calls of one turn and return what was measured."""
+        import torch.distributed as dist
+
+        if self.case.get("warm"):
+            self.call()
+        hops_before = len(self.comm.hops) if self.plan["hops"] else 0
+        dist.barrier(self.group)
+        before = counters()
+        dist.barrier(self.group)
+        cpu_before, idle_before = time.process_time(), ticks()
+        if self.plan["apart"]:
+            spans = self._call_at_agreed_times()
+        else:
+            start = time.perf_counter()
+            for _ in range(self.iterations):
+                self.call()
+            spans = [(start, time.perf_counter())]
+        cpu_s, idle_after = time.process_time() - cpu_before, ticks()
+        dist.barrier(self.group)
+        after = counters()
+        report = {
+            "n": self.case["n"],
+            "size_bytes": self.case["size_bytes"],
+            "contender": self.name,
+            "iterations": self.iterations,
+            "spans": spans,
+            "cpu_s": cpu_s,
+            "ticks": [now - then for now, then in zip(idle_after, idle_before, strict=True)],
+            "counted": [now - then for now, then in zip(after, before, strict=True)],
+        }
+        if self.name == DEFAULT:  # "16 MB: hosts/ring. It was ..."
+            report["chosen"] = self.comm.explain(self.case["size_bytes"]).partition(": ")[2].partition(".")[0]
+        if self.plan["hops"]:
+            report["hops"] = [[h.src, h.size_bytes, h.waited, h.first, h.last] for h in self.comm.hops[hops_before:]]
+        return report
+
+
+def ticks() -> tuple[int, int]:
+    """Return (idle, all) of what the kernel counts for the cores of this machine, in its ticks."""
+    counted = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
+    return counted[3] + counted[4], sum(counted)
+
+
+def counters(device: str = "lab0") -> list[int]:
+    """Return what the kernel counted on this host's link: bytes and frames received, bytes and frames sent."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name.strip() == device:
+            numbers = rest.split()
+            return [int(numbers[column]) for column in (0, 1, 8, 9)]
+    raise SystemExit(f"there is no interface {device} here: start this by bench/lab/")
+
+
+if __name__ == "__main__":
+    main()
