@@ -55,7 +55,17 @@ def main() -> int:
     if "RANK" in os.environ:
         _rank(args.blocks, tuple(args.only.split(",")), args.width)
         return 0
-    results = _in_lab(args.lab, args.rate) if args.lab else _start(args.ranks)
+    if args.lab:
+        from ringside.lab import Lab
+
+        hosts, _, per_host = args.lab.partition("x")
+        quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=args.rate) as lab:
+            command = module_command(MODULE, *sys.argv[1:])
+            done = lab.run(command, quiet, timeout_s=LAB_S, after_failure_s=5.0).check()
+        results: list[dict[str, Any]] = json.loads(done.ranks[0].stdout.strip().splitlines()[-1])
+    else:
+        results = _start(args.ranks)
     floors = {} if args.lab or args.ranks != 2 or args.width != WIDTH else FLOORS
     lines = [COLUMNS, *(_line(result, floors.get(result["job"], 0.0)) for result in results)]
     print(json.dumps(results, indent=2) if args.json else "\n".join(lines))
@@ -63,6 +73,7 @@ def main() -> int:
 
 
 def _start(ranks: int) -> list[dict[str, Any]]:
+    """Run this program once per rank on this host; return what rank 0 printed."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = str(sock.getsockname()[1])
@@ -81,18 +92,8 @@ def _start(ranks: int) -> list[dict[str, Any]]:
     return results
 
 
-def _in_lab(shape: str, rate: str) -> list[dict[str, Any]]:
-    from ringside.lab import Lab
-
-    hosts, _, per_host = shape.partition("x")
-    quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=rate) as lab:
-        done = lab.run(module_command(MODULE, *sys.argv[1:]), quiet, timeout_s=LAB_S, after_failure_s=5.0).check()
-    results: list[dict[str, Any]] = json.loads(done.ranks[0].stdout.strip().splitlines()[-1])
-    return results
-
-
 def _line(result: dict[str, Any], floor: float) -> str:
+    """Return a job's row: times, ratio with quartiles, what a backend without time would reach, the floor."""
     gloo, ours, torch_s = result["gloo"], result["ringside"], result.get("fake", 0.0)
     times = " ".join(f"{result[side] * 1e3:9.3f}" if side in result else " " * 9 for side in SIDES)
     low, high = result["quartiles"]

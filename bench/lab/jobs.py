@@ -151,7 +151,7 @@ def take_turns(
         "hops": hops,
         "switch_ports": ports,
     }
-    if switch:
+    if switch:  # one process for all jobs: importing torch takes seconds
         words = module_command("bench.lab.in_network", *(str(port) for _, port in ports))
         lab.run_switch(words, {"MASTER_ADDR": lab.address(0)}, stderr=subprocess.DEVNULL)
     measures = probes or any(DEFAULT in case.contenders for case in cases)

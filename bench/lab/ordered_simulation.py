@@ -1,7 +1,7 @@
 """A schedule in message order: what an interpreter that knows no rounds does, segment by segment. Event by event.
 
 `ringside.predict.simulate` plays rounds. Engines that send a chunk as soon as they have it, whatever its round
-(`ringside.engine.net.exchange.exchange`, and any other that cuts chunks into segments), overlap rounds. Here:
+(`ringside.engine.net.exchange.run`, and any other that cuts chunks into segments), overlap rounds. Here:
 
 1.  A chunk travels in segments of at most `segment_bytes`. A vertex takes the messages it is sent in one order: round
     by round, in a round segment by segment; or as `orders` says. It waits for the next of them only.
@@ -43,8 +43,8 @@ class VertexOrder(Protocol):
     """In which order a vertex takes and sends; what `ringside.engine.net.exchange.ordering` makes is one."""
 
     @property
-    def takes(self) -> Sequence[Any]:
-        """What it takes: each has a `part`, (round, chunk, segment)."""
+    def receives(self) -> Sequence[Any]:
+        """What it receives: each has a `part`, (round, chunk, segment)."""
 
     @property
     def sends(self) -> Mapping[int, Sequence[Part]]:

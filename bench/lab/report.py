@@ -37,7 +37,16 @@ class Section:
 
     def markdown(self) -> str:
         """Return title, table, the floors that were missed and the notes, for a document."""
-        head, *rows = _pivoted(self.rows, *self.pivot) if self.pivot else _cells(self.columns, self.rows)
+        head, *rows = _cells(self.columns, self.rows)
+        if self.pivot:  # a line per algorithm, a column per number of ranks
+            line, column, cell, form = self.pivot
+            columns = list(dict.fromkeys(row[column] for row in self.rows))
+            found = {(row[line], row[column]): row.get(cell) for row in self.rows}
+            head = [line, *(f"{column} = {value}" for value in columns)]
+            rows = [
+                [str(name), *(_cell(found.get((name, value)), form) for value in columns)]
+                for name in dict.fromkeys(row[line] for row in self.rows)
+            ]
         missed = [floor.describe() for floor in self.floors if not floor.met]
         said = f"{len(self.floors) - len(missed)} of {len(self.floors)} floors met."
         table = markdown_table(head, rows)
@@ -72,14 +81,6 @@ def filled(page: str, sections: Sequence[Section]) -> str:
             _, _, after = rest.partition(end)
             page = f"{before}{mark}\n\n{section.markdown()}\n\n{end}{after}"
     return page
-
-
-def _pivoted(rows: Sequence[Row], line: str, column: str, cell: str, form: str) -> list[list[str]]:
-    names = list(dict.fromkeys(row[line] for row in rows))
-    columns = list(dict.fromkeys(row[column] for row in rows))
-    found = {(row[line], row[column]): row.get(cell) for row in rows}
-    head = [line, *(f"{column} = {value}" for value in columns)]
-    return [head, *([str(name), *(_cell(found.get((name, value)), form) for value in columns)] for name in names)]
 
 
 def _cells(columns: Sequence[Column], rows: Sequence[Row]) -> list[list[str]]:

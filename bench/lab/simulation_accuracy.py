@@ -86,7 +86,7 @@ def compare(hosts: int, rate: str, repeat: int) -> Section:
         topology = probed(lab)
         report_progress(f"  {_links(topology, rate)}")
         parts = [(SMALL, WAYS, repeat), (LARGE, WAYS, 1), (SMALL, (SWITCHED,), repeat)]
-        for sizes, names, turns in parts:
+        for sizes, names, turns in parts:  # the large size once; the reducer at the switch in jobs of its own
             switch = SWITCHED in names
             cases = [Case(hosts, size, names, 0 if size < MB and not switch else 1) for size in sizes]
             measured = take_turns(lab, cases, turns, turn_s=0.02, switch=switch)

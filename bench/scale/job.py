@@ -107,6 +107,7 @@ def run(job: Job, run_dir: Path, *, tell: Callable[[str], None] = lambda _: None
     gc.collect()
     gc.freeze()  # what is shared with the parent stays shared
     try:
+        # All ranks are forked before this process has any thread; then the store, whose port they wait for.
         for rank in range(job.ranks):
             _check_memory(rank, job.ranks)
             if pid := os.fork():
@@ -132,6 +133,7 @@ def run(job: Job, run_dir: Path, *, tell: Callable[[str], None] = lambda _: None
             time.sleep(0.05)
         outcome.start_s = time.monotonic() - began
         tell(f"all joined after {outcome.start_s:.1f} s")
+        # They begin at an agreed time, and leave together when the collector has what they sent.
         shared.start[0] = time.monotonic() + 0.5 + job.ranks / 2_000
         shared.begin.open()
         _observe(job, shared, pids, outcome)
@@ -151,7 +153,13 @@ def run(job: Job, run_dir: Path, *, tell: Callable[[str], None] = lambda _: None
         shared.leave.open()
     if shared.failed.any():
         raise RingsideError(f"{int(shared.failed.sum())} of {job.ranks} ranks failed; the first says why on stderr")
-    _read_end(shared, run_dir, outcome)
+    # What ranks counted, and what rank 0 wrote.
+    outcome.completed, outcome.late = int(shared.completed[0]), int(shared.late[0])
+    outcome.messages, outcome.bytes = int(shared.messages.sum()), int(shared.bytes.sum())
+    outcome.finish_s = float(shared.finish_us[0]) / 1e6
+    written = (run_dir / STEPS).read_bytes()
+    outcome.written_bytes, outcome.records = len(written), written.count(b"\n")
+    outcome.verdicts = [Heard(**json.loads(line)) for line in (run_dir / "heard").read_text().splitlines()]
     return outcome
 
 
@@ -192,16 +200,6 @@ def _observe(job: Job, shared: Shared, pids: list[int], outcome: Outcome) -> Non
         outcome.rank_pss_bytes = int(np.mean([1024 * int(text.split("\nPss:")[1].split()[0]) for text in pages]))
     outcome.chief_rss_bytes = _rss_bytes(pids[0])
     outcome.chief_grown_bytes = outcome.chief_rss_bytes - rss
-
-
-def _read_end(shared: Shared, run_dir: Path, outcome: Outcome) -> None:
-    """Note what ranks counted and what rank 0 wrote."""
-    outcome.completed, outcome.late = int(shared.completed[0]), int(shared.late[0])
-    outcome.messages, outcome.bytes = int(shared.messages.sum()), int(shared.bytes.sum())
-    outcome.finish_s = float(shared.finish_us[0]) / 1e6
-    written = (run_dir / STEPS).read_bytes()
-    outcome.written_bytes, outcome.records = len(written), written.count(b"\n")
-    outcome.verdicts = [Heard(**json.loads(line)) for line in (run_dir / "heard").read_text().splitlines()]
 
 
 def _cpu(pids: list[int]) -> list[float]:

@@ -20,7 +20,7 @@ from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.schedule import by_name, pipelined, ring, run, tree
 
 from .oracle import difference, elements
-from .threaded import on_threads as across_threads
+from .threaded import on_threads as engine_threads
 from .transports.schedules import be_a_switch, by_exchange, check_engine, run_schedule
 from .transports.vertices import on_threads
 
@@ -257,18 +257,18 @@ def test_a_collective_more_on_one_rank_is_found() -> None:
 def test_small_chunks_of_a_round_share_a_message(name: str, messages: int) -> None:
     """Halving-doubling of 8 ranks moves 14 chunks in six rounds to one rank each: six messages, not 14."""
 
-    def job(across: HierarchicalEngine) -> tuple[int, bool]:
+    def job(engine: HierarchicalEngine) -> tuple[int, bool]:
         counts: list[int] = []
-        send = across.exchange.transport.send
-        across.exchange.transport.send = lambda peer, data: counts.append(peer) or send(peer, data)  # type: ignore
+        send = engine.exchange.transport.send
+        engine.exchange.transport.send = lambda peer, data: counts.append(peer) or send(peer, data)  # type: ignore
         right = True
         for count in (1000, 3, 100_000):
             counts.clear()
-            x = np.arange(count, dtype=np.float32) + across.rank_map.rank
-            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec(name))
+            x = np.arange(count, dtype=np.float32) + engine.rank_map.rank
+            engine.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec(name))
             right = right and bool((x == 8 * np.arange(count, dtype=np.float32) + 28).all())
             if count == 1000:
                 small = len(counts)
         return small, right
 
-    assert across_threads(8, job) == [(messages, True)] * 8
+    assert engine_threads(8, job) == [(messages, True)] * 8

@@ -222,7 +222,7 @@ def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
         exchange, feed = Exchange(end, segment_bytes=64), Recorded()
         chunks = [[np.ones(16, np.float32).view(np.uint8) for _ in range(segments)] for _ in range(3)]
         what = Reduction(DTYPES.index("float32"), 0)
-        part = plan_reduction(AlgorithmSpec("ring"), None, what, signature_of(what, 960), roster(3, end.rank))
+        part = plan_reduction(AlgorithmSpec("ring"), None, what, signature_of(what, 960), rank_map_of(3, end.rank))
         assert part.plan is not None
         ExchangeRun(
             exchange, part.plan, chunks, item, part.fold, part.call, last_fold=part.last_fold, ordered=True, feed=feed
@@ -237,7 +237,7 @@ def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
             assert asked.index((own, segment)) > asked.index((coming, segment - AHEAD - 1))
 
 
-def roster(hosts: int, rank: int) -> RankMap:
+def rank_map_of(hosts: int, rank: int) -> RankMap:
     return RankMap(rank, tuple((r,) for r in range(hosts)), tuple(map(str, range(hosts))), ("",) * hosts)
 
 
@@ -250,13 +250,13 @@ def test_streams_end_with_the_sum_whatever_the_schedule(name: str, hosts: int, w
 
     def vertex(end: Threads) -> list[np.ndarray]:
         exchange = Exchange(end, segment_bytes=1000, window=window)
-        across = HierarchicalEngine(roster(hosts, end.rank), exchange, None, NoNative(), timeout_s=WAIT_S)
+        engine = HierarchicalEngine(rank_map_of(hosts, end.rank), exchange, None, NoNative(), timeout_s=WAIT_S)
         tensors = [np.arange(count, dtype=np.float32) % 97 + end.rank for _ in range(2)]
-        under_way = [across.start(x.__array_interface__["data"][0], count, what, choice) for x in tensors]
-        for one in under_way:
+        pending = [engine.start(x.__array_interface__["data"][0], count, what, choice) for x in tensors]
+        for one in pending:
             one.wait()
         all_done.wait(WAIT_S)  # who leaves early takes with it what others have not taken yet
-        across.close()
+        engine.close()
         return tensors
 
     want = hosts * (np.arange(count, dtype=np.float32) % 97) + sum(range(hosts))
@@ -271,15 +271,15 @@ def test_one_that_is_held_up_does_not_hold_up_the_one_begun_behind_it() -> None:
     go_on, second_is_there = threading.Event(), threading.Barrier(2)
 
     def vertex(end: Threads) -> None:
-        across = HierarchicalEngine(
-            roster(2, end.rank), Exchange(end, segment_bytes=1000), None, NoNative(), timeout_s=WAIT_S
+        engine = HierarchicalEngine(
+            rank_map_of(2, end.rank), Exchange(end, segment_bytes=1000), None, NoNative(), timeout_s=WAIT_S
         )
         if end.rank == 1:
-            across.channels.submit(
+            engine.channels.submit(
                 functools.partial(go_on.wait, WAIT_S)
             )  # nothing of the first one leaves this host before that
         tensors = [np.full(count, end.rank + 1.0, dtype=np.float32) for _ in range(3)]
-        begun = [across.start(x.__array_interface__["data"][0], count, what, choice) for x in tensors[:2]]
+        begun = [engine.start(x.__array_interface__["data"][0], count, what, choice) for x in tensors[:2]]
         ends_by = time.monotonic() + WAIT_S
         while not (tensors[1] == 3.0).all() and time.monotonic() < ends_by:
             time.sleep(1e-3)
@@ -288,13 +288,13 @@ def test_one_that_is_held_up_does_not_hold_up_the_one_begun_behind_it() -> None:
         second_is_there.wait(WAIT_S)
         go_on.set()
         begun[0].wait()
-        begun.append(across.start(tensors[2].__array_interface__["data"][0], count, what, choice))
+        begun.append(engine.start(tensors[2].__array_interface__["data"][0], count, what, choice))
         for one in begun:
             one.wait()
         assert [one.channel for one in begun] == [0, 1, 0]
         for x in tensors:
             np.testing.assert_array_equal(x, 3.0)
         second_is_there.wait(WAIT_S)
-        across.close()
+        engine.close()
 
     on_threads(2, vertex)

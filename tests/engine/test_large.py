@@ -32,19 +32,19 @@ def on_ranks(count: int, job: Callable[[HierarchicalEngine], Any]) -> list[Any]:
     """Run a job on ranks that are hosts of their own, and have them leave when all are through."""
     through = threading.Barrier(count, timeout=30.0)
 
-    def one(across: HierarchicalEngine) -> Any:
+    def one(engine: HierarchicalEngine) -> Any:
         try:
-            found = job(across)
+            found = job(engine)
             through.wait()
             return found
         finally:
-            across.close()
+            engine.close()
 
     return on_threads(count, one)
 
 
-def reduced(across: HierarchicalEngine, x: np.ndarray, what: Reduction, choice: AlgorithmSpec) -> None:
-    across.all_reduce(x.ctypes.data, x.size, what, choice)
+def reduced(engine: HierarchicalEngine, x: np.ndarray, what: Reduction, choice: AlgorithmSpec) -> None:
+    engine.all_reduce(x.ctypes.data, x.size, what, choice)
 
 
 class Made:
@@ -78,11 +78,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 @pytest.mark.parametrize("name", ["ring", "tree*4", "halving_doubling", "two_tree"])
 def test_the_same_tensor_again_and_again(name: str, made: Made) -> None:
 
-    def rank(across: HierarchicalEngine) -> list[np.ndarray]:
+    def rank(engine: HierarchicalEngine) -> list[np.ndarray]:
         x, found = np.empty(ELEMENTS, np.float32), []
         for turn in range(3):
-            x[:] = (across.rank_map.rank + 1) * (turn + 1)
-            reduced(across, x, Reduction(F32, AVG, scale=0.5), AlgorithmSpec.parse(f"hosts/{name}"))
+            x[:] = (engine.rank_map.rank + 1) * (turn + 1)
+            reduced(engine, x, Reduction(F32, AVG, scale=0.5), AlgorithmSpec.parse(f"hosts/{name}"))
             found.append(x.copy())
         return found
 
@@ -95,7 +95,7 @@ def test_the_same_tensor_again_and_again(name: str, made: Made) -> None:
 def test_what_has_changed_is_made_ready_anew(made: Made) -> None:
     """Another place, another reduction, another way, and links of which more is known since."""
 
-    def rank(across: HierarchicalEngine) -> None:
+    def rank(engine: HierarchicalEngine) -> None:
         x, y = np.ones((2, ELEMENTS), np.float32)
         ring, total = AlgorithmSpec.parse("hosts/ring"), Reduction(F32, 0)
         for tensor, what, choice in (
@@ -106,11 +106,11 @@ def test_what_has_changed_is_made_ready_anew(made: Made) -> None:
             (x, total, AlgorithmSpec.parse("leaders/ring")),
         ):
             tensor[:] = 1.0
-            reduced(across, tensor, what, choice)
+            reduced(engine, tensor, what, choice)
             assert (tensor == 2 * what.scale).all()
-        across.exchange.bytes_per_s = 1e7
+        engine.exchange.bytes_per_s = 1e7
         x[:] = 1.0
-        reduced(across, x, total, ring)
+        reduced(engine, x, total, ring)
         assert (x == 2).all()
 
     on_ranks(2, rank)
@@ -118,35 +118,35 @@ def test_what_has_changed_is_made_ready_anew(made: Made) -> None:
 
 
 def test_no_more_are_kept_than_that(made: Made) -> None:
-    def rank(across: HierarchicalEngine) -> int:
-        across.max_large = 2
+    def rank(engine: HierarchicalEngine) -> int:
+        engine.max_large = 2
         tensors = np.ones((3, ELEMENTS), np.float32)
         for _ in range(2):
             tensors[:] = 1.0
             for tensor in tensors:
-                reduced(across, tensor, Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring"))
+                reduced(engine, tensor, Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring"))
             assert (tensors == 2).all()
-        return made.kept(across.rank_map.rank)
+        return made.kept(engine.rank_map.rank)
 
     assert on_ranks(2, rank) == [2, 2]
     assert sorted(made.ranks) == 6 * [0] + 6 * [1], "the last one that was used stays"
 
 
 def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> None:
-    def rank(across: HierarchicalEngine) -> None:
+    def rank(engine: HierarchicalEngine) -> None:
         x, y = np.ones((2, ELEMENTS), np.float32)
         what, ring = Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring")
         for _ in range(3):
             x[:], y[:] = 1.0, 2.0
-            first = across.start(x.ctypes.data, x.size, what, ring)
-            second = across.start(y.ctypes.data, y.size, what, ring)
+            first = engine.start(x.ctypes.data, x.size, what, ring)
+            second = engine.start(y.ctypes.data, y.size, what, ring)
             assert {first.channel, second.channel} == {0, 1}
             second.wait()
             first.wait()
             assert (x == 3).all()
             assert (y == 6).all()
             with pytest.raises(UsageError, match="switch"):
-                across.start(x.ctypes.data, x.size, what, AlgorithmSpec.parse("leaders/in_network"))
+                engine.start(x.ctypes.data, x.size, what, AlgorithmSpec.parse("leaders/in_network"))
 
     on_ranks(3, rank)
 

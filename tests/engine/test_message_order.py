@@ -26,8 +26,8 @@ WINDOW = 4
 
 def orders(s: Schedule, segments: int, window: int = WINDOW) -> list[MessageOrder]:
     """Every vertex's order by each rule's play, whether it pays or not; none if no play comes to its end."""
-    plays = [ListSchedule(MessageGraph(s), [segments] * s.chunks, window, rule) for rule in RULES]
-    done = [play for play in plays if play.complete]
+    simulated = [ListSchedule(MessageGraph(s), [segments] * s.chunks, window, rule) for rule in RULES]
+    done = [play for play in simulated if play.complete]
     return list(min(done, key=lambda play: play.slots).orders()) if done else []
 
 
@@ -58,9 +58,9 @@ def test_both_ends_of_every_link_agree(ranks: int, segments: int) -> None:
 def test_nobody_waits_in_a_circle(ranks: int, window: int) -> None:
     """Walk all vertices as the interpreter does: blocking, one take after the other, few places per link."""
     for s in schedules(ranks):
-        plays = [ListSchedule(MessageGraph(s), [3] * s.chunks, window, rule) for rule in RULES]
-        assert any(play.complete for play in plays), s.name
-        for play in plays:
+        simulated = [ListSchedule(MessageGraph(s), [3] * s.chunks, window, rule) for rule in RULES]
+        assert any(play.complete for play in simulated), s.name
+        for play in simulated:
             if play.complete:
                 walk(s, list(play.orders()), window)
 
@@ -150,8 +150,8 @@ def test_links_stay_busy(name: str, ranks: int, most: float) -> None:
     segments = max(32 // s.chunks, 1)
     counted = traffic(s)
     busiest = max(int(counted.sent.max()), int(counted.received.max())) * segments
-    game = MessageGraph(s)
-    assert min(ListSchedule(game, [segments] * s.chunks, WINDOW, rule).slots for rule in RULES) <= most * busiest
+    graph = MessageGraph(s)
+    assert min(ListSchedule(graph, [segments] * s.chunks, WINDOW, rule).slots for rule in RULES) <= most * busiest
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ def test_the_longest_chain_goes_first_even_where_another_rule_is_a_little_shorte
     """What a play does not show: flows that share a link, which disturb other orders by much more than they save."""
     s = by_name(name, ranks)
     segments = [32 // s.chunks or 1] * s.chunks
-    plays = {rule: ListSchedule(MessageGraph(s), segments, WINDOW, rule) for rule in RULES}
-    shortest = min(play.slots for play in plays.values() if play.complete)
-    assert plays[by_tail].complete
-    assert plays[by_tail].slots <= 1.2 * shortest
-    assert slots_of(s, segments, WINDOW) == plays[by_tail].slots
-    assert [order_messages(s, v, segments, WINDOW) for v in range(ranks)] == list(plays[by_tail].orders())
+    simulated = {rule: ListSchedule(MessageGraph(s), segments, WINDOW, rule) for rule in RULES}
+    shortest = min(play.slots for play in simulated.values() if play.complete)
+    assert simulated[by_tail].complete
+    assert simulated[by_tail].slots <= 1.2 * shortest
+    assert slots_of(s, segments, WINDOW) == simulated[by_tail].slots
+    assert [order_messages(s, v, segments, WINDOW) for v in range(ranks)] == list(simulated[by_tail].orders())
 
 
 def test_a_ring_keeps_the_rounds_order_and_its_slots_are_its_bytes() -> None:

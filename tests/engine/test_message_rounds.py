@@ -18,7 +18,7 @@ from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
 from ringside.schedule import ALGORITHMS, by_name, pipelined, run
 
 from .oracle import difference, elements
-from .threaded import on_threads as across_threads
+from .threaded import on_threads as engine_threads
 from .transports.schedules import run_schedule
 from .transports.vertices import on_threads
 
@@ -139,15 +139,15 @@ def test_a_tensor_that_is_added_up_piece_by_piece_goes_round_by_round_too(monkey
 
     monkeypatch.setattr(ExchangeRun, "_enter_round", noted)
 
-    def job(across: HierarchicalEngine) -> Any:
-        x = elements("float32", count, across.rank_map.rank)
+    def job(engine: HierarchicalEngine) -> Any:
+        x = elements("float32", count, engine.rank_map.rank)
         choice = AlgorithmSpec("halving_doubling", "hosts")
-        across.all_reduce(address_of(x), count, Reduction(0, 0), choice)
+        engine.all_reduce(address_of(x), count, Reduction(0, 0), choice)
         over.wait(60.0)
-        across.close()
+        engine.close()
         return x
 
-    found = across_threads(size, job)
+    found = engine_threads(size, job)
     inputs = np.stack([elements("float32", count, rank) for rank in range(size)])
     with np.errstate(all="ignore"):
         want = run(by_name("halving_doubling", size), inputs)

@@ -208,17 +208,17 @@ WAYS = ("tree", "ring", "halving_doubling", "two_tree*4", "recursive_doubling", 
 def test_collectives_of_small_and_of_large_messages_follow_each_other(ranks: int) -> None:
     """A place that is too small would be refused by the threads' transport; ranks run as far ahead as they like."""
 
-    def job(across: HierarchicalEngine) -> list[int]:
+    def job(engine: HierarchicalEngine) -> list[int]:
         sizes = []
         for turn in range(2 * len(WAYS)):
-            across.exchange.bytes_per_s = (None, 1e6)[turn % 2]  # as all agree, between two collectives
+            engine.exchange.bytes_per_s = (None, 1e6)[turn % 2]  # as all agree, between two collectives
             name, count = WAYS[(3 * turn) % len(WAYS)], (150_000, 400_000, 20)[turn % 3]
-            x = np.arange(count, dtype=np.float32) % 97 + across.rank_map.rank
-            across.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec.parse(name))
+            x = np.arange(count, dtype=np.float32) % 97 + engine.rank_map.rank
+            engine.all_reduce(x.ctypes.data, count, Reduction(DTYPES.index("float32"), 0), AlgorithmSpec.parse(name))
             want = np.arange(count) % 97 * ranks + ranks * (ranks - 1) / 2
             assert (x == want).all(), f"{name}, {count} elements"
             schedule = AlgorithmSpec.parse(name).schedule(ranks)
-            sizes.append(across.exchange.size_of(schedule, 4 * count, 4, None).segment_bytes)
+            sizes.append(engine.exchange.size_of(schedule, 4 * count, 4, None).segment_bytes)
         return sizes
 
     sizes = on_threads(ranks, job, segment_bytes=1 << 16)

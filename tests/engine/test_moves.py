@@ -31,11 +31,11 @@ def moved(ranks: int, kind: str, xs: list[Array], bounds: list[int], out: bool =
     """Carry out a collective on all ranks; return what each has as its result, untouched elements being 77."""
     count = bounds[-1]
 
-    def job(across: HierarchicalEngine) -> Array:
-        x = xs[across.rank_map.rank].copy()
+    def job(engine: HierarchicalEngine) -> Array:
+        x = xs[engine.rank_map.rank].copy()
         result = np.full(count, UNTOUCHED, x.dtype) if out else x
         call = CoreRequest(kind, flatten(x), count, bounds, result.ctypes.data if out else 0, **how)
-        run_collective(across, call)
+        run_collective(engine, call)
         return result
 
     return on_threads(ranks, job)
@@ -110,9 +110,9 @@ def test_one_deals_out_or_all_do_or_one_gets_the_sum(ranks: int, count: int) -> 
 def test_a_barrier_ends_when_all_have_come() -> None:
     come: list[int] = []
 
-    def job(across: HierarchicalEngine) -> int:
-        come.append(across.rank_map.rank)
-        run_collective(across, CoreRequest("barrier", flatten(np.zeros(1)), 0))
+    def job(engine: HierarchicalEngine) -> int:
+        come.append(engine.rank_map.rank)
+        run_collective(engine, CoreRequest("barrier", flatten(np.zeros(1)), 0))
         return len(come)
 
     assert on_threads(4, job) == [4] * 4
@@ -122,15 +122,15 @@ def test_one_comes_after_what_is_under_way() -> None:
     """A large tensor on its way is there when the next collective is."""
     all_done = threading.Barrier(2)
 
-    def job(across: HierarchicalEngine) -> bool:
-        large, small = np.full(200_000, across.rank_map.rank + 1.0, "f4"), np.zeros(2, "f4")
+    def job(engine: HierarchicalEngine) -> bool:
+        large, small = np.full(200_000, engine.rank_map.rank + 1.0, "f4"), np.zeros(2, "f4")
         what = Reduction(DTYPES.index("float32"), 0)
-        across.start(large.ctypes.data, large.size, what, AlgorithmSpec("ring", "hosts"))
-        small[across.rank_map.rank] = 1
-        run_collective(across, CoreRequest("all_gather_", flatten(small), 2, [0, 1, 2]))
+        engine.start(large.ctypes.data, large.size, what, AlgorithmSpec("ring", "hosts"))
+        small[engine.rank_map.rank] = 1
+        run_collective(engine, CoreRequest("all_gather_", flatten(small), 2, [0, 1, 2]))
         there = bool((large == 3).all() and (small == 1).all())
         all_done.wait(20.0)  # who leaves early takes with it what others have not taken yet
-        across.close()
+        engine.close()
         return there
 
     assert on_threads(2, job) == [True, True]
@@ -138,10 +138,10 @@ def test_one_comes_after_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("odd", [{"bounds": [0, 2, 5]}, {"root": 1}, {"tag": 5}, {"scale": 2.0}, {"op": 3}])
 def test_ranks_that_call_it_differently_find_out(odd: dict[str, Any]) -> None:
-    def job(across: HierarchicalEngine) -> str:
-        how: dict[str, Any] = {"bounds": [0, 3, 5]} | (odd if across.rank_map.rank == 0 else {})
+    def job(engine: HierarchicalEngine) -> str:
+        how: dict[str, Any] = {"bounds": [0, 3, 5]} | (odd if engine.rank_map.rank == 0 else {})
         with pytest.raises(MismatchError) as raised:
-            run_collective(across, CoreRequest("reduce_scatter_", flatten(np.zeros(5, "f4")), 5, **how))
+            run_collective(engine, CoreRequest("reduce_scatter_", flatten(np.zeros(5, "f4")), 5, **how))
         return str(raised.value)
 
     for words in on_threads(2, job):
@@ -149,8 +149,8 @@ def test_ranks_that_call_it_differently_find_out(odd: dict[str, Any]) -> None:
 
 
 def test_scales_of_one_s_own_are_refused() -> None:
-    def job(across: HierarchicalEngine) -> None:
+    def job(engine: HierarchicalEngine) -> None:
         with pytest.raises(UnsupportedError, match="one scale"):
-            run_collective(across, CoreRequest("reduce_scatter_", flatten(np.zeros(4)), 4, [0, 2, 4], own_scale=True))
+            run_collective(engine, CoreRequest("reduce_scatter_", flatten(np.zeros(4)), 4, [0, 2, 4], own_scale=True))
 
     on_threads(2, job)

@@ -17,7 +17,7 @@ FLOAT32, FLOAT16 = DTYPES.index("float32"), DTYPES.index("float16")
 WEIGHTS = (1.0, 2.0, 3.0, 2.0)
 # Rank 1 of four ranks on two hosts. "in pieces": partial sums travel; "at once": one fold adds up all contributions.
 WAYS = {"the group's own": "native", "in pieces": "ring", "at once": "one_shot", "a switch": "in_network"}
-ROSTER = RankMap(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
+RANK_MAP = RankMap(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
 
 SUM_OF_3 = Reduction(FLOAT32, SUM, scale=3.0)
 MEAN = Reduction(FLOAT32, AVG)
@@ -28,7 +28,7 @@ BRAIN = Reduction(FLOAT32, AVG, wire=WireCompression("bfloat16"))
 
 
 def part(way: str, what: Reduction) -> ReductionPlan:
-    return plan_reduction(AlgorithmSpec.parse(WAYS[way]), None, what, signature_of(what, 10), ROSTER)
+    return plan_reduction(AlgorithmSpec.parse(WAYS[way]), None, what, signature_of(what, 10), RANK_MAP)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_peers_are_told_what_was_called_and_a_switch_what_it_has_to_do() -> None
 
 
 def test_between_hosts_the_vertices_are_the_hosts() -> None:
-    found = plan_reduction(AlgorithmSpec.parse("hosts/tree"), (1, 3), MEAN, signature_of(MEAN, 10), ROSTER)
+    found = plan_reduction(AlgorithmSpec.parse("hosts/tree"), (1, 3), MEAN, signature_of(MEAN, 10), RANK_MAP)
     assert found.plan is not None
     assert set(found.plan.links) <= {0, 1}
     assert part("the group's own", MEAN).plan is None

@@ -26,14 +26,14 @@ from ringside.schedule import by_name
 from ringside.schedule.combine import relabel
 
 from .oracle import elements
-from .threaded import on_threads as across_threads
+from .threaded import on_threads as engine_threads
 from .transports.vertices import on_threads
 
 F32, SUM = DTYPES.index("float32"), OP_CODES["sum"]
-WAYS = ("parameter_server", "recursive_doubling", "one_shot", "tree", "chain")
+ALGORITHMS = ("parameter_server", "recursive_doubling", "one_shot", "tree", "chain")
 
 
-def by_script(
+def persistent_exchange(
     exchange: Exchange, name: str, x: Any, size: int, *, order: tuple[int, ...] = (), tag: int = 0
 ) -> PersistentExchange:
     schedule = by_name(name, size)
@@ -46,7 +46,7 @@ def by_script(
     )
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
 def test_a_script_and_the_interpreter_understand_each_other(name: str, size: int) -> None:
     """Some vertices go by a script and others do not, again and again, with one place per link."""
@@ -54,7 +54,7 @@ def test_a_script_and_the_interpreter_understand_each_other(name: str, size: int
     def vertex(end: Threads) -> list[Any]:
         exchange = Exchange(end, segment_bytes=256, window=1)
         x, found = np.zeros(7, np.float32), []
-        script = by_script(exchange, name, x, size)
+        script = persistent_exchange(exchange, name, x, size)
         for turn in range(6):
             x[:] = elements("float32", 7, end.rank + turn)
             if (end.rank + turn) % 2:
@@ -83,7 +83,7 @@ def test_a_script_finds_who_called_something_else() -> None:
         exchange = Exchange(end)
         x = np.zeros(3, np.float32)
         try:
-            script = by_script(exchange, "one_shot", x, 3, tag=end.rank == 2)
+            script = persistent_exchange(exchange, "one_shot", x, 3, tag=end.rank == 2)
             script.start()
             script.wait()
         except SignatureMismatch as error:
@@ -93,7 +93,7 @@ def test_a_script_finds_who_called_something_else() -> None:
     assert on_threads(3, vertex) == ["2", "2", "0"]
 
 
-@pytest.mark.parametrize("name", [*WAYS, f"ranks/{NATIVE}", "ring", "direct"])
+@pytest.mark.parametrize("name", [*ALGORITHMS, f"ranks/{NATIVE}", "ring", "direct"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
 def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
     """What is ready beforehand, in turn with the interpreter: sums, averages and scales, sizes around the border."""
@@ -101,20 +101,20 @@ def test_ready_or_not_the_bits_are_the_same(name: str, dtype: str) -> None:
     cases = [(count, op, 1.0) for count in (1, 33, MOST_BYTES // item, MOST_BYTES // item + 1) for op in ("sum", "avg")]
     cases += [(33, "sum", 0.5), (33, "avg", 3.0)] if dtype != "int64" else []
 
-    def job(across: HierarchicalEngine) -> list[bytes]:
+    def job(engine: HierarchicalEngine) -> list[bytes]:
         found = []
         for count, op, scale in cases:
             what = Reduction(code, OP_CODES[op], scale)
             for ready in (True, False, True):
-                x = elements(dtype, count, across.rank_map.rank)
+                x = elements(dtype, count, engine.rank_map.rank)
                 if ready:
-                    across.all_reduce(address_of(x), count, what, AlgorithmSpec.parse(name))
+                    engine.all_reduce(address_of(x), count, what, AlgorithmSpec.parse(name))
                 else:
-                    across.start(address_of(x), count, what, AlgorithmSpec.parse(name)).wait()
+                    engine.start(address_of(x), count, what, AlgorithmSpec.parse(name)).wait()
                 found.append(x.tobytes())
         return found
 
-    results = across_threads(4, job)
+    results = engine_threads(4, job)
     assert all(result == results[0] for result in results)
     for at in range(0, len(results[0]), 3):
         assert len(set(results[0][at : at + 3])) == 1, cases[at // 3]
@@ -129,25 +129,25 @@ def test_of_many_kinds_the_old_ones_are_put_away(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(PersistentSmall, "__init__", noted)
 
-    def job(across: HierarchicalEngine) -> bool:
+    def job(engine: HierarchicalEngine) -> bool:
         for count in (*range(1, 200), 5):
-            x = np.full(count, across.rank_map.rank + 1, np.float32)
-            across.all_reduce(address_of(x), count, Reduction(F32, SUM), AlgorithmSpec("parameter_server"))
+            x = np.full(count, engine.rank_map.rank + 1, np.float32)
+            engine.all_reduce(address_of(x), count, Reduction(F32, SUM), AlgorithmSpec("parameter_server"))
             assert (x == 10).all()
         gc.collect()
-        return 0 < len(made[across.rank_map.rank]) < 199
+        return 0 < len(made[engine.rank_map.rank]) < 199
 
-    assert all(across_threads(4, job))
+    assert all(engine_threads(4, job))
 
 
 def test_what_failed_leaves_the_tensor_as_it_was() -> None:
-    def job(across: HierarchicalEngine) -> bool:
+    def job(engine: HierarchicalEngine) -> bool:
         x = np.full(4, 7.0, np.float32)
-        if across.rank_map.rank == 3:
-            across.close()
+        if engine.rank_map.rank == 3:
+            engine.close()
             return True
         with pytest.raises(Exception, match="rank 3"):
-            across.all_reduce(address_of(x), 4, Reduction(F32, SUM), AlgorithmSpec("parameter_server"))
+            engine.all_reduce(address_of(x), 4, Reduction(F32, SUM), AlgorithmSpec("parameter_server"))
         return bool((x == 7.0).all())
 
-    assert all(across_threads(4, job))
+    assert all(engine_threads(4, job))

@@ -104,7 +104,7 @@ def test_a_mismatch_says_what_each_side_called(told: tuple[Any, ...], words: str
 
 # ------------------------------------------------------------------------------------------------ between hosts
 
-ROSTER = RankMap(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
+RANK_MAP = RankMap(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,18 @@ ROSTER = RankMap(1, ((0, 1), (2, 3)), ("left", "right"), ("", ""))
     ],
 )
 def test_what_goes_wrong_here_is_told_as(raised: BaseException, cause: LinkFailure) -> None:
-    assert cause_of(raised, ROSTER) == cause
+    assert cause_of(raised, RANK_MAP) == cause
 
 
 def test_ranks_of_a_host_are_those_of_the_group() -> None:
     """Errors of shared memory count ranks within the host."""
-    roster = RankMap(3, ROSTER.hosts, ROSTER.names, ROSTER.keys)
-    assert cause_of(PeerLostError("", [0]), roster) == LinkFailure("lost", 2)
-    assert cause_of(DeadlineError("", []), roster) == LinkFailure("late", 3)
+    rank_map = RankMap(3, RANK_MAP.hosts, RANK_MAP.names, RANK_MAP.keys)
+    assert cause_of(PeerLostError("", [0]), rank_map) == LinkFailure("lost", 2)
+    assert cause_of(DeadlineError("", []), rank_map) == LinkFailure("late", 3)
 
 
 def explained(cause: LinkFailure, raised: BaseException | None = None) -> SyncError:
-    return explain("all_reduce", cause, raised or LinkError(cause), ROSTER, 2.5)
+    return explain("all_reduce", cause, raised or LinkError(cause), RANK_MAP, 2.5)
 
 
 def test_causes_become_errors_that_name_the_culprit_and_its_host() -> None:
@@ -168,7 +168,7 @@ def test_what_differs_is_said_most_telling_first() -> None:
         (ours._replace(segment=65, plan=1), "rank 2 on host right cuts messages of 65 bytes, this rank of 64"),
         (ours._replace(plan=0xCD), "rank 2 on host right runs another schedule (000000cd) than this rank (000000ab)"),
     ):
-        cause = cause_of(SignatureMismatch(2, theirs, ours), ROSTER)
+        cause = cause_of(SignatureMismatch(2, theirs, ours), RANK_MAP)
         assert (cause.kind, cause.vertex, cause.detail) == ("disagreed", 2, words)
 
 

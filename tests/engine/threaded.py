@@ -39,17 +39,17 @@ class NativeByThreads:
     """Stands for the group's own all-reduce: a ring over a switchboard of its own, made slower on purpose."""
 
     def __init__(self, board: Switchboard, rank: int, pause_s: float = 0.0) -> None:
-        self._across = make_across(board, rank)
+        self._engine = make_engine(board, rank)
         self._pause_s = pause_s
 
     def check(self, dtype, op):
         """It can do everything."""
 
     def close(self):
-        self._across.close()
+        self._engine.close()
 
     def abort(self):
-        self._across.close()
+        self._engine.close()
 
     def prepare(self, data, dtype, op, members):
         return lambda: functools.partial(self.all_reduce, data, dtype, op, members)  # nothing of it is begun ahead
@@ -58,10 +58,10 @@ class NativeByThreads:
         if self._pause_s:
             threading.Event().wait(self._pause_s)
         address = data.__array_interface__["data"][0]
-        self._across.all_reduce(address, len(data) // ITEM_BYTES[dtype], Reduction(dtype, op), AlgorithmSpec("ring"))
+        self._engine.all_reduce(address, len(data) // ITEM_BYTES[dtype], Reduction(dtype, op), AlgorithmSpec("ring"))
 
 
-def make_across(board: Switchboard, rank: int, native: Any = None, segment_bytes: int = 1 << 18) -> HierarchicalEngine:
+def make_engine(board: Switchboard, rank: int, native: Any = None, segment_bytes: int = 1 << 18) -> HierarchicalEngine:
     n = board.size
     rank_map = RankMap(rank, tuple((r,) for r in range(n)), tuple(f"host{r}" for r in range(n)), ("",) * n)
     exchange = Exchange(Threads(board, rank), segment_bytes=segment_bytes)
@@ -77,12 +77,12 @@ def on_threads(
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
-        across = make_across(board, rank, NativeByThreads(own, rank, native_pause_s), segment_bytes)
+        engine = make_engine(board, rank, NativeByThreads(own, rank, native_pause_s), segment_bytes)
         try:
-            results[rank] = job(across)
+            results[rank] = job(engine)
         except BaseException as error:
             errors.append(error)
-            across.close()
+            engine.close()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
     for thread in threads:

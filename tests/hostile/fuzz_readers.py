@@ -224,9 +224,10 @@ def _with_everything(run: Path) -> None:
     (run / "events.jsonl").write_text("".join(json.dumps(event, separators=(",", ":")) + "\n" for event in events))
     (run / "stacks").mkdir()
     (run / "stacks" / "rank1.txt").write_text('Thread 0x7f (most recent call first):\n  File "train.py", line 3 in x\n')
-    from ringside.monitor.summary import finish
+    from ringside.monitor.summary import finish_run
+    from ringside.view.html.run_report import render_report
 
-    finish(run)
+    finish_run(run, render_report)
     (run / "report.html").unlink()
 
 
@@ -496,7 +497,7 @@ def _hear_letter(content: bytes) -> None:
         return  # the thread that reads letters says so, and ends
     machine = HangDetector([1, 2])
     for now in (0.0, 100.0, 200.0):
-        machine.look(standings, now)
+        machine.check(standings, now)
 
 
 def _hear_records(content: bytes) -> None:
@@ -611,7 +612,7 @@ def _look_at_page(path: Path) -> None:
     view = ProgressView(1, path.read_bytes()[:PAGE_BYTES].ljust(PAGE_BYTES, b"\0"))
     machine = HangDetector([1, 2])
     for now in (0.0, 1e5, 2e5):
-        machine.look([msgspec.structs.replace(view.standing(now), rank=0), view.standing(now)], now)
+        machine.check([msgspec.structs.replace(view.standing(now), rank=0), view.standing(now)], now)
 
 
 def _look_at_table(path: Path) -> None:

@@ -32,9 +32,10 @@ from ringside.doctor.nccl_log.torch_watchdog import TorchLines
 from ringside.errors import UsageError
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.summary import finish, summarise
+from ringside.monitor.summary import finish_run, summarise
 from ringside.predict.tables import osu as tables_osu
 from ringside.text import size_bytes
+from ringside.view.html.run_report import render_report
 from ringside.view.html.waits_ring import longest_waits
 
 from .growth import growth
@@ -278,7 +279,6 @@ def test_a_run_of_many_ranks_is_summed_up_in_the_time_of_its_ranks() -> None:
     """Hole C3: `world_size` alone made it quadratic; nothing may be of [ranks, ranks]."""
     unknown: dict[str, Any] = {"name": "a", "command": [], "hosts": [], "pids": [], "engine": "", "algorithm": ""}
     from ringside.monitor.run.records import RunInfo
-    from ringside.view.html.run_report import render_report
 
     def work(ranks: int) -> None:
         records = [
@@ -362,10 +362,10 @@ def test_no_file_of_a_run_ends_its_report(tmp_path: Path, name: str, content: st
     (tmp_path / "steps.jsonl").write_text(STEP % (0, 1, 1) + STEP % (2, 1, 1))
     with (tmp_path / name).open("a") as file:
         file.write(content)
-    assert finish(tmp_path)["steps"] == 3
+    assert finish_run(tmp_path, render_report)["steps"] == 3
 
 
 def test_a_run_that_cannot_be_read_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(RUN_JSON % DEEP)
     with pytest.raises(UsageError, match="no run that this version can read"):
-        finish(tmp_path)
+        finish_run(tmp_path, render_report)

@@ -18,8 +18,9 @@ from ringside.launch.follow import choose_directory
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.run.directory import EVENTS, REPORT, RUN, STEPS, SUMMARY, RunReader, RunWriter
 from ringside.monitor.run.registry import register, unregister
-from ringside.monitor.summary import finish
+from ringside.monitor.summary import finish_run
 from ringside.view.export.perfetto import write_events
+from ringside.view.html.run_report import render_report
 
 PRECIOUS = b"precious\n"
 NOBODY = 65534
@@ -71,7 +72,7 @@ def test_no_file_of_a_run_is_written_through_a_link(tmp_path: Path, victim: Path
         (run / name).touch()
     for name in (SUMMARY, REPORT):
         (run / name).symlink_to(victim)
-    finish(run)
+    finish_run(run, render_report)
     assert victim.read_bytes() == PRECIOUS
     assert not any((run / name).is_symlink() for name in (RUN, SUMMARY, REPORT))
     assert RunReader(run).summary() is not None

@@ -8,13 +8,9 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
-from lab_measure import connection, round_trips, stream, together
+from bench.lab.accuracy import connection, round_trips, stream, together
 
 from ringside.errors import UsageError
 from ringside.lab import Lab

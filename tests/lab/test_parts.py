@@ -16,11 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench.lab import accuracy as measure
 from tests.support.ranks import on_ranks
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
-import lab_measure as measure
 
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.lab import Lab, delay, network

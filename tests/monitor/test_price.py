@@ -9,13 +9,22 @@ from ringside.monitor.price import (
     SECONDS_PER_DAY,
     Meter,
     cost_rank_seconds,
-    lost_seconds,
     repair_ranks,
-    slowdown_rank_seconds,
 )
 from ringside.monitor.slow_rank.detector import detect
 
 HOUR = 3_600.0
+
+
+def slowdown_rank_seconds(ranks: int, slowdown: float, seconds: float) -> float:
+    """What ranks lose in so many seconds while every step takes `1 + slowdown` times as long: the closed form."""
+    return ranks * seconds * slowdown / (1.0 + slowdown)
+
+
+def lost_seconds(own: np.ndarray, culprits: list[int]) -> np.ndarray:
+    """What each step lost to some ranks: the slowest as it was, minus as it would have been."""
+    slowest, repaired = (np.nan_to_num(times).max(axis=1) for times in (own, repair_ranks(own, culprits)))
+    return slowest - repaired
 
 
 WAITING = 127 / 128

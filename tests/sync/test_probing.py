@@ -35,7 +35,7 @@ def machine_of(machines: str) -> Any:
 def probes(port: int, machines: str, **how: Any) -> ProbeOutcome:
     os.environ["MASTER_PORT"] = str(port)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(probing, "own_offer", machine_of(machines))
+        patch.setattr(probing, "own_rank_info", machine_of(machines))
         return probe_job(thorough=False, **how)
 
 

@@ -32,12 +32,13 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord, Wire  # noqa: E402
-from ringside.monitor.summary import finish  # noqa: E402
+from ringside.monitor.summary import finish_run  # noqa: E402
 from ringside.pytorch.isolation import Guard  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.rank0 import Rank0Recorder  # noqa: E402
 from ringside.pytorch.recording.record_transport import RecordReceiver, RecordSender  # noqa: E402
 from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
+from ringside.view.html.run_report import render_report  # noqa: E402
 
 from .training import (  # noqa: E402
     LIMIT_S,
@@ -157,7 +158,7 @@ def test_an_instrument_that_breaks_harms_no_training_and_is_said_once(tmp_path: 
     assert any(words in said[0] for words in ("breaks", "dropped", "not recorded any more"))
     assert RunReader(path).info.world_size == 2
     if what not in ("the summary", "the inbox"):
-        finish(path)
+        finish_run(path, render_report)
 
 
 @pytest.mark.parametrize(
@@ -542,4 +543,4 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     assert first[1] == first[2]
     assert 0 < (path / "steps.jsonl").stat().st_size <= 12_000
     assert 0 < len(per_rank(path)[0]) < 120
-    assert finish(path)["steps"] > 0
+    assert finish_run(path, render_report)["steps"] > 0

@@ -51,22 +51,6 @@ def repair_ranks(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float]
     return repaired
 
 
-def lost_seconds(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> Floats:
-    """Return the seconds each step lost to the culprits: max over ranks as it was, minus as it would have been.
-
-    Args:
-        own: Own times in seconds, float [steps, ranks]; NaN = missing.
-        culprits: Ranks to repair, together.
-        usual: Log excess each culprit had over the others before it became slow; 0 where not given.
-
-    Returns:
-        float64 [steps], seconds; 0 for a step nobody has a value for.
-    """
-    times = usable(own)
-    lost: Floats = _slowest(times) - _slowest(repair_ranks(times, culprits, usual))
-    return lost
-
-
 def cost_rank_seconds(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float] | None = None) -> float:
     """Return ranks × the seconds lost to the culprits, summed over the steps given.
 
@@ -88,14 +72,6 @@ def spared_rank_seconds(own: ArrayLike, repaired: ArrayLike) -> float:
     """
     times = usable(own)
     return float(times.shape[1] * (_slowest(times) - _slowest(usable(repaired))).sum())
-
-
-def slowdown_rank_seconds(ranks: int, slowdown: float, seconds: float) -> float:
-    """Return what `ranks` ranks lose in `seconds` while every step takes `1 + slowdown` times as long as it should.
-
-    The closed form of the replay, for ranks without noise: of `seconds`, slowdown / (1 + slowdown) is lost.
-    """
-    return ranks * seconds * slowdown / (1.0 + slowdown)
 
 
 class Meter:

@@ -1,6 +1,6 @@
 """A schedule replayed as a max-plus clock: when every chunk is where, given a network. Vectorised over sizes.
 
-What is replayed is what `ringside.engine.net.exchange.exchange` does, and no more:
+What is replayed is what `ringside.engine.net.exchange.run` does, and no more:
 
 -   A vertex takes the messages of a round before those of the next; it sends a chunk as soon as it has it, whatever
     round that belongs to.

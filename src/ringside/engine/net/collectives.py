@@ -1,6 +1,6 @@
 """The collectives besides all-reduce, between hosts: each is a schedule and a list of where its chunks lie.
 
-Chunks of a schedule are numbered as `ringside.schedule.collective` says: chunk r belongs to rank r, an all-to-all has
+Chunks of a schedule are numbered as in `ringside.schedule.collective`: chunk r belongs to rank r, an all-to-all has
 chunk i*n+j for what rank i has for rank j. The same chunk may lie at different places on different ranks. Where all
 hosts have several ranks, most go through shared memory instead (`ringside.engine.net.hierarchical_collectives`).
 """

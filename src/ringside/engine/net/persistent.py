@@ -264,12 +264,9 @@ class PersistentLarge:
     def _finish(self, pipeline: SegmentPipeline, work: Work) -> None:
         """Share each piece as soon as it has its result."""
         share = self._share
-        pipeline.drain(_nothing if share is None else lambda piece: share[piece]())
+        if share is not None:  # a rank alone on its host shares with nobody
+            pipeline.drain(lambda piece: share[piece]())
         work.wait()
-
-
-def _nothing(piece: int) -> None:
-    """A rank alone on its host shares with nobody."""
 
 
 def lane_lengths(layout: SegmentLayout, local_rank: int, item_bytes: int) -> list[list[int]]:

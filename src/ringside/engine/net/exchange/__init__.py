@@ -4,17 +4,19 @@ compression      How f32 elements travel when half of the bits shall do: rounded
                  in place
 device           Schedules on the device where the tensors are: point-to-point of the user's own process group, NCCL's
                  on GPUs
-exchange         Runs one vertex's part of any schedule over a transport: the interpreter between hosts
+exchange         One vertex's links to the others, and what stays between collectives: receive buffers, counters,
+                 sizes of messages
 message_size     How large the messages of a collective are
-ordering         In which order segments are sent and taken, so that every link stays busy
+ordering         In which order segments are sent and received, so that every link stays busy
 persistent       A small collective on one vertex, worked out beforehand: what is left to be done is to send, to wait
                  and to add up
 pipeline         A large tensor on its way through shared memory, between hosts and back, piece by piece
 plan             Compile a schedule into what one vertex sends and receives, for transports that carry messages
-receive_buffers  What one vertex receives: places posted ahead of the messages, and messages by their number in a
+receive_buffers  What one vertex receives: buffers posted ahead of the messages, and messages by their number in a
                  collective
-route            Which messages one vertex sends and takes in a collective, in which order: worked out once for all that
-                 are alike
-run              One collective on one vertex: takes what comes, writes it, and sends what may be sent then
-signature        What vertices tell each other of a collective before its first element: who called what
+route            Which messages one vertex sends and receives in a collective, in which order: worked out once for all
+                 that are alike
+run              Runs one vertex's part of any schedule over a transport: the interpreter between hosts
+signature        The header that vertices send before a collective's first element: what each of them called
+types            The types that the interpreter, its pipeline and its callers share
 """

@@ -1,6 +1,10 @@
 """How well a lab keeps what it promises: real TCP streams and round trips between its hosts.
 
-`python bench/lab_measure.py` (as root) prints the table of docs/lab.md.
+<<<<<<<< HEAD:bench/lab/measure.py
+`python -m bench.lab.measure` (as root) prints the table of docs/lab.md.
+========
+`python -m bench.lab.accuracy` (as root) prints the table of docs/lab.md.
+>>>>>>>> h/pre:bench/lab/accuracy.py
 """
 
 from __future__ import annotations
