@@ -70,7 +70,7 @@ def test_deaths_are_seen_in_order_with_what_they_died_of(started):
     watch = RankWatch(launcher.pid)
     deadline = time.monotonic() + PATIENCE_S
     while len(watch.deaths) < 2 and time.monotonic() < deadline:
-        watch.look(0.1)
+        watch.poll(0.1)
     assert [(death.rank, death.status, death.signum) for death in watch.deaths] == [(1, None, 9), (0, 3, 0)]
     assert watch.deaths[0].signal_name == "SIGKILL"
     assert end_all(Process(launcher.pid), signal.SIGKILL, (10, 10, 10), lambda: False)

@@ -1,4 +1,4 @@
-"""Processes on this host: who descends from whom, who died of what, and ending them without ever hitting a stranger.
+"""Processes on this host: their descendants, how they died, and ending them without ever hitting a stranger.
 
 Every process is held by a pidfd, so that a signal can never reach another process that was given the same number.
 Linux only, like everything that starts ranks.
@@ -51,7 +51,7 @@ class Process:
         return self._fd
 
     def alive(self) -> bool:
-        """Tell whether it has not ended yet."""
+        """Return whether it has not ended yet."""
         return self._fd >= 0 and not _ended([self], 0.0)
 
     def wait(self, timeout_s: float) -> bool:
@@ -64,7 +64,7 @@ class Process:
             signal.pidfd_send_signal(self._fd, signum)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor; the process is left alone."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
@@ -135,7 +135,7 @@ class Death:
 
 
 class RankWatch:
-    """Sees ranks come and go below a launcher, in the order in which they go.
+    """Watches ranks start and end below a launcher, and records in which order they end.
 
     Args:
         launcher: The launcher's process number; the ranks are its children.
@@ -149,9 +149,14 @@ class RankWatch:
         self._launcher = launcher
         self._ranks: dict[int, tuple[int, Process]] = {}
 
-    def look(self, timeout_s: float) -> None:
+    def poll(self, timeout_s: float) -> None:
         """Find new ranks, then wait for at most `timeout_s` seconds until one of those known ends."""
-        self._find()
+        for pid in children(self._launcher):
+            # Between fork and exec a child still has the launcher's environment: it is checked again next time.
+            rank = None if pid in self._ranks else rank_of(pid)
+            process = None if rank is None else hold(pid)
+            if rank is not None and process is not None:
+                self._ranks[pid] = (rank, process)
         if not self._ranks:
             time.sleep(timeout_s)
         for process in _ended([process for _, process in self._ranks.values()], timeout_s):
@@ -161,28 +166,20 @@ class RankWatch:
             process.close()
 
     def close(self) -> None:
-        """Let go of the ranks that are left."""
+        """Close the ranks that are left; they go on."""
         for _, process in self._ranks.values():
             process.close()
         self._ranks.clear()
 
-    def _find(self) -> None:
-        for pid in children(self._launcher):
-            # Between fork and exec a child still has the launcher's environment: it is looked at again next time.
-            rank = None if pid in self._ranks else rank_of(pid)
-            process = None if rank is None else hold(pid)
-            if rank is not None and process is not None:
-                self._ranks[pid] = (rank, process)
-
 
 def end_all(first: Process, signum: int, graces_s: Iterable[float], hurry: Callable[[], bool]) -> bool:
-    """End a launcher and everything below it: ask the launcher, then tell all, then kill all.
+    """End a launcher and everything below it: signal the launcher, then terminate all, then kill all.
 
     Args:
         first: The launcher; it passes the first signal on to its ranks.
         signum: The first signal.
         graces_s: How long to wait after the first signal, after SIGTERM and after SIGKILL, seconds.
-        hurry: Tells to go on to the next signal at once.
+        hurry: Returns whether to go on to the next signal at once.
 
     Returns:
         Whether all of them have ended.
@@ -193,8 +190,15 @@ def end_all(first: Process, signum: int, graces_s: Iterable[float], hurry: Calla
         for process in [first] if number == signum and number != signal.SIGKILL else list(held.values()):
             process.send(number)
         for process in held.values():
-            process.send(signal.SIGCONT)  # one that is stopped would not hear the others
-        if _all_end(held, time.monotonic() + grace, hurry):
+            process.send(signal.SIGCONT)  # one that is stopped would not act on the others
+        # Wait until all have ended, those among them that were forked meanwhile.
+        deadline, alive = time.monotonic() + grace, list(held.values())
+        while alive and time.monotonic() < deadline and not hurry():
+            alive = [process for process in held.values() if process.alive()]
+            if alive:
+                _ended(alive, 0.05)
+                _hold_more(held)
+        if not alive:
             break
     gone = not any(process.alive() for process in held.values())
     for process in held.values():
@@ -209,16 +213,6 @@ def _hold_more(held: dict[int, Process]) -> None:
             held[pid] = process
 
 
-def _all_end(held: dict[int, Process], deadline: float, hurry: Callable[[], bool]) -> bool:
-    while time.monotonic() < deadline and not hurry():
-        alive = [process for process in held.values() if process.alive()]
-        if not alive:
-            return True
-        _ended(alive, 0.05)
-        _hold_more(held)
-    return False
-
-
 def _ended(processes: list[Process], timeout_s: float) -> list[Process]:
     """Return those that have ended, after waiting at most `timeout_s` seconds for one."""
     poll = select.poll()
@@ -231,6 +225,7 @@ def _ended(processes: list[Process], timeout_s: float) -> list[Process]:
 def _exit_of(pid: int) -> tuple[int | None, int]:
     """Return (exit status, signal) of a process that ended and was not yet waited for by its parent."""
     try:
+        # The last field of stat; the name, the second, is in parentheses and may contain anything (proc(5)).
         code = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[-1])
     except (OSError, ValueError, IndexError):
         return None, 0

@@ -80,6 +80,7 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     """Return a line of `cells` blocks for a series; each block is the mean of its share."""
     if not values or cells <= 0:
         return ""
+    # Cut the series into shares as equal as whole samples allow, and scale their means to the eight blocks.
     cells = min(cells, len(values))
     edges = [round(index * len(values) / cells) for index in range(cells + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
@@ -166,8 +167,9 @@ def figure(name: str, value: Number | None) -> str:
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Return ranks as short as they can be said: `0-7, 9, 12-15`."""
+    """Return ranks as a list in which three or more in a row are shortened: `0-7, 9, 12-15`."""
     pieces = []
+    # Ranks in a row have the same difference to their place in the list.
     for _, run in groupby(enumerate(sorted(ranks)), key=lambda item: item[1] - item[0]):
         numbers = [rank for _, rank in run]
         if len(numbers) > 2:
@@ -200,28 +202,18 @@ def first_line(text: str, most: int = 200) -> str:
 
 
 def named_vertices(vertices: Iterable[int], ranks: int) -> str:
-    """Say which vertices, runs of them shortened: `rank 3`, `ranks 0, 2-5`, `rank 0 and switch 8`.
+    """Return vertices by name, runs of them shortened: `rank 3`, `ranks 0, 2-5`, `rank 0 and switch 8`.
 
     Args:
         vertices: Some of them, in any order.
         ranks: Vertices from here on are switches.
     """
-    ordered = sorted(set(vertices))
-    parts = [[v for v in ordered if v < ranks], [v for v in ordered if v >= ranks]]
-    return " and ".join(_runs(what, part) for what, part in zip(("rank", "switch"), parts, strict=True) if part)
-
-
-def _runs(what: str, ordered: list[int]) -> str:
-    if len(ordered) == 1:
-        return f"{what} {ordered[0]}"
-    runs: list[list[int]] = []
-    for vertex in ordered:
-        if runs and vertex == runs[-1][-1] + 1:
-            runs[-1].append(vertex)
-        else:
-            runs.append([vertex])
-    plural = "switches" if what == "switch" else f"{what}s"
-    return f"{plural} " + ", ".join(f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+    distinct = set(vertices)
+    groups = (
+        ("rank", "ranks", {vertex for vertex in distinct if vertex < ranks}),
+        ("switch", "switches", {vertex for vertex in distinct if vertex >= ranks}),
+    )
+    return " and ".join(f"{one if len(own) == 1 else many} {rank_list(own)}" for one, many, own in groups if own)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from ringside.engine.tuner.trials import (
     TURNS_LARGE,
     TURNS_SMALL,
     OnlineTrials,
-    audition_of,
-    invited,
-    settled,
+    settled_rank,
+    trial_candidates,
+    trials_for,
 )
 
 MB = 1 << 20
@@ -42,15 +42,15 @@ def play(audition: OnlineTrials, seconds: dict[str, float], stalls: dict[int, fl
 
 
 def test_the_promising_take_part_and_the_present_choice_first() -> None:
-    names = invited(rank({"ring": 1.0, "direct": 1.1, NATIVE: 1.2, "tree": 1.5}, NATIVE))
+    names = trial_candidates(rank({"ring": 1.0, "direct": 1.1, NATIVE: 1.2, "tree": 1.5}, NATIVE))
     assert names == [NATIVE, "ring", "direct"]
     many = {f"tree*{k}": 1 + k / 100 for k in range(1, 12)}
-    assert len(invited(rank(many, "tree*1"))) == MOST - 1
-    assert invited(rank({}, NATIVE)) == []
-    assert invited(rank({"ring": 1.0, NATIVE: 2.0}, "ring")) == ["ring", NATIVE]
+    assert len(trial_candidates(rank(many, "tree*1"))) == MOST - 1
+    assert trial_candidates(rank({}, NATIVE)) == []
+    assert trial_candidates(rank({"ring": 1.0, NATIVE: 2.0}, "ring")) == ["ring", NATIVE]
     timed = rank({"ring": 1.0, "hosts/native": 2.5}, "ring")
     rows = tuple(replace(row, measured_s=row.expected_s) for row in timed.rows)
-    assert invited(Rank(4, "ring", "", rows)) == ["ring"], "it was timed here and is far behind"
+    assert trial_candidates(Rank(4, "ring", "", rows)) == ["ring"], "it was timed here and is far behind"
 
 
 def test_all_have_their_turns_and_each_begins_one() -> None:
@@ -66,7 +66,7 @@ def test_the_hopeless_leave_and_a_single_stall_decides_nothing() -> None:
     called = play(audition, {"a": 1.0, "b": 0.95, "c": 3.1}, stalls={5: 0.4})
     assert Counter(called)["c"] == 1
     assert Counter(called)["b"] == 5
-    assert settled(rank({"a": 1.0, "b": 1.0, "c": 1.0}, "a"), audition).winner == "b"
+    assert settled_rank(rank({"a": 1.0, "b": 1.0, "c": 1.0}, "a"), audition).winner == "b"
 
 
 def test_the_first_turn_only_warms_up() -> None:
@@ -84,7 +84,7 @@ def test_one_that_is_left_alone_wins_at_once() -> None:
 def test_a_network_that_changes_meanwhile_leaves_what_does_not_fit_together() -> None:
     audition = OnlineTrials(["a", "b"], 5)
     play(audition, {"a": 1.0, "b": 1.4})
-    assert audition.odds < 1, "who left was slower and is"
+    assert audition.speed_ratio < 1, "who left was slower and is"
     changed = OnlineTrials(["a", "b"], 5)
     for level in (1.0, 1.0, 2.4, 2.4, 2.4):
         turn = {"a": level, "b": 1.6}
@@ -93,15 +93,15 @@ def test_a_network_that_changes_meanwhile_leaves_what_does_not_fit_together() ->
         changed.judge(changed.times)
     assert changed.over
     assert changed.winner() == "a"
-    assert changed.odds == pytest.approx(2.4 / 1.6)
+    assert changed.speed_ratio == pytest.approx(2.4 / 1.6)
 
 
 def test_what_was_decided_stands_in_the_table() -> None:
     before = rank({"ring": 1.0, "direct": 1.1, NATIVE: 1.2, "tree": 1.5}, "ring")
-    audition = audition_of(before)
+    audition = trials_for(before)
     assert audition is not None
     play(audition, {"ring": 0.26, "direct": 0.21, NATIVE: 0.235})
-    after = settled(before, audition)
+    after = settled_rank(before, audition)
     assert after.winner == "direct"
     assert after.turns == TURNS_LARGE, "4 of 4 turns won and over a tenth ahead: no more are needed"
     assert [row.choice for row in after.rows] == ["direct", NATIVE, "ring", "tree"]
@@ -113,7 +113,7 @@ def test_what_was_decided_stands_in_the_table() -> None:
 def test_small_ones_stay_in_the_race_for_longer() -> None:
     """A single small all-reduce may take twice as long by chance, a large one does not."""
     for size, left in ((4, 3), (16 * MB, 2)):
-        audition = audition_of(replace(rank({"ring": 1.0, "direct": 1.1, "tree": 1.2}, "ring"), size_bytes=size))
+        audition = trials_for(replace(rank({"ring": 1.0, "direct": 1.1, "tree": 1.2}, "ring"), size_bytes=size))
         assert audition is not None
         for seconds in ((1.0, 1.0, 1.0), (1.0, 1.1, 1.9)):
             while not audition.complete:
@@ -138,9 +138,9 @@ def test_small_ones_are_called_several_times_in_a_row_and_the_first_does_not_cou
 
 
 def test_who_had_an_audition_needs_none() -> None:
-    assert audition_of(replace(rank({"ring": 1.0, "direct": 1.1}, "ring"), turns=5)) is None
-    assert audition_of(rank({"ring": 1.0, "direct": 1.5}, "ring")) is not None, "direct is cheap by its price alone"
-    assert audition_of(replace(rank({"ring": 1.0, "direct": 2.5}, "ring"), size_bytes=4)) is None
+    assert trials_for(replace(rank({"ring": 1.0, "direct": 1.1}, "ring"), turns=5)) is None
+    assert trials_for(rank({"ring": 1.0, "direct": 1.5}, "ring")) is not None, "direct is cheap by its price alone"
+    assert trials_for(replace(rank({"ring": 1.0, "direct": 2.5}, "ring"), size_bytes=4)) is None
 
 
 def test_a_large_size_is_not_decided_by_what_small_ones_took() -> None:
@@ -152,14 +152,14 @@ def test_a_large_size_is_not_decided_by_what_small_ones_took() -> None:
         TimingRow("hosts/ring", 0.22, None, 0.52, False),
         TimingRow("leaders/ring", 0.23, None, 0.52, False),
     )
-    names = invited(Rank(16 * MB, "hosts/native", "", rows))
+    names = trial_candidates(Rank(16 * MB, "hosts/native", "", rows))
     assert set(names) == {"hosts/native", "hosts/halving_doubling", "hosts/direct", "hosts/ring", "leaders/ring"}
     rows = (
         *rows[:3],
         TimingRow("leaders/ring", 0.21, None, 0.52, False),
         TimingRow("hosts/ring", 0.22, None, 0.52, False),
     )
-    assert {"hosts/ring", "leaders/ring"} <= set(invited(Rank(16 * MB, "hosts/native", "", rows))), (
+    assert {"hosts/ring", "leaders/ring"} <= set(trial_candidates(Rank(16 * MB, "hosts/native", "", rows))), (
         "whichever is cheaper"
     )
 
@@ -222,7 +222,7 @@ def test_small_ones_that_are_cheap_take_part_whatever_a_busy_moment_said() -> No
         TimingRow("leaders/one_shot", 0.90e-3, None, 9.5e-3, False),
         TimingRow("one_shot", 2.2e-3, None, 9.6e-3, False),
     )
-    names = invited(Rank(16 << 10, "leaders/direct", "", rows))
+    names = trial_candidates(Rank(16 << 10, "leaders/direct", "", rows))
     assert set(names) == {"leaders/direct", "leaders/ring", "leaders/recursive_doubling", "leaders/one_shot"}
 
 
@@ -273,12 +273,12 @@ def test_the_group_s_own_does_not_leave_for_a_few_bad_turns() -> None:
 def test_the_group_s_own_takes_part_even_where_it_was_timed_as_slow() -> None:
     rows = (TimingRow("ring", 1.0, 1.0, 1.0, True), TimingRow(NATIVE, 2.5, 2.5, 2.5, True))
     for size_bytes in (4, MB // 4, MB):
-        assert invited(Rank(size_bytes, "ring", "", rows)) == ["ring", NATIVE]
+        assert trial_candidates(Rank(size_bytes, "ring", "", rows)) == ["ring", NATIVE]
 
 
 def small_audition(*names: str) -> OnlineTrials:
     rows = tuple(TimingRow(name, 1.0, 1.0, 1.0, True) for name in names)
-    audition = audition_of(Rank(4, names[0], "", rows))
+    audition = trials_for(Rank(4, names[0], "", rows))
     assert audition is not None
     return audition
 
@@ -298,7 +298,7 @@ def test_of_small_tensors_the_group_s_own_stays_while_there_is_doubt() -> None:
 def test_where_the_group_s_own_wins_for_want_of_a_better_one_the_table_says_so() -> None:
     audition = turns(small_audition("ring", NATIVE), {NATIVE: [1.0, 1.1] * 8, "ring": [1.05, 1.0] * 8})
     rows = tuple(TimingRow(name, 1.0, 1.0, 1.0, True) for name in ("ring", NATIVE))
-    rank = settled(Rank(4, "ring", "", rows), audition)
+    rank = settled_rank(Rank(4, "ring", "", rows), audition)
     assert rank.winner == NATIVE
     assert rank.why.startswith(f"{NATIVE}: ")
 
@@ -308,10 +308,10 @@ def test_of_large_tensors_what_travels_in_pieces_wins_a_tie() -> None:
 
     def decided(seconds: dict[str, float], size_bytes: int = 4 * MB) -> Rank:
         found = replace(rank(seconds, NATIVE), size_bytes=size_bytes)
-        audition = audition_of(found, pieces_from_bytes=2 * MB)
+        audition = trials_for(found, pieces_from_bytes=2 * MB)
         assert audition is not None
         play(audition, seconds)
-        return settled(found, audition)
+        return settled_rank(found, audition)
 
     tie = {"hosts/native": 1.0, "hosts/ring": 1.02, "ring": 1.01, NATIVE: 1.2}
     assert decided(tie).winner == "hosts/ring"

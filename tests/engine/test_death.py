@@ -169,7 +169,7 @@ def close_while_waiting() -> str:
         assert (x == 1).all()
         return ""
     work = comm.all_reduce(np.ones(3), async_op=True)
-    comm.abandon()  # the peer never came
+    comm.abort()  # the peer never came
     assert isinstance(work.exception(), ClosedError)
     assert not [t for t in threading.enumerate() if t.name.startswith("ringside")]
     return "closed"

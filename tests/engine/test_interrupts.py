@@ -28,7 +28,7 @@ class Wait:
         self._over = threading.Event()
         self.times = 0
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         self.times += 1
         self._over.set()
 
@@ -59,7 +59,7 @@ def inner_ends_first(outer: interruptible, inner: interruptible) -> tuple[Callab
 def test_one_wait_inside_another_ends_with_it(order: Callable[..., tuple[Callable[[], None], ...]]) -> None:
     before = signal.set_wakeup_fd(-1)
     waits = Wait(), Wait()
-    outer, inner = (interruptible(wait.give_up) for wait in waits)
+    outer, inner = (interruptible(wait.abort) for wait in waits)
     outer.__enter__()
     inner.__enter__()
     presses_ctrl_c()
@@ -73,12 +73,12 @@ def test_one_wait_inside_another_ends_with_it(order: Callable[..., tuple[Callabl
 
 def test_after_a_wait_ctrl_c_is_the_programs_own() -> None:
     wait = Wait()
-    once = interruptible(wait.give_up)
+    once = interruptible(wait.abort)
     for _ in range(3):
         with once:
             pass
     heard = Wait()
-    with interruptible(heard.give_up):
+    with interruptible(heard.abort):
         presses_ctrl_c()
         assert heard.is_over, "whoever listens tells all that wait"
     assert not wait.times
@@ -88,12 +88,12 @@ def test_a_wait_that_another_thread_ends_leaves_the_next_one_sound() -> None:
     """Only the main thread may say where signals are written to; the next wait must not write them to itself."""
     before = signal.set_wakeup_fd(-1)
     first, second = Wait(), Wait()
-    one = interruptible(first.give_up)
+    one = interruptible(first.abort)
     one.__enter__()
     thread = threading.Thread(target=one.__exit__)
     thread.start()
     thread.join()
-    with interruptible(second.give_up):
+    with interruptible(second.abort):
         presses_ctrl_c()
         assert second.is_over
     assert (first.times, second.times) == (0, 1)

@@ -10,8 +10,9 @@ import pytest
 from tests.support.ranks import communicator, on_ranks, place
 
 from ringside._core import numpy_kernels as twins
-from ringside.engine.buffers import flatten
+from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import FLOATING
+from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import PATHS
 from ringside.engine.shm.memory import Storage
 from ringside.errors import MismatchError, UnsupportedError, UsageError
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.native
 
 SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
 MEMORY = ("symmetric", "private", "mixed")
+
+
+def reduce_scatter(
+    comm: Any, flat: Flat, storage: Storage | None, bounds: list[int], *, scale: float = 1.0, stamp_ns: int = 0
+) -> None:
+    """`reduce_scatter_` (sum) of a tensor in a shareable storage."""
+    comm.execute(CoreRequest("reduce_scatter_", flat, flat.numel, bounds, scale=scale), stamp_ns, True, storage)
 
 
 class Rooms:
@@ -203,15 +211,15 @@ def storages(sealed: bool) -> list[str]:
                 inputs = [elements("float32", count, (rank, "sum")) for rank in range(comm.size)]
                 x[:] = inputs[comm.rank]
                 flat, stamp = flatten(x), time.monotonic_ns()
-                comm.reduce_scatter_storage_(flat, storage, bounds, scale=0.5, stamp_ns=stamp)
+                reduce_scatter(comm, flat, storage, bounds, scale=0.5, stamp_ns=stamp)
                 comm.all_gather_storage_(flat, storage, bounds)
                 assert not difference(x, twins.fold(inputs, "float32", "sum", scale=0.5), "float32")
                 x[:] = comm.rank  # single lanes take the other way in the core
-                comm.reduce_scatter_storage_(flat, storage, [3] + [count] * comm.size, scale=0.5)
+                reduce_scatter(comm, flat, storage, [3] + [count] * comm.size, scale=0.5)
                 assert x[:3].tolist() == [comm.rank] * 3
                 assert (x[3:] == (sum(range(comm.size)) * 0.5 if comm.rank == 0 else comm.rank)).all()
-                comm.reduce_scatter_storage_(flat, None, [0] + [count] * comm.size)
-                comm.memory.retire(storage.inode)
+                reduce_scatter(comm, flat, None, [0] + [count] * comm.size)
+                comm.memory.unregister(storage.inode)
                 comm.barrier()
                 del x, flat
             os.close(fd)

@@ -12,15 +12,15 @@ from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.cost.network import CostNetwork
 from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.probe.links import (
-    beside,
     best_ring_order,
-    doubted,
+    links_beside,
     plainly_slow,
     round_robin,
     slow_links,
     slowest_of_ring,
+    suspect_links,
 )
-from ringside.engine.probe.prober import Effort, Probe, Prober, without_doubt
+from ringside.engine.probe.prober import Effort, Probe, Prober, remeasure_slow_links
 from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
 from ringside.engine.probe.schedules import rate_together
 from ringside.engine.settings import usable_cores
@@ -88,12 +88,12 @@ def test_the_best_ring_of_many_avoids_slow_links():
 
 
 def test_a_doubted_link_is_held_against_those_that_share_its_ends():
-    assert beside((0, 1), [(0, 1), (1, 0)], 4) == [(2, 1), (0, 2)]
+    assert links_beside((0, 1), [(0, 1), (1, 0)], 4) == [(2, 1), (0, 2)]
     whole = [(3, v) for v in range(3)] + [(v, 3) for v in range(3)]  # vertex 3 is slow, whatever it does
-    assert beside((3, 0), whole, 4) == [(1, 0)]
-    assert beside((0, 1), [(0, 1)], 2) == [(1, 0)]
-    assert beside((0, 1), [(0, 1), (1, 0)], 2) == []
-    assert doubted(rates_of(4, (0, 1, 0.4), (2, 3, 0.6))) == [(0, 1)]
+    assert links_beside((3, 0), whole, 4) == [(1, 0)]
+    assert links_beside((0, 1), [(0, 1)], 2) == [(1, 0)]
+    assert links_beside((0, 1), [(0, 1), (1, 0)], 2) == []
+    assert suspect_links(rates_of(4, (0, 1, 0.4), (2, 3, 0.6))) == [(0, 1)]
 
 
 def busy(rng: np.random.Generator, count: int, rate: float) -> list[float]:
@@ -132,7 +132,7 @@ def looked_again(across, first, timings, clock=None):
     calls = []
     real = prober.bulk_rate
     prober.bulk_rate = lambda link, known: calls.append(link) or real(link, known)
-    return without_doubt(prober, first, np.full_like(first, 100e6)), calls
+    return remeasure_slow_links(prober, first, np.full_like(first, 100e6)), calls
 
 
 def test_only_links_that_are_plainly_slow_stay_so():

@@ -17,12 +17,12 @@ from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
-from ringside.engine.tuner.cache import Mode, alike, cache_path, load, store
+from ringside.engine.tuner.cache import Mode, are_alike, cache_path, load_table, store_table
 from ringside.engine.tuner.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_NOTED, EVERY_SMALL, Drift
 from ringside.engine.tuner.explain import Explanation
 from ringside.engine.tuner.selector import PROBE_S, Tuner
 from ringside.engine.tuner.table import LADDER, Timings, TimingTable, candidates, make_table, predicted_at, priced
-from ringside.engine.tuner.timing import First, Race, StartupTiming, best_at
+from ringside.engine.tuner.timing import Race, Rank0Broadcast, StartupTiming, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
 
@@ -197,7 +197,7 @@ def test_of_ranks_that_are_alone_on_their_hosts_so_many_are_timed(size: int, cou
 
 def test_what_is_timed_depends_on_what_time_is_left():
     def job(across):
-        measuring = StartupTiming(across.rank_map, First(across), Prober(across), lambda: 10.0)
+        measuring = StartupTiming(across.rank_map, Rank0Broadcast(across), Prober(across), lambda: 10.0)
         measuring.prices = priced(candidates(cluster()), cluster())
         names = ["native", "ring", "direct", "chain", "tree"]
         new = Race(MB, names, frozenset())
@@ -414,38 +414,38 @@ def test_where_tables_are_kept(tmp_path):
 def test_a_kept_table_holds_for_the_same_job_and_links(tmp_path, caplog: pytest.LogCaptureFixture):
     path, of = tmp_path / "deep" / "t.json", cluster()
     made = table({(NATIVE, MB): 0.02, ("ring", MB): 0.01})
-    assert load(path, KEY, of.between) is None
-    store(path, made)
+    assert load_table(path, KEY, of.between) is None
+    store_table(path, made)
     assert [file.name for file in path.parent.iterdir()] == ["t.json"]
-    assert load(path, KEY, of.between) == made
+    assert load_table(path, KEY, of.between) == made
     caplog.set_level(logging.INFO, "ringside")
-    assert load(path, {"hosts": "other"}, of.between) is None
-    assert load(path, KEY, cluster(slow=(0, 1)).between) is None
+    assert load_table(path, {"hosts": "other"}, of.between) is None
+    assert load_table(path, KEY, cluster(slow=(0, 1)).between) is None
     path.write_text("{ not json")
-    assert load(path, KEY, of.between) is None
+    assert load_table(path, KEY, of.between) is None
     assert [record.message.count("is not used") for record in caplog.records] == [1, 1, 1]
-    store(path, made)
-    assert load(path, KEY, of.between) == made
+    store_table(path, made)
+    assert load_table(path, KEY, of.between) == made
 
 
 def test_a_disk_that_refuses_is_only_logged(tmp_path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").write_text("")
-    store(tmp_path / "file" / "t.json", table({}))
+    store_table(tmp_path / "file" / "t.json", table({}))
     assert "not kept" in caplog.text
 
 
 def test_links_are_alike_within_what_probing_can_tell():
     one = CostNetwork.uniform(4, 1e-4, 1 / 118e6)
-    assert alike(one, CostNetwork.uniform(4, 3e-4, 1 / 100e6))
+    assert are_alike(one, CostNetwork.uniform(4, 3e-4, 1 / 100e6))
     noisy = 1 / (118e6 * np.random.default_rng(1).uniform(0.7, 1.4, (4, 4)))
-    assert alike(one, CostNetwork(one.latency_s, noisy))
+    assert are_alike(one, CostNetwork(one.latency_s, noisy))
     cut = cluster(slow=(0, 1)).between
-    assert alike(cut, cluster(slow=(0, 1)).between)
-    assert not alike(cut, one)
-    assert not alike(cut, cluster(slow=(2, 3)).between)
-    assert not alike(one, CostNetwork.uniform(4, 1e-4, 1 / 50e6))
-    assert not alike(one, CostNetwork.uniform(4, 1e-3, 1 / 118e6))
-    assert not alike(one, CostNetwork.uniform(3, 1e-4, 1 / 118e6))
+    assert are_alike(cut, cluster(slow=(0, 1)).between)
+    assert not are_alike(cut, one)
+    assert not are_alike(cut, cluster(slow=(2, 3)).between)
+    assert not are_alike(one, CostNetwork.uniform(4, 1e-4, 1 / 50e6))
+    assert not are_alike(one, CostNetwork.uniform(4, 1e-3, 1 / 118e6))
+    assert not are_alike(one, CostNetwork.uniform(3, 1e-4, 1 / 118e6))
 
 
 # ------------------------------------------------------------------------------------------------ all of it

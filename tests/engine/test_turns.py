@@ -17,7 +17,7 @@ import pytest
 from tests.support.waiting import until
 
 from ringside.engine.runtime.queue import CollectiveQueue, QueuedCollective
-from ringside.engine.runtime.timer import KernelTimer, ThreadTimer, new_alarm
+from ringside.engine.runtime.timer import KernelTimer, ThreadTimer, new_timer
 from ringside.errors import ClosedError, SyncError
 
 LIMIT_S = 20.0
@@ -26,7 +26,7 @@ LATER_S = 1e6  # longer than any test: the thread does not come by itself
 
 @pytest.fixture(params=[KernelTimer, ThreadTimer])
 def turns(request, monkeypatch) -> Iterator[CollectiveQueue]:
-    monkeypatch.setattr("ringside.engine.runtime.queue.new_alarm", request.param)
+    monkeypatch.setattr("ringside.engine.runtime.queue.new_timer", request.param)
     line = CollectiveQueue("ringside-turns", "closed")
     yield line
     line.stop(LIMIT_S)
@@ -82,7 +82,7 @@ def test_the_thread_comes_when_it_has_slept_long(turns):
         done = threading.Event()
         turns.start(done.set)
         assert done.wait(LIMIT_S)
-        until(lambda: turns.state().looks_at == math.inf)
+        until(lambda: turns.state().wakes_at == math.inf)
 
 
 def test_large_ones_are_begun_at_once_and_take_with_them_what_is_before(turns):
@@ -135,7 +135,7 @@ def test_several_threads_wait_for_one_that_another_carries_out(turns):
 
 def test_the_thread_is_not_woken_for_what_others_carry_out(monkeypatch):
     """By the kernel's timer; without one it is woken each time."""
-    if not isinstance(alarm := new_alarm(), KernelTimer):
+    if not isinstance(alarm := new_timer(), KernelTimer):
         pytest.skip("this kernel has no timers to wait for (timerfd)")
     alarm.close()
     slept: list[float] = []
@@ -145,7 +145,7 @@ def test_the_thread_is_not_woken_for_what_others_carry_out(monkeypatch):
             slept.append(time.monotonic())
             super().sleep()
 
-    monkeypatch.setattr("ringside.engine.runtime.queue.new_alarm", Noted)
+    monkeypatch.setattr("ringside.engine.runtime.queue.new_timer", Noted)
     turns = CollectiveQueue("ringside-turns", "closed")
     for _ in range(50):
         assert turns.start(lambda: None, 0.5).wait()
@@ -207,7 +207,7 @@ def test_callbacks_call_more_at_once_and_wait_for_what_is_behind(turns):
         turns.run(notes.job("in callback"))
         behind.wait()
 
-    turns.is_told(first, told)
+    turns.add_callback(first, told)
     assert second.wait()
     assert notes.names == [1, "in callback", 2, 3]
     assert set(notes.threads) == {threading.get_ident()}
@@ -362,7 +362,7 @@ def test_ctrl_c_at_any_moment_leaves_no_line_stuck(way):
                 signal.setitimer(signal.ITIMER_REAL, 0)
             assert not line.is_here
             assert line.start(lambda: None, LATER_S).wait()
-            assert line.state().lined_up == 0
+            assert line.state().queued == 0
     finally:
         signal.signal(signal.SIGALRM, before)
         line.stop(LIMIT_S)

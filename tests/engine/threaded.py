@@ -31,7 +31,7 @@ class NoNative:
     def close(self):
         """Nobody needs it."""
 
-    def abandon(self):
+    def abort(self):
         """Nothing is under way."""
 
 
@@ -48,7 +48,7 @@ class NativeByThreads:
     def close(self):
         self._engine.close()
 
-    def abandon(self):
+    def abort(self):
         self._engine.close()
 
     def prepare(self, data, dtype, op, members):

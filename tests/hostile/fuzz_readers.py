@@ -617,9 +617,9 @@ def _look_at_page(path: Path) -> None:
 
 def _look_at_table(path: Path) -> None:
     from ringside.engine.cost.network import CostNetwork
-    from ringside.engine.tuner.cache import load
+    from ringside.engine.tuner.cache import load_table
 
-    table = load(path, {"world": "2"}, CostNetwork.from_topology(_probed()))
+    table = load_table(path, {"world": "2"}, CostNetwork.from_topology(_probed()))
     if table is not None:
         for size in (1, 5000, 1 << 40):
             table.at(size)

@@ -181,13 +181,13 @@ def abort_when_begun(group: Any, begun: threading.Event) -> None:
 
 def aborted_in_a_wait(rank: int) -> list[str]:
     """Abort groups from another thread, while this one carries out what rank 1 never calls."""
-    heard, begun, carry = [], threading.Event(), QueuedCollective.carry
+    heard, begun, carry = [], threading.Event(), QueuedCollective.run
 
     def noted(turn: QueuedCollective) -> None:
         begun.set()
         carry(turn)
 
-    pytest.MonkeyPatch().setattr(QueuedCollective, "carry", noted)  # for as long as the process lives
+    pytest.MonkeyPatch().setattr(QueuedCollective, "run", noted)  # for as long as the process lives
     for numel in (SMALL, LARGE):
         group = dist.new_group([0, 1])
         if rank == 0:

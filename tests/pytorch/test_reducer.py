@@ -34,7 +34,7 @@ def abandon(comm: Communicator) -> None:
     """Leave it; the reducer hears of that at once, and not some seconds later."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicators, "ABANDON_S", 0.1)
-        comm.abandon()
+        comm.abort()
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ class Host:
         self.retired: list[tuple[int, int]] = []
         self.memory = self
 
-    def retire(self, inode: tuple[int, int]) -> None:
+    def unregister(self, inode: tuple[int, int]) -> None:
         self.retired.append(inode)
 
 

@@ -1,4 +1,4 @@
-"""Messages between threads of one process: the transport of tests, and the plainest statement of what one must do."""
+"""Messages between threads of one process: the transport of tests, and the simplest that meets the protocol."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class _Mailbox:
     places: deque[_Half] = field(default_factory=deque)
 
     def match(self) -> None:
+        # The first message meets the first place, in the order of the calls.
         while self.messages and self.places:
             message, place = self.messages.popleft(), self.places.popleft()
             place.memory[: len(message.memory)] = message.memory
@@ -82,7 +83,7 @@ class Switchboard:
     def fail(self, cause: LinkFailure) -> LinkFailure:
         """End everything that has not arrived; the first cause counts."""
         with self._guard:
-            if self.cause is None:
+            if self.cause is None:  # a vertex that aborts because another left names that one
                 self.cause = LinkFailure("left", self.gone[0]) if self.gone and cause.kind == "left" else cause
             for box in self._boxes.values():
                 box.end()
@@ -140,19 +141,19 @@ class Threads:
         half = self.board.post(peer, self.rank, into, receiving=True, order=self.order)
         return _Message(self.board, self.rank, peer, half)
 
-    def beside(self) -> Threads:
+    def open_channel(self) -> Threads:
         """Return messages with an order of their own."""
         self.orders += 1
         return Threads(self.board, self.rank, order=self.orders - 1)
 
     def fail(self, cause: LinkFailure) -> LinkFailure:
-        """Give up."""
+        """Abort."""
         cause = self.board.fail(cause)
         self.on_failure()
         return cause
 
     def close(self, *, patience_s: float = 5.0) -> None:
-        """Leave; whoever still waits for this vertex hears of it."""
+        """Leave; a wait for this vertex fails."""
         self.board.leave(self.rank)
 
     def describe(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The native core, where it could be built; it knows nothing of torch.
 
-Importing this package never fails: `native()` gives the extension module or raises one clear error, and
-`available()` tells which. The NumPy twins of its kernels are in `numpy_kernels.py`.
+Importing this package never fails: `native()` returns the extension module or raises one clear error, and
+`available()` which of the two. The NumPy twins of its kernels are in `numpy_kernels.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ else:
 
 
 def available() -> bool:
-    """Tell whether the native core can be used here."""
+    """Return whether the native core can be used here."""
     return _module is not None
 
 
 def native() -> ModuleType:
-    """Return the native extension module, or raise `UnsupportedError` saying how to get it."""
+    """Return the native extension module; `UnsupportedError` explains how to get it."""
     if _module is None:
         raise UnsupportedError(
             f"the shared-memory engine needs Ringside's native core, but {_why_not}: "
@@ -39,7 +39,7 @@ def native() -> ModuleType:
 
 
 def describe() -> str:
-    """Say in one line what this installation can do."""
+    """Return in one line what this installation can do."""
     if _module is None:
         return f"ringside without its native core ({_why_not}); attach() only watches"
     return f"ringside with its native core ({_module.instruction_set()})"

@@ -30,23 +30,20 @@ def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.envi
         UsageError: The variables do not fit together.
         UnsupportedError: The ranks are on several hosts, or the native core is not installed.
     """
-    rank, size = _place(environ)
+    given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
+    if len(given) == 1:
+        raise UsageError(f"{given[0]} is set but not both of RANK and WORLD_SIZE: start the ranks with torchrun")
+    rank, size = _integer(environ, "RANK", 0), _integer(environ, "WORLD_SIZE", 1)
     local = _integer(environ, "LOCAL_WORLD_SIZE", size)
     if local != size:
         raise UnsupportedError(
             f"{size} ranks with {local} on this host: ringside.init() works on one host; between hosts call "
             "torch.distributed.init_process_group('gloo') and take ringside.Communicator()"
         )
+    # The key under which the ranks of one job, and of one restart of it, meet; the n-th call of each.
     parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     key = "/".join([*(environ.get(part, "") for part in parts), str(next(_counter))])
     return HostCommunicator(key, rank, size, Settings.of_environment(environ, timeout_s=timeout_s))
-
-
-def _place(environ: Mapping[str, str]) -> tuple[int, int]:
-    given = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
-    if len(given) == 1:
-        raise UsageError(f"{given[0]} is set but not both of RANK and WORLD_SIZE: start the ranks with torchrun")
-    return _integer(environ, "RANK", 0), _integer(environ, "WORLD_SIZE", 1)
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""One way to carry out an all-reduce among several hosts, as a value with a name."""
+"""How an all-reduce among several hosts is executed, as a value with a name."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class AlgorithmSpec:
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> AlgorithmSpec:
         """Return the choice written as `text`; `UsageError` lists what exists."""
+        # [over/]name[*segments][@order]
         over, slash, rest = text.rpartition("/")
         rest, _, order = rest.partition("@")
         name, star, segments = rest.partition("*")
@@ -59,7 +60,7 @@ class AlgorithmSpec:
 
     def schedule(self, vertices: int) -> Schedule:
         """Return the schedule that runs among `vertices` ranks or hosts."""
-        return _schedule(replace(self, over=""), vertices)
+        return _schedule(replace(self, over=""), vertices)  # the same one over ranks, hosts or leaders
 
 
 @functools.lru_cache(maxsize=256)
@@ -94,7 +95,7 @@ def refuse_other_orders(choice: AlgorithmSpec, ranks: int, dtype: int) -> None:
     """Raise `UsageError` unless a choice gives the same bits as every other canonical one.
 
     Args:
-        choice: How an all-reduce shall be carried out.
+        choice: How an all-reduce shall be executed.
         ranks: Number of ranks.
         dtype: Code of the element type; those of 16 bits must be added up in one go, or partial sums are rounded.
     """

@@ -58,9 +58,11 @@ def flatten(x: Any) -> Flat:
     try:
         if x.is_cpu and x.is_contiguous():
             return Flat(x.data_ptr(), x.numel(), dtype_code(x.dtype), x.shape, x)
-    except (AttributeError, RuntimeError):
+    except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
         pass
-    return _flatten_torch(x)
+    _check_torch(x)
+    copy = x.detach().contiguous()
+    return Flat(copy.data_ptr(), copy.numel(), dtype_code(copy.dtype), tuple(x.shape), copy, x.detach())
 
 
 def flatten_to_read(x: Any) -> Flat:
@@ -72,10 +74,10 @@ def flatten_to_read(x: Any) -> Flat:
 
 
 def flatten_to_move(x: Any, *, writes: bool = False) -> tuple[Flat, int]:
-    """Return where the elements of a tensor are whose values nobody looks at, and a hash.
+    """Return where the elements of a tensor are that is only moved, and a hash of its dtype.
 
-    Elements of dtypes that cannot be reduced are taken as bytes, and the hash tells which dtype it was (0: the Flat
-    does). With `writes` the tensor is written, else it may be read-only.
+    Elements of dtypes that cannot be reduced count as bytes, and the hash stands for the dtype (0: the Flat has it).
+    With `writes` the tensor is written, else it may be read-only.
     """
     try:
         return flatten(x) if writes else flatten_to_read(x), 0
@@ -84,6 +86,7 @@ def flatten_to_move(x: Any, *, writes: bool = False) -> tuple[Flat, int]:
             raise
         if not isinstance(x, np.ndarray):
             _check_torch(x)
+    # A dtype that cannot be reduced, such as complex64: its bytes are moved.
     if isinstance(x, np.ndarray):
         copy: Any = _contiguous(_writable(x) if writes else x)
         address, item = address_of(copy), x.dtype.itemsize
@@ -135,6 +138,7 @@ def address_of(x: np.ndarray[Any, Any]) -> int:
 
 def _flatten_numpy(x: np.ndarray[Any, Any]) -> Flat:
     code = dtype_code(x.dtype)
+    # The usual case in one call of the core; else NumPy is asked, and says what is wrong.
     address = _writable_buffer(x)
     if address and address % ITEM_BYTES[code] == 0:
         return Flat(address, x.size, code, x.shape, x)
@@ -149,12 +153,6 @@ def _writable(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not x.flags.writeable:
         raise UsageError("the array is read-only, and this collective writes into it: pass a writable copy")
     return x
-
-
-def _flatten_torch(x: Any) -> Flat:
-    _check_torch(x)
-    copy = x.detach().contiguous()
-    return Flat(copy.data_ptr(), copy.numel(), dtype_code(copy.dtype), tuple(x.shape), copy, x.detach())
 
 
 def _check_torch(x: Any) -> None:

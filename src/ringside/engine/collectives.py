@@ -37,11 +37,11 @@ class Collectives(Closeable):
 
     @abstractmethod
     def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
-        """Carry out a collective, here or in the background, and return what `result` gives."""
+        """Execute a collective, here or in the background, and return what `result` gives."""
 
     @abstractmethod
-    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
-        """Carry out a collective on the thread that calls, whatever is queued: for jobs given to `submit`."""
+    def execute(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+        """Execute a collective on the thread that calls, whatever is queued: for jobs given to `submit`."""
 
     # -------------------------------------------------------------------------------------------- new tensors
 
@@ -250,34 +250,19 @@ class Collectives(Closeable):
         bounds = checked_bounds(bounds, self.size, flat.numel)
         return self._perform(CoreRequest("all_gather_", flat, flat.numel, bounds), lambda: x, async_op)
 
-    def reduce_scatter_storage_(
-        self,
-        flat: Flat,
-        storage: Storage | None,
-        bounds: Sequence[int],
-        *,
-        scale: float = 1.0,
-        own_scale: bool = False,
-        stamp_ns: int = 0,
+    def all_gather_storage_(
+        self, flat: Flat, storage: Storage | None, bounds: Sequence[int], *, stamp_ns: int = 0
     ) -> None:
-        """`reduce_scatter_` (sum) of a tensor in a shareable storage, on the thread that calls.
+        """`all_gather_` of a tensor in a shareable storage, on the thread that calls.
 
         Args:
             flat: The tensor.
             storage: The storage it lies in; None: a private tensor, or symmetric memory.
-            bounds, scale, own_scale: As for `reduce_scatter_`.
+            bounds: As for `all_gather_`.
             stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
         """
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, scale=scale, own_scale=own_scale)
-        self.carry(call, stamp_ns, True, storage)
-
-    def all_gather_storage_(
-        self, flat: Flat, storage: Storage | None, bounds: Sequence[int], *, stamp_ns: int = 0
-    ) -> None:
-        """`all_gather_` of a tensor in a shareable storage, on the thread that calls; see `reduce_scatter_storage_`."""
-        bounds = checked_bounds(bounds, self.size, flat.numel)
-        self.carry(CoreRequest("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
+        self.execute(CoreRequest("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
 
     # -------------------------------------------------------------------------------------------- inside
 

@@ -23,23 +23,19 @@ ITEM_BYTES = (4, 8, 2, 2, 1, 1, 2, 4, 8, 1)
 OP_CODES = {name: code for code, name in enumerate(OPS)}
 FLOATING = frozenset(("float32", "float64", "float16", "bfloat16"))
 
-_codes: dict[Any, int] = {}
+_codes: dict[Any, int] = {}  # of dtype objects seen so far: to ask for a name takes microseconds
 
 
 def dtype_code(dtype: Any) -> int:
     """Return the core's code of a NumPy or torch dtype; `UnsupportedError` names one that has none."""
     code = _codes.get(dtype)
     if code is None:
-        code = _codes[dtype] = _look_up(dtype)
+        name = str(dtype)
+        name = name[len("torch.") :] if name.startswith("torch.") else np.dtype(dtype).name
+        if name not in DTYPES or not getattr(dtype, "isnative", True):  # isnative: NumPy's of this byte order
+            raise UnsupportedError(f"dtype {name} cannot be reduced; convert to one of {', '.join(DTYPES)}")
+        code = _codes[dtype] = DTYPES.index(name)
     return code
-
-
-def _look_up(dtype: Any) -> int:
-    name = str(dtype)
-    name = name[len("torch.") :] if name.startswith("torch.") else np.dtype(dtype).name
-    if name not in DTYPES or not getattr(dtype, "isnative", True):
-        raise UnsupportedError(f"dtype {name} cannot be reduced; convert to one of {', '.join(DTYPES)}")
-    return DTYPES.index(name)
 
 
 def op_code(op: str) -> int:
@@ -51,7 +47,7 @@ def op_code(op: str) -> int:
 
 
 def is_allowed(dtype: int, op: int) -> bool:
-    """Tell whether a reduction is defined for a dtype: bitwise ones on integers and bool, no average of bool."""
+    """Return whether a reduction is defined for a dtype: bitwise ones on integers and bool, no average of bool."""
     if OPS[op] in ("band", "bor", "bxor"):
         return DTYPES[dtype] not in FLOATING
     return not (OPS[op] == "avg" and DTYPES[dtype] == "bool")
@@ -80,7 +76,7 @@ def own_weight(weights: float | Sequence[float], rank: int, size: int) -> tuple[
         raise UsageError(f"weights must be a number, or {size} of them, one per rank, not {weights!r}")
     if not (np.isfinite(values) & (values >= 0)).all():
         raise UsageError(f"weights must be finite and not negative, not {weights!r}")
-    if values.ndim == 0:
+    if values.ndim == 0:  # a rank's own: that they do not sum to 0 only all ranks together can check
         return float(values), 0
     if not math.fsum(values) > 0:
         raise UsageError("the weights of all ranks sum to 0, so there is no mean")

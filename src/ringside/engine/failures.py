@@ -1,4 +1,4 @@
-"""Turn what the core tells of a failed collective into the error that says what to do."""
+"""Turns a failure that the core reports into the error to raise, with what to do about it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
 
+# The core's statuses (_core/core.hpp); 0 is success, 6 asks for an exchange of memory, which is no failure.
 _MISMATCH, _PEER_LOST, _DEADLINE, _INTERRUPTED, _CLOSED = 1, 2, 3, 4, 5
 _NO_WEIGHT, _WITHDRAWN = 7, 8
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _ALGORITHMS = ("", "one_shot", "direct", "a schedule")
 
 
-def dtype_name(code: int) -> str:
-    """Return a dtype's name."""
-    return DTYPES[code]
-
-
-def error_of(failure: dict[str, Any], what: str, rank: int, timeout_s: float, group: str = "") -> RingsideError:
+def error_of(failure: dict[str, Any], collective: str, rank: int, timeout_s: float, group: str = "") -> RingsideError:
     """Return the error for a core failure.
 
     Args:
         failure: What `core.failure()` returned.
-        what: The collective, in words.
+        collective: The collective's name.
         rank: This rank.
         timeout_s: The deadline that was in force, seconds.
-        group: Of which group the ranks are, in words that follow on "rank 1"; "": of all there are.
+        group: Of which group the ranks are, as a phrase that follows on "rank 1"; "": of all there are.
     """
     status, ranks, seq = failure["status"], failure["ranks"], failure["seq"]
-    where = f"{what} (collective {seq}) on rank {rank}{group}"
-    if status == _MISMATCH:
-        return MismatchError(_describe_mismatch(failure), ranks)
+    where = f"{collective} (collective {seq}) on rank {rank}{group}"
+    if status == _MISMATCH:  # group the ranks by what they called
+        sides: dict[str, list[int]] = {}
+        for caller, call in enumerate(failure["calls"]):
+            sides.setdefault(_describe_call(*call), []).append(caller)
+        calls = "; ".join(f"{name_ranks(callers)} called {call}" for call, callers in sides.items())
+        return MismatchError(f"collective {seq}: ranks called different things: {calls}", ranks)
     if status == _PEER_LOST:
+        # Ranks that are missing and not dead gave up because of the dead ones: they are victims.
+        victims = [other for other in failure["missing"] if other not in ranks]
+        gave_up = f"so {name_ranks(victims)} gave up too; " if victims else ""
         return PeerLostError(
-            f"{where}: {name_ranks(ranks)} died or left, {_missing(failure['missing'], ranks)}"
-            "restart from the last checkpoint",
-            ranks,
+            f"{where}: {name_ranks(ranks)} died or left, {gave_up}restart from the last checkpoint", ranks
         )
     if status == _DEADLINE:
         return DeadlineError(
@@ -63,20 +64,6 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def _missing(missing: Sequence[int], gone: Sequence[int]) -> str:
-    others = [rank for rank in missing if rank not in gone]
-    return f"so {name_ranks(others)} gave up too; " if others else ""
-
-
-def _describe_mismatch(failure: dict[str, Any]) -> str:
-    """Name both sides: which ranks called what."""
-    sides: dict[str, list[int]] = {}
-    for rank, call in enumerate(failure["calls"]):
-        sides.setdefault(_describe_call(*call), []).append(rank)
-    told = "; ".join(f"{name_ranks(ranks)} called {call}" for call, ranks in sides.items())
-    return f"collective {failure['seq']}: ranks called different things: {told}"
-
-
 def _describe_call(
     kind: int,
     dtype: int,
@@ -89,27 +76,26 @@ def _describe_call(
     own_scale: bool,
     bounds: Sequence[int],
 ) -> str:
+    """Return a call as its caller would write it; the arguments are the core's `CollectiveSignature`, in its order."""
     name = KINDS[kind]
     if name == "barrier":
         return "barrier()"
     if name == "split":
         return "split()"
-    words = [OPS[op]] if "reduce" in name else []
-    words.append(f"shape {dims}" if dims or count == 1 else f"{count} elements")
-    words.insert(len(words) if name == "empty" else len(words) - 1, DTYPES[dtype])
+    arguments = [OPS[op]] if "reduce" in name else []
+    shape = f"shape {dims}" if dims or count == 1 else f"{count} elements"
+    arguments += [shape, DTYPES[dtype]] if name == "empty" else [DTYPES[dtype], shape]
     if name in _ROOTED:
-        words.append(f"root={root}")
+        arguments.append(f"root={root}")
     if bounds:
-        words.append(f"bounds={_shortened(bounds)}")
+        texts = [str(bound) for bound in bounds]
+        if len(texts) > 17:  # of many ranks the first and the last ones
+            texts = [*texts[:8], "...", *texts[-8:]]
+        arguments.append(f"bounds=[{', '.join(texts)}]")
     if own_scale:
-        words.append("each rank with its own weight")
+        arguments.append("each rank with its own weight")
     elif scale != 1.0:
-        words.append(f"scale={scale!r}")
+        arguments.append(f"scale={scale!r}")
     if name == "all_reduce":
-        words.append(f"algorithm={_ALGORITHMS[algorithm]}")
-    return f"{name}({', '.join(words)})"
-
-
-def _shortened(bounds: Sequence[int]) -> str:
-    texts = [str(bound) for bound in bounds]
-    return "[" + ", ".join(texts if len(texts) <= 17 else [*texts[:8], "...", *texts[-8:]]) + "]"
+        arguments.append(f"algorithm={_ALGORITHMS[algorithm]}")
+    return f"{name}({', '.join(arguments)})"

@@ -1,4 +1,4 @@
-"""A collective as the core takes it."""
+"""A collective as the core executes it: its codes, and what is checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class CoreRequest(NamedTuple):
         out: Address of the result, 0: in place.
         numel: Elements that `bounds` divide; may be more than `flat` has, where that is one lane.
         op: Code of the reduction.
-        way: Code of the algorithm.
+        algorithm: Code of the algorithm: automatic, one_shot, direct, or a program (see `program`).
         scale: Multiplies this rank's contribution.
         own_scale: Ranks may have different scales; avg then divides by their sum.
         root: The rank that gives or gets alone, or -1.
-        tag: Hash of whatever else must be equal on all ranks.
+        tag: Hash of anything else that must be equal on all ranks.
         bounds: Element offsets of the ranks' lanes, ranks + 1 of them; empty: no lanes.
-        program: The schedule to run, or -1.
-        keeps: Whose memory `out` is: kept alive as long as the call.
+        program: The compiled schedule to run, or -1.
+        keeps: The owner of the memory at `out`: kept alive as long as the call.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class CoreRequest(NamedTuple):
     bounds: Sequence[int] = ()
     out: int = 0
     op: int = 0
-    way: int = 0
+    algorithm: int = 0
     scale: float = 1.0
     own_scale: bool = False
     root: int = -1
@@ -72,7 +72,7 @@ class CoreRequest(NamedTuple):
             self.numel,
             self.flat.dtype,
             self.op,
-            self.way,
+            self.algorithm,
             self.scale,
             self.own_scale,
             self.root,

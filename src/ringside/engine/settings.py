@@ -52,7 +52,7 @@ class Settings:
         return _STAGE_SEGMENTS * -(-max(self.segment_bytes, 4096) // 64) * 64  # whole cache lines
 
     def agreed(self) -> tuple[int, ...]:
-        """Return what all ranks must have set alike, or they would choose different paths."""
+        """Return the settings that all ranks must have alike, or they would choose different paths."""
         return (self.one_shot_bytes, self.segment_bytes, self.message_bytes, self.block_bytes)
 
     @staticmethod
@@ -86,13 +86,13 @@ def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tu
 
 
 def cache_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Return the size of the largest cache in bytes (32 MiB where the system does not tell).
+    """Return the size of the largest cache in bytes (32 MiB where the system has no figure).
 
     Args:
         caches: Where the kernel describes a core's caches.
     """
     best = 0
-    for path in caches.glob("index*/size"):
+    for path in caches.glob("index*/size"):  # such as "32K" or "16M"
         text = path.read_text().strip()
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
         best = max(best, int(text.rstrip("KM") or 0) * unit)
@@ -110,18 +110,13 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         cgroup: Where control groups are mounted (version 2: `cpu.max`; version 1: `cpu/cpu.cfs_quota_us`).
     """
     allowed = len(os.sched_getaffinity(0))
-    quota = _quota(cgroup)
-    return max(min(allowed, math.ceil(quota)), 1) if quota > 0 else allowed
-
-
-def _quota(cgroup: Path) -> float:
-    """Return the quota in cores; 0 where there is none."""
     try:
         if (cgroup / "cpu.max").exists():
             quota, period = (cgroup / "cpu.max").read_text().split()
         else:
             quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
             period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        return max(int(quota) / int(period), 0.0)
+        quota_cores = int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):  # "max": no quota
-        return 0.0
+        return allowed
+    return max(min(allowed, math.ceil(quota_cores)), 1) if quota_cores > 0 else allowed  # version 1 writes -1: none

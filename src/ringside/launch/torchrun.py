@@ -245,7 +245,7 @@ class Launch:
 
     def _watch_ranks(self) -> None:
         while self._child.returncode is None:
-            self._watch.look(LOOK_S)
+            self._watch.poll(LOOK_S)
         self._watch.close()
 
     def _read_output(self, sink: Callable[[str], None]) -> None:

@@ -64,7 +64,7 @@ class SharedStorages:
 
     def __init__(self, communicator: HostCommunicator | None) -> None:
         self._memory = communicator.memory if communicator is not None and communicator.size > 1 else None
-        # As made, and as announced: with its owner, so that it is not freed before it is retired.
+        # As made, and as registered: with its owner, so that it is not freed before it is unregistered.
         self._held: dict[int, tuple[Storage, Storage]] = {}
         self._layout: dict[int, tuple[bool, int]] = {}
         self._reported: dict[int, tuple[bool, int]] = {}
@@ -111,7 +111,7 @@ class SharedStorages:
     def _retire(self, index: int) -> None:
         held = self._held.pop(index, None)
         if held is not None and self._memory is not None:
-            self._memory.retire(held[0].inode)
+            self._memory.unregister(held[0].inode)
 
 
 def _in_memfd(numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -56,6 +56,7 @@ def pipelined(s: Schedule, segments: int) -> Schedule:
 
 
 def _pipelined_round(s: Schedule, segments: int, t: int) -> Round:
+    # In round t segment j does what its chunk did in round t - j.
     parts = []
     for j in range(max(0, t - s.rounds + 1), min(segments, t + 1)):
         step = s.representatives(t - j) if s.rotational else s.round(t - j)
@@ -125,6 +126,7 @@ def reverse(s: Schedule) -> Schedule:
 
 
 def _reversed_round(s: Schedule, k: int) -> Round:
+    # Where the collective copies in both directions, so does its reverse.
     last = s.rounds - 1 - k
     step = s.representatives(last) if s.rotational else s.round(last)
     copies_stay = s.collective.name in ("gather", "scatter", "barrier")
@@ -234,6 +236,7 @@ def refined(step: Round, chunks: int, finer: int) -> Round:
     """Return a round over `chunks` chunks as one over `finer` ≥ chunks: chunk c is all t of `t*chunks//finer == c`."""
     if finer == chunks:
         return step
+    # Chunk c begins at ceil(c * finer / chunks) in the finer numbering; each transfer is repeated for its pieces.
     bounds = -(-np.arange(chunks + 1, dtype=np.int64) * finer // chunks)
     first, count = bounds[step.chunk], np.diff(bounds)[step.chunk]
     which = np.repeat(np.arange(len(step)), count)
@@ -243,6 +246,7 @@ def refined(step: Round, chunks: int, finer: int) -> Round:
 
 def in_rank_order(step: Round, chunks: int) -> Round:
     """Return the round with the messages of each fold in ascending rank order, in the places they had together."""
+    # Sort by (target, sender), and put the k-th of a target where that target's k-th message was.
     target = step.dst.astype(np.int64) * chunks + step.chunk
     places, ascending = np.argsort(target, kind="stable"), np.lexsort((step.src, target))
     row = np.empty_like(places)

@@ -155,7 +155,18 @@ class Schedule:
     def round(self, k: int) -> Round:
         """Return round `k`, 0 ≤ k < `rounds`; raise `UsageError` for any other k."""
         step = self._generated(k)
-        return _rotated(step, self.ranks, self.chunks) if self.rotational else step
+        if not self.rotational:
+            return step
+        # All transfers of the orbits: by sender, so that a receiver takes them in rank order.
+        n, chunks = self.ranks, self.chunks
+        step = _from_rank_0(step, n, chunks)
+        turn = np.arange(n, dtype=np.int64)[:, None]
+        return Round(
+            np.repeat(turn, len(step)),
+            ((turn + step.dst) % n).ravel(),
+            ((turn * (chunks // n) + step.chunk) % chunks).ravel(),
+            np.tile(step.reduce, n),
+        )
 
     def representatives(self, k: int) -> Round:
         """Return of round `k` of a rotational schedule one transfer per orbit, the one that rank 0 sends.
@@ -179,18 +190,6 @@ def _from_rank_0(step: Round, n: int, chunks: int) -> Round:
         return step
     chunk = (step.chunk - step.src.astype(np.int64) * (chunks // n)) % chunks
     return Round(np.zeros_like(step.src), (step.dst - step.src) % n, chunk.astype(np.int32), step.reduce)
-
-
-def _rotated(step: Round, n: int, chunks: int) -> Round:
-    """Return all transfers of the orbits of `step`: by sender, so that a receiver takes them in rank order."""
-    step = _from_rank_0(step, n, chunks)
-    turn = np.arange(n, dtype=np.int64)[:, None]
-    return Round(
-        np.repeat(turn, len(step)),
-        ((turn + step.dst) % n).ravel(),
-        ((turn * (chunks // n) + step.chunk) % chunks).ravel(),
-        np.tile(step.reduce, n),
-    )
 
 
 def from_rounds(

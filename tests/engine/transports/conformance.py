@@ -141,7 +141,7 @@ def tells_where_it_is(t: Transport) -> None:
 def beside_each_other(t: Transport) -> None:
     """Messages of links beside these have an order of their own, whichever are sent, or have places, first."""
     right, left = (t.rank + 1) % t.size, (t.rank - 1) % t.size
-    other = t.beside()
+    other = t.open_channel()
     assert (other.rank, other.size) == (t.rank, t.size)
     places = {(which, k): place() for which in (0, 1) for k in range(3)}
     receives = [other.receive(left, places[1, k]) for k in range(3)]
@@ -250,7 +250,7 @@ def closing_with_places_posted(t: Transport) -> None:
 
 def beside_it_nothing_works_afterwards(t: Transport) -> None:
     """Who waits on links beside those that fail hears of it, and of the same cause."""
-    other, peer = t.beside(), others(t)[-1]
+    other, peer = t.open_channel(), others(t)[-1]
     if t.rank == 0:
         t.fail(LinkFailure("left", 0))
     with pytest.raises(LinkError) as raised:

@@ -249,7 +249,7 @@ def given_up_before(path: str) -> LinkFailure:
     import torch.distributed as dist
 
     native, x = native_over(dist.FileStore(path, -1)), np.ones(5, np.float32)
-    native.abandon()
+    native.abort()
     with pytest.raises(LinkError, match="given up") as raised:
         native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
     return raised.value.cause

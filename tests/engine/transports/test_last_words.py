@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringside.engine.transports.abort import AbortChannel, AbortNotice, find_late, tell_apart
+from ringside.engine.transports.abort import AbortChannel, AbortNotice, find_disagreement, find_late
 from ringside.engine.transports.base import NOBODY, LinkFailure
 
 LATE = LinkFailure("late", NOBODY)
@@ -47,7 +47,7 @@ def said(*words: AbortNotice | None) -> list[AbortChannel]:
     made = ears(len(words))
     for ear, word in zip(made, words, strict=True):
         if word is not None:
-            ear.tell(word)
+            ear.send(word)
     return made
 
 
@@ -64,16 +64,16 @@ def test_a_word_arrives_as_it_was_said(kind: Any) -> None:
             0.25,
             kind == "left",
         )
-        assert word.doing.startswith(heard.doing)
+        assert word.operation.startswith(heard.operation)
         assert detail.startswith(heard.cause.detail.rstrip("\ufffd"))
-        assert min(len(heard.doing), len(heard.cause.detail.encode())) > 490
+        assert min(len(heard.operation), len(heard.cause.detail.encode())) > 490
         assert list(reader.all()) == [0]
         assert reader.silent(0.0) in ([1], [2])
 
 
 def test_who_is_gone_keeps_nobody_from_being_told() -> None:
     first, _, third = ears(3, gone=(1,))
-    first.tell(AbortNotice(LATE))
+    first.send(AbortNotice(LATE))
     assert third.of(0) == AbortNotice(LATE)
 
 
@@ -140,7 +140,7 @@ def told_apart(me: int, *doing: str | None) -> tuple[int, str]:
     words = [None if what is None else AbortNotice(LinkFailure("disagreed", 1), NOBODY, 1.0, what) for what in doing]
     own = words[me]
     assert own is not None
-    cause = tell_apart(said(*words)[me], me, own, LinkFailure("disagreed", 7, "as before"), 0.0)
+    cause = find_disagreement(said(*words)[me], me, own, LinkFailure("disagreed", 7, "as before"), 0.0)
     return cause.vertex, cause.detail
 
 

@@ -106,7 +106,7 @@ def test_nobody_is_prodded_where_nobody_waits_any_more() -> None:
 def while_it_stands_still(path: str) -> None:
     """Rank 1 is held up where its other threads are, too; rank 0 waits for it in two orders, and then sends much."""
     transport = peer_to_peer(path)
-    beside, large = transport.beside(), np.zeros(1 << 24, dtype=np.uint8)
+    beside, large = transport.open_channel(), np.zeros(1 << 24, dtype=np.uint8)
     if transport.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
         for links in (transport, beside):

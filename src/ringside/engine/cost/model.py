@@ -1,8 +1,8 @@
-"""What an all-reduce will take, worked out from its schedule and what is known of the links. Pure NumPy.
+"""The time of an all-reduce, predicted from its schedule and what is known of the links. Pure NumPy.
 
 `price` replays a schedule over a `CostNetwork` (R. W. Hockney, "The communication challenge for MPP", 1994: every
-message costs a latency and a time per byte; `ringside.engine.cost.replay` says what overlaps). `price_choice` prices an
-`AlgorithmSpec`: shared memory inside the hosts and the schedule between them, in the blocks in which it is carried out.
+message costs a latency and a time per byte; what overlaps is in `ringside.engine.cost.replay`). `price_choice` prices
+an `AlgorithmSpec`: shared memory inside the hosts and the schedule between them, in the blocks in which it runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Price:
     link_s: float
 
     def why(self) -> str:
-        """Say what dominates."""
+        """Return what dominates."""
         if self.seconds <= 0 or self.link is None:
             return "nothing is sent"
         if self.latency_s >= 0.5 * self.seconds:
@@ -81,16 +81,17 @@ def price_sizes(
             f"of {network.size} vertices"
         )
     clock = replay(schedule, np.array([*sizes, 0.0]), network, segment_bytes=segment_bytes)
-    return [_price(clock, at, network.size) for at in range(len(sizes))]
+    return [_price_of(clock, column, network.size) for column in range(len(sizes))]
 
 
-def _price(clock: Clock, at: int, n: int) -> Price:
-    advance, busy = clock.advance[:, at], clock.busy[:, at]
+def _price_of(clock: Clock, column: int, n: int) -> Price:
+    """Return the price of one size, by its column of the replay; the last column is that of no bytes."""
+    advance, busy = clock.advance[:, column], clock.busy[:, column]
     if not len(advance):
         return Price(0.0, 0.0, -1, 0.0, None, 0.0)
     slowest, link = int(advance.argmax()), int(busy.argmax())
     return Price(
-        float(clock.seconds[at]),
+        float(clock.seconds[column]),
         float(clock.seconds[-1]),
         slowest,
         float(advance[slowest]),
@@ -178,20 +179,22 @@ def price_choice(choice: AlgorithmSpec, sizes: Sequence[int], cluster: Cluster) 
     schedule = choice.schedule(network.size)
     if choice.over == "ranks":
         return price_sizes(schedule, [size * share for size in sizes], network, segment_bytes=segment)
+    # Through shared memory: native in blocks, each passed while another is between hosts; ours whole, and large ones
+    # piece by piece beside the messages.
     segment *= cluster.lanes if choice.over == "hosts" else 1
-    whole = not native
-    blocks = [size if whole else min(size, cluster.block_bytes) for size in sizes]
+    blocks = [min(size, cluster.block_bytes) if native else size for size in sizes]
     prices = price_sizes(schedule, [block * share for block in blocks], network, segment_bytes=segment)
-    inside = [_local(cluster, block) for block in blocks]
-    if whole:
-        return [
-            _streamed(one, _local(cluster, min(size, max(size // PIECES, segment))), here, size >= 2 * segment)
-            for one, here, size in zip(prices, inside, sizes, strict=True)
-        ]
-    return [
-        _in_blocks(one, max(size / max(block, 1), 1.0), here)
-        for one, size, block, here in zip(prices, sizes, blocks, inside, strict=True)
-    ]
+    found = []
+    for between, size, block in zip(prices, sizes, blocks, strict=True):
+        local_s = _local(cluster, block)
+        if native:
+            found.append(_in_blocks(between, max(size / max(block, 1), 1.0), local_s))
+            continue
+        piece_s = _local(cluster, min(size, max(size // PIECES, segment)))
+        large = size >= 2 * segment
+        seconds = piece_s + max(between.seconds, local_s) if large else between.seconds + local_s
+        found.append(replace(between, seconds=seconds, latency_s=between.latency_s + piece_s))
+    return found
 
 
 def _local(cluster: Cluster, size: float) -> float:
@@ -210,18 +213,11 @@ def _as_felt(network: CostNetwork, share: float, over: str, cluster: Cluster) ->
     return replace(network, reduce=reduce, overhead_s=overhead_s)
 
 
-def _streamed(one: Price, piece_s: float, local_s: float, large: bool) -> Price:
-    """Return the price of a tensor that passes through shared memory, large ones piece by piece beside the messages."""
-    seconds = piece_s + max(one.seconds, local_s) if large else one.seconds + local_s
-    return replace(one, seconds=seconds, latency_s=one.latency_s + piece_s)
-
-
-def _in_blocks(one: Price, blocks: float, local_s: float) -> Price:
+def _in_blocks(block: Price, blocks: float, local_s: float) -> Price:
     """Return the price of several blocks, each passed through shared memory while another is between hosts."""
-    seconds = local_s + one.seconds + (blocks - 1) * max(local_s, one.seconds)
-    return Price(
-        seconds, blocks * one.latency_s + local_s, one.round, blocks * one.round_s, one.link, blocks * one.link_s
-    )
+    seconds = local_s + block.seconds + (blocks - 1) * max(local_s, block.seconds)
+    latency_s = blocks * block.latency_s + local_s
+    return Price(seconds, latency_s, block.round, blocks * block.round_s, block.link, blocks * block.link_s)
 
 
 __all__ = ["Cluster", "CostNetwork", "Price", "price", "price_choice", "price_sizes"]

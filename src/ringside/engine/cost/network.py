@@ -111,7 +111,7 @@ class CostNetwork:
         site = np.empty(n, dtype=np.int64)
         for host, ranks in enumerate(hosts):
             site[list(ranks)] = host
-        same = site[:, None] == site[None, :]
+        same = site[:, None] == site[None, :]  # ranks of one host
         latency = np.where(same, latency_s, self.latency_s[np.ix_(site, site)])
         per_byte = np.where(same, seconds_per_byte, self.seconds_per_byte[np.ix_(site, site)])
         return CostNetwork(latency, per_byte, self.out, self.into, self.reduce, self.overhead_s, site)
@@ -167,7 +167,7 @@ class CostNetwork:
             hosts, links = data["hosts"], data["links"]
             n = len(hosts)
             latency, per_byte = np.full((n, n), np.nan), np.full((n, n), np.nan)
-            latency[np.diag_indices(n)] = per_byte[np.diag_indices(n)] = 0.0
+            latency[np.diag_indices(n)] = per_byte[np.diag_indices(n)] = 0.0  # NaN that stays is a missing link
             for link in links:
                 latency[link["src"], link["dst"]] = link["alpha_s"]
                 per_byte[link["src"], link["dst"]] = _inverse(link["bytes_per_s"])

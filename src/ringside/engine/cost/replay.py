@@ -98,61 +98,68 @@ def replay(schedule: Schedule, sizes: Floats, network: CostNetwork, *, segment_b
     folded = schedule.rotational and network.even
     chunk = sizes / schedule.chunks
     state = _State(1 if folded else schedule.ranks, schedule.chunks, chunk, np.minimum(chunk, segment_bytes), network)
+    sites = None if network.site is None else tuple(network.sites.tolist())
     for k, step in enumerate(steps(schedule, folded)):
-        state.take(k, step, traffic(schedule, k, folded, _signature(network)))
+        state.advance_round(step, traffic(schedule, k, folded, sites))
     return Clock(state.clock.max(axis=0), np.array(state.advance).reshape(-1, len(sizes)), state.busy)
 
 
 class _State:
+    """When what is where, as far as the replay has come; seconds, a column per size."""
+
     def __init__(self, vertices: int, chunks: int, chunk: Floats, segment: Floats, network: CostNetwork) -> None:
         self.network, self.chunk, self.segment = network, chunk, segment
         self.rest = 1.0 - np.divide(segment, chunk, out=np.ones_like(chunk), where=chunk > 0)
         self.messages = np.maximum(np.ceil(chunk / np.maximum(segment, 1.0)), 1.0)
         width = len(chunk)
         links = network.size**2 if vertices > 1 else network.size
+        # Of each cell: when its first segment is there, and when its last; of each vertex: until when it works; of each
+        # link: when it is free, and how long its messages take; of each site: when its interface is free.
         self.head, self.tail = np.zeros((vertices * chunks, width)), np.zeros((vertices * chunks, width))
         self.clock = np.zeros((vertices, width))
         self.free, self.busy = np.zeros((links, width)), np.zeros((links, width))
         self.out, self.into = np.zeros((network.size, width)), np.zeros((network.size, width))
         self.advance: list[Floats] = []
 
-    def take(self, k: int, step: MessageStep, way: LinkTraffic) -> None:
+    def advance_round(self, step: MessageStep, links: LinkTraffic) -> None:
+        """Replay one round."""
         before = self.clock.max(axis=0)
         network = self.network
-        offset = (step.dst if len(self.clock) > 1 else way.link) % network.size
-        per_byte = network.seconds_per_byte[step.src, offset][:, None]
-        latency = network.latency_s[step.src, offset][:, None]
+        dst = (step.dst if len(self.clock) > 1 else links.link) % network.size  # by symmetry src and dst are rank 0
+        per_byte = network.seconds_per_byte[step.src, dst][:, None]
+        latency = network.latency_s[step.src, dst][:, None]
         overhead = network.overhead_s * self.messages
         head, tail = self.head[step.reads], self.tail[step.reads]
-        start = np.maximum(head + step.sent[:, None] * overhead, self.free[way.link])
+        # A message starts when its chunk, its sender and its link are ready, and is through when its last segment is.
+        start = np.maximum(head + step.sent[:, None] * overhead, self.free[links.link])
         took = per_byte * self.chunk
-        begun, start = start, start + way.place[:, None] * took
+        begun, start = start, start + links.place[:, None] * took
         done = np.maximum(start + took, tail + per_byte * self.segment)
-        np.maximum.at(self.free, way.link, done)
-        np.add.at(self.busy, way.link, took)
-        done = self._shared(step, way, begun, done)
+        np.maximum.at(self.free, links.link, done)
+        np.add.at(self.busy, links.link, took)
+        done = self._hold_back(step, links, begun, done)
         first = done - (done - start) * self.rest  # its first segment
         self._fold(step, first + latency, done + latency)
         self.advance.append(self.clock.max(axis=0) - before)
 
-    def _shared(self, step: MessageStep, way: LinkTraffic, start: Floats, done: Floats) -> Floats:
-        """Hold back what the interfaces of its sites cannot carry in time."""
+    def _hold_back(self, step: MessageStep, links: LinkTraffic, start: Floats, done: Floats) -> Floats:
+        """Return when messages are through, given what the interfaces of their sites carry."""
         network = self.network
         for per_byte, free, vertex, count in (
-            (network.out, self.out, step.src, way.out),
-            (network.into, self.into, step.dst, way.into),
+            (network.out, self.out, step.src, links.out),
+            (network.into, self.into, step.dst, links.into),
         ):
             if per_byte is None:
                 continue
-            at = network.sites[vertex] if len(self.clock) > 1 else np.zeros_like(vertex)
-            took = (per_byte[at] * count)[:, None] * self.chunk
-            through = (np.maximum(start, free[at]) + took) * way.away[:, None]
-            np.maximum.at(free, at, through)
+            site = network.sites[vertex] if len(self.clock) > 1 else np.zeros_like(vertex)
+            took = (per_byte[site] * count)[:, None] * self.chunk
+            through = (np.maximum(start, free[site]) + took) * links.away[:, None]
+            np.maximum.at(free, site, through)
             done = np.maximum(done, through)
         return done
 
     def _fold(self, step: MessageStep, head: Floats, tail: Floats) -> None:
-        """Let the receivers take what has arrived."""
+        """Have the receivers store or add what has arrived, one message after the other."""
         network = self.network
         clock = self.clock[step.dst]
         work = (network.reduce * step.reduces)[:, None] * self.segment + network.overhead_s
@@ -230,11 +237,7 @@ def places(keys: Ints) -> Floats:
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     first = np.concatenate([[True], ordered[1:] != ordered[:-1]]) if len(keys) else np.zeros(0, dtype=np.bool_)
-    at = np.arange(len(keys))
+    index = np.arange(len(keys))
     result = np.empty(len(keys), dtype=np.float64)
-    result[order] = at - np.maximum.accumulate(np.where(first, at, 0)) if len(keys) else 0.0
+    result[order] = index - np.maximum.accumulate(np.where(first, index, 0)) if len(keys) else 0.0
     return result
-
-
-def _signature(network: CostNetwork) -> tuple[int, ...] | None:
-    return None if network.site is None else tuple(network.sites.tolist())

@@ -42,7 +42,7 @@ class NativeAllReduce(Protocol):
     def close(self) -> None:
         """Leave: nothing is under way here; peers that still need this rank find out."""
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """End what is under way, here and at the peers, as far as it can be ended; it may be on any thread."""
 
 

@@ -351,7 +351,9 @@ class HierarchicalEngine:
         self.channels.drain(_LAST_JOBS_S)
         explained = attribution.explain(label, first, error, self.rank_map, self._timeout_s)
         self._broken = explained
-        if self._interruptible.heard and isinstance(error, Exception):  # Python's own KeyboardInterrupt was dropped
+        if self._interruptible.interrupted and isinstance(
+            error, Exception
+        ):  # Python's own KeyboardInterrupt was dropped
             raise KeyboardInterrupt from explained
         if explained is error or not isinstance(error, Exception):
             raise error
@@ -364,6 +366,6 @@ class HierarchicalEngine:
 
     def _abort_others(self) -> None:
         """End what is under way beside messages, so that nobody waits there for ranks that have given up."""
-        self.native.abandon()
+        self.native.abort()
         if self.host_slices is not None:
-            self.host_slices.abandon()
+            self.host_slices.abort()

@@ -44,14 +44,14 @@ class HostSlices:
         # Lane l of the bounds is local rank l's.
         flat = _flat(address, bounds, dtype)
         call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
-        self._communicator.carry(call, 0, True, storage)
+        self._communicator.execute(call, 0, True, storage)
 
     def reduce_lanes_into(
         self, target: int, address: int, bounds: Sequence[int], dtype: int, op: int, scale: float = 1.0
     ) -> None:
         """Write the fold of this rank's lane to a target; the elements stay; arguments as for `reduce_lanes`."""
         flat = _flat(address, bounds, dtype)
-        self._communicator.carry(
+        self._communicator.execute(
             CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=target, op=op, scale=scale), 0, True
         )
 
@@ -61,7 +61,7 @@ class HostSlices:
 
     def gather_lanes(self, address: int, bounds: Sequence[int], dtype: int, storage: Storage | None) -> None:
         """Give every rank of the host all lanes; arguments as for `reduce_lanes`."""
-        self._communicator.carry(
+        self._communicator.execute(
             CoreRequest("all_gather_", _flat(address, bounds, dtype), bounds[-1], bounds), 0, True, storage
         )
 
@@ -85,9 +85,9 @@ class HostSlices:
         """Return the local ranks that have not arrived where this one waits; may be called on any thread."""
         return list(self._communicator.absent())
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Leave at once; the others of the host find out."""
-        self._communicator.abandon()
+        self._communicator.abort()
 
 
 def _flat(address: int, bounds: Sequence[int], dtype: int) -> Flat:

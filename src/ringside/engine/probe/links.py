@@ -1,4 +1,4 @@
-"""What measured links say: which are slow, and which order of a ring goes round them. Pure NumPy."""
+"""Analyses measured links: which are slow, and which order of a ring goes round them. Pure NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.engine.cost.network import Floats
 
@@ -52,19 +51,28 @@ def slow_links(rates: Floats) -> list[MeasuredSlowLink]:
     """
     n = len(rates)
     known = np.isfinite(rates) & (rates > 0) & ~np.eye(n, dtype=np.bool_)
-    pairs = ((pair, usual_beside(rates, pair)) for pair in doubted(rates))
+    pairs = ((pair, median_beside(rates, pair)) for pair in suspect_links(rates))
     found = [MeasuredSlowLink(*pair, float(rates[pair]), usual) for pair, usual in pairs]
-    return sorted(_by_vertex(found, known, rates), key=lambda link: link.share)
+    # Name a vertex once instead of all of its links; two slow links of three vertices' could be either's fault.
+    slow = {(link.src, link.dst) for link in found}
+    for v in range(n if n >= 4 else 0):
+        own = [(a, b) for a, b in np.argwhere(known).tolist() if v in (a, b)]
+        if own and all(pair in slow for pair in own):
+            usual = float(np.median([link.usual for link in found if v in (link.src, link.dst)]))
+            rest = [link for link in found if v not in (link.src, link.dst)]
+            found = [*rest, MeasuredSlowLink(v, -1, float(np.median([rates[pair] for pair in own])), usual)]
+            break
+    return sorted(found, key=lambda link: link.share)
 
 
-def doubted(rates: Floats) -> list[tuple[int, int]]:
+def suspect_links(rates: Floats) -> list[tuple[int, int]]:
     """Return (sender, receiver) of every link whose rate is under half of what is usual beside it."""
     known = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
     pairs = [(src, dst) for src, dst in np.argwhere(known).tolist()]
-    return [pair for pair in pairs if rates[pair] < SLOW * usual_beside(rates, pair)]
+    return [pair for pair in pairs if rates[pair] < SLOW * median_beside(rates, pair)]
 
 
-def usual_beside(rates: Floats, link: tuple[int, int]) -> float:
+def median_beside(rates: Floats, link: tuple[int, int]) -> float:
     """Return the median rate of all links but this one and, of three vertices or more, its reverse; 0: none."""
     others = np.isfinite(rates) & (rates > 0) & ~np.eye(len(rates), dtype=np.bool_)
     others[link] = False
@@ -73,7 +81,7 @@ def usual_beside(rates: Floats, link: tuple[int, int]) -> float:
     return float(np.median(rates[others])) if others.any() else 0.0
 
 
-def beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+def links_beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -> list[tuple[int, int]]:
     """Return the links that a doubted one is held against: they end where it ends and begin where it begins.
 
     What keeps a vertex busy slows all of its links at once. Where all of these are doubted too, it is any that is not.
@@ -91,10 +99,10 @@ def beside(link: tuple[int, int], suspects: Sequence[tuple[int, int]], n: int) -
 
 
 def plainly_slow(own: Sequence[float], others: Sequence[float]) -> bool:
-    """Tell whether timings of a link are slow beside those of others, by more than they scatter.
+    """Return whether timings of a link are slow beside those of others, by more than they scatter.
 
-    Even its fastest one has to be under half of the others' median: what else a machine does makes a link that is well
-    look slow now and then, but not every time, and nothing makes a slow one look fast.
+    Even its fastest one has to be under half of the others' median: other work on a machine makes a good link look slow
+    now and then, but not every time, and nothing makes a slow one look fast.
 
     Args:
         own: Bytes per second of the link, several.
@@ -103,24 +111,10 @@ def plainly_slow(own: Sequence[float], others: Sequence[float]) -> bool:
     return not len(others) or max(own) < SLOW * float(np.median(others))
 
 
-def _by_vertex(found: list[MeasuredSlowLink], known: NDArray[np.bool_], rates: Floats) -> list[MeasuredSlowLink]:
-    """Name a vertex instead of all of its links."""
-    if len(rates) < 4:
-        return found  # two slow links of three vertices' could be either's fault
-    slow = {(link.src, link.dst) for link in found}
-    for v in range(len(rates)):
-        own = [(a, b) for a, b in np.argwhere(known).tolist() if v in (a, b)]
-        if own and all(pair in slow for pair in own):
-            usual = float(np.median([link.usual for link in found if v in (link.src, link.dst)]))
-            rest = [link for link in found if v not in (link.src, link.dst)]
-            return [*rest, MeasuredSlowLink(v, -1, float(np.median([rates[pair] for pair in own])), usual)]
-    return found
-
-
 def slowest_of_ring(rates: Floats, order: Sequence[int]) -> float:
     """Return the rate of the slowest link of a ring in this order, bytes per second."""
-    at = np.asarray(order)
-    return float(rates[at, np.roll(at, -1)].min())
+    vertices = np.asarray(order)
+    return float(rates[vertices, np.roll(vertices, -1)].min())
 
 
 def best_ring_order(rates: Floats) -> tuple[int, ...]:
@@ -133,17 +127,19 @@ def best_ring_order(rates: Floats) -> tuple[int, ...]:
         rates: Bytes per second, float64 [n, n], row = sender.
     """
     n = len(rates)
-    if n <= EXACT:
+    if n <= EXACT:  # all orders at once, as rows
         rest = np.array(list(itertools.permutations(range(1, n))), dtype=np.int64).reshape(-1, max(n - 1, 0))
         orders = np.concatenate([np.zeros((len(rest), 1), dtype=np.int64), rest], axis=1)
         along = rates[orders, np.roll(orders, -1, axis=1)]
         best = np.lexsort((-along.sum(axis=1), -along.min(axis=1)))[0]
         return tuple(orders[best].tolist())
-    starts = [list(range(n)), *(_greedy(rates, start) for start in range(0, n, -(-n // 8)))]
-    return _turned(max((_two_opt(rates, order) for order in starts), key=lambda order: _worth(rates, order)))
+    starts = [list(range(n)), *(_nearest_neighbour(rates, start) for start in range(0, n, -(-n // 8)))]
+    found = max((_two_opt(rates, order) for order in starts), key=lambda order: _worth(rates, order))
+    first = found.index(0)
+    return (*found[first:], *found[:first])
 
 
-def _greedy(rates: Floats, start: int) -> list[int]:
+def _nearest_neighbour(rates: Floats, start: int) -> list[int]:
     order, left = [start], set(range(len(rates))) - {start}
     while left:
         order.append(max(left, key=lambda v: (rates[order[-1], v], -v)))
@@ -152,7 +148,7 @@ def _greedy(rates: Floats, start: int) -> list[int]:
 
 
 def _two_opt(rates: Floats, order: list[int]) -> list[int]:
-    """Turn pieces of the ring round as long as that helps."""
+    """Reverse pieces of the ring as long as that helps."""
     worth, better = _worth(rates, order), True
     while better:
         better = False
@@ -164,18 +160,14 @@ def _two_opt(rates: Floats, order: list[int]) -> list[int]:
 
 
 def _worth(rates: Floats, order: Sequence[int]) -> tuple[float, float]:
-    at = np.asarray(order)
-    along = rates[at, np.roll(at, -1)]
+    vertices = np.asarray(order)
+    along = rates[vertices, np.roll(vertices, -1)]
     return float(along.min()), float(along.sum())
-
-
-def _turned(order: Sequence[int]) -> tuple[int, ...]:
-    at = list(order).index(0)
-    return (*order[at:], *order[:at])
 
 
 def round_robin(n: int) -> list[list[tuple[int, int]]]:
     """Return rounds of disjoint pairs in which every two of n meet once: n - 1 rounds, or n of an odd n."""
+    # The circle method: the first stays, the others move on by one place each round; of an odd n one has no partner.
     ring: list[int] = list(range(n + n % 2))
     rounds = []
     for _ in range(len(ring) - 1):

@@ -33,42 +33,43 @@ from ringside.engine.net.reduction import fold
 from ringside.engine.probe.links import (
     SLOW,
     MeasuredSlowLink,
-    beside,
     best_ring_order,
-    doubted,
+    links_beside,
+    median_beside,
     plainly_slow,
     round_robin,
     slow_links,
     slowest_of_ring,
-    usual_beside,
+    suspect_links,
 )
-from ringside.engine.probe.schedules import everybody, one_way, probe_schedule, rate_of, rate_together, to_and_fro
+from ringside.engine.probe.schedules import all_pairs, one_way, ping_pong, probe_schedule, rate_of, rate_together
 from ringside.engine.settings import usable_cores
 
-__all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober", "without_doubt"]
+__all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober", "remeasure_slow_links"]
 
 
 # -------------------------------------------------------------------------------------------------
-# Links that look slow are timed again before anybody is told so, or goes around them.
+# Links that look slow are timed again before they are reported, or avoided.
 
 _LEAST_AGAIN = 3  # turns, however long they take: links so slow are timed for long each time
 
 
-def without_doubt(prober: Prober, upper: Floats, known: Floats) -> Floats:
+def remeasure_slow_links(prober: Prober, upper: Floats, known: Floats) -> Floats:
     """Time links that look slow again, and return the rates to go by: only what is plainly slow stays so.
 
-    In the first place a link has three timings, on a busy machine one.
+    Before that a link has three timings, on a busy machine one.
 
     Args:
         prober: Times links; every rank of the group calls this alike.
         upper: Bytes per second of each link, as it looked, float64 [n, n].
         known: A first idea of the same.
     """
-    suspects = doubted(upper) if prober.effort.again else []
+    suspects = suspect_links(upper) if prober.effort.again else []
     if not suspects:
         return upper
+    # Each suspect is timed in turn with links beside it, so that both meet the machine in the same state.
     n, began = len(prober.vertices), prober.clock()
-    rows = [[link, *beside(link, suspects, n)] for link in suspects]
+    rows = [[link, *links_beside(link, suspects, n)] for link in suspects]
     turns: list[list[list[float]]] = []
     for turn in range(prober.effort.again):
         if turn >= _LEAST_AGAIN and prober.late(began, prober.effort.again_s):
@@ -78,10 +79,10 @@ def without_doubt(prober: Prober, upper: Floats, known: Floats) -> Floats:
     padded = np.array([[row + [0.0] * (width - len(row)) for row in turn] for turn in turns])
     times = prober.total(padded)
     sure: Floats = upper.copy()
-    for at, row in enumerate(rows):
-        own, others = times[:, at, 0], times[:, at, 1 : len(row)].ravel()
+    for index, row in enumerate(rows):
+        own, others = times[:, index, 0], times[:, index, 1 : len(row)].ravel()
         if not plainly_slow(own.tolist(), others.tolist()):
-            sure[row[0]] = max(float(np.percentile(own, 75)), SLOW * usual_beside(upper, row[0]))
+            sure[row[0]] = max(float(np.percentile(own, 75)), SLOW * median_beside(upper, row[0]))
     return sure
 
 
@@ -203,27 +204,30 @@ class Prober:
         """Time everything. A collective; a link that breaks meanwhile raises as any collective does."""
         began = self._began = self.clock()
         turns = round_robin(len(self.vertices))
-        latency, latency_spread, rates = self._first_look(turns)
-        sizes = self._bulk_sizes(rates)
+        # Latency and a first idea of the rate, from which follows how much to send for an exact one.
+        latency, latency_spread, rates = self._time_pings(turns)
+        segment = self.across.exchange.segment_bytes
+        segments = np.clip(np.ceil(rates * self.effort.bulk_s / segment) + 1, 3, self.effort.most_bytes // segment)
+        sizes: NDArray[np.int64] = (segments * segment).astype(np.int64)
         _, upper, rate_spread = self._bulks(turns, sizes, rates)
         alone = None
         if self.effort.alone:
             alone, above, _ = self._bulks([[pair] for turn in turns for pair in turn], sizes, rates)
             upper = np.maximum(upper, above)
-        upper = without_doubt(self, upper, rates)
+        upper = remeasure_slow_links(self, upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
         network = self._network(latency, upper)
         return Probe(network, self.vertices, upper, latency_spread, rate_spread, alone, self.clock() - began)
 
     # -------------------------------------------------------------------------------------------- turns
 
-    def _first_look(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
+    def _time_pings(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
         """Return latency, its spread and a first idea of the rate of each link."""
         n, segment = len(self.vertices), self.across.exchange.segment_bytes
         found = np.zeros((3, n, n))
-        for at, pairs in enumerate(turns):
-            late = at > 0 and not self._in_time(0.5)
-            hops = self._run(to_and_fro(pairs, 3 if late else self.effort.pings), [PING_BYTES])
+        for turn, pairs in enumerate(turns):
+            late = turn > 0 and not self._in_time(0.5)
+            hops = self._run(ping_pong(pairs, 3 if late else self.effort.pings), [PING_BYTES])
             trips = np.diff([hop.last for hop in hops])
             for a, b in pairs:
                 if self._me == a and len(trips):
@@ -235,13 +239,6 @@ class Prober:
                     found[2, self.vertices.index(hop.src), self._me] = rate_of(hop, segment)
         latency, spread, rates = self.total(found)
         return latency, spread, rates
-
-    def _bulk_sizes(self, rates: Floats) -> NDArray[np.int64]:
-        """Return for each link how many bytes take about as long as they should; whole segments, at least three."""
-        segment = self.across.exchange.segment_bytes
-        segments = np.ceil(rates * self.effort.bulk_s / segment) + 1
-        sizes: NDArray[np.int64] = (np.clip(segments, 3, self.effort.most_bytes // segment) * segment).astype(np.int64)
-        return sizes
 
     def _bulks(
         self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats
@@ -256,7 +253,7 @@ class Prober:
                 if self.effort.alone:  # those that have nothing to do wait here, and so for no longer than one turn
                     self.most(np.zeros(1))
                 for direction in (pairs, [(b, a) for a, b in pairs]):
-                    # Of a link so slow that even three segments take long, the first look is as good.
+                    # Of a link so slow that even three segments take long, the first idea is as good.
                     quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
                     mine = [pair for pair in quick if self._me in pair]
                     size = int(sizes[mine[0]]) if mine else 0
@@ -285,11 +282,16 @@ class Prober:
         return rate_of(hops[-1], segment) if hops else 0.0
 
     def _network(self, latency: Floats, rates: Floats) -> CostNetwork:
+        """Return the network of these links, with what a vertex carries together and the cost of adding up."""
         n = len(self.vertices)
         off = ~np.eye(n, dtype=np.bool_)
         with np.errstate(divide="ignore"):
             per_byte = np.where(off, 1.0 / np.where(rates > 0, rates, 1.0), 0.0)
-        reduce = self._reduce()
+        # Seconds per byte of adding up, of the slowest rank.
+        a, b = np.zeros(_LOCAL_BYTES // 4, dtype=np.float32), np.zeros(_LOCAL_BYTES // 4, dtype=np.float32)
+        sources = [address_of(a), address_of(b)]
+        took = [self._timed(lambda: fold(sources, sources[0], a.size, _F32, _SUM)) for _ in range(5)]
+        reduce = float(self.most(np.array([np.median(took)]))[0]) / _LOCAL_BYTES
         if n < 3 or not self.effort.flood:
             return CostNetwork(latency, per_byte, reduce=reduce)
         together, overhead_s = self._flood(rates, latency)
@@ -304,12 +306,14 @@ class Prober:
         n, segment = len(self.vertices), self.across.exchange.segment_bytes
         off = ~np.eye(n, dtype=np.bool_)
         found = np.zeros((2, n))
-        hops = self._run(everybody(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
+        # Small messages from all to all: the time of a turn, by the last that came.
+        hops = self._run(all_pairs(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
         ends = [max(hop.last for hop in hops if hop.round == k) for k in sorted({hop.round for hop in hops})]
         if len(ends) > 1:
             found[1, self._me] = float(np.median(np.diff(ends))) / n
+        # Segments along all links that are not slow.
         fast = rates >= 0.5 * float(np.median(rates[off]))
-        turn = [(v, w, v) for v, w, _ in everybody(n, 1)[0] if fast[v, w]]
+        turn = [(v, w, v) for v, w, _ in all_pairs(n, 1)[0] if fast[v, w]]
         found[0, self._me] = rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
         together, per_message = self.total(found)
         # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
@@ -317,13 +321,6 @@ class Prober:
         overhead_s = min(max(turn_s - ping_s, 0.0) / (2 * (n - 1)), 0.45 * ping_s)
         carried: Floats = np.clip(together, rates.max(axis=0), rates.sum(axis=0))
         return carried, overhead_s
-
-    def _reduce(self) -> float:
-        """Return seconds per byte of adding up, of the slowest rank."""
-        a, b = np.zeros(_LOCAL_BYTES // 4, dtype=np.float32), np.zeros(_LOCAL_BYTES // 4, dtype=np.float32)
-        sources = [address_of(a), address_of(b)]
-        took = [self._timed(lambda: fold(sources, sources[0], a.size, _F32, _SUM)) for _ in range(5)]
-        return float(self.most(np.array([np.median(took)]))[0]) / _LOCAL_BYTES
 
     # -------------------------------------------------------------------------------------------- shared by all
 
@@ -336,7 +333,7 @@ class Prober:
         local, roster = self.across.host_slices, self.across.rank_map
         took = np.zeros(2)
         if local is not None:
-            for at, elements in enumerate((1024, _LOCAL_BYTES // 4)):
+            for index, elements in enumerate((1024, _LOCAL_BYTES // 4)):
                 data = np.zeros(elements, dtype=np.float32)
                 per = -(-elements // roster.lanes)
                 bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
@@ -346,7 +343,7 @@ class Prober:
                     local.gather_lanes(address_of(data), bounds, _F32, None)
 
                 once()
-                took[at] = np.median([self._timed(once) for _ in range(3)])
+                took[index] = np.median([self._timed(once) for _ in range(3)])
         small, large = self.most(took).tolist()
         return small, max(large - small, 0.0) / _LOCAL_BYTES
 
@@ -355,7 +352,13 @@ class Prober:
         latency = network.latency_s[~np.eye(network.size, dtype=np.bool_)]
         inside = 0.7 * float(np.median(latency)), 1e-9
         small, per_byte = self.local_cost()
-        machines, cores = self._machines()
+        # The machine of each host and the cores there, as each host's first rank sees them.
+        roster = self.across.rank_map
+        found = np.zeros((2, len(roster.hosts)))
+        if roster.local_rank == 0:
+            found[:, roster.host] = _shared_cores(), usable_cores()
+        marks, cores = self.total(found)
+        _, machines = np.unique(marks, return_inverse=True)
         return Cluster(
             network,
             self.across.rank_map.hosts,
@@ -365,22 +368,12 @@ class Prober:
             self.across.exchange.segment_bytes,
             self.across.block_bytes,
             1.0 if self.wire is None else self.wire.item_bytes / ITEM_BYTES[_F32],
-            machines,
-            cores,
+            tuple(machines.tolist()),
+            tuple(int(count) for count in cores),
         )
 
-    def _machines(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the machine of each host and the cores there, as each host's first rank sees it. A collective."""
-        roster = self.across.rank_map
-        found = np.zeros((2, len(roster.hosts)))
-        if roster.local_rank == 0:
-            found[:, roster.host] = _shared_cores(), usable_cores()
-        marks, cores = self.total(found)
-        _, machines = np.unique(marks, return_inverse=True)
-        return tuple(machines.tolist()), tuple(int(count) for count in cores)
-
     def warm_up(self, choice: AlgorithmSpec) -> None:
-        """Carry out a choice on one element, so that connections are made before it is timed. A collective."""
+        """Run a choice on one element, so that connections are made before it is timed. A collective."""
         self.time_once(choice, np.zeros(1, dtype=np.float32))
 
     def rehearse(self, choice: AlgorithmSpec, count: int) -> None:
@@ -389,8 +382,8 @@ class Prober:
 
     def time_once(self, choice: AlgorithmSpec, data: NDArray[np.float32]) -> float:
         """Return what an all-reduce by a choice takes on this rank, seconds. A collective."""
-        what = Reduction(_F32, _SUM, wire=self.wire)
-        return self._timed(lambda: self.across.all_reduce(address_of(data), data.size, what, choice))
+        reduction = Reduction(_F32, _SUM, wire=self.wire)
+        return self._timed(lambda: self.across.all_reduce(address_of(data), data.size, reduction, choice))
 
     def time_choice(self, choice: AlgorithmSpec, size_bytes: int, repeats: int) -> list[float]:
         """Return what all-reduces by a choice take on the slowest rank, each of `repeats`, seconds. A collective."""
@@ -411,13 +404,13 @@ class Prober:
         return data
 
     def _in_time(self, share: float) -> bool:
-        """Tell whether rank 0's clock is within a share of the budget. A collective, unless there is no budget."""
+        """Return whether rank 0's clock is within a share of the budget. A collective, unless there is no budget."""
         if math.isinf(self.effort.budget_s):
             return True
         return not self.late(self._began, share * self.effort.budget_s)
 
     def late(self, began: float, budget_s: float) -> bool:
-        """Tell whether a budget is over on rank 0's clock. A collective."""
+        """Return whether a budget is over on rank 0's clock. A collective."""
         late = self.across.rank_map.rank == 0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
 
@@ -427,7 +420,7 @@ class Prober:
         return self.clock() - began
 
     def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[HopTiming]:
-        """Carry out rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
+        """Run rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
         sizes = [*sizes]
         schedule = probe_schedule(self.across.rank_map.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
         if self._me < 0:
@@ -435,6 +428,7 @@ class Prober:
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
         began = time.perf_counter()
         self.across.run(schedule, chunks, 1, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
+        # The log of hops is a ring of the last ones: those of this run are its end.
         mine: list[HopTiming] = []
         for hop in reversed(self.across.exchange.hops):
             if hop.waited < began:
@@ -444,7 +438,7 @@ class Prober:
 
 
 def _shared_cores(proc: Path = Path("/proc")) -> float:
-    """Return a number that processes have in common which take their cores from the same ones, exact as float64."""
+    """Return a number that is equal for processes which share cores, exact as float64."""
     boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
     try:
         group = os.stat(proc / "self/ns/cgroup").st_ino  # containers have one each, network namespaces do not

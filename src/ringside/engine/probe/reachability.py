@@ -1,7 +1,7 @@
 """Which links carry anything at all: plain TCP between all pairs of vertices, each bounded, before anything else.
 
-Transports wait for whom they cannot reach, and then know one end only; here every pair is tried by itself, at once,
-and both ends are named.
+A transport waits for a peer that it cannot reach, and then knows one end only; here every pair is tried by itself, all
+at once, and both ends are named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HELLO = b"ringside"
 
 
 class ProbeListener:
-    """Answers whoever connects, until it is closed; to be used in a `with` statement."""
+    """Answers every connection, until it is closed; to be used in a `with` statement."""
 
     def __init__(self, address: str) -> None:
         self._socket = socket.create_server((address, 0), backlog=1024)
@@ -61,10 +61,11 @@ def own_address(toward: str, port: int, environ: Mapping[str, str] = os.environ)
     """
     interface = environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if interface:
+        if interface:  # ifr_name, and the address in a sockaddr_in behind it (netdevice(7))
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", interface.encode()[:15])
                 return socket.inet_ntoa(ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+        # To connect a datagram socket sends nothing; the kernel only chooses the route.
         with contextlib.suppress(OSError):
             probe.connect((toward, port))
             return str(probe.getsockname()[0])

@@ -8,7 +8,7 @@ from ringside.engine.net.exchange.types import HopTiming
 from ringside.schedule import Round, Schedule, from_rounds
 
 
-def to_and_fro(pairs: Sequence[tuple[int, int]], times: int) -> list[list[tuple[int, int, int]]]:
+def ping_pong(pairs: Sequence[tuple[int, int]], times: int) -> list[list[tuple[int, int, int]]]:
     """Pairs send each other one message, forth and back, so many times: rounds of (sender, receiver, chunk)."""
     forth, back = [(a, b, 0) for a, b in pairs], [(b, a, 0) for a, b in pairs]
     return [forth, back] * times
@@ -19,7 +19,7 @@ def one_way(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int, int]]
     return [[(a, b, 0) for a, b in pairs]]
 
 
-def everybody(n: int, times: int) -> list[list[tuple[int, int, int]]]:
+def all_pairs(n: int, times: int) -> list[list[tuple[int, int, int]]]:
     """Everybody sends chunk v, its own, to all others, again and again: each turn waits for nothing but its round."""
     return [[(v, w, v) for v in range(n) for w in range(n) if v != w]] * times
 

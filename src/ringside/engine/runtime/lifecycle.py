@@ -1,4 +1,4 @@
-"""The life of a rank's end of a communicator: a thread of its own for what runs asynchronously, and leaving once."""
+"""The life of a rank's end of a communicator: its thread for asynchronous jobs, and closing it, once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.errors import ClosedError
 
-FINISH_S = 5.0  # for what is under way when a rank leaves in good order
+FINISH_S = 5.0  # for what is under way when a rank closes in good order
 _Self = TypeVar("_Self", bound="Closeable")
 
 
 class Closeable(ABC):
-    """What every communicator does to run jobs in the background and to leave; a forked child may do neither."""
+    """Runs jobs in the background and closes, for every communicator; a forked child may do neither."""
 
     rank: int
 
@@ -32,8 +32,8 @@ class Closeable(ABC):
         self._owner_pid = os.getpid()
 
     @abstractmethod
-    def _let_go(self, finish_s: float) -> None:
-        """Let go of everything, after the background has had `finish_s` seconds (0: at once) for what was queued."""
+    def _release(self, finish_s: float) -> None:
+        """Release everything, after the background has had `finish_s` seconds (0: at once) for what was queued."""
 
     def submit(self, job: Callable[[], Any]) -> Work:
         """Run a callable on the communicator's thread, after the collectives submitted before it."""
@@ -45,12 +45,12 @@ class Closeable(ABC):
             return self._background.submit(job)
 
     def close(self) -> None:
-        """Finish what is under way, within seconds, and leave; peers that still need this rank get `PeerLostError`."""
-        self._leave(FINISH_S)
+        """Finish what is under way, within seconds, and close; peers that still need this rank get `PeerLostError`."""
+        self._close(FINISH_S)
 
-    def abandon(self) -> None:
-        """Leave at once: what is under way raises `ClosedError` here, and `PeerLostError` at peers that need it."""
-        self._leave(0.0)
+    def abort(self) -> None:
+        """Close at once: what is under way raises `ClosedError` here, and `PeerLostError` at peers that need it."""
+        self._close(0.0)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -58,9 +58,9 @@ class Closeable(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(FINISH_S if kind is None else 0.0)
+        self._close(FINISH_S if kind is None else 0.0)
 
-    def _leave(self, finish_s: float) -> None:
+    def _close(self, finish_s: float) -> None:
         if self._is_forked():
             return  # the memory, the sockets and the peers are the parent's, and so is who held the guard
         with self._background_guard:
@@ -69,13 +69,13 @@ class Closeable(ABC):
             self._closed = True
         if self._background is not None:
             self._background.stop(finish_s)
-        self._let_go(finish_s)
+        self._release(finish_s)
 
     def _is_forked(self) -> bool:
         return self._owner_pid != os.getpid()
 
     def _must_queue(self) -> bool:
-        """Tell whether collectives are under way in the background that a new one has to come after."""
+        """Return whether collectives are under way in the background that a new one has to come after."""
         background = self._background
         return background is not None and not background.idle and not background.is_here
 
@@ -89,8 +89,8 @@ _log = logging.getLogger("ringside")
 class AtExit:
     """Closes what was not, the oldest first: alike on all ranks, which may wait for each other there.
 
-    No thread may be in the core, wait in Gloo or tell a future when the interpreter goes away. Of several of these the
-    one that was made last has its turn first.
+    No thread may be in the core, wait in Gloo or complete a future when the interpreter goes away. Of several of these
+    the one that was made last runs first.
     """
 
     def __init__(self) -> None:
@@ -98,14 +98,14 @@ class AtExit:
         self._numbers = itertools.count()
         atexit.register(self.close_all)
 
-    def add(self, one: Closeable) -> None:
+    def add(self, closeable: Closeable) -> None:
         """Close it at exit, if it still is there; it is not kept alive."""
-        self._open[next(self._numbers)] = one
+        self._open[next(self._numbers)] = closeable
 
     def close_all(self) -> None:
         """Close all that are there; one that cannot be does not keep the others open."""
-        for _, one in sorted(self._open.items()):
+        for _, closeable in sorted(self._open.items()):
             try:
-                one.close()
+                closeable.close()
             except Exception:
                 _log.exception("what was open at exit could not be closed")

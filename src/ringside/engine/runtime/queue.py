@@ -1,8 +1,9 @@
 """Collectives one at a time, in the order of their calls, each by whoever waits for it.
 
-To hand a small collective to another thread and take it back costs more than the collective. So what is called
-asynchronously only joins a line, and whoever waits carries out what is before it, and then it itself. What nobody waits
-for is carried out by a thread: soon after, when an alarm wakes it, or at once where it is asked to.
+To hand a small collective to another thread and take it back costs more than the collective. So a collective that is
+called asynchronously only joins the queue, and the thread that waits for it executes those before it, and then it
+itself. Those that nobody waits for are executed by the queue's own thread: soon after, when a timer wakes it, or at
+once on request.
 
 Ctrl-C may come between any two calls of Python, also before the first line of what a `finally` calls. It comes once, so
 what must not be left undone is written to be done twice, and is.
@@ -19,71 +20,72 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ringside.engine.runtime.timer import Timer, new_alarm
+from ringside.engine.runtime.timer import Timer, new_timer
 from ringside.errors import ClosedError, SyncError
 
 Job = Callable[[], Any]
 
 PATIENCE_S = 1e-3
-"""How long the thread leaves a call to whoever may wait for it, seconds, unless it is told otherwise."""
+"""How long the queue's thread leaves a call to a caller that may wait for it, seconds, by default."""
 
-_LAST_S = 1.0  # a collective takes to hear that its communicator is closed
+_LAST_S = 1.0  # a collective may take to notice that its communicator is closed
 
 
 class QueuedCollective:
-    """One collective that was called: its place in the line, and what became of it.
+    """One collective that was called: its place in the queue, and its outcome.
 
     Args:
-        turns: The line.
-        job: Carries it out.
+        queue: The queue.
+        job: Executes it.
         number: Of the call.
-        due: When the thread carries it out if nobody else has begun, on the monotonic clock.
+        due: When the queue's thread executes it if nobody else has begun, on the monotonic clock.
         keeps: What must live until it is done.
 
     Attributes:
-        begun: Whether somebody carries it out, or has.
+        begun: Whether some thread executes it, or has.
         done: Whether it is done, well or badly.
         error: What went wrong.
+        callback: Called once when it is done, by the thread that executed it.
     """
 
-    __slots__ = ("_job", "_keeps", "_told", "_turns", "begun", "done", "due", "error", "number")
+    __slots__ = ("_job", "_keeps", "_queue", "begun", "callback", "done", "due", "error", "number")
 
-    def __init__(self, turns: CollectiveQueue, job: Job, number: int, due: float, keeps: Any) -> None:
-        self._turns, self._job, self._keeps = turns, job, keeps
+    def __init__(self, queue: CollectiveQueue, job: Job, number: int, due: float, keeps: Any) -> None:
+        self._queue, self._job, self._keeps = queue, job, keeps
         self.number, self.due = number, due
         self.begun = self.done = False
         self.error: Exception | None = None
-        self._told: Job | None = None
+        self.callback: Job | None = None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Carry it out, or wait until it is done; False: not within the timeout, and it goes on.
+        """Execute it, or wait until it is done; False: not within the timeout, and it goes on.
 
-        With a timeout it is not carried out here, since nothing could end that in time.
+        With a timeout it is not executed here, since nothing could end that in time.
 
         Raises:
-            SyncError: What went wrong in it, or the line is a forked child's.
+            SyncError: What went wrong in it, or the queue is a forked child's.
         """
-        if not self.done and not self._turns.finish(self, timeout_s):
+        if not self.done and not self._queue.finish(self, timeout_s):
             return False
         if self.error is not None:
             raise self.error
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether it is done; who asks instead of waiting has it carried out by the thread."""
+        """Return whether it is done; a caller that polls instead of waiting has the queue's thread execute it."""
         if not self.done:
-            self._turns.let_go(self)
+            self._queue.run_soon(self)
         return self.done
 
-    def when_done(self, told: Job) -> None:
-        """Have the thread carry it out, and call `told` once, on whichever thread does, or here where it is done."""
-        if self._turns.is_told(self, told):
-            self._turns.let_go(self)
+    def when_done(self, callback: Job) -> None:
+        """Have the queue's thread execute it, and call `callback` once: on the thread that does, or here if done."""
+        if self._queue.add_callback(self, callback):
+            self._queue.run_soon(self)
         else:
-            told()
+            callback()
 
-    def carry(self) -> None:
-        """Carry it out, in its turn; raise only what is not for those who wait for it, such as Ctrl-C."""
+    def run(self) -> None:
+        """Execute it, in its turn; raise only what is not for the threads that wait for it, such as Ctrl-C."""
         try:
             self.begun = True
             self._job()
@@ -93,74 +95,78 @@ class QueuedCollective:
             self.error = SyncError(f"the collective was interrupted on this rank ({type(error).__name__})")
             raise
 
-    def tell(self) -> None:
-        """Tell whoever asked that it is done, and let go of what it needed."""
-        told, self._job, self._keeps = self._told, _nothing, None
-        if told is not None:
-            told()
-            self._told = None
+    def notify(self) -> None:
+        """Call the callback, and drop the references that it needed."""
+        callback, self._job, self._keeps = self.callback, _nothing, None
+        if callback is not None:
+            callback()
+            self.callback = None
 
     @property
     def is_over(self) -> bool:
-        """Whether it is done, and everybody who asked has been told."""
-        return self.done and self._told is None and self._job is _nothing
+        """Whether it is done, and its callback has run."""
+        return self.done and self.callback is None and self._job is _nothing
 
 
 class QueueState(NamedTuple):
-    """How a line stands, for who wonders why nothing goes on.
+    """What is in a queue, to see why nothing goes on.
 
     Args:
-        lined_up: Collectives that are not done.
-        waiting: Threads that wait for one which another carries out.
-        looks_at: When the thread comes by itself, on the monotonic clock; inf: when it is told to; 0: now.
+        queued: Collectives that are not done.
+        waiting: Threads that wait for one which another executes.
+        wakes_at: When the thread wakes by itself, on the monotonic clock; inf: only on request; 0: now.
     """
 
-    lined_up: int
+    queued: int
     waiting: int
-    looks_at: float
+    wakes_at: float
 
 
 class CollectiveQueue:
-    """The line of one communicator's collectives.
+    """The queue of one communicator's collectives.
 
-    Callbacks of a collective run on the thread that carries it out; what they call is carried out at once.
+    Callbacks of a collective run on the thread that executes it; what they call is executed at once.
+
+    One class, though a large one: who executes, what is queued and when the thread wakes change together, under one
+    guard, and every method is a step of a few microseconds that a collective pays for.
 
     Args:
         name: Of the thread.
-        refusal: What is said to who calls when it is closed, or in a forked child.
+        refusal: Message of the error for a call when it is closed, or in a forked child.
     """
 
     def __init__(self, name: str, refusal: str) -> None:
         self._name, self._refusal, self._owner_pid = name, refusal, os.getpid()
         self._guard = threading.RLock()  # of all below; held for moments, in which a finalizer may call `stop`
-        self._line: deque[QueuedCollective] = deque()
-        self._carrier = 0  # the thread that carries out
+        self._queue: deque[QueuedCollective] = deque()
+        self._executor = 0  # the thread that executes, by its ident; 0: none
         self._sleepers: list[threading.Lock] = []
-        self._calls = self._wanted = 0  # numbers: of the last call, of the last one that the thread takes at once
+        self._calls = self._urgent = 0  # numbers: of the last call, of the last one that the thread executes at once
         self._open = True
         self._thread: threading.Thread | None = None
-        self._alarm: Timer | None = None
-        self._alarm_at = math.inf  # when the thread looks; 0: it is about to
+        self._timer: Timer | None = None
+        self._wakes_at = math.inf  # when the thread wakes; 0: it is about to
 
     @property
     def is_here(self) -> bool:
-        """Tell whether the caller is inside a collective, as in a callback: nobody else can carry one out."""
-        return self._carrier == threading.get_ident()
+        """Whether the caller is inside a collective, as in a callback: no other thread can execute one."""
+        return self._executor == threading.get_ident()
 
     def state(self) -> QueueState:
-        """Return how the line stands; may be asked on any thread, and waits for none."""
-        return QueueState(len(self._line), len(self._sleepers), self._alarm_at)
+        """Return what is queued; may be called on any thread, and waits for none."""
+        return QueueState(len(self._queue), len(self._sleepers), self._wakes_at)
 
     # -------------------------------------------------------------------------------------------- calls
 
     def run(self, job: Job) -> None:
-        """Carry out a collective here, after those called before it; raise what goes wrong."""
+        """Execute a collective here, after those called before it; raise what goes wrong."""
         if self._is_forked():
             raise ClosedError(self._refusal)
         me = threading.get_ident()
-        if self._carrier == me:
+        if self._executor == me:  # a callback calls it: it is executed inside the other
             job()
             return
+        # The usual case: nothing is queued, and nothing has to be.
         try:
             if self._claim(me):
                 job()
@@ -169,27 +175,28 @@ class CollectiveQueue:
             try:
                 self._release(me)
             finally:
-                if self._carrier == me:
+                if self._executor == me:
                     self._release(me)
+        # Others are before it.
         with self._guard:
             if not self._open:
                 raise ClosedError(self._refusal)
-            turn = self._append(job, math.inf)
+            queued = self._append(job, math.inf)
         try:
-            turn.wait()
+            queued.wait()
         except BaseException:
-            self.let_go(turn)  # Ctrl-C came while others were before it: the other ranks count on it
+            self.run_soon(queued)  # Ctrl-C came while others were before it: the other ranks count on it
             raise
 
     def start(self, job: Job, patience_s: float = PATIENCE_S) -> QueuedCollective:
-        """Line a collective up, and return what can be waited for.
+        """Queue a collective, and return what can be waited for.
 
         Args:
-            job: Carries it out.
-            patience_s: How long the thread leaves it to whoever may wait, seconds.
+            job: Executes it.
+            patience_s: How long the queue's thread leaves it to a caller that may wait, seconds.
 
         Raises:
-            ClosedError: The line is closed, or this is a forked child.
+            ClosedError: The queue is closed, or this is a forked child.
         """
         if self._is_forked():
             raise ClosedError(self._refusal)
@@ -197,28 +204,28 @@ class CollectiveQueue:
         with self._guard:
             if not self._open:
                 raise ClosedError(self._refusal)
-            self._begin_thread()
-            turn = self._append(job, due)
-            head = self._line[0]
+            self._start_thread()
+            queued = self._append(job, due)
+            head = self._queue[0]
             head.due = min(head.due, due)
             if patience_s == 0:
-                self._wanted = turn.number
-            if head is turn or due < self._alarm_at:  # what it was set for has been carried out, or is later
-                self._set_alarm(self._due(turn))
-            return turn
+                self._urgent = queued.number
+            if head is queued or due < self._wakes_at:  # what it was set for has been executed, or is later
+                self._set_timer(self._due(queued))
+            return queued
 
     def post(self, begin: Callable[..., Job | None], *args: Any) -> QueuedCollective | None:
-        """Begin here what waits for nobody; None: something is before it, or it could not be begun.
+        """Begin here a collective that waits for no peer; None: something is before it, or it could not be begun.
 
-        Nobody needs this rank before it waits or calls the next one: the thread leaves it alone.
+        Nobody needs this rank before it waits or calls the next one: the queue's thread leaves it alone.
 
         Args:
-            begin: Begins it and returns what finishes it, or None. What it begins must be found again by whatever
-                comes next, as Ctrl-C may come before it is lined up.
+            begin: Begins it and returns what finishes it, or None. What it begins must be found again by the next
+                collective, as Ctrl-C may come before it is queued.
             args: Of `begin`; kept as long as it is under way.
         """
         me = threading.get_ident()
-        if self._carrier == me or self._is_forked():
+        if self._executor == me or self._is_forked():
             return None
         try:
             if not self._claim(me):
@@ -232,224 +239,217 @@ class CollectiveQueue:
             try:
                 self._release(me)
             finally:
-                if self._carrier == me:
+                if self._executor == me:
                     self._release(me)
 
     def _append(self, job: Job, due: float, keeps: Any = None) -> QueuedCollective:
         self._calls += 1
-        turn = QueuedCollective(self, job, self._calls, due, keeps)
-        self._line.append(turn)
-        return turn
+        queued = QueuedCollective(self, job, self._calls, due, keeps)
+        self._queue.append(queued)
+        return queued
 
     # -------------------------------------------------------------------------------------------- waiting
 
-    def finish(self, turn: QueuedCollective, timeout_s: float | None = None) -> bool:
-        """Carry out all up to a turn, or wait until others have; see `QueuedCollective.wait`."""
+    def finish(self, queued: QueuedCollective, timeout_s: float | None = None) -> bool:
+        """Execute all up to this collective, or wait until others have; see `QueuedCollective.wait`."""
         if self._is_forked():
             raise ClosedError(self._refusal)
         me = threading.get_ident()
-        if self._carrier == me:
-            while not turn.done:
-                self._carry_next()
-        elif timeout_s is not None:
-            self.let_go(turn)
-            return self._await(turn, timeout_s)
-        while not turn.done:
+        if self._executor == me:  # in a callback
+            while not queued.done:
+                self._run_next()
+        elif timeout_s is not None:  # the queue's thread executes it
+            self.run_soon(queued)
+            deadline = time.monotonic() + timeout_s
+            while True:
+                with self._guard:
+                    if queued.done:
+                        return True
+                    sleeper = self._new_sleeper()
+                left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+                if left_s <= 0 or not sleeper.acquire(timeout=left_s):
+                    return queued.done
+        while not queued.done:
             try:
-                if self._take(me, turn):
-                    self._carry_next()
+                if self._wait_for_turn(me, queued):
+                    self._run_next()
             finally:
                 try:
                     self._release(me)
                 finally:
-                    if self._carrier == me:
+                    if self._executor == me:
                         self._release(me)
         return True
 
-    def let_go(self, turn: QueuedCollective) -> None:
-        """Have the thread carry out all up to a turn at once."""
-        if turn.done or self._is_forked():
+    def run_soon(self, queued: QueuedCollective) -> None:
+        """Have the queue's thread execute all up to this collective at once."""
+        if queued.done or self._is_forked():
             return
         with self._guard:
-            self._wanted = max(self._wanted, turn.number)
+            self._urgent = max(self._urgent, queued.number)
             if self._open:
-                self._begin_thread()
-            self._set_alarm(0.0)
+                self._start_thread()
+            self._set_timer(0.0)
 
-    def is_told(self, turn: QueuedCollective, told: Job) -> bool:
-        """Have `told` be called when a turn is done; False: it is already, and `told` is not called."""
+    def add_callback(self, queued: QueuedCollective, callback: Job) -> bool:
+        """Have `callback` called when a collective is done; False: it is already, and `callback` is not called."""
         if self._is_forked():
             raise ClosedError(self._refusal)
         with self._guard:
-            if not turn.done:
-                turn._told = told
-            return not turn.done
-
-    def _await(self, turn: QueuedCollective, timeout_s: float) -> bool:
-        """Wait until a turn is done, whoever carries it out; False: not in time."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with self._guard:
-                if turn.done:
-                    return True
-                bell = self._new_sleeper()
-            left_s = min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-            if left_s <= 0 or not bell.acquire(timeout=left_s):
-                return turn.done
+            if not queued.done:
+                queued.callback = callback
+            return not queued.done
 
     # -------------------------------------------------------------------------------------------- whose turn it is
 
     def _claim(self, me: int) -> bool:
-        """Become the one who carries out, if nobody does and nothing is lined up."""
+        """Become the thread that executes, if none does and nothing is queued."""
         with self._guard:
-            if self._carrier or self._line:
+            if self._executor or self._queue:
                 return False
-            self._carrier = me  # there is nothing the alarm is set for
+            self._executor = me  # there is nothing the timer is set for
             return True
 
-    def _take(self, me: int, turn: QueuedCollective) -> bool:
-        """Become the one who carries out, when nobody else does; False: that turn is done by then."""
+    def _wait_for_turn(self, me: int, queued: QueuedCollective) -> bool:
+        """Become the thread that executes, when no other does; False: that collective is done by then."""
         while True:
             with self._guard:
-                if turn.done:
+                if queued.done:
                     return False
-                if not self._carrier:
-                    self._carrier = me
-                    self._set_alarm(math.inf)  # until `_release`
+                if not self._executor:
+                    self._executor = me
+                    self._set_timer(math.inf)  # until `_release`
                     return True
-                bell = self._new_sleeper()
-            bell.acquire()
+                sleeper = self._new_sleeper()
+            sleeper.acquire()
 
     def _release(self, me: int) -> None:
-        """Let others carry out, if this thread does; Ctrl-C may have come before it did."""
+        """Let other threads execute, if this one does; Ctrl-C may have come before it did."""
         with self._guard:
-            if self._carrier == me:
-                if self._line:
-                    self._set_alarm(self._due(self._line[0]))
+            if self._executor == me:
+                if self._queue:
+                    self._set_timer(self._due(self._queue[0]))
                 while self._sleepers:
                     self._sleepers.pop().release()
-                self._carrier = 0
+                self._executor = 0
 
     def _new_sleeper(self) -> threading.Lock:
-        """Return a lock that can be acquired when whoever carries out has done with one."""
-        bell = threading.Lock()
-        bell.acquire()
-        self._sleepers.append(bell)
-        return bell
+        """Return a lock that can be acquired when the thread that executes has done with one collective."""
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        self._sleepers.append(sleeper)
+        return sleeper
 
-    def _carry_next(self) -> None:
-        """Carry out the first in the line, here: this thread is the one who does."""
-        turn = self._line[0]
-        if turn.begun:
+    def _run_next(self) -> None:
+        """Execute the first collective of the queue, on this thread, whose turn it is."""
+        queued = self._queue[0]
+        if queued.begun:
             raise SyncError(
                 "a collective is waited for while this very thread carries it out, as by a signal's handler"
             )
         try:
-            turn.carry()
+            queued.run()
         finally:
             try:
-                self._end(turn)
+                self._end(queued)
             finally:
-                if not self._has_ended(turn):
-                    self._end(turn)
+                if not self._has_ended(queued):  # Ctrl-C broke `_end` off: what is left of it is done again
+                    self._end(queued)
 
-    def _end(self, turn: QueuedCollective) -> None:
-        if not turn.begun:  # Ctrl-C came before
+    def _end(self, queued: QueuedCollective) -> None:
+        if not queued.begun:  # Ctrl-C came before
             return
         with self._guard:
-            turn.done = True  # from here on nobody else asks to be told
-            if self._line and self._line[0] is turn:
-                self._line.popleft()
-        turn.tell()
+            queued.done = True  # from here on no callback is added
+            if self._queue and self._queue[0] is queued:
+                self._queue.popleft()
+        queued.notify()
 
-    def _has_ended(self, turn: QueuedCollective) -> bool:
-        """Tell whether nothing is left of a turn, or it was not begun."""
-        return not turn.begun or (turn.is_over and not (self._line and self._line[0] is turn))
+    def _has_ended(self, queued: QueuedCollective) -> bool:
+        """Return whether nothing is left to do for a collective, or it was not begun."""
+        return not queued.begun or (queued.is_over and not (self._queue and self._queue[0] is queued))
 
     # -------------------------------------------------------------------------------------------- the thread
 
     def stop(self, finish_s: float) -> None:
-        """Take no more calls, and have the thread carry out what is lined up; wait for that as long as told."""
+        """Refuse more calls, have the thread execute what is queued, and wait at most `finish_s` seconds for that."""
         if self._is_forked():
             return  # the thread is the parent's, which may have held the guard
         with self._guard:
             if not self._open:
                 return
-            self._open, self._wanted = False, self._calls
-            if self._line:
+            self._open, self._urgent = False, self._calls
+            if self._queue:
                 with contextlib.suppress(RuntimeError):  # no more threads, as in a process that is about to end
-                    self._begin_thread()
-            self._set_alarm(0.0)
+                    self._start_thread()
+            self._set_timer(0.0)
         self.join(finish_s)
 
-    def leave(self, communicator: Job, finish_s: float) -> None:
-        """Stop, leave the communicator whose line this is, which ends what is still under way, and end the thread.
+    def close(self, close_communicator: Job, finish_s: float) -> None:
+        """Stop, close the communicator whose queue this is, which ends what is still under way, and end the thread.
 
         Args:
-            communicator: Leaves it.
-            finish_s: How long what is lined up may take before, seconds.
+            close_communicator: Closes it.
+            finish_s: How long what is queued may take before, seconds.
         """
         self.stop(finish_s)
-        communicator()
+        close_communicator()
         self.join(_LAST_S)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end, after `stop`; who is inside a collective does not wait, nor the thread itself."""
+        """Wait for the thread to end, after `stop`; returns at once inside a collective and on the thread itself."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread() and not self.is_here:
             thread.join(timeout_s)
 
-    def _begin_thread(self) -> None:
+    def _start_thread(self) -> None:
         if self._thread is not None:
             return
-        alarm = new_alarm()
-        thread = threading.Thread(target=self._look_after, args=(alarm,), name=self._name, daemon=True)
+        timer = new_timer()
+        thread = threading.Thread(target=self._run_unawaited, args=(timer,), name=self._name, daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            alarm.close()
+            timer.close()
             raise
-        self._alarm, self._thread = alarm, thread
+        self._timer, self._thread = timer, thread
 
-    def _set_alarm(self, at: float) -> None:
-        """Have the thread look at a time, 0 being now; while this holds the guard."""
-        if self._alarm is not None and at != self._alarm_at:
-            self._alarm_at = at
-            self._alarm.set(at)
+    def _set_timer(self, wakes_at: float) -> None:
+        """Have the thread wake at a time, 0 being now; the caller holds the guard."""
+        if self._timer is not None and wakes_at != self._wakes_at:
+            self._wakes_at = wakes_at
+            self._timer.set(wakes_at)
 
-    def _due(self, turn: QueuedCollective) -> float:
-        """Return when the thread carries out the first in the line; 0: at once."""
-        return 0.0 if turn.number <= self._wanted else turn.due
+    def _due(self, queued: QueuedCollective) -> float:
+        """Return when the thread executes the first collective of the queue; 0: at once."""
+        return 0.0 if queued.number <= self._urgent else queued.due
 
-    def _look_after(self, alarm: Timer) -> None:
-        """Carry out what nobody waits for."""
+    def _run_unawaited(self, timer: Timer) -> None:
+        """Execute the collectives that nobody waits for; the body of the thread."""
         me = threading.get_ident()
         while True:
             with self._guard:
-                turn = self._line[0] if self._line else None
-                if turn is None and not self._open:
-                    self._alarm = None
-                    alarm.close()
+                queued = self._queue[0] if self._queue else None
+                if queued is None and not self._open:
+                    self._timer = None
+                    timer.close()
                     return
-                due = math.inf if turn is None else self._due(turn)
-                if due > 0 and self._carrier:
-                    due = math.inf  # `_release` sets the alarm again
+                due = math.inf if queued is None else self._due(queued)
+                if due > 0 and self._executor:
+                    due = math.inf  # `_release` sets the timer again
                 sleeps = due > time.monotonic()
-                self._alarm_at = -1.0  # it has rung, maybe a moment too early
-                self._set_alarm(due if sleeps else math.inf)
-            if turn is not None and not sleeps:
-                self._carry_as_thread(me, turn)
-            del turn  # nothing of it is kept while the thread sleeps
+                self._wakes_at = -1.0  # it has fired, maybe a moment too early
+                self._set_timer(due if sleeps else math.inf)
+            if queued is not None and not sleeps:
+                try:
+                    with contextlib.suppress(BaseException):  # the collective keeps it for the threads that wait
+                        if self._wait_for_turn(me, queued):
+                            self._run_next()
+                finally:
+                    self._release(me)  # once will do: Ctrl-C is for the main thread
+            del queued  # nothing of it is kept while the thread sleeps
             if sleeps:
-                alarm.sleep()
-
-    def _carry_as_thread(self, me: int, turn: QueuedCollective) -> None:
-        try:
-            with contextlib.suppress(BaseException):  # the turn tells it to whoever waits
-                if self._take(me, turn):
-                    self._carry_next()
-        finally:
-            self._release(me)  # Ctrl-C is for the main thread
+                timer.sleep()
 
     def _is_forked(self) -> bool:
         return self._owner_pid != os.getpid()

@@ -1,4 +1,4 @@
-"""One thread that carries out a communicator's asynchronous collectives in the order they were submitted."""
+"""One thread that executes a communicator's asynchronous collectives in the order they were submitted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Work:
             raise TimeoutError(f"the collective is not done after {timeout_s:g} s") from None
 
     def is_completed(self) -> bool:
-        """Tell whether it is done, well or badly."""
+        """Return whether it is done, well or badly."""
         return self._future.done()
 
     def exception(self) -> BaseException | None:
@@ -45,18 +45,18 @@ class Worker:
         self._jobs: SimpleQueue[tuple[Job, Future[Any]] | None] = SimpleQueue()
         self._open = True
         self._guard = threading.Lock()
-        self._unfinished = 0
+        self._unfinished = 0  # jobs queued or running
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def idle(self) -> bool:
-        """Tell whether nothing is queued or running."""
+        """Whether nothing is queued or running."""
         return self._unfinished == 0
 
     @property
     def is_here(self) -> bool:
-        """Tell whether the caller runs on this thread, that is, inside a job."""
+        """Whether the caller runs on this thread, that is, inside a job."""
         return threading.current_thread() is self._thread
 
     def submit(self, job: Job) -> Work:
@@ -70,7 +70,7 @@ class Worker:
         return Work(future)
 
     def stop(self, timeout_s: float) -> None:
-        """Finish what is queued and end the thread; wait for that as long as told."""
+        """Finish what is queued and end the thread; wait at most `timeout_s` seconds for that."""
         with self._guard:
             if not self._open:
                 return
@@ -89,7 +89,7 @@ class Worker:
             try:
                 result = job()
             except BaseException as error:
-                self._count_down()
+                self._count_down()  # before the future: its callbacks see the worker idle
                 future.set_exception(error)
             else:
                 self._count_down()

@@ -27,9 +27,9 @@ from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 
-_LONG_WAY, _OK, _EXCHANGE = -1, 0, 6
+_SLOW_PATH, _OK, _EXCHANGE = -1, 0, 6  # statuses; the slow path: the array is not one that the core takes as it is
 _REUNION_S = 30.0
-_AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)
+_AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)  # algorithms
 
 
 class HostCommunicator(Collectives):
@@ -129,24 +129,26 @@ class HostCommunicator(Collectives):
         if weights is not None:
             return self._weighted_mean(x, op, async_op, scale, algorithm, weights)
         code = OP_CODES.get(op, -1) if op.__class__ is str else -1
+        # A NumPy array, most often: one call into the core, which reads the array's header itself.
         if x.__class__ is np.ndarray and 0 <= code < 5 and scale == 1.0 and not async_op and self._background is None:
-            status = self._core.all_reduce_array(x, code, *self._way(algorithm))
+            status = self._core.all_reduce_array(x, code, *self._algorithm_code(algorithm))
             if status == _OK:
                 return x
-            if status != _LONG_WAY:
+            if status != _SLOW_PATH:
                 self._resolve(status, "all_reduce")
                 return x
         flat = flatten(x)
+        # Operations up to max (code 4) work on every dtype but bool (code 9); the others are checked.
         if code < 0 or scale != 1.0 or code >= 5 or flat.dtype == 9:
             code = checked_op(flat, op, scaled=scale != 1.0)
-        way, program = self._way(algorithm)
+        path, program = self._algorithm_code(algorithm)
         background = self._background
         if async_op:
-            return self._submit(flat, x, code, way, scale, program)
+            return self._submit(flat, x, code, path, scale, program)
         if background is not None and self._must_queue():
-            return self._submit(flat, x, code, way, scale, program).wait()
+            return self._submit(flat, x, code, path, scale, program).wait()
         status = self._core.all_reduce(
-            flat.address, flat.numel, flat.dtype, code, way, scale, flat.shape, 0, -1, 0, False, program, False
+            flat.address, flat.numel, flat.dtype, code, path, scale, flat.shape, 0, -1, 0, False, program, False
         )
         if status != _OK:
             self._resolve(status, "all_reduce")
@@ -187,7 +189,7 @@ class HostCommunicator(Collectives):
         """
         region, offset, fresh = -1, 0, False
         if storage is not None:
-            region, fresh = self.memory.announce(storage)
+            region, fresh = self.memory.register(storage)
             offset = flat.address - storage.address
         status = self._core.all_reduce(
             flat.address,
@@ -220,18 +222,18 @@ class HostCommunicator(Collectives):
         flat = flatten(x)
         code = checked_op(flat, op, scaled=True)
         own, tag = own_weight(weights, self.rank, self.size)
-        way, program = self._way(algorithm)
+        path, program = self._algorithm_code(algorithm)
         call = CoreRequest(
-            "all_reduce", flat, flat.numel, op=code, way=way, scale=own, own_scale=True, tag=tag, program=program
+            "all_reduce", flat, flat.numel, op=code, algorithm=path, scale=own, own_scale=True, tag=tag, program=program
         )
         return self._perform(call, lambda: x, async_op)
 
     def barrier(self) -> None:
         """Return when every rank has called it."""
         if self._must_queue():
-            self.submit(self._barrier).wait()
+            self.submit(self.barrier).wait()  # on the thread it need not queue
         else:
-            self._barrier()
+            self._resolve(self._core.barrier(), "barrier")
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> Any:
         """Return a new zero-filled tensor in memory that all ranks have mapped; every rank must call it alike.
@@ -273,8 +275,9 @@ class HostCommunicator(Collectives):
             UsageError: `color` or `key` is not an integer of 64 bits.
             MismatchError, PeerLostError, DeadlineError: As for every collective.
         """
+        # All ranks gather what all of them gave, and each works out its own group.
         rows = np.zeros((self.size, 3), np.int64)
-        rows[self.rank] = groups.request(color, key, self.rank)
+        rows[self.rank] = groups.encode_request(color, key, self.rank)
         call = CoreRequest("split", flatten(rows), rows.size, equal_bounds(3, self.size))
         self._perform(call, lambda: rows, False)
         self._splits += 1
@@ -293,19 +296,19 @@ class HostCommunicator(Collectives):
     # -------------------------------------------------------------------------------------------- life
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Wait no longer than that for other ranks in one collective from now on, seconds."""
+        """Wait at most so long for other ranks in one collective from now on, seconds."""
         self.settings = replace(self.settings, timeout_s=timeout_s)
         self.memory.timeout_s = timeout_s
         self._core.set_timeout(timeout_s)
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not arrived where this one waits; may be asked on any thread."""
+        """Return the ranks that have not arrived where this one waits; may be called on any thread."""
         return list(self._core.absent())
 
-    def _let_go(self, finish_s: float) -> None:
+    def _release(self, finish_s: float) -> None:
         self._core.close()
         if self._background is not None:
-            self._background.join()  # what still waited has been woken by now
+            self._background.join()  # a job that still waited has been woken by now
         self._hub.close()
 
     def __repr__(self) -> str:
@@ -331,12 +334,13 @@ class HostCommunicator(Collectives):
                 segment_bytes=self.settings.segment_bytes,
                 stream_bytes=self.settings.stream_bytes or cache_bytes(),
             )
-            self._hub.pidfds, self._hub.lent = core.pidfds(), True
+            self._hub.pidfds, self._hub.lent = core.pidfds(), True  # the core owns them from here on
             return core
         finally:
             os.close(fd)
 
-    def _way(self, algorithm: str | Schedule | None) -> tuple[int, int]:
+    def _algorithm_code(self, algorithm: str | Schedule | None) -> tuple[int, int]:
+        """Return the core's code of an algorithm, and the number of the compiled schedule, or -1."""
         if algorithm is None:
             return _AUTOMATIC, -1
         if algorithm == "one_shot":
@@ -344,31 +348,29 @@ class HostCommunicator(Collectives):
         if algorithm == "direct":
             return _DIRECT, -1
         if algorithm not in self._programs:
-            program = compile_schedule(self._schedule(algorithm), self.rank)
+            if not isinstance(algorithm, Schedule):
+                if algorithm not in ALGORITHMS:
+                    known = sorted({"one_shot", *ALGORITHMS})
+                    raise UsageError(f"there is no algorithm {algorithm!r}; there are {', '.join(known)}")
+                schedule = by_name(algorithm, self.size)
+            elif algorithm.ranks != self.size:
+                raise UsageError(f"{algorithm.name} is for {algorithm.ranks} ranks, and there are {self.size}")
+            elif algorithm.collective.name != "all_reduce":
+                raise UsageError(f"{algorithm.name} is a {algorithm.collective.name}, not an all-reduce")
+            else:
+                schedule = algorithm
+            program = compile_schedule(schedule, self.rank)
             self._programs[algorithm] = self._core.add_program(
                 program.hash, program.rounds, program.chunks, program.rows
             )
         return _PROGRAM, self._programs[algorithm]
 
-    def _schedule(self, algorithm: str | Schedule) -> Schedule:
-        """Return the all-reduce schedule that is meant; `UsageError` where it cannot be one of this communicator."""
-        if not isinstance(algorithm, Schedule):
-            if algorithm not in ALGORITHMS:
-                known = sorted({"one_shot", *ALGORITHMS})
-                raise UsageError(f"there is no algorithm {algorithm!r}; there are {', '.join(known)}")
-            return by_name(algorithm, self.size)
-        if algorithm.ranks != self.size:
-            raise UsageError(f"{algorithm.name} is for {algorithm.ranks} ranks, and there are {self.size}")
-        if algorithm.collective.name != "all_reduce":
-            raise UsageError(f"{algorithm.name} is a {algorithm.collective.name}, not an all-reduce")
-        return algorithm
-
-    def _submit(self, flat: Flat, x: Any, code: int, way: int, scale: float, program: int) -> Work:
-        stamp = self._native.now_ns()
+    def _submit(self, flat: Flat, x: Any, code: int, path: int, scale: float, program: int) -> Work:
+        stamp = self._native.now_ns()  # this rank is ready now, whenever the thread comes to it
 
         def job() -> Any:
             status = self._core.all_reduce(
-                flat.address, flat.numel, flat.dtype, code, way, scale, flat.shape, stamp, -1, 0, False, program, True
+                flat.address, flat.numel, flat.dtype, code, path, scale, flat.shape, stamp, -1, 0, False, program, True
             )
             self._resolve(status, "all_reduce")
             flat.write_back()
@@ -377,10 +379,10 @@ class HostCommunicator(Collectives):
         return self.submit(job)
 
     def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
-        """Carry out a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
+        """Execute a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
 
         def job(stamp_ns: int = 0, background: bool = False) -> Any:
-            self.carry(call, stamp_ns, background)
+            self.execute(call, stamp_ns, background)
             call.flat.write_back()
             return result()
 
@@ -390,7 +392,7 @@ class HostCommunicator(Collectives):
         work = self.submit(lambda: job(stamp_ns, True))
         return work if async_op else work.wait()
 
-    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+    def execute(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Enter the core with a collective, on the thread that calls, whatever is queued.
 
         Args:
@@ -399,42 +401,40 @@ class HostCommunicator(Collectives):
             background: Wait as beside a thread that computes.
             storage: The storage that the tensor lies in, which peers may not have mapped yet.
         """
-        region, offset, fresh = -1, 0, False
+        region, offset, fresh = -1, 0, False  # of private memory
         if storage is not None:
-            region, fresh = self.memory.announce(storage)
+            region, fresh = self.memory.register(storage)
             offset = call.flat.address - storage.address
         status = self._core.collective(*call.arguments(), stamp_ns, region, offset, fresh, call.program, background)
         self._resolve(status, call.kind)
 
     def prepared(self, call: CoreRequest, storage: Storage | None = None) -> Callable[[], None]:
-        """Return `carry` of a collective in the background that is called again and again; arguments as for that."""
+        """Return `execute` of a collective in the background that is called again and again; arguments as for that."""
+        # Everything that does not change from call to call is looked up here, once.
         enter, arguments = self._core.collective, call.arguments()
-        announce, offset = self.memory.announce, 0 if storage is None else call.flat.address - storage.address
+        register, offset = self.memory.register, 0 if storage is None else call.flat.address - storage.address
 
         def again() -> None:
-            region, fresh = (-1, False) if storage is None else announce(storage)
+            region, fresh = (-1, False) if storage is None else register(storage)
             status = enter(*arguments, 0, region, offset, fresh, call.program, True)
             if status != _OK:
                 self._resolve(status, call.kind)
 
         return again
 
-    def _barrier(self) -> None:
-        self._resolve(self._core.barrier(), "barrier")
-
     def _empty(self, size_bytes: int, code: int, shape: tuple[int, ...]) -> Any:
-        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")
+        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # all asked for the same
         raw = self.memory.allocate(size_bytes)
         self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
         return raw
 
-    def _resolve(self, status: int, what: str) -> None:
+    def _resolve(self, status: int, collective: str) -> None:
         """Finish a collective that needs the peers' new memory first; raise where it failed."""
         if status == _EXCHANGE:
             self.memory.exchange()
             status = self._core.resume()
         if status != _OK:
-            raise failures.error_of(self._core.failure(), what, self.rank, self.settings.timeout_s, self._group)
+            raise failures.error_of(self._core.failure(), collective, self.rank, self.settings.timeout_s, self._group)
 
 
 _at_exit = AtExit()

@@ -1,9 +1,9 @@
 """Where the ranks of a host meet that know nothing of each other but a key, and where no other user can come between.
 
 A Unix socket in a directory with an unpredictable name that belongs to this user and that nobody else can enter: rank 0
-makes it, the others look through the directories of that kind. Nobody can make one that belongs to us, so there is no
-name to be taken beforehand. Ranks that see another /tmp (containers that share the network) meet at an abstract name
-instead. Anybody can hold that one, so both ends ask the kernel whose socket it is, and go on without it.
+makes it, the others search the directories of that kind. Nobody can make one that belongs to us, so there is no name to
+be taken beforehand. Ranks that see another /tmp (containers that share the network) meet at an abstract name instead.
+Any user can hold that one, so both ends ask the kernel whose socket it is, and go on without it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from pathlib import Path
 from ringside.errors import UsageError
 
 ROOTS = ("/tmp", "/dev/shm", "/var/tmp")
-"""Where directories may be made, in order: rank 0 takes the first that lets it, the others look into all."""
+"""Where directories may be made, in order: rank 0 takes the first that it can write, the others search all."""
 _STALE_S = 60.0  # a directory this old in which nobody listens was left by a rank 0 that was killed
 
 
 class UnixListener:
-    """Rank 0's sockets; close it when everybody has come.
+    """Rank 0's sockets; close it when all ranks have come.
 
     Args:
         key: Names the communicator.
-        ranks: How many may knock at the same time.
+        ranks: How many may connect at the same time.
 
     Attributes:
         servers: The listening sockets, by descriptor.
@@ -50,7 +50,7 @@ class UnixListener:
             try:
                 self._listen(address_of(key), ranks)
             except OSError:
-                _refuse_a_second(key)  # somebody else's holding the name changes nothing
+                _refuse_a_second(key)  # that another user holds the name changes nothing
             for root in ROOTS:
                 with contextlib.suppress(OSError):
                     self._directory = tempfile.mkdtemp(prefix=_prefix(), dir=root)
@@ -92,7 +92,7 @@ def connect(key: str) -> socket.socket | None:
     for address in [*(f"{directory}/{_hash(key)}" for directory in _directories()), address_of(key)]:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.setblocking(False)  # somebody else's may never answer
+            sock.setblocking(False)  # another user's may never answer
             sock.connect(address)
             if credentials(sock)[1] == os.getuid():
                 return sock
@@ -108,13 +108,14 @@ def address_of(key: str) -> str:
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int]:
-    """Return (process, user, group) of whoever has the other end of a connected Unix socket, or listens there."""
+    """Return (process, user, group) at the other end of a connected Unix socket, or listening there."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", data)
     return pid, uid, gid
 
 
 def _refuse_a_second(key: str) -> None:
+    """Raise `UsageError` where a process of this user listens for the key."""
     for _ in range(10):
         found = connect(key)
         if found is not None:
@@ -136,7 +137,7 @@ def _prefix() -> str:
 
 
 def _directories() -> Iterator[str]:
-    """Give the directories of this kind that belong to this user and that nobody else can enter."""
+    """Yield the directories of this kind that belong to this user and that nobody else can enter."""
     for root in ROOTS:
         with contextlib.suppress(OSError), os.scandir(root) as entries:
             for entry in entries:
@@ -147,15 +148,15 @@ def _directories() -> Iterator[str]:
 
 
 def _remove_stale() -> None:
+    """Remove old directories in which nobody listens."""
     for directory in _directories():
         with contextlib.suppress(OSError):
-            if time.time() - os.stat(directory).st_mtime > _STALE_S and not any(
-                map(_is_alive, Path(directory).iterdir())
-            ):
+            if time.time() - os.stat(directory).st_mtime <= _STALE_S:
+                continue
+            for path in Path(directory).iterdir():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                    sock.setblocking(False)
+                    if sock.connect_ex(str(path)) in (0, errno.EAGAIN):  # EAGAIN: it listens, and its queue is full
+                        break
+            else:
                 shutil.rmtree(directory)
-
-
-def _is_alive(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        return sock.connect_ex(str(path)) in (0, errno.EAGAIN)

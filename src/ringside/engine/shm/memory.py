@@ -12,13 +12,7 @@ from typing import Any
 from ringside.engine.shm.rendezvous import Hub, Parcel
 from ringside.errors import DeadlineError, PeerLostError, RingsideError
 
-_PEER_LOST, _DEADLINE, _INTERRUPTED = 2, 3, 4
-
-
-def _check_memory(size_bytes: int) -> None:
-    """Refuse what cannot be: taking the pages would bring the kernel to kill this process instead."""
-    if size_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise OSError(errno.ENOMEM, f"all ranks together ask for {size_bytes} bytes, more than this host has")
+_PEER_LOST, _DEADLINE, _INTERRUPTED = 2, 3, 4  # the core's statuses
 
 
 @dataclass(frozen=True)
@@ -41,9 +35,9 @@ class Storage:
 
 
 class SymmetricMemory:
-    """The regions of one communicator: makes them, tells the peers, forgets the dead ones.
+    """The regions of one communicator: made, mapped by all ranks, and dropped when their owner is done with them.
 
-    Every method but `announce` and `retire` is a collective.
+    Every method but `register` and `unregister` is a collective.
     """
 
     def __init__(self, core: Any, hub: Hub, timeout_s: float) -> None:
@@ -55,7 +49,12 @@ class SymmetricMemory:
     def allocate(self, size_bytes: int) -> Any:
         """Make `size_bytes` of symmetric memory on every rank; return this rank's as a uint8 array (page-rounded)."""
         try:
-            _check_memory(size_bytes * self._hub.ranks)
+            # Beyond that the kernel would kill this process, when it takes the pages.
+            if size_bytes * self._hub.ranks > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+                raise OSError(
+                    errno.ENOMEM,
+                    f"all ranks together ask for {size_bytes * self._hub.ranks} bytes, more than this host has",
+                )
             fd, region, raw = self._core.new_region(size_bytes)
         except OSError as error:
             fd, region, raw, problem = -1, -1, None, f"rank {self._hub.rank} has no memory for it: {error}"
@@ -64,8 +63,8 @@ class SymmetricMemory:
         self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem, needed=True)
         return raw
 
-    def announce(self, storage: Storage) -> tuple[int, bool]:
-        """Return the region of a storage and whether the peers still have to be told of it; -1: it cannot be shared."""
+    def register(self, storage: Storage) -> tuple[int, bool]:
+        """Return the region of a storage and whether the peers have yet to map it; -1: it cannot be shared."""
         region = self._regions.get(storage.inode)
         if region is None:
             region = self._core.adopt_region(storage.address, storage.size_bytes, storage.fd)
@@ -75,7 +74,7 @@ class SymmetricMemory:
             self._fresh[region] = storage
         return region, region in self._fresh
 
-    def retire(self, inode: tuple[int, int]) -> None:
+    def unregister(self, inode: tuple[int, int]) -> None:
         """Forget a storage that is gone; the peers unmap it at the next exchange."""
         region = self._regions.pop(inode, None)
         if region is not None:
@@ -84,33 +83,43 @@ class SymmetricMemory:
             del self._owners[region]
 
     def exchange(self) -> None:
-        """Tell the peers of this rank's new storages and learn of theirs."""
+        """Send the peers this rank's new storages and map theirs."""
         fresh, self._fresh = self._fresh, {}
         rows = [(region, storage.size_bytes) for region, storage in fresh.items()]
         self._trade(rows, [storage.fd for storage in fresh.values()], "")
 
     def _trade(self, rows: list[tuple[int, int]], fds: list[int], problem: str, *, needed: bool = False) -> None:
-        """Exchange regions; a region that anybody failed to map is given up by everybody.
+        """Exchange regions; a region that any rank failed to map is dropped by all of them.
 
         Args:
             rows: (region, bytes) of this rank's new ones.
             fds: Of each.
-            problem: Why this rank has none, in words; "": it has.
+            problem: Why this rank has none; "": it has.
             needed: Without any of them it is an error.
         """
+        # Send what is new and what is dead.
         own = {"new": rows, "dead": self._core.take_dead_regions(), "problem": problem}
         parcels = self._exchange(own, fds)
+        # Unmap the peers' dead regions and map their new ones.
         failed: list[tuple[int, int]] = []
         for rank, parcel in enumerate(parcels):
-            failed += self._map(rank, parcel)
+            if rank != self._hub.rank:
+                for region in parcel.value["dead"]:
+                    self._core.drop_region(rank, region)
+                new = parcel.value["new"]
+                pairs = zip(new, parcel.fds or (-1,) * len(new), strict=True)  # none: too many files open somewhere
+                failed += [
+                    (rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size)
+                ]
             for fd in parcel.fds:
                 os.close(fd)
         problems = [parcel.value["problem"] for parcel in parcels if parcel.value["problem"]]
-        verdicts = self._exchange(failed)
-        given_up = {(rank, region) for verdict in verdicts for rank, region in verdict.value}
-        for rank, region in given_up:
+        # Agree on the regions that all of them have.
+        replies = self._exchange(failed)
+        dropped = {(rank, region) for reply in replies for rank, region in reply.value}
+        for rank, region in dropped:
             self._core.drop_region(rank, region)
-        if problems or (given_up and needed):
+        if problems or (dropped and needed):
             raise RingsideError("; ".join(problems) or "a rank could not map its peers' symmetric memory")
 
     def _exchange(self, value: Any, fds: Sequence[int] = ()) -> list[Parcel]:
@@ -123,17 +132,6 @@ class SymmetricMemory:
         except BaseException:
             self._core.give_up(_INTERRUPTED, [])
             raise
-
-    def _map(self, rank: int, parcel: Parcel) -> list[tuple[int, int]]:
-        """Map a peer's new regions and unmap its dead ones; return those that could not be mapped."""
-        for region in parcel.value["dead"]:
-            if rank != self._hub.rank:
-                self._core.drop_region(rank, region)
-        if rank == self._hub.rank:
-            return []
-        new = parcel.value["new"]
-        pairs = zip(new, parcel.fds or (-1,) * len(new), strict=True)  # none: too many files are open somewhere
-        return [(rank, region) for (region, size), fd in pairs if not self._core.map_region(rank, region, fd, size)]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """How the ranks of one host find each other and hand file descriptors around.
 
 Rank 0 listens on a Unix socket in a directory that only its user can enter, and on an abstract one for ranks that see
-another /tmp; the others connect (`meeting_place.py`). Both ends look at each other's user, so whoever else holds the
-name neither serves nor stops the job. Rank 0 opens a pidfd for each peer and sends everybody everybody's, so that a
-death is noticed by the kernel's word and not by a timeout (and across PID namespaces). Afterwards the same sockets
-carry `exchange`: every rank gives some bytes and descriptors and gets those of all ranks.
+another /tmp; the others connect (`meeting_place.py`). Both ends check each other's user, so another user who holds the
+name neither serves nor stops the job. Rank 0 opens a pidfd for each peer and sends all of them to every rank, so that
+a death is reported by the kernel and not by a timeout (and across PID namespaces). Afterwards the same sockets serve
+`exchange`: every rank gives some bytes and descriptors and gets those of all ranks.
 
 Messages are length-prefixed MessagePack. Descriptors travel by SCM_RIGHTS and are close-on-exec on arrival.
 """
@@ -40,8 +40,8 @@ _MAX_MESSAGE = 1 << 24
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
 _FD_BYTES = struct.calcsize("i")
 DEATH_GRACE_S = 0.25
-GRACE_S = 1.0  # how much longer ranks wait for rank 0's word than rank 0 waits for them: it knows who is missing
-_REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that somebody does not fit
+GRACE_S = 1.0  # how much longer ranks wait for rank 0 than rank 0 waits for them: it knows who is missing
+_REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that a rank does not fit
 
 Clock = Callable[[], float]
 
@@ -82,8 +82,13 @@ class Hub:
         try:
             if self.ranks == 1:
                 parcels.append(_own_parcel(value, fds))
-            elif self.rank == 0:
-                self._lead(value, fds, parcels, deadline)
+            elif self.rank == 0:  # gather, then send everything to everybody
+                parcels.append(_own_parcel(value, fds))
+                for peer in range(1, self.ranks):
+                    parcels.append(self._receive(peer, deadline))
+                for peer in range(1, self.ranks):
+                    for parcel in parcels:
+                        self._send(peer, parcel.value, parcel.fds, deadline)
             else:
                 self._send(0, value, fds, deadline)
                 while len(parcels) < self.ranks:
@@ -92,12 +97,12 @@ class Hub:
             for parcel in parcels:
                 for fd in parcel.fds:
                     os.close(fd)
-            self.give_up(error)
+            self.abort(error)
             raise
         return parcels
 
-    def give_up(self, error: BaseException) -> None:
-        """Tell the peers why this rank leaves, as far as they can be told, and close."""
+    def abort(self, error: BaseException) -> None:
+        """Send the peers the reason, as far as they can be reached, and close at once."""
         for sock in self.sockets.values():
             if self.rank == 0 and isinstance(error, RingsideError):
                 with contextlib.suppress(OSError):
@@ -114,14 +119,6 @@ class Hub:
             if fd >= 0 and not self.lent:
                 os.close(fd)
         self.pidfds = [-1] * len(self.pidfds)
-
-    def _lead(self, value: Any, fds: Sequence[int], parcels: list[Parcel], deadline: float) -> None:
-        parcels.append(_own_parcel(value, fds))
-        for peer in range(1, self.ranks):
-            parcels.append(self._receive(peer, deadline))
-        for peer in range(1, self.ranks):
-            for parcel in parcels:
-                self._send(peer, parcel.value, parcel.fds, deadline)
 
     def _send(self, peer: int, value: Any, fds: Sequence[int], deadline: float) -> None:
         sock = self.sockets[peer]
@@ -143,6 +140,7 @@ class Hub:
             raise self._lost(peer, error) from None
 
     def _await_readable(self, sock: socket.socket, peer: int, deadline: float) -> None:
+        """Return when the peer has sent something; raise where a rank dies or leaves first, or it is too late."""
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         for fd in self.pidfds:
@@ -169,20 +167,15 @@ class Hub:
     def _lost(self, peer: int, error: Exception) -> PeerLostError | DeadlineError:
         if isinstance(error, TimeoutError):
             return DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
-        dead = self._dead(DEATH_GRACE_S) or [peer]
-        return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
-
-    def _dead(self, grace_s: float) -> list[int]:
-        """Return who died, waiting a little for the first.
-
-        A dying process closes its sockets before its pidfd tells, and a rank that heard of it closes its own in turn.
-        """
+        # A dying process closes its sockets before its pidfd becomes readable, and a rank that noticed it closes its
+        # own in turn: wait a little for the one that really died.
         poll = select.poll()
         for fd in self.pidfds:
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(grace_s * 1000)}
-        return [rank for rank, fd in enumerate(self.pidfds) if fd in ready]
+        ready = {fd for fd, _ in poll.poll(DEATH_GRACE_S * 1000)}
+        dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready] or [peer]
+        return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
 
 
 def _names(ranks: Sequence[int]) -> str:
@@ -196,7 +189,7 @@ def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_
         key: Names this communicator; equal on all its ranks and on nobody else's.
         rank: This rank, 0 to ranks - 1.
         ranks: Number of ranks.
-        settings: What all ranks must have set alike.
+        settings: The settings that must be equal on all ranks.
         timeout_s: How long to wait for the others, seconds.
 
     Errors: `DeadlineError` naming who is missing, `MismatchError` where versions or settings differ, `UsageError` for a
@@ -213,19 +206,26 @@ def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_
 
 
 def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
+    """Meet as rank 0: accept all others, then send each of them the pidfds of all."""
     with UnixListener(key, ranks) as listener:
         hub = Hub(0, ranks, {}, [-1] * ranks)
         try:
             _gather(listener, hub, settings, deadline)
-            _welcome(hub, deadline)
+            own = os.pidfd_open(os.getpid())
+            try:
+                fds = [own if r == 0 else hub.pidfds[r] for r in range(hub.ranks)]
+                for peer in hub.sockets:
+                    hub._send(peer, None, fds, deadline)
+            finally:
+                os.close(own)
         except BaseException as error:
-            hub.give_up(error)
+            hub.abort(error)
             raise
     return hub
 
 
 def _gather(listener: UnixListener, hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
-    """Wait for everybody; where somebody does not fit, a little longer for the rest, so that they can be told too."""
+    """Wait for all ranks; where one does not fit, a little longer for the rest, so that they get the reason too."""
     refusal: MismatchError | None = None
     while len(hub.sockets) < hub.ranks - 1:
         try:
@@ -239,14 +239,22 @@ def _gather(listener: UnixListener, hub: Hub, settings: tuple[int, ...], deadlin
         if objection and refusal is None:
             refusal = MismatchError(objection, [rank])
             deadline = min(deadline, time.monotonic() + _REFUSAL_S)
-        hub.sockets[-len(hub.sockets) - 1 if taken else rank] = sock
+        hub.sockets[-len(hub.sockets) - 1 if taken else rank] = sock  # a second one is kept too: it gets the reason
         if 0 < rank < hub.ranks and not taken:
-            hub.pidfds[rank] = _pidfd_of(sock)
+            pid = credentials(sock)[0]
+            try:
+                hub.pidfds[rank] = os.pidfd_open(pid)
+            except OSError as error:
+                raise UnsupportedError(
+                    f"cannot watch process {pid} ({error}): ranks must share a PID namespace with rank 0, on Linux 5.3 "
+                    "or newer"
+                ) from None
     if refusal is not None:
         raise refusal
 
 
 def _accept(listener: UnixListener, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
+    """Return the connection and the first message of the next rank that comes; raise where one that came dies."""
     while True:
         poll = select.poll()
         for fd in (*listener.servers, *(pidfd for pidfd in hub.pidfds if pidfd >= 0)):
@@ -265,11 +273,12 @@ def _accept(listener: UnixListener, hub: Hub, deadline: float) -> tuple[socket.s
                     sock.settimeout(_remaining(min(deadline, time.monotonic() + GRACE_S)))
                     return sock, receive_message(sock).value
             except (OSError, EOFError, msgspec.MsgspecError):
-                pass  # it died, or does not speak our language
+                pass  # it died, or does not speak our protocol
             sock.close()
 
 
 def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int, ...]) -> str:
+    """Return why a rank does not fit; "": it does."""
     peer = hello["rank"]
     if peer in hub.sockets or peer == 0:
         return f"two processes both say they are rank {peer}"
@@ -282,23 +291,13 @@ def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int,
     return ""
 
 
-def _welcome(hub: Hub, deadline: float) -> None:
-    """Send everybody everybody's pidfd."""
-    own = os.pidfd_open(os.getpid())
-    try:
-        fds = [own if r == 0 else hub.pidfds[r] for r in range(hub.ranks)]
-        for peer in hub.sockets:
-            hub._send(peer, None, fds, deadline)
-    finally:
-        os.close(own)
-
-
 def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
+    """Meet as any rank but 0."""
     pause = 0.001
     while (sock := connect(key)) is None:
         if time.monotonic() > deadline:
             raise DeadlineError("rank 0 did not come to the rendezvous in time (is it on this host?)", [0])
-        time.sleep(pause)  # rank 0 is not there yet; there is nothing to wait on
+        time.sleep(pause)  # rank 0 is not there yet, and no descriptor that could be polled
         pause = min(pause * 1.5, 0.05)
     hub = Hub(rank, ranks, {0: sock}, [])
     try:
@@ -315,22 +314,12 @@ def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadlin
     return hub
 
 
-def _pidfd_of(sock: socket.socket) -> int:
-    pid = credentials(sock)[0]
-    try:
-        return os.pidfd_open(pid)
-    except OSError as error:
-        raise UnsupportedError(
-            f"cannot watch process {pid} ({error}): ranks must share a PID namespace with rank 0, on Linux 5.3 or newer"
-        ) from None
-
-
 def send_message(sock: socket.socket, value: Any, fds: Sequence[int]) -> None:
     """Send one value with descriptors over a stream socket."""
     body = msgspec.msgpack.encode((value, len(fds), None))
     sock.sendall(struct.pack("!I", len(body)) + body)
-    for at in range(0, len(fds), _FDS_PER_MESSAGE):
-        socket.send_fds(sock, [b"f"], list(fds[at : at + _FDS_PER_MESSAGE]))
+    for first in range(0, len(fds), _FDS_PER_MESSAGE):  # each on a byte of its own: a descriptor needs one
+        socket.send_fds(sock, [b"f"], list(fds[first : first + _FDS_PER_MESSAGE]))
 
 
 def send_problem(sock: socket.socket, error: RingsideError) -> None:
@@ -344,7 +333,7 @@ _decode = msgspec.msgpack.Decoder(tuple[Any, int, tuple[str, str, tuple[int, ...
 
 
 def receive_message(sock: socket.socket) -> Parcel:
-    """Receive what `send_message` sent; `EOFError` when the other end is gone, `OSError` where it sends anything else.
+    """Receive a message of `send_message`; `EOFError` when the other end is gone, `OSError` for anything else.
 
     Descriptors come all or none: where this process has too many files open, the parcel has none of them.
     """
@@ -355,8 +344,12 @@ def receive_message(sock: socket.socket) -> Parcel:
         value, count, problem = _decode(_receive_exactly(sock, size))
     except UNDECODABLE as error:
         raise OSError(errno.EBADMSG, f"what came is no message of ours: {error}") from None
-    if problem is not None:
-        raise _error_of(*problem)
+    if problem is not None:  # of `send_problem`
+        name, message, ranks = problem
+        for error_type in (PeerLostError, DeadlineError, MismatchError):
+            if name == error_type.__name__:
+                raise error_type(message, ranks)
+        raise UnsupportedError(message) if name == "UnsupportedError" else RingsideError(message)
     fds: list[int] = []
     for _ in range(0, count, _FDS_PER_MESSAGE):
         # `socket.recv_fds` does not pass its flags on, up to Python 3.11 at least.
@@ -374,15 +367,8 @@ def receive_message(sock: socket.socket) -> Parcel:
     return Parcel(value, tuple(fds))
 
 
-def _error_of(name: str, message: str, ranks: Sequence[int]) -> RingsideError:
-    for kind in (PeerLostError, DeadlineError, MismatchError):
-        if name == kind.__name__:
-            return kind(message, ranks)
-    return UnsupportedError(message) if name == "UnsupportedError" else RingsideError(message)
-
-
 def _own_parcel(value: Any, fds: Sequence[int]) -> Parcel:
-    copies: list[int] = []
+    copies: list[int] = []  # the receiver owns descriptors, this rank as well
     try:
         for fd in fds:
             copies.append(os.dup(fd))

@@ -1,4 +1,4 @@
-"""Sub-groups: what each rank asks for, and who is in which."""
+"""Sub-groups: what each rank requests, and which ranks are in which."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ringside.errors import UsageError
 
 
-def request(color: int | None, key: int | None, rank: int) -> tuple[int, int, int]:
-    """Return what a rank tells the others: whether it is in a group, in which, and where in its order.
+def encode_request(color: int | None, key: int | None, rank: int) -> tuple[int, int, int]:
+    """Return what a rank sends to the others: whether it is in a group, in which, and where in its order.
 
     Raises:
         UsageError: `color` or `key` is neither None nor an integer of 64 bits.
@@ -29,7 +29,7 @@ def members_of(requests: NDArray[np.int64], rank: int) -> list[int]:
     """Return the ranks in the group of `rank`, in the group's order.
 
     Args:
-        requests: Every rank's `request`, int64 [ranks, 3].
+        requests: Every rank's `encode_request`, int64 [ranks, 3].
         rank: One that is in a group.
     """
     inside, colors, keys = requests.T
@@ -39,7 +39,7 @@ def members_of(requests: NDArray[np.int64], rank: int) -> list[int]:
 
 
 def is_dead(pidfd: int) -> bool:
-    """Tell whether the process of a pidfd has ended; False for -1, which is this process."""
+    """Return whether the process of a pidfd has ended; False for -1, which is this process."""
     if pidfd < 0:
         return False
     poll = select.poll()

@@ -1,13 +1,14 @@
-"""What a rank that gives up tells every other, and how the one at fault is found among what all of them said.
+"""The notice that a rank that aborts sends to every other, and how the culprit is found among all notices.
 
-The words travel over a Gloo group of their own, because a group in which a wait has timed out has no connections left.
-Their places are posted when the group is made, so that a word arrives while its reader is busy or asleep; reading is
-looking at memory, and never waits longer than it is told. An `AbortListener` looks now and then, so that a rank that
-waits for one peer hears what another has to say.
+Notices travel over a Gloo group of their own, because a group in which a wait has timed out has no connections left.
+Their receives are posted when the group is made, so that a notice arrives while its reader is busy or asleep; to read
+one is to look at memory, and never waits longer than its grace. An `AbortListener` polls, so that a rank that waits for
+one peer receives the notice of another.
 
-A deadline that passed at one rank says only whom that rank waited for, which is itself most likely a victim. So
-everybody says whom it waits for, and the chain is followed: to the one that waits for nobody or says nothing (it takes
-no part: it is late), to one that knows better (somebody died), or in a circle (they wait for each other).
+A deadline that passed at one rank shows only which peer that rank waited for, and that peer is itself most likely a
+victim. So every notice names the peer that its rank waits for, and the chain is followed: to the one that waits for
+nobody or sent no notice (it takes no part: it is late), to one that knows better (a rank died), or in a circle (they
+wait for each other).
 """
 
 from __future__ import annotations
@@ -31,36 +32,56 @@ from ringside.engine.transports.gloo_internals import stands
 
 _TAG = 2
 _KINDS = ("lost", "late", "left", "disagreed")
-_HEAD = struct.Struct("<iii?dHH")  # kind, vertex, waits for, goodbye, for how long, bytes of doing, of detail
+_HEAD = struct.Struct("<iii?dHH")  # kind, vertex, waits for, goodbye, for how long, bytes of operation, of detail
 _BYTES = 1024
-_TEXT = (_BYTES - _HEAD.size - 1) // 2  # of each of the two; the last byte says that the word is complete
+_TEXT = (_BYTES - _HEAD.size - 1) // 2  # of each of the two; the last byte marks the notice as complete
 _SENT = datetime.timedelta(milliseconds=300)
-_LOOK_S = 0.002
+_POLL_S = 0.002
 _LISTEN_S = 0.1
 _Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
 class AbortNotice:
-    """Why a rank gave up.
+    """Why a rank aborted.
 
     Args:
         cause: The reason, as far as it knew.
         waits_for: The vertex it waited for, or -1.
-        since_s: How long it had been doing what it did, seconds.
-        doing: What that was; "": it was in no collective.
+        since_s: How long it had been in its collective, seconds.
+        operation: Which collective that was; "": it was in none.
         goodbye: It left in good order.
     """
 
     cause: LinkFailure
     waits_for: int = NOBODY
     since_s: float = 0.0
-    doing: str = ""
+    operation: str = ""
     goodbye: bool = False
+
+    def encode(self) -> Bytes:
+        """Return the message of a notice, uint8 [1024]; long texts are cut."""
+        message = np.zeros(_BYTES, dtype=np.uint8)
+        operation, detail = self.operation.encode()[:_TEXT], self.cause.detail.encode()[:_TEXT]
+        kind = _KINDS.index(self.cause.kind)
+        figures = (kind, self.cause.vertex, self.waits_for, self.goodbye, self.since_s, len(operation), len(detail))
+        _HEAD.pack_into(message.data, 0, *figures)
+        text = np.frombuffer(operation + detail, dtype=np.uint8)
+        message[_HEAD.size : _HEAD.size + len(text)] = text
+        message[-1] = 1  # arrives last: the notice is complete
+        return message
+
+    @staticmethod
+    def decode(message: Bytes) -> AbortNotice:
+        """Return the notice that `encode` wrote."""
+        kind, vertex, waits_for, goodbye, since_s, cut, detail = _HEAD.unpack_from(message.data)
+        text = message[_HEAD.size : _HEAD.size + cut + detail].tobytes()
+        cause = LinkFailure(cast(Kind, _KINDS[kind]), vertex, text[cut:].decode(errors="replace"))
+        return AbortNotice(cause, waits_for, since_s, text[:cut].decode(errors="replace"), goodbye)
 
 
 class AbortChannel:
-    """One rank's ear for the last words of all others, and its mouth.
+    """One rank's notices to and from all others.
 
     Args:
         group: A Gloo group that nothing else uses.
@@ -73,72 +94,73 @@ class AbortChannel:
         self._places = {peer: np.zeros(_BYTES, dtype=np.uint8) for peer in range(size) if peer != rank}
         self._pending = []
         for peer, place in self._places.items():
-            with contextlib.suppress(RuntimeError):  # dead already: it says nothing, and is found broken when needed
+            with contextlib.suppress(RuntimeError):  # dead already: it sends nothing, and is found broken when needed
                 self._pending.append(group.recv([torch.from_numpy(place)], peer, _TAG))
 
-    def tell(self, word: AbortNotice) -> None:
-        """Send a word to every peer that can be reached; a rank says only one."""
-        message = torch.from_numpy(_packed(word))
-        told = []
+    def send(self, notice: AbortNotice) -> None:
+        """Send a notice to every peer that can be reached; a rank sends only one."""
+        message = torch.from_numpy(notice.encode())
+        under_way = []
         for peer in self._places:
             with contextlib.suppress(RuntimeError):
-                told.append(self._group.send([message], peer, _TAG))
-        for work in told:
+                under_way.append(self._group.send([message], peer, _TAG))
+        for work in under_way:
             with contextlib.suppress(RuntimeError):
                 work.wait(_SENT)
 
     def reaches(self, peer: int) -> bool:
-        """Tell whether the connection for words to a peer stands, as far as is known; see `connections.stands`."""
+        """Return whether the connection for notices to a peer stands, as far as is known; see `stands`."""
         return stands(self._group, peer)
 
     def of(self, peer: int, grace_s: float = 0.0) -> AbortNotice | None:
-        """Return what a peer said, waiting a moment for it; None: nothing."""
-        return self._look(lambda: self._read(peer), grace_s)
+        """Return the notice of a peer, waiting a moment for it; None: it has sent none."""
+        return self._poll(lambda: self._read(peer), grace_s)
 
     def first(self, grace_s: float = 0.0) -> AbortNotice | None:
-        """Return what somebody that gave up said, waiting a moment for it; knowledge goes before guesses."""
-        return self._look(self._any, grace_s)
+        """Return the notice of a peer that aborted, waiting a moment for it; knowledge goes before guesses."""
+        return self._poll(self._best, grace_s)
 
     def silent(self, grace_s: float) -> list[int]:
-        """Return the peers that have said nothing when the time is over, ascending."""
-        self._look(lambda: all(self._read(peer) for peer in self._places), grace_s)
+        """Return the peers that have sent no notice when the time is over, ascending."""
+        self._poll(lambda: all(self._read(peer) for peer in self._places), grace_s)
         return [peer for peer in self._places if self._read(peer) is None]
 
     def all(self) -> dict[int, AbortNotice]:
-        """Return what everybody has said that has said something."""
-        return {peer: word for peer in self._places if (word := self._read(peer)) is not None}
+        """Return the notices that have come, by peer."""
+        return {peer: notice for peer in self._places if (notice := self._read(peer)) is not None}
 
-    def _look(self, look: Callable[[], _Found], grace_s: float) -> _Found:
+    def _poll(self, read: Callable[[], _Found], grace_s: float) -> _Found:
         deadline = time.monotonic() + grace_s
-        while not (found := look()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        while not (found := read()) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         return found
 
-    def _any(self) -> AbortNotice | None:
-        given_up = [word for word in self.all().values() if not word.goodbye]
-        return min(given_up, key=lambda word: word.cause.kind == "late", default=None)
+    def _best(self) -> AbortNotice | None:
+        # That a peer is late is a guess of the rank that waited for it; the other kinds were seen.
+        aborted = [notice for notice in self.all().values() if not notice.goodbye]
+        return min(aborted, key=lambda notice: notice.cause.kind == "late", default=None)
 
     def _read(self, peer: int) -> AbortNotice | None:
         place = self._places[peer]
-        return _unpacked(place) if place[-1] else None
+        return AbortNotice.decode(place) if place[-1] else None
 
 
 class AbortListener:
-    """A thread that tells, once, that somebody has given up.
+    """A thread that reports, once, that a peer has aborted.
 
     Args:
-        words: Where to look.
-        tell: Called with the cause. Its object is not kept alive.
-        attend: Called whenever nobody has given up. Nor is this.
+        channel: Where notices arrive.
+        on_abort: Called with the cause. Its object is not kept alive.
+        on_idle: Called at every poll that finds no notice. Nor is this.
         name: Of the thread.
     """
 
     def __init__(
-        self, words: AbortChannel, tell: Callable[[LinkFailure], object], attend: Callable[[], object], name: str
+        self, channel: AbortChannel, on_abort: Callable[[LinkFailure], object], on_idle: Callable[[], object], name: str
     ) -> None:
         self._over = threading.Event()
-        ears = weakref.WeakMethod(tell), weakref.WeakMethod(attend)
-        self._thread = threading.Thread(target=_listen, args=(words, self._over, *ears), name=name, daemon=True)
+        callbacks = weakref.WeakMethod(on_abort), weakref.WeakMethod(on_idle)
+        self._thread = threading.Thread(target=_listen, args=(channel, self._over, *callbacks), name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -149,102 +171,82 @@ class AbortListener:
 
 
 def _listen(
-    words: AbortChannel,
+    channel: AbortChannel,
     over: threading.Event,
-    tell: weakref.WeakMethod[Callable[[LinkFailure], object]],
-    attend: weakref.WeakMethod[Callable[[], object]],
+    on_abort: weakref.WeakMethod[Callable[[LinkFailure], object]],
+    on_idle: weakref.WeakMethod[Callable[[], object]],
 ) -> None:
-    while not over.wait(_LISTEN_S) and (listener := tell()) is not None:
-        if (word := words.first()) is not None:
-            listener(word.cause)
+    # The thread holds its owner only while it calls it, so that an owner that nobody needs any more can go.
+    while not over.wait(_LISTEN_S) and (report := on_abort()) is not None:
+        if (notice := channel.first()) is not None:
+            report(notice.cause)
             return
-        if (attends := attend()) is not None:
-            attends()
-        del listener, attends
+        if (attend := on_idle()) is not None:
+            attend()
+        del report, attend
 
 
-def find_late(words: AbortChannel, me: int, own: AbortNotice, grace_s: float) -> LinkFailure:
-    """Return who kept everybody waiting, when this vertex's deadline has passed or somebody said that theirs has.
+def find_late(channel: AbortChannel, me: int, own: AbortNotice, grace_s: float) -> LinkFailure:
+    """Return which vertex kept all waiting, when this vertex's deadline has passed or a notice says that theirs has.
 
     Args:
-        words: What the others say.
+        channel: The others' notices.
         me: This vertex.
-        own: What it said itself.
-        grace_s: How long one that says nothing may take to say something, seconds.
+        own: Its own notice.
+        grace_s: How long a silent peer may take to send its notice, seconds.
     """
-    at = own.waits_for if own.waits_for != NOBODY else own.cause.vertex
-    if at == NOBODY:
-        absent = words.silent(grace_s)
-        everybody = {me: own, **words.all()}
-        absent += [vertex for vertex, word in everybody.items() if not word.doing]
-        return LinkFailure("late", min(absent)) if absent else _last_to_come(everybody, own)
-    chain = {me: own} if own.doing else {}
-    while at not in chain:
-        word = words.of(at, grace_s) if at != me else own
-        if word is None or not word.doing:
-            return LinkFailure("late", at)
-        if word.cause.kind != "late":
-            return word.cause
-        chain[at] = word
-        at = word.waits_for if word.waits_for != NOBODY else word.cause.vertex
-        if at == NOBODY:
-            return word.cause
-    return _last_to_come(chain, own)
+    vertex = own.waits_for if own.waits_for != NOBODY else own.cause.vertex
+    # This vertex waits for no particular one: late is whoever takes no part.
+    if vertex == NOBODY:
+        absent = channel.silent(grace_s)
+        notices = {me: own, **channel.all()}
+        absent += [vertex for vertex, notice in notices.items() if not notice.operation]
+        return LinkFailure("late", min(absent)) if absent else _find_last(notices, own)
+    # Follow the chain of waits until it ends, or closes.
+    chain = {me: own} if own.operation else {}
+    while vertex not in chain:
+        notice = channel.of(vertex, grace_s) if vertex != me else own
+        if notice is None or not notice.operation:
+            return LinkFailure("late", vertex)
+        if notice.cause.kind != "late":
+            return notice.cause
+        chain[vertex] = notice
+        vertex = notice.waits_for if notice.waits_for != NOBODY else notice.cause.vertex
+        if vertex == NOBODY:
+            return notice.cause
+    return _find_last(chain, own)
 
 
-def _last_to_come(all_wait: dict[int, AbortNotice], own: AbortNotice) -> LinkFailure:
+def _find_last(notices: dict[int, AbortNotice], own: AbortNotice) -> LinkFailure:
     """They wait for each other: do different things, or one came late, or the network holds their messages back."""
-    if len({word.doing for word in all_wait.values()}) > 1:
+    if len({notice.operation for notice in notices.values()}) > 1:
         return LinkFailure("disagreed", own.waits_for)
-    last = min(all_wait, key=lambda vertex: all_wait[vertex].since_s)
-    if all_wait[last].since_s < max(word.since_s for word in all_wait.values()) / 2:
+    last = min(notices, key=lambda vertex: notices[vertex].since_s)
+    if notices[last].since_s < max(notice.since_s for notice in notices.values()) / 2:
         return LinkFailure("late", last)
     return LinkFailure("late", own.waits_for)
 
 
-def tell_apart(words: AbortChannel, me: int, own: AbortNotice, cause: LinkFailure, grace_s: float) -> LinkFailure:
-    """Return who did something else than most, and what everybody did, after somebody found that not all did the same.
+def find_disagreement(
+    channel: AbortChannel, me: int, own: AbortNotice, cause: LinkFailure, grace_s: float
+) -> LinkFailure:
+    """Return which vertex called something else than most, and what each called, after one found a disagreement.
 
     Args:
-        words: What the others say.
+        channel: The others' notices.
         me: This vertex.
-        own: What it said itself.
+        own: Its own notice.
         cause: What is known so far.
-        grace_s: How long one that says nothing may take to say something, seconds.
+        grace_s: How long a silent peer may take to send its notice, seconds.
     """
-    words.silent(grace_s)
+    channel.silent(grace_s)
     sides: dict[str, list[int]] = {}
-    for vertex, word in sorted({me: own, **words.all()}.items()):
-        if word.doing:
-            sides.setdefault(word.doing, []).append(vertex)
+    for vertex, notice in sorted({me: own, **channel.all()}.items()):
+        if notice.operation:
+            sides.setdefault(notice.operation, []).append(vertex)
     if len(sides) < 2:
         return cause
     most = max(sides.values(), key=len)  # the first of equals: that of the lowest rank
     other = min(ranks[0] for ranks in sides.values() if ranks is not most)
-    return LinkFailure(
-        "disagreed", other, "; ".join(f"{name_ranks(ranks)} called {what}" for what, ranks in sides.items())
-    )
-
-
-def _packed(word: AbortNotice) -> Bytes:
-    message = np.zeros(_BYTES, dtype=np.uint8)
-    doing, detail = (_cut(text) for text in (word.doing, word.cause.detail))
-    kind = _KINDS.index(word.cause.kind)
-    _HEAD.pack_into(
-        message.data, 0, kind, word.cause.vertex, word.waits_for, word.goodbye, word.since_s, len(doing), len(detail)
-    )
-    text = np.frombuffer(doing + detail, dtype=np.uint8)
-    message[_HEAD.size : _HEAD.size + len(text)] = text
-    message[-1] = 1  # arrives last: the word is complete
-    return message
-
-
-def _unpacked(message: Bytes) -> AbortNotice:
-    kind, vertex, waits_for, goodbye, since_s, doing, detail = _HEAD.unpack_from(message.data)
-    text = message[_HEAD.size : _HEAD.size + doing + detail].tobytes()
-    cause = LinkFailure(cast(Kind, _KINDS[kind]), vertex, text[doing:].decode(errors="replace"))
-    return AbortNotice(cause, waits_for, since_s, text[:doing].decode(errors="replace"), goodbye)
-
-
-def _cut(text: str) -> bytes:
-    return text.encode()[:_TEXT]
+    calls = "; ".join(f"{name_ranks(ranks)} called {operation}" for operation, ranks in sides.items())
+    return LinkFailure("disagreed", other, calls)

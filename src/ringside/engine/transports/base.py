@@ -1,4 +1,4 @@
-"""What the interpreter asks of a transport: ordered messages between pairs of vertices, several in flight."""
+"""What the interpreter requires of a transport: ordered messages between pairs of vertices, several in flight."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class LinkFailure:
     """Why a group of vertices can no longer exchange messages.
 
     Args:
-        kind: `lost`: the vertex died or cannot be reached. `late`: it did not send in time. `left`: it gave up by
+        kind: `lost`: the vertex died or cannot be reached. `late`: it did not send in time. `left`: it aborted by
             itself (an error of its own, Ctrl-C, a closed communicator). `disagreed`: it found that others called
             something else than it did.
         vertex: The one it is about; -1: not known.
-        detail: What is known besides, in words.
+        detail: What is known besides, for the message.
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class LinkError(Exception):
 
     Args:
         cause: Why, as far as this end knows.
-        detail: What the transport said.
+        detail: The transport's own message.
     """
 
     def __init__(self, cause: LinkFailure, detail: str = "") -> None:
@@ -61,7 +61,7 @@ class Links(Protocol):
 
     Between two vertices messages arrive in the order in which they were sent, into the memory given to `receive` in
     the order of those calls; a message may be shorter than that memory. `receive` should be called ahead of time: a
-    message whose place is known travels without asking.
+    message whose receive is posted travels without a handshake.
     """
 
     @property
@@ -86,23 +86,23 @@ class Transport(Links, Protocol):
     """Links to other vertices, and what is done when they fail.
 
     Attributes:
-        doing: What this vertex is about, as the others are told when it gives up; "": it is in no collective.
-        waits_inside: Tells which vertex it waits for in its host's shared memory; `NOBODY`: for none.
-        on_failure: Called when it gives up, as soon as the others have been told; it may be on any thread.
+        doing: The collective that this vertex is in, for the others when it aborts; "": none.
+        waits_inside: Returns which vertex it waits for in its host's shared memory; `NOBODY`: for none.
+        on_failure: Called when it aborts, as soon as the notices are sent; it may be on any thread.
     """
 
     doing: object
     waits_inside: Callable[[], int]
     on_failure: Callable[[], object]
 
-    def beside(self) -> Links:
+    def open_channel(self) -> Links:
         """Return links to the same vertices whose messages have an order of their own: those of another thread.
 
         All vertices call this equally often. What fails there, fails here, and the other way round.
         """
 
     def fail(self, cause: LinkFailure) -> LinkFailure:
-        """Tell everybody why this vertex gives up and end all that is under way; return the first known cause."""
+        """Send all others why this vertex aborts, and end all that is under way; return the first known cause."""
 
     def close(self, *, patience_s: float = 5.0) -> None:
         """Leave, when all others have left too or after that many seconds."""

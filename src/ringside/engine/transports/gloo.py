@@ -6,12 +6,13 @@ leaves theirs usable; rendezvous, addresses and sockets are torch's. What matter
 -   A message waits for the receiver's "ready" unless the receive was posted before; posted ahead, it takes one way.
 -   A receive may be longer than the message; messages of one tag between two ranks are taken in order.
 -   Nothing can be cancelled. But a wait that times out closes every connection of its group, which ends all other waits
-    here at once and, since connections close, at the peers: that is how a rank gives up. Why, it says on a second
-    group (`ringside.engine.transports.abort`).
--   A message of which a part is there when its connection breaks is forgotten, and so is who waits for it (`half_way`).
--   A host that vanishes without a word is not noticed; the sockets are told to (`connections`). Keepalives that the own
-    host's queue drops are not counted by the kernel, so whoever waits for long also sends a little, and finds out there
-    that a connection is broken.
+    here at once and, since connections close, at the peers: that is how a rank aborts. The reason it sends over a
+    second group (`ringside.engine.transports.abort`).
+-   A message of which a part is there when its connection breaks is forgotten, and the wait for it never ends
+    (`gloo_internals.end_wait`).
+-   A host that vanishes silently is not noticed; the sockets are set to (`gloo_internals.watched_connections`).
+    Keepalives that the own host's queue drops are not counted by the kernel, so a rank that waits for long also sends a
+    little, and finds out there that a connection is broken.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.transports.abort import AbortChannel, AbortListener, AbortNotice, find_late, tell_apart
+from ringside.engine.transports.abort import AbortChannel, AbortListener, AbortNotice, find_disagreement, find_late
 from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
     DEAD_AFTER_S,
@@ -40,13 +41,13 @@ from ringside.engine.transports.gloo_internals import (
 )
 from ringside.engine.transports.waits import OpenWait, long_awaited
 
-_DATA, _BESIDE = 1, 4
-_WORD_S, _WORD_UNDER_LOAD_S = 0.3, 5.0  # what a word takes, and what it may take where the machine is very busy
-_NOTICED_S, _LOOK_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
-_SILENCE_S = 1.0  # who says nothing for so long after everybody was woken takes no part
+_DATA, _CHANNEL = 1, 4  # tags of messages: this transport's own, and those of its first channel
+_NOTICE_S, _NOTICE_UNDER_LOAD_S = 0.3, 5.0  # a notice takes so long, or that where the machine is very busy
+_NOTICED_S, _POLL_S = 2.0, 0.1  # a silent host is noticed on all connections to it, but not on all at once
+_SILENCE_S = 1.0  # a rank that sends no notice for so long after all were woken takes no part
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 JOINING_S = 60.0
-"""How long ranks that have met take at most to say where they are, seconds."""
+"""How long ranks that have met take at most to exchange their addresses, seconds."""
 
 
 class GlooTransport:
@@ -58,11 +59,11 @@ class GlooTransport:
         size: Number of vertices, at least 2.
         timeout_s: Longest wait for one message, seconds.
         dead_after_s: A peer whose host does not answer for so long is taken for lost, seconds.
-        joining_s: Longest time until all have said where they are, seconds; a peer that does not answer there is given
-            up after five times as long, by Gloo.
+        joining_s: Longest time until all have published their addresses, seconds; Gloo gives up a peer that does not
+            answer there after five times as long.
 
     Raises:
-        LinkError: The group could not be made (a rank died or did not come, no interface); Gloo names nobody.
+        LinkError: The group could not be made (a rank died or did not come, no interface); Gloo does not name it.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class GlooTransport:
         self.rank, self.size = rank, size
         self.waits_inside: Callable[[], int] = _for_nobody
         self.on_failure: Callable[[], object] = _nothing
-        self._doing: object = ""
+        self._operation: object = ""
         self._since = time.monotonic()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
@@ -87,25 +88,25 @@ class GlooTransport:
             with watched_connections(dead_after_s) as self._connections, patient_io_threads():
                 self._group = gloo(PrefixStore("data", store), rank, size, joining)
             with watched_connections(dead_after_s), patient_io_threads():
-                words = gloo(PrefixStore("words", store), rank, size, joining)
+                notices = gloo(PrefixStore("words", store), rank, size, joining)
         except RuntimeError as error:
             raise LinkError(LinkFailure("lost", NOBODY), str(error).partition("\n")[0][:300]) from None
-        self._words = AbortChannel(words, rank, size)
+        self._notices = AbortChannel(notices, rank, size)
         self._own = OpenWait()
         self._waits = [self._own]
         self._cause: LinkFailure | None = None
         self._over = False
         self._guard = threading.Lock()
-        self._listener = AbortListener(self._words, self.fail, self._prod, f"ringside-listener-{rank}")
+        self._listener = AbortListener(self._notices, self.fail, self._check_waits, f"ringside-listener-{rank}")
 
     @property
     def doing(self) -> object:
-        """What this vertex is about; see `Transport`."""
-        return self._doing
+        """The collective that this vertex is in; see `Transport`."""
+        return self._operation
 
     @doing.setter
-    def doing(self, what: object) -> None:
-        self._doing, self._since = what, time.monotonic()
+    def doing(self, operation: object) -> None:
+        self._operation, self._since = operation, time.monotonic()
 
     def keep(self, data: Bytes) -> Kept:
         """Return what `send` and `receive` take in place of `data`; see `Transport`."""
@@ -116,17 +117,17 @@ class GlooTransport:
         return self._send(self._own, _DATA, peer, data)
 
     def receive(self, peer: int, into: Bytes | Kept) -> _Message:
-        """Start receiving; see `Transport`. That the peer has left is an error only for who waits for the message."""
+        """Start receiving; see `Transport`. That the peer has left is an error only of the wait for the message."""
         return self._receive(self._own, _DATA, peer, into)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Wait so long for every message from now on, seconds."""
         self._timeout = datetime.timedelta(seconds=timeout_s)
 
-    def beside(self) -> _Beside:
+    def open_channel(self) -> _Channel:
         """Return messages with an order of their own; see `Transport`."""
         self._waits.append(OpenWait())
-        return _Beside(self, self._waits[-1], _BESIDE + len(self._waits) - 2)
+        return _Channel(self, self._waits[-1], _CHANNEL + len(self._waits) - 2)
 
     def _send(self, wait: OpenWait, tag: int, peer: int, data: Bytes | Kept) -> _Message:
         try:
@@ -144,28 +145,49 @@ class GlooTransport:
         return _Message(self, wait, peer, work)
 
     def fail(self, cause: LinkFailure) -> LinkFailure:
-        """Tell the peers, as far as they can be reached, and close all connections; the first cause counts.
+        """Send the peers a notice, as far as they can be reached, and close all connections; the first cause counts.
 
         Args:
-            cause: As this rank sees it. Who is lost or late may be left to be found out (vertex -1).
+            cause: As this rank sees it. Which vertex is lost or late may be left to be found out (vertex -1).
         """
         with self._guard:
-            if self._cause is None:
-                self._cause = self._settled(cause)
-            return self._cause
+            if self._cause is not None:
+                return self._cause
+            # Which vertex this one waits for: another host's, or one in its own host's shared memory.
+            waits_for = next((wait.peer for wait in self._waits if wait.peer != NOBODY), NOBODY)
+            if waits_for == NOBODY:
+                waits_for = self.waits_inside()
+            if waits_for == NOBODY and cause.kind in ("lost", "late"):
+                waits_for = cause.vertex
+            # A peer that aborted before knows the reason; else find the one that was lost.
+            notice = self._notices.first()
+            if notice is None and cause.kind == "lost":
+                notice, cause = self._find_lost(cause)
+            cause = notice.cause if notice is not None else cause
+            # Pass it on, wake all, and then find the culprit among what all of them send.
+            own = self._own_notice(cause, waits_for)
+            self._notices.send(own)
+            self._end_waits()
+            self.on_failure()
+            if cause.kind == "late":
+                cause = find_late(self._notices, self.rank, own, _SILENCE_S)
+            if cause.kind == "disagreed":
+                cause = find_disagreement(self._notices, self.rank, own, cause, _SILENCE_S)
+            self._cause = cause
+            return cause
 
     def close(self, *, patience_s: float = 5.0) -> None:
-        """Leave; a peer that still waits for this rank hears that it left, and every peer if it was in a collective.
+        """Leave; a peer that still waits for this rank gets the notice of it, and every peer if it was in a collective.
 
-        Connections stay until every peer has left too, since what was sent may still be on its way, but not for longer
+        Connections stay until every peer has left too, since messages may still be on their way, but not for longer
         than `patience_s`.
         """
         with self._guard:
             if self._cause is None:
                 self._cause = LinkFailure("left", self.rank)
-                word = self._word(self._cause, NOBODY)
-                self._words.tell(replace(word, goodbye=not word.doing))  # in the middle of something it gives up
-                self._words.silent(patience_s)
+                notice = self._own_notice(self._cause, NOBODY)
+                self._notices.send(replace(notice, goodbye=not notice.operation))  # in a collective it is an abort
+                self._notices.silent(patience_s)
                 self._end_waits()
         self._listener.stop()
 
@@ -174,7 +196,7 @@ class GlooTransport:
         return {"transport": "torch point-to-point (gloo)"}
 
     def has_lost(self, peer: int, or_left: bool = False) -> bool:
-        """Tell whether the connection to a peer is known to be broken; see that it will be, where the peer is silent.
+        """Return whether the connection to a peer is known to be broken; it will be, where the peer is silent.
 
         Args:
             peer: The vertex.
@@ -182,70 +204,47 @@ class GlooTransport:
         """
         if stands(self._group, peer):
             return False
-        return or_left or (word := self._words.of(peer)) is None or not word.goodbye
+        return or_left or (notice := self._notices.of(peer)) is None or not notice.goodbye
 
-    def _settled(self, cause: LinkFailure) -> LinkFailure:
-        """Find out who is to blame, and tell."""
-        waits_for = next((wait.peer for wait in self._waits if wait.peer != NOBODY), NOBODY)
-        if waits_for == NOBODY:
-            waits_for = self.waits_inside()
-        if waits_for == NOBODY and cause.kind in ("lost", "late"):
-            waits_for = cause.vertex
-        heard = self._words.first()
-        if heard is None and cause.kind == "lost":
-            heard, cause = self._look_for_the_lost(cause)
-        cause = heard.cause if heard is not None else cause
-        own = self._word(cause, waits_for)
-        self._words.tell(own)
-        self._end_waits()
-        self.on_failure()
-        if cause.kind == "late":
-            cause = find_late(self._words, self.rank, own, _SILENCE_S)
-        if cause.kind == "disagreed":
-            cause = tell_apart(self._words, self.rank, own, cause, _SILENCE_S)
-        return cause
+    def _own_notice(self, cause: LinkFailure, waits_for: int) -> AbortNotice:
+        return AbortNotice(cause, waits_for, time.monotonic() - self._since, str(self._operation))
 
-    def _word(self, cause: LinkFailure, waits_for: int) -> AbortNotice:
-        return AbortNotice(cause, waits_for, time.monotonic() - self._since, str(self._doing))
-
-    def _look_for_the_lost(self, cause: LinkFailure) -> tuple[AbortNotice | None, LinkFailure]:
-        """Give whoever closed a connection on purpose time to say so; else find whose connection broke."""
-        heard = self._words.first(_WORD_S)
-        if heard is None and cause.vertex == NOBODY:
+    def _find_lost(self, cause: LinkFailure) -> tuple[AbortNotice | None, LinkFailure]:
+        """Wait for the notice of a peer that closed a connection on purpose; else find whose connection broke."""
+        notice = self._notices.first(_NOTICE_S)
+        if notice is None and cause.vertex == NOBODY:
+            peers = [peer for peer in range(self.size) if peer != self.rank]
             deadline = time.monotonic() + _NOTICED_S
-            while not (broken := [peer for peer in self._peers() if not stands(self._group, peer)]):
-                if (heard := self._words.first(_LOOK_S)) is not None or time.monotonic() > deadline:
-                    return heard, cause
-            lost = [peer for peer in broken if self._words.of(peer) is None]
+            while not (broken := [peer for peer in peers if not stands(self._group, peer)]):
+                if (notice := self._notices.first(_POLL_S)) is not None or time.monotonic() > deadline:
+                    return notice, cause
+            lost = [peer for peer in broken if self._notices.of(peer) is None]
             cause = LinkFailure("lost", lost[0] if lost else broken[0])
-        if heard is None and "by peer" in breakage(self._group, cause.vertex):
+        if notice is None and "by peer" in breakage(self._group, cause.vertex):
             # "Connection closed by peer", or reset: not the network. If its other connection stands it has not died but
-            # given up, or left in good order, and its word is on its way.
-            deadline = time.monotonic() + _WORD_UNDER_LOAD_S
-            while self._words.reaches(cause.vertex) and time.monotonic() < deadline:
-                if heard := self._words.first(_LOOK_S) or self._words.of(cause.vertex):
+            # aborted, or left in good order, and its notice is on its way.
+            deadline = time.monotonic() + _NOTICE_UNDER_LOAD_S
+            while self._notices.reaches(cause.vertex) and time.monotonic() < deadline:
+                if notice := self._notices.first(_POLL_S) or self._notices.of(cause.vertex):
                     break
-        return heard or self._words.of(cause.vertex), cause
+        return notice or self._notices.of(cause.vertex), cause
 
     def _end_waits(self) -> None:
-        """Close all connections, and end what waits for messages nevertheless."""
-        self._over = True  # who begins to wait after this does not for long
+        """Close all connections, and end the waits for messages that outlast them."""
+        self._over = True  # a wait that begins after this is short
         close_connections(self._group)
         for wait in self._waits:
             end_wait(wait.work)
 
-    def _prod(self) -> None:
-        """See to whoever is waited for: where nothing comes for long, or connections were closed, ask for the peer's.
+    def _check_waits(self) -> None:
+        """Probe the peers that are waited for: where nothing comes for long, or connections were closed.
 
-        What is sent to ask ends a connection that is silent, once it is not acknowledged.
+        The probe ends a connection that is silent, once it is not acknowledged.
         """
         for peer in long_awaited(self._waits, self._connections.some_closed, time.monotonic()):
             if not stands(self._group, peer):
-                self.fail(LinkFailure("lost", peer))  # whoever waits may not hear of it
+                self.fail(LinkFailure("lost", peer))  # Gloo may not end the wait by itself
                 return
-
-    def _peers(self) -> list[int]:
-        return [peer for peer in range(self.size) if peer != self.rank]
 
     def _error(self, peer: int, error: RuntimeError) -> LinkError:
         text = str(error)
@@ -271,7 +270,7 @@ class _Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class _Channel:
     """Messages of a `GlooTransport` with an order of their own: those of another tag."""
 
     transport: GlooTransport

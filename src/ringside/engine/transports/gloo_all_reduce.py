@@ -33,7 +33,7 @@ REDUCE_OPS = {
     "bor": dist.ReduceOp.BOR,
     "bxor": dist.ReduceOp.BXOR,
 }
-"""What torch calls reductions; it is told to sum where avg is asked for."""
+"""torch's names of reductions; avg is a sum, divided afterwards."""
 
 _DTYPES = [getattr(torch, name) for name in DTYPES]
 
@@ -49,10 +49,10 @@ Begin = Callable[[], Callable[[], None]]
 """Begins something and returns what waits for its end."""
 
 JOINING_S = 60.0  # the ranks are all there
-_LOOK = datetime.timedelta(seconds=0.25)
-_COME_S, _MOST_COME_S = 0.005, 0.1
-_MOMENT_S, _LOOK_AT_ALL_S = 0.05, 1.0
-_NOT_YET = "Operation timed out"  # how torch says that a wait is over and the work is not
+_POLL = datetime.timedelta(seconds=0.25)
+_ARRIVAL_POLL_S, _MOST_ARRIVAL_POLL_S = 0.005, 0.1
+_ABORT_WAIT_S, _CHECK_S = 0.05, 1.0
+_NOT_YET = "Operation timed out"  # torch's message where a wait is over and the work is not
 
 
 class GlooAllReduce:
@@ -63,9 +63,10 @@ class GlooAllReduce:
         rank: This rank.
         size: Number of ranks.
         timeout_s: Longest wait, seconds.
-        has_lost: Tells whether a rank is lost, or (if told so) left: `TorchPeerToPeer.has_lost`. Asked about all who
-            take part once a connection was closed: Gloo may not say so where a part of a message is there (`half_way`).
-        dead_after_s: As for `TorchPeerToPeer`.
+        has_lost: Returns whether a rank is lost, or (where the second argument says so) left: `GlooTransport.has_lost`.
+            Called for all that take part once a connection was closed: Gloo may not report it where a part of a message
+            is there (`gloo_internals.end_wait`).
+        dead_after_s: As for `GlooTransport`.
         joining_s: Longest wait for each other while a group is made, once all ranks are there, seconds.
     """
 
@@ -88,7 +89,7 @@ class GlooAllReduce:
         self._groups: dict[tuple[int, ...], Any] = {}
         self._connections: dict[tuple[int, ...], Connections] = {}
         self._over = self._doubtful = False
-        self._left: list[Any] = []  # works that somebody gave up waiting for
+        self._unawaited: list[Any] = []  # works whose wait was interrupted
 
     def set_timeout(self, timeout_s: float) -> None:
         """Wait so long from now on, seconds."""
@@ -109,7 +110,7 @@ class GlooAllReduce:
             self.prepare(data, dtype, op, members)()()
 
     def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Begin:
-        """Return what begins `all_reduce` of data that are not empty and stay where they are; that returns its end."""
+        """Return a function that begins `all_reduce` of data that are not empty and stay in place; see `Begin`."""
         tensors = [torch.from_numpy(data).view(_DTYPES[dtype])]
         return functools.partial(self._begin, tensors, _options(op), tuple(members or self._everybody))
 
@@ -118,17 +119,17 @@ class GlooAllReduce:
             group = self._groups.get(members) or self._new_group(members)
             return functools.partial(self._finish, group.allreduce(tensors, options), members)
         except RuntimeError as error:
-            raise _in_words(error) from None
+            raise _link_error(error) from None
 
     def _finish(self, work: Any, members: tuple[int, ...]) -> None:
         try:
-            while not _ended(work):
+            while not _has_ended(work):
                 self._doubtful |= self._connections[members].some_closed()
-                self._look(members, or_left=False)  # one that left may have done its part
+                self._check_peers(members, or_left=False)  # one that left may have done its part
         except RuntimeError as error:
-            raise _in_words(error) from None
+            raise _link_error(error) from None
         except BaseException:
-            self._left.append(work)
+            self._unawaited.append(work)
             if self._over:
                 _await(work)
             raise
@@ -138,83 +139,80 @@ class GlooAllReduce:
         for group in list(self._groups.values()):
             close_connections(group)
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """End what is under way; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
         self._over = True
         for group in list(self._groups.values()):
             _keep_for_ever(group)
         self.close()
-        for work in self._left:
+        for work in self._unawaited:
             _await(work)
 
     def _new_group(self, members: tuple[int, ...]) -> Any:
+        # Wait here until all members have come: a wait of Gloo's cannot be ended.
         store = PrefixStore(",".join(map(str, members)), self._store)
-        self._meet(store, members)
+        store.set(f"come/{self._rank}", "1")
+        began = checked = time.monotonic()
+        pause_s = _ARRIVAL_POLL_S
+        for rank in members:
+            while rank != self._rank and not store.check([f"come/{rank}"]):
+                now = time.monotonic()
+                if now - began > self._timeout_s:
+                    raise LinkError(LinkFailure("late", rank), "it has not come")
+                if now - checked > _CHECK_S:
+                    self._check_peers(members, or_left=True)
+                    checked = now
+                time.sleep(pause_s)
+                pause_s = min(1.3 * pause_s, _MOST_ARRIVAL_POLL_S)
+        # Then have Gloo connect them.
         gloo: Any = dist.ProcessGroupGloo
         timeout = datetime.timedelta(seconds=self._timeout_s)
         with watched_connections(self._dead_after_s) as connections, patient_io_threads():
             group = gloo(store, members.index(self._rank), len(members), min(timeout, self._joining))
         group._set_default_timeout(timeout)
         self._groups[members], self._connections[members] = group, connections
-        if self._over:  # since before it was there
+        if self._over:  # aborted before the group was there
             _keep_for_ever(group)
             close_connections(group)
             raise LinkError(LinkFailure("lost", NOBODY), "given up")
         return group
 
-    def _meet(self, store: Store, members: tuple[int, ...]) -> None:
-        """Return when all members have come: what Gloo waits for cannot be given up."""
-        store.set(f"come/{self._rank}", "1")
-        began = looked = time.monotonic()
-        pause_s = _COME_S
-        for rank in members:
-            while rank != self._rank and not store.check([f"come/{rank}"]):
-                now = time.monotonic()
-                if now - began > self._timeout_s:
-                    raise LinkError(LinkFailure("late", rank), "it has not come")
-                if now - looked > _LOOK_AT_ALL_S:
-                    self._look(members, or_left=True)
-                    looked = now
-                time.sleep(pause_s)
-                pause_s = min(1.3 * pause_s, _MOST_COME_S)
-
-    def _look(self, members: tuple[int, ...], *, or_left: bool) -> None:
+    def _check_peers(self, members: tuple[int, ...], *, or_left: bool) -> None:
         """Raise `LinkError` where it makes no sense to wait any longer."""
         if self._over:
             raise LinkError(LinkFailure("lost", NOBODY), "given up")
         if not or_left and not self._doubtful:
             return
         if any(self._has_lost(rank, or_left) for rank in members if rank != self._rank):
-            raise LinkError(
-                LinkFailure("lost", NOBODY), "a connection is broken"
-            )  # who is to blame, the transport finds out
+            # The transport finds the culprit.
+            raise LinkError(LinkFailure("lost", NOBODY), "a connection is broken")
 
 
-def _ended(work: Any) -> bool:
-    """Wait a moment; tell whether the work has ended, or raise how it did."""
+def _has_ended(work: Any) -> bool:
+    """Wait a moment; return whether the work has ended, or raise its error."""
     try:
-        work.wait(_LOOK)
+        work.wait(_POLL)
     except RuntimeError as error:
         if _NOT_YET not in str(error):
             raise
         if not work.is_completed():
             return False
-        work.wait()  # it ended just then, well or with words of its own
+        work.wait()  # it ended just then, well or with an error of its own
     return True
 
 
 def _await(work: Any) -> None:
-    """Wait a moment for the end of what was given up: it works in the caller's memory. What is half way has none."""
-    deadline = time.monotonic() + _MOMENT_S
+    """Wait a moment for the end of an aborted work: it writes the caller's memory. A half received one never ends."""
+    deadline = time.monotonic() + _ABORT_WAIT_S
     while not work.is_completed() and time.monotonic() < deadline:
-        time.sleep(_COME_S / 5)
+        time.sleep(_ARRIVAL_POLL_S / 5)
 
 
 def _keep_for_ever(group: Any) -> None:
-    """See to it that nobody waits for the end of a group: its thread waits for what does not come, until its time."""
+    """Keep a group from being destroyed: its destructor joins a thread that waits for a message until its timeout."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def _in_words(error: RuntimeError) -> LinkError:
+def _link_error(error: RuntimeError) -> LinkError:
     late = "Timed out" in str(error)
     return LinkError(LinkFailure("late" if late else "lost", NOBODY), str(error)[:300])

@@ -18,8 +18,8 @@ import torch
 
 DEAD_AFTER_S = 3.0
 """A peer whose host does not answer for so long counts as lost, seconds: with what passes until something is sent to a
-host that is silent, and what it takes to tell everybody, an error comes within five."""
-_NOTHING, _PROBE = 1 << 20, 3  # the tags of a message that nobody sends, and of one that nobody takes
+host that is silent, and what it takes to notify all ranks, an error comes within five."""
+_NEVER_SENT, _PROBE = 1 << 20, 3  # the tags of a message that nobody sends, and of one that nobody receives
 _AT_ONCE = timedelta(milliseconds=1)
 
 
@@ -30,12 +30,19 @@ class Connections:
         self._sockets: set[tuple[int, int]] = set()
 
     def hold(self, sockets: set[tuple[int, int]]) -> None:
-        """Look after these sockets."""
+        """Watch these sockets."""
         self._sockets = sockets
 
     def some_closed(self) -> bool:
-        """Tell whether any has been closed in this process since this was true: Gloo closes what is broken."""
-        closed = {(fd, inode) for fd, inode in self._sockets if not _is_open(fd, inode)}
+        """Return whether any has been closed in this process since this was true: Gloo closes what is broken."""
+        closed = set()
+        for fd, inode in self._sockets:
+            try:
+                is_open = os.fstat(fd).st_ino == inode  # or the descriptor is another file's now
+            except OSError:
+                is_open = False
+            if not is_open:
+                closed.add((fd, inode))
         self._sockets -= closed
         return bool(closed)
 
@@ -50,8 +57,16 @@ def watched_connections(dead_after_s: float) -> Iterator[Connections]:
     before, opened = _sockets(), Connections()
     yield opened
     opened.hold(_sockets() - before)
+    # Have the kernel give up a peer that no longer answers, whether we send to it (TCP_USER_TIMEOUT) or wait for it.
     for fd, _ in _sockets() - before:
-        _watch(fd, dead_after_s)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+                continue
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(dead_after_s) - 1))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))
 
 
 def close_connections(group: Any) -> None:
@@ -60,16 +75,16 @@ def close_connections(group: Any) -> None:
     for peer in range(group.size()):
         with contextlib.suppress(RuntimeError):
             if peer != group.rank():
-                group.recv([nothing], peer, _NOTHING).wait(_AT_ONCE)
+                group.recv([nothing], peer, _NEVER_SENT).wait(_AT_ONCE)
 
 
 def stands(group: Any, peer: int) -> bool:
-    """Tell whether the connection to a peer of a Gloo group stands, as far as is known; see `breakage`."""
+    """Return whether the connection to a peer of a Gloo group stands, as far as is known; see `breakage`."""
     return not breakage(group, peer)
 
 
 def breakage(group: Any, peer: int) -> str:
-    """Return Gloo's words on how the connection to a peer of a group broke; "": it stands, as far as is known.
+    """Return Gloo's message on how the connection to a peer of a group broke; "": it stands, as far as is known.
 
     It is announced that a message will come, and that is not acknowledged where the peer is silent. The message does
     not: nobody takes it. Gloo keeps a note of each, 113 bytes for both ends, so this is not for often. (Nor may it ever
@@ -80,13 +95,6 @@ def breakage(group: Any, peer: int) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
-
-
-def _is_open(fd: int, inode: int) -> bool:
-    try:
-        return os.fstat(fd).st_ino == inode
-    except OSError:
-        return False
 
 
 def _sockets() -> set[tuple[int, int]]:
@@ -100,24 +108,12 @@ def _sockets() -> set[tuple[int, int]]:
     return found
 
 
-def _watch(fd: int, after_s: float) -> None:
-    """Have a peer given up that no longer answers, whether we send to it (TCP_USER_TIMEOUT) or wait for it."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
-        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
-            return
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(after_s) - 1))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(after_s * 1000))
-
-
 # -------------------------------------------------------------------------------------------------
 # Ends a wait for a message that Gloo forgets.
 #
-# When a connection breaks, Gloo (torch 2.13) tells everybody who waits for a message of it, except for a message of
-# which a part has arrived already, or has left already: who waits for that one does so until the time is over, since
-# closing the connection once more says nothing new. torch can end such a wait (`c10d::Work::abort`) but does not give
+# When a connection breaks, Gloo (torch 2.13) ends every wait for a message of it, except for a message of which a part
+# has arrived already, or has left already: that wait lasts until its timeout, since closing the connection once more
+# changes nothing. torch can end such a wait (`c10d::Work::abort`) but does not give
 # that to Python. So it is called by its name in torch's library, on an object that was seen to be one of the two kinds
 # it is for.
 
@@ -131,13 +127,8 @@ _VALUE = object.__basicsize__  # where pybind11 keeps the C++ object's address i
 Abort = Callable[[int], object]
 
 
-def can_end_waits() -> bool:
-    """Tell whether `end_wait` has any effect with this torch."""
-    return len(_aborts()) == len(_WORKS)
-
-
 def end_wait(work: Any) -> None:
-    """Have whoever waits for a message on another thread, or will, return at once: `wait` is False then.
+    """Have a wait for a message, on another thread or a later one, return at once: `wait` is False then.
 
     What cannot be ended this way is left alone; connections stay as they are.
 
@@ -147,10 +138,10 @@ def end_wait(work: Any) -> None:
     aborts = _aborts()
     if not aborts or not isinstance(work, torch.distributed.Work):
         return
-    at = ctypes.c_void_p.from_address(id(work) + _VALUE).value
-    kind = ctypes.c_void_p.from_address(at).value if at else None
-    if at and kind in aborts:
-        aborts[kind](at)
+    address = ctypes.c_void_p.from_address(id(work) + _VALUE).value
+    kind = ctypes.c_void_p.from_address(address).value if address else None
+    if address and kind in aborts:
+        aborts[kind](address)
 
 
 @functools.cache
@@ -171,7 +162,7 @@ def _aborts() -> dict[int | None, Abort]:
 
 
 # -------------------------------------------------------------------------------------------------
-# The threads of Gloo that read and write for a group: they do not take the processor from whoever sends.
+# The threads of Gloo that read and write for a group: they do not take the processor from a thread that sends.
 #
 # A Gloo thread that wakes on the processor of the very thread that woke it, in the middle of a send, finds the
 # connection locked and asks again and again until its time is over, while the one that holds the lock does not run.

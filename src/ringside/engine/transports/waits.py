@@ -1,4 +1,4 @@
-"""Whom messages are waited for, and for how long already."""
+"""Which peers messages are waited for, and for how long already."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from ringside.engine.transports.base import NOBODY
 
 PROD_S = 0.75
-"""A wait that has lasted for so long is looked into."""
+"""After so long the peer of a wait is probed."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenWait:
-    """Whom messages of one order are waited for.
+    """Which peer messages of one order are waited for.
 
     Args:
         peer: The vertex; `NOBODY`: nobody waits.
         number: Of the wait.
         work: The message that is waited for, or was at last.
         known: The wait that was seen last.
-        since: When, or when something was sent to find out whether the peer is there.
+        since: When that was, or when the peer was probed last.
     """
 
     peer: int = NOBODY
@@ -31,7 +31,7 @@ class OpenWait:
     since: float = 0.0
 
     def lasts(self, seconds: float, now: float) -> bool:
-        """Tell whether the same wait has lasted for so long, since it was first seen or since this was true."""
+        """Return whether the same wait has lasted for so long, since it was first seen or since this was true."""
         same = self.peer != NOBODY and self.number == self.known
         if same and now - self.since <= seconds:
             return False
@@ -40,15 +40,15 @@ class OpenWait:
 
 
 def long_awaited(waits: Iterable[OpenWait], some_closed: Callable[[], bool], now: float) -> Iterator[int]:
-    """Yield the peers to look into: waited for long, or (whoever is waited for) where connections were closed.
+    """Yield the peers to probe: those waited for long, and all that are waited for where connections were closed.
 
     Args:
         waits: Of every order of messages.
-        some_closed: Tells whether connections were closed since it was asked last; asked where somebody waits.
+        some_closed: Returns whether connections were closed since its last call; called only where there is a wait.
         now: Monotonic seconds.
     """
-    asked = [(wait, wait.peer) for wait in waits if wait.peer != NOBODY]
-    closed = bool(asked) and some_closed()
-    for wait, peer in asked:
+    open_waits = [(wait, wait.peer) for wait in waits if wait.peer != NOBODY]  # another thread may end them meanwhile
+    closed = bool(open_waits) and some_closed()
+    for wait, peer in open_waits:
         if wait.lasts(PROD_S, now) or closed:
             yield peer

@@ -26,7 +26,7 @@ SLOW, PLAINLY_NOT_SLOW = 0.5, 0.65  # of the median rate: a link between the two
 
 @dataclass(frozen=True)
 class Mode:
-    """What RINGSIDE_SELECTION asks for.
+    """The mode that RINGSIDE_SELECTION sets.
 
     Args:
         measure: Whether anything is measured at all.
@@ -55,7 +55,9 @@ def cache_path(key: Mapping[str, str], environ: Mapping[str, str]) -> Path:
     return Path(folder) / f"selection-{digest}.json"
 
 
-def load(path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int = logging.INFO) -> TimingTable | None:
+def load_table(
+    path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int = logging.INFO
+) -> TimingTable | None:
     """Return the table in a file, if it is one, is of this kind of job, and the links are as they were.
 
     Args:
@@ -67,8 +69,10 @@ def load(path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int
     try:
         table = TimingTable.decode(path.read_bytes())
         if table.key != dict(key):
-            raise UsageError(f"it is of another job: {_difference(table.key, key)}")
-        if not alike(CostNetwork.from_topology(table.topology), network):
+            name = min(name for name in {*table.key, *key} if table.key.get(name) != key.get(name))
+            was, now = (side.get(name, "not known") for side in (table.key, key))
+            raise UsageError(f"it is of another job: {name} was {was!r} and is {now!r}")
+        if not are_alike(CostNetwork.from_topology(table.topology), network):
             raise UsageError("the links are other ones now")
     except FileNotFoundError:
         return None
@@ -78,7 +82,7 @@ def load(path: Path, key: Mapping[str, str], network: CostNetwork, *, level: int
     return table
 
 
-def store(path: Path, table: TimingTable) -> None:
+def store_table(path: Path, table: TimingTable) -> None:
     """Write a table so that a reader sees the old one or the new one whole; a disk that refuses is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,8 +91,8 @@ def store(path: Path, table: TimingTable) -> None:
         _log.warning("the selection table is not kept: %s", error)
 
 
-def alike(a: CostNetwork, b: CostNetwork) -> bool:
-    """Tell whether the links of two networks are of the same kind: as fast in the middle, and the same ones slow.
+def are_alike(a: CostNetwork, b: CostNetwork) -> bool:
+    """Return whether the links of two networks are of the same kind: as fast in the middle, and the same ones slow.
 
     A probe of a busy machine is off by tens of per cent, for single links by more; what the ranking of choices hangs on
     is which links are slow beside the others, and roughly how rate and latency compare.
@@ -97,14 +101,10 @@ def alike(a: CostNetwork, b: CostNetwork) -> bool:
         return False
     off = ~np.eye(a.size, dtype=np.bool_)
     rates = [1.0 / np.maximum(network.seconds_per_byte[off], 1e-30) for network in (a, b)]
-    usual = [float(np.median(rate)) for rate in rates]
+    medians = [float(np.median(rate)) for rate in rates]
     latencies = [float(np.median(network.latency_s[off])) for network in (a, b)]
-    first, second = (rate / middle for rate, middle in zip(rates, usual, strict=True))
+    # A link that is slow in one and plainly not in the other.
+    first, second = (rate / middle for rate, middle in zip(rates, medians, strict=True))
     others = ((first < SLOW) & (second > PLAINLY_NOT_SLOW)) | ((second < SLOW) & (first > PLAINLY_NOT_SLOW))
-    near = max(usual) <= SAME_RATE * min(usual) and max(latencies) <= SAME_LATENCY * min(latencies)
+    near = max(medians) <= SAME_RATE * min(medians) and max(latencies) <= SAME_LATENCY * min(latencies)
     return bool(near and not others.any())
-
-
-def _difference(kept: Mapping[str, str], now: Mapping[str, str]) -> str:
-    name = min(name for name in {*kept, *now} if kept.get(name) != now.get(name))
-    return f"{name} was {kept.get(name, 'not known')!r} and is {now.get(name, 'not known')!r}"

@@ -44,8 +44,8 @@ class _SizeClass:
     pause: int = _PAUSE
     most_usual: float = _MOST_USUAL
 
-    def take(self, ratio: float) -> None:
-        """Take a ratio once it is known what is usual."""
+    def add(self, ratio: float) -> None:
+        """Record a ratio once it is known what is usual."""
         self.recent.append(ratio)
         self.longer.append(ratio)
         if len(self.recent) == _RECENT and self.seen >= self.resume:
@@ -83,28 +83,28 @@ class Drift:
         self._due = 0
 
     def observe(self, size_bytes: int, ratio: float | None) -> None:
-        """Take the ratio of measured to expected time of an all-reduce; None: it says nothing, but counts."""
-        one = self._classes[bisect_left(self._bounds, size_bytes)]
-        one.seen += 1
+        """Record measured over expected time of an all-reduce; None: not known, but the all-reduce counts."""
+        size_class = self._classes[bisect_left(self._bounds, size_bytes)]
+        size_class.seen += 1
         if ratio is None:
             return
-        if one.usual:
-            one.take(ratio)
-            if len(one.recent) == _RECENT and median(one.recent) < _FASTER * one.usual:
-                one.usual = median(one.recent)  # what was learned in a busy moment
+        if size_class.usual:
+            size_class.add(ratio)
+            if len(size_class.recent) == _RECENT and median(size_class.recent) < _FASTER * size_class.usual:
+                size_class.usual = median(size_class.recent)  # what was learned in a busy moment
             return
-        one.first.append(ratio)
-        if len(one.first) == _LEARNED:
-            one.usual = min(max(median(one.first), 0.5), one.most_usual)
-            one.recent.extend(one.first)
-            one.longer.extend(one.first)
+        size_class.first.append(ratio)
+        if len(size_class.first) == _LEARNED:
+            size_class.usual = min(max(median(size_class.first), 0.5), size_class.most_usual)
+            size_class.recent.extend(size_class.first)
+            size_class.longer.extend(size_class.first)
 
     def tried(self, size_bytes: int) -> None:
-        """Take that what is expected of this class was found in the job's own all-reduces: little else is usual."""
+        """Record that what is expected of this class was found in the job's own all-reduces: little else is usual."""
         self._classes[bisect_left(self._bounds, size_bytes)].most_usual = _MOST_TRIED
 
     def due(self, size_bytes: int) -> bool:
-        """Tell whether to vote after an all-reduce of this size; call once for each. Equal on all ranks."""
+        """Return whether to vote after an all-reduce of this size; call once for each. Equal on all ranks."""
         self._due = bisect_left(self._bounds, size_bytes)
         if size_bytes >= LARGE_BYTES:
             self._large += EVERY_MIDDLE // EVERY_LARGE if size_bytes >= _MIDDLE_BYTES else 1
@@ -127,12 +127,12 @@ class Drift:
     @property
     def level(self) -> float:
         """How much longer than usual all-reduces of the class that is due take, on this rank; 0: not known."""
-        one = self._classes[self._due]
-        if not one.usual or len(one.recent) < _RECENT:
+        size_class = self._classes[self._due]
+        if not size_class.usual or len(size_class.recent) < _RECENT:
             return 0.0
         pressing = math.inf if self._is_small else _PRESSING
-        level = one.level(pressing)
-        return level if one.seen >= one.resume or level > pressing else 0.0
+        level = size_class.level(pressing)
+        return level if size_class.seen >= size_class.resume or level > pressing else 0.0
 
     def revised(self, *, changed: bool, cost: float = 0.0) -> None:
         """Forget the timings: the table is another, or the same as before and the present pace is usual.
@@ -143,13 +143,15 @@ class Drift:
             changed: Whether anything in the table did.
             cost: What timing and deciding took, in all-reduces of the class that is due.
         """
-        one = self._classes[self._due]
-        pause = max(one.pause, math.ceil(cost / _SHARE / (EVERY_NOTED if self._is_small else 1)))
+        size_class = self._classes[self._due]
+        pause = max(size_class.pause, math.ceil(cost / _SHARE / (EVERY_NOTED if self._is_small else 1)))
         if changed:
             self._classes.clear()
             if not self._is_small:
                 return
-        fresh = self._classes[self._due] = _SizeClass(seen=one.seen, resume=one.seen + pause, pause=2 * pause)
+        fresh = self._classes[self._due] = _SizeClass(
+            seen=size_class.seen, resume=size_class.seen + pause, pause=2 * pause
+        )
         if not changed:
-            fresh.levels = one.levels
-            fresh.usual = median(one.recent) if one.recent else 0.0
+            fresh.levels = size_class.levels
+            fresh.usual = median(size_class.recent) if size_class.recent else 0.0

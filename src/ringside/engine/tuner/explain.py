@@ -45,28 +45,25 @@ class Explanation:
         return Explanation(size_bytes, rank.winner, rank.why, rank.rows, rank.size_bytes, history)
 
     def __str__(self) -> str:
-        """Say it: the verdict, then the ranking."""
+        """Return the verdict, then the ranking."""
         lines = textwrap.wrap(f"{_size(self.size_bytes)}: {self.choice}. {self.why}.", _WIDTH)
         if self.rows:
             lines += [
                 "",
                 f"{'':2}{f'at {_size(self.table_bytes)}':<30}{'predicted':>14}{'measured':>14}{'expected':>14}",
             ]
-            lines += [self._line(row) for row in self._shown()]
+            # The best, and native and the winner wherever they are.
+            shown = [row for n, row in enumerate(self.rows) if n < _SHOWN or row.choice in (self.choice, "native")]
+            for row in shown:
+                mark = ">" if row.choice == self.choice else " "
+                measured = "" if row.measured_s is None else _time(row.measured_s)
+                figures = f"{_time(row.predicted_s):>14}{measured:>14}{_time(row.expected_s):>14}"
+                lines.append(f"{mark} {row.choice[:29]:<30}{figures}")
             if len(self.rows) > _SHOWN:
-                lines.append(f"  and {len(self.rows) - len(self._shown())} more")
+                lines.append(f"  and {len(self.rows) - len(shown)} more")
         for entry in self.history:
             lines += textwrap.wrap(entry, _WIDTH, initial_indent="changed: ", subsequent_indent="  ")
         return "\n".join(lines)
-
-    def _shown(self) -> list[TimingRow]:
-        """Return the best, and native and the winner wherever they are."""
-        return [row for at, row in enumerate(self.rows) if at < _SHOWN or row.choice in (self.choice, "native")]
-
-    def _line(self, row: TimingRow) -> str:
-        mark = ">" if row.choice == self.choice else " "
-        measured = "" if row.measured_s is None else _time(row.measured_s)
-        return f"{mark} {row.choice[:29]:<30}{_time(row.predicted_s):>14}{measured:>14}{_time(row.expected_s):>14}"
 
 
 def _time(seconds: float) -> str:
@@ -83,20 +80,20 @@ def _size(size_bytes: int) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# What was decided anew during a run, and why: a value, and its words for the log.
+# What was decided anew during a run, and why: a value, and its line for the log.
 
 
 @dataclass(frozen=True)
 class AlgorithmChange:
-    """What a selector decided when all-reduces took longer than they should.
+    """What the tuner decided when all-reduces took longer than they should.
 
     Args:
         size_bytes: Of the all-reduces that asked for it.
-        before, after: How they were carried out before and are from now on; equal if that stays.
+        before, after: How they were executed before and are from now on; equal if that stays.
         others_changed: Whether other sizes go another way.
-        reason: Why links and choices were timed again, in words.
+        reason: Why links and choices were timed again.
         slow: The links that are slow now, slowest first, by numbers of hosts.
-        found: What became of the links, in words.
+        found: What became of the links.
         seconds: What timing and deciding took.
     """
 
@@ -109,16 +106,15 @@ class AlgorithmChange:
     found: str
     seconds: float
 
-    @property
-    def words(self) -> str:
-        """All of it in one line."""
+    def describe(self) -> str:
+        """Return all of it in one line."""
         stays = f"{self.before} stays" + (", other sizes change" if self.others_changed else "")
         turn = stays if self.before == self.after else f"{self.before} -> {self.after}"
         return f"{self.reason}; {self.found}; {turn}"
 
 
 def difference(before: Probe | None, now: Probe, names: Sequence[str]) -> str:
-    """Say what became of the links, in a few words.
+    """Return what became of the links, in a phrase.
 
     Args:
         before: What was known of them.

@@ -1,4 +1,4 @@
-"""Chooses how all-reduces between hosts are carried out: by measurement, alike on all ranks, and says why.
+"""Chooses the algorithm of all-reduces between hosts: by measurement, alike on all ranks, and with the reason.
 
 At start-up links are timed, every candidate is priced, the best few are timed beside the group's own collective, and
 rank 0 decides; the table it makes reaches all ranks byte for byte. During training every rank compares what
@@ -25,12 +25,12 @@ from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
-from ringside.engine.tuner.cache import Mode, cache_path, load, store
+from ringside.engine.tuner.cache import Mode, cache_path, load_table, store_table
 from ringside.engine.tuner.drift import DRIFT, DRIFT_SMALL, EVERY_NOTED, LARGE_BYTES, Drift
 from ringside.engine.tuner.explain import AlgorithmChange, Explanation, difference
 from ringside.engine.tuner.table import LADDER, Rank, TimingTable
-from ringside.engine.tuner.timing import First, StartupTiming
-from ringside.engine.tuner.trials import OnlineTrials, audition_of, settled
+from ringside.engine.tuner.timing import Rank0Broadcast, StartupTiming
+from ringside.engine.tuner.trials import OnlineTrials, settled_rank, trials_for
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Tuner:
         table: What was decided; None before `start`, and with RINGSIDE_SELECTION=off.
         probe: The links, as last timed; None likewise.
         revisions: What was decided anew during the run and why, oldest first.
-        listeners: Called with every revision on the thread that carries all-reduces, on all ranks.
+        listeners: Called with every revision on the thread that executes all-reduces, on all ranks.
         version: Grows with every change of the choices in use.
         startup_s: What `start` took, seconds.
         calls: How many small all-reduces there were, by class of sizes, once that class is settled.
@@ -91,15 +91,16 @@ class Tuner:
         self._wire = wire
         effort = replace(QUICK, budget_s=PROBE_S)
         self._prober = prober or Prober(across, effort=effort, clock=clock, wire=wire)
-        self._first = First(across)
-        self._measuring = StartupTiming(across.rank_map, self._first, self._prober, clock)
+        self._rank0 = Rank0Broadcast(across)
+        self._startup = StartupTiming(across.rank_map, self._rank0, self._prober, clock)
         self.key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
+        # Of each class of sizes: where it ends, what is chosen, and what where native cannot be.
         self._bounds: list[float] = []
         self._choices: tuple[AlgorithmSpec, ...] = (_OTHERWISE,)
-        self._plain: tuple[AlgorithmSpec, ...] = (_OTHERWISE,)
+        self._choices_without_native: tuple[AlgorithmSpec, ...] = (_OTHERWISE,)
+        self._trials: dict[int, OnlineTrials] = {}  # by class; only while they last
         self._drift = Drift(())
-        self._asked = 0
-        self._auditions: dict[int, OnlineTrials] = {}
+        self._due_bytes = 0  # the size of the last all-reduce, which a vote is about
         self.calls: Counter[int] = Counter()
         self._path: Path | None = None
         self._expected: dict[tuple[int, AlgorithmSpec], float | None] = {}
@@ -107,21 +108,21 @@ class Tuner:
     # -------------------------------------------------------------------------------------------- cheap and local
 
     def choose(self, size_bytes: int, dtype: int = 0, op: int = 0) -> AlgorithmSpec:
-        """Return how an all-reduce of this size is carried out; equal on all ranks.
+        """Return how an all-reduce of this size is executed; equal on all ranks.
 
-        The first ones of a size are carried out by the promising choices in turn.
+        The first ones of a size are executed by the promising choices in turn.
 
         Args:
             size_bytes: Of the tensor.
             dtype: Code of the element type.
             op: Code of the reduction.
         """
-        at = bisect_left(self._bounds, size_bytes)
+        size_class = bisect_left(self._bounds, size_bytes)
         if dtype in _NOT_NATIVE or op in _NOT_NATIVE_OPS:
-            return self._plain[at]
-        if at in self._auditions and dtype == _FLOAT32:
-            return AlgorithmSpec.parse(self._auditions[at].current)
-        return self._choices[at]
+            return self._choices_without_native[size_class]
+        if size_class in self._trials and dtype == _FLOAT32:
+            return AlgorithmSpec.parse(self._trials[size_class].current)
+        return self._choices[size_class]
 
     def explain(self, size_bytes: int) -> Explanation:
         """Return why an all-reduce of this size goes the way it goes; `str` of it is a ranked table."""
@@ -131,26 +132,27 @@ class Tuner:
 
     @property
     def history(self) -> list[str]:
-        """What was decided anew during the run and why, in words."""
-        return [revision.words for revision in self.revisions]
+        """What was decided anew during the run and why, a line each."""
+        return [revision.describe() for revision in self.revisions]
 
     def settled(self, size_bytes: int) -> bool:
-        """Tell whether the choice for this size has been tried out in the job's own all-reduces."""
-        return bisect_left(self._bounds, size_bytes) not in self._auditions
+        """Return whether the choice for this size has been tried out in the job's own all-reduces."""
+        return bisect_left(self._bounds, size_bytes) not in self._trials
 
     def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int = _FLOAT32) -> bool:
-        """Tell whether a large all-reduce is a turn of its choice; then all begin together (`assemble`)."""
-        at = bisect_left(self._bounds, size_bytes)
-        if self.table is None or at not in self._auditions or dtype != _FLOAT32:
+        """Return whether a large all-reduce is a turn of its choice; then all begin together (`assemble`)."""
+        size_class = bisect_left(self._bounds, size_bytes)
+        if self.table is None or size_class not in self._trials or dtype != _FLOAT32:
             return False
-        return self.table.ranks[at].size_bytes >= LARGE_BYTES and str(choice) == self._auditions[at].current
+        large = self.table.ranks[size_class].size_bytes >= LARGE_BYTES
+        return large and str(choice) == self._trials[size_class].current
 
     def size_class(self, size_bytes: int) -> int:
         """Return the class of sizes that are chosen for together: the place in `calls`."""
         return bisect_left(self._bounds, size_bytes)
 
     def observe(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int = _FLOAT32) -> None:
-        """Take what an all-reduce took here; with a wire dtype what was timed says nothing of other than float32."""
+        """Record what an all-reduce took here; with a wire dtype the timings hold for float32 alone."""
         if self.table is None:
             return
         known = self._wire is None or dtype == _FLOAT32
@@ -158,7 +160,7 @@ class Tuner:
         self._drift.observe(size_bytes, seconds / expected_s if expected_s else None)
 
     def _expected_s(self, size_bytes: int, choice: AlgorithmSpec) -> float | None:
-        """Return what the table says, looked up once for the sizes in use: small all-reduces take a millisecond."""
+        """Return the table's expectation, looked up once for the sizes in use: small all-reduces take a millisecond."""
         assert self.table is not None
         key = (size_bytes, choice)
         if key not in self._expected:
@@ -168,64 +170,64 @@ class Tuner:
         return self._expected[key]
 
     def due(self, size_bytes: int) -> bool:
-        """Tell whether the ranks should vote now; call it once after each all-reduce, alike on all ranks."""
+        """Return whether the ranks should vote now; call it once after each all-reduce, alike on all ranks."""
         if self.table is None:
             return False
-        self._asked = size_bytes
+        self._due_bytes = size_bytes
         return self._drift.due(size_bytes)
 
     # -------------------------------------------------------------------------------------------- collectives
 
     def start(self) -> None:
-        """Measure and decide, or take what was decided before under the same conditions. Takes under a second."""
+        """Measure and decide, or use a table that was kept under the same conditions. Takes under a second."""
         if not self._mode.measure:
             return
         began = self._clock()
         self.probe = self._time_links()
+        # Rank 0: a table that was kept, if it holds now; go on from its figures.
         path = self._mode.path or cache_path(self.key, self._environ)
-        kept = self._kept(path)
-        data = self._first.tell(kept.encode() if kept is not None else b"")
+        kept = None
+        if self._rank0.is_here and self._mode.read:
+            level = logging.INFO if self._mode.path is None else logging.WARNING
+            kept = load_table(path, self.key, self.probe.network, level=level)
+            if kept is not None and tuple(rank.size_bytes for rank in kept.ranks) == LADDER:
+                self._startup.resume(kept)
+        data = self._rank0.broadcast(kept.encode() if kept is not None else b"")
+        # Else measure in the time that is left, and keep the result.
         if not data:
-            data = self._measuring.table(self.probe, STARTUP_S - (self._clock() - began), self.key, None, self._asked)
-            if self._first.here:
-                self._store(path, TimingTable.decode(data))
+            left_s = STARTUP_S - (self._clock() - began)
+            data = self._startup.make_table(self.probe, left_s, self.key, None, self._due_bytes)
+            if self._rank0.is_here and self._mode.path is not None and path.exists():
+                _log.warning(
+                    "%s was not used and stays as it is: this run measures; move it away to keep its table", path
+                )
+            elif self._rank0.is_here:
+                store_table(path, TimingTable.decode(data))
         self._path = path if kept is None and self._mode.path is None else None
         self.use(data)
         self._drift = Drift(self._bounds)
         self.startup_s = self._clock() - began
-        if self._first.here:
-            where = "kept" if kept is not None else "measured"
-            _log.info("selection %s in %.2f s: %s", where, self.startup_s, self._words())
+        if self._rank0.is_here and self.table is not None:
+            choices: list[str] = []  # a choice is named once, with the smallest size that it is for
+            for rank in self.table.ranks:
+                if not choices or not choices[-1].endswith(f" {rank.winner}"):
+                    choices.append(f"from {rank.size_bytes} B {rank.winner}")
+            source = "kept" if kept is not None else "measured"
+            _log.info("selection %s in %.2f s: %s", source, self.startup_s, ", ".join(choices))
 
     def _time_links(self) -> Probe:
         """Time the links; how large messages are depends on what they carry (`exchange.message_size`)."""
-        found = self._prober.probe()
-        self._across.exchange.bytes_per_s = found.usual_rate
-        return found
-
-    def _kept(self, path: Path) -> TimingTable | None:
-        """Return the table that was decided before, if it holds now, and go on from its figures; rank 0 only."""
-        if not self._first.here or not self._mode.read:
-            return None
-        assert self.probe is not None
-        level = logging.INFO if self._mode.path is None else logging.WARNING
-        kept = load(path, self.key, self.probe.network, level=level)
-        if kept is not None and tuple(rank.size_bytes for rank in kept.ranks) == LADDER:
-            self._measuring.go_on_from(kept)
-        return kept
-
-    def _store(self, path: Path, table: TimingTable) -> None:
-        if self._mode.path is not None and path.exists():
-            _log.warning("%s was not used and stays as it is: this run measures; move it away to keep its table", path)
-        else:
-            store(path, table)
+        probe = self._prober.probe()
+        self._across.exchange.bytes_per_s = probe.usual_rate
+        return probe
 
     def assemble(self) -> None:
-        """Return when all ranks are here: what one takes that came early, or went on late, is no choice's doing."""
+        """Return when all ranks are here: that a rank came early, or went on late, is not to count for a choice."""
         self._prober.most(np.zeros(1))
 
     def vote(self) -> bool:
-        """Tell whether all ranks find that all-reduces take longer than they should."""
+        """Return whether all ranks find that all-reduces take longer than they should."""
+        # The least of all levels, as the largest of the negative ones.
         least = -float(self._prober.most(np.array([-self._drift.level]))[0])
         return least > self._drift.bar
 
@@ -241,78 +243,71 @@ class Tuner:
         previous = self.probe
         self.probe = self._time_links()
         left_s = REVISION_S - (self._clock() - began)
-        self.use(self._measuring.table(self.probe, left_s, self.key, before, self._asked))
+        self.use(self._startup.make_table(self.probe, left_s, self.key, before, self._due_bytes))
         assert self.table is not None
-        old, new = before.at(self._asked).winner, self.table.at(self._asked).winner
+        old, new = before.at(self._due_bytes).winner, self.table.at(self._due_bytes).winner
         changed = [rank.winner for rank in before.ranks] != [rank.winner for rank in self.table.ranks]
         others = old == new and changed
         found = difference(previous, self.probe, self._across.rank_map.names)
         slow, took_s = tuple(self.probe.slow), self._clock() - began
-        expected_s = self._expected_s(self._asked, AlgorithmSpec.parse(new))
+        expected_s = self._expected_s(self._due_bytes, AlgorithmSpec.parse(new))
         self._drift.revised(changed=changed, cost=took_s / expected_s if expected_s else 0.0)
-        revision = AlgorithmChange(self._asked, old, new, others, reason, slow, found, took_s)
+        revision = AlgorithmChange(self._due_bytes, old, new, others, reason, slow, found, took_s)
         self.revisions.append(revision)
-        if self._first.here:
-            _log.warning("selection revised in %.2f s: %s", took_s, revision.words)
+        if self._rank0.is_here:
+            _log.warning("selection revised in %.2f s: %s", took_s, revision.describe())
         for listener in self.listeners:
             listener(revision)
 
     def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int = _FLOAT32) -> None:
-        """Do all that is to be done after an all-reduce: observe it, and vote and revise where that is due."""
-        if not self._passed_over(size_bytes) and not self._heard(size_bytes, choice, seconds, dtype):
+        """Observe an all-reduce, and vote and revise where that is due; alike on all ranks."""
+        # Most of the small ones are only counted: to note what one takes costs a tenth of what the smallest take.
+        if size_bytes < LARGE_BYTES:
+            size_class = bisect_left(self._bounds, size_bytes)
+            if size_class not in self._trials:
+                self.calls[size_class] += 1
+                if self.calls[size_class] % EVERY_NOTED != 0:
+                    return
+        if not self._note_trial(size_bytes, choice, seconds, dtype):
             self.note(size_bytes, choice, seconds, dtype)
 
     def note(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
-        """Do what `after` does for those of which something is noted; arguments as for it."""
+        """Observe, vote and revise, for an all-reduce that is not only counted; arguments as for `after`."""
         self.observe(size_bytes, choice, seconds, dtype)
         if self.due(size_bytes) and self.vote():
             level = self._drift.level
             self.revise(f"all-reduces of {size_bytes / 1e6:.2g} MB take {level:.1f} times what they took")
 
-    def _passed_over(self, size_bytes: int) -> bool:
-        """Tell whether a small all-reduce is one of those, most of them, of which nothing is noted; alike on all ranks.
-
-        To note what one takes costs about a tenth of what the smallest take.
-        """
-        if size_bytes >= LARGE_BYTES:
+    def _note_trial(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> bool:
+        """Return whether an all-reduce was part of trials; when these are over, use and keep their result."""
+        size_class = bisect_left(self._bounds, size_bytes)
+        trials = self._trials.get(size_class)
+        if self.table is None or trials is None or dtype != _FLOAT32 or str(choice) != trials.current:
             return False
-        at = bisect_left(self._bounds, size_bytes)
-        if at in self._auditions:
-            return False
-        self.calls[at] += 1
-        return self.calls[at] % EVERY_NOTED != 0
-
-    def _heard(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> bool:
-        """Tell whether an all-reduce was part of an audition; when that is over, use what came of it."""
-        at = bisect_left(self._bounds, size_bytes)
-        audition = self._auditions.get(at)
-        if self.table is None or audition is None or dtype != _FLOAT32 or str(choice) != audition.current:
-            return False
-        rank = self.table.ranks[at]
-        usual = [self.table.expected_s(size, str(choice)) for size in (rank.size_bytes, size_bytes)]
-        audition.took(seconds * (usual[0] / usual[1] if usual[0] and usual[1] else 1.0))
-        if not audition.complete:
+        # Scale the time to the size that stands for the class.
+        rank = self.table.ranks[size_class]
+        expected = [self.table.expected_s(size, str(choice)) for size in (rank.size_bytes, size_bytes)]
+        trials.took(seconds * (expected[0] / expected[1] if expected[0] and expected[1] else 1.0))
+        if not trials.complete:
             return True
-        audition.judge(self._prober.most(np.array(audition.times)).tolist())
-        if audition.over:
-            del self._auditions[at]
-            self._settle(at, settled(rank, audition), audition.result())
-            if audition.odds > (DRIFT if size_bytes >= LARGE_BYTES else DRIFT_SMALL):
-                self._asked = size_bytes
-                self.revise(f"the network changed while choices for {size_bytes / 1e6:.2g} MB were tried out")
-        return True
-
-    def _settle(self, at: int, rank: Rank, heard: Mapping[str, float]) -> None:
-        """Use what an audition found, and remember it."""
-        assert self.table is not None
+        trials.judge(self._prober.most(np.array(trials.times)).tolist())
+        if not trials.over:
+            return True
+        # Decided: the class's row of the table is replaced.
+        del self._trials[size_class]
+        rank, medians = settled_rank(rank, trials), trials.result()
         self._drift.tried(rank.size_bytes)
-        ranks = (*self.table.ranks[:at], rank, *self.table.ranks[at + 1 :])
-        self._take_over(TimingTable(self.table.key, self.table.topology, ranks))
-        if self._first.here:
-            self._measuring.timings.update({(name, rank.size_bytes): seconds for name, seconds in heard.items()})
+        ranks = (*self.table.ranks[:size_class], rank, *self.table.ranks[size_class + 1 :])
+        self._set_table(TimingTable(self.table.key, self.table.topology, ranks))
+        if self._rank0.is_here:
+            self._startup.timings.update({(name, rank.size_bytes): took_s for name, took_s in medians.items()})
             _log.info("all-reduces of about %.3g MB: %s", rank.size_bytes / 1e6, rank.why)
             if self._path is not None:
-                store(self._path, self.table)
+                store_table(self._path, self.table)
+        if trials.speed_ratio > (DRIFT if size_bytes >= LARGE_BYTES else DRIFT_SMALL):
+            self._due_bytes = size_bytes
+            self.revise(f"the network changed while choices for {size_bytes / 1e6:.2g} MB were tried out")
+        return True
 
     # -------------------------------------------------------------------------------------------- the table in use
 
@@ -322,27 +317,19 @@ class Tuner:
         Args:
             data: The table, encoded.
         """
-        self._take_over(TimingTable.decode(data))
+        self._set_table(TimingTable.decode(data))
         assert self.table is not None
         pieces_from = self._across.pieces_from_bytes(self._wire)
-        auditions = {at: audition_of(rank, pieces_from) for at, rank in enumerate(self.table.ranks)}
-        self._auditions = {at: audition for at, audition in auditions.items() if audition is not None}
+        trials = {index: trials_for(rank, pieces_from) for index, rank in enumerate(self.table.ranks)}
+        self._trials = {index: own for index, own in trials.items() if own is not None}
 
-    def _take_over(self, table: TimingTable) -> None:
+    def _set_table(self, table: TimingTable) -> None:
         self.table = table
         self.version += 1
         self._expected.clear()
         self._bounds = self.table.bounds()
         self._choices = tuple(AlgorithmSpec.parse(rank.winner) for rank in self.table.ranks)
-        self._plain = tuple(_without_native(rank) for rank in self.table.ranks)
-
-    def _words(self) -> str:
-        assert self.table is not None
-        words: list[str] = []
-        for rank in self.table.ranks:
-            if not words or not words[-1].endswith(f" {rank.winner}"):
-                words.append(f"from {rank.size_bytes} B {rank.winner}")
-        return ", ".join(words)
+        self._choices_without_native = tuple(_without_native(rank) for rank in self.table.ranks)
 
 
 def _without_native(rank: Rank) -> AlgorithmSpec:
@@ -353,7 +340,7 @@ def _without_native(rank: Rank) -> AlgorithmSpec:
 
 
 def _job(across: HierarchicalEngine) -> dict[str, str]:
-    """Return what a table depends on, as far as the group tells."""
+    """Return the part of a table's key that the group determines."""
     roster = across.rank_map
     return {
         "hosts": ",".join(f"{name}:{len(ranks)}" for name, ranks in zip(roster.names, roster.hosts, strict=True)),

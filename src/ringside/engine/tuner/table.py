@@ -23,7 +23,7 @@ MOST_SAFE = 0.97  # of native's expected time, where a size was not timed itself
 WORTH_IT = 0.9  # of the present choice's expected time, for a change during training
 TOLERATED = 1.05  # of native's: beyond, a choice is left even if the gain is small
 
-_CUT = ("chain", "tree", "two_tree")
+_CUT = ("chain", "tree", "two_tree")  # are pipelined
 _SEGMENTS = (4, 16)
 _LEFT_OUT = ("in_network", "hierarchical")  # need a reducer at the switch; is what `hosts/` does
 _FLAT = ("ring", "direct", "recursive_doubling", "one_shot")
@@ -53,7 +53,7 @@ class Rank(msgspec.Struct, frozen=True):
     Args:
         size_bytes: The size.
         winner: What is chosen.
-        why: In a sentence.
+        why: A sentence.
         rows: The choices.
         turns: How often the promising ones took turns in the job's own all-reduces; 0: not yet.
     """
@@ -133,7 +133,7 @@ class TimingTable(msgspec.Struct, frozen=True):
         known = [(size, time) for size, time in zip(sizes, times, strict=True) if time is not None]
         if not known:
             return None
-        if size_bytes >= known[-1][0]:
+        if size_bytes >= known[-1][0]:  # beyond the largest size: in proportion
             return known[-1][1] * size_bytes / known[-1][0]
         above = next(index for index, (size, _) in enumerate(known) if size > size_bytes)
         if above == 0:
@@ -144,7 +144,7 @@ class TimingTable(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Timings:
-    """All-reduces that were carried out for real.
+    """All-reduces that were executed for real.
 
     Args:
         seconds: By (choice, size in bytes), the median.
@@ -221,44 +221,55 @@ def make_table(
     return TimingTable(
         key,
         topology,
-        tuple(_rank(at, size, prices, timings, before, anew) for at, size in enumerate(sizes)),
+        tuple(_rank_size(index, size, prices, timings, before, anew) for index, size in enumerate(sizes)),
     )
 
 
-def _rank(
-    at: int,
+def _rank_size(
+    index: int,
     size: int,
     prices: Mapping[str, Sequence[Price]],
     timings: Timings,
     before: TimingTable | None,
     fresh: Sequence[int] | None,
 ) -> Rank:
+    # Expected is the price times measured / predicted: the choice's own, or the median of those timed nearby.
     nearest = min(timings.sizes, key=lambda timed: abs(math.log(timed / size)), default=None)
-    usual = _usual_ratio(nearest, prices, timings)
+    ratios = sorted(
+        seconds / predicted_at(timed, prices[choice])
+        for (choice, timed), seconds in timings.seconds.items()
+        if timed == nearest and choice in prices
+    )
+    median_ratio = ratios[len(ratios) // 2] if ratios else 1.0
     expected = {
-        choice: of_size[at].seconds * (_ratio(choice, size, of_size, timings) or usual)
+        choice: of_size[index].seconds * (_ratio(choice, size, of_size, timings) or median_ratio)
         for choice, of_size in prices.items()
     }
     eligible = {choice for choice in prices if _eligible(choice, size, nearest, expected, timings)}
     rows = sorted(
         (
             TimingRow(
-                choice, prices[choice][at].seconds, timings.seconds.get((choice, size)), seconds, choice in eligible
+                choice, prices[choice][index].seconds, timings.seconds.get((choice, size)), seconds, choice in eligible
             )
             for choice, seconds in expected.items()
         ),
         key=lambda row: (row.expected_s, row.choice),
     )
     winner = next((row.choice for row in rows if row.eligible), NATIVE)
+    # A table in use is changed only where that is worth it.
     if before is not None:
         old = before.at(size).winner
-        winner = _kept(old, winner, expected)
-        known = fresh is None or any(_near(size, timed) for timed in fresh)
+        if old in expected and expected[winner] >= WORTH_IT * expected[old]:
+            winner = winner if expected[old] > TOLERATED * expected[NATIVE] else old
+        # What was timed at a size holds for those near it; beyond a block all sizes rank alike.
+        known = fresh is None or any(
+            max(size, timed) <= 4 * min(size, timed) or min(size, timed) >= BLOCK_BYTES for timed in fresh
+        )
         if winner != old and old in prices and not known:
-            cheaper = prices[winner][at].seconds < WORTH_IT * prices[old][at].seconds
+            cheaper = prices[winner][index].seconds < WORTH_IT * prices[old][index].seconds
             winner = winner if cheaper else old
     turns = before.at(size).turns if before is not None and winner == before.at(size).winner else 0
-    why = _why(winner, prices[winner][at] if winner in prices else None, rows)
+    why = _why(winner, prices[winner][index] if winner in prices else None, rows)
     return Rank(size, winner, why, tuple(rows), turns)
 
 
@@ -267,23 +278,11 @@ def _eligible(choice: str, size: int, nearest: int | None, expected: Mapping[str
         return True
     if nearest is None or (choice, nearest) not in timings.seconds:
         return False
-    safe = 1.0 if size == nearest else MOST_SAFE
+    safe = 1.0 if size == nearest else MOST_SAFE  # a promise about a size that was not timed needs a margin
     return (
         timings.seconds[choice, nearest] <= timings.seconds[NATIVE, nearest]
         and expected[choice] <= safe * expected[NATIVE]
     )
-
-
-def _near(size: int, timed: int) -> bool:
-    """Tell whether what was timed at a size says something of another: beyond a block all sizes rank alike."""
-    return max(size, timed) <= 4 * min(size, timed) or min(size, timed) >= BLOCK_BYTES
-
-
-def _kept(old: str, new: str, expected: Mapping[str, float]) -> str:
-    """Return the old choice unless leaving it is worth it."""
-    if old not in expected or expected[new] < WORTH_IT * expected[old]:
-        return new
-    return new if expected[old] > TOLERATED * expected[NATIVE] else old
 
 
 def _ratio(choice: str, size: int, of_size: Sequence[Price], timings: Timings) -> float | None:
@@ -300,20 +299,10 @@ def _ratio(choice: str, size: int, of_size: Sequence[Price], timings: Timings) -
     return ratios[-1][1]
 
 
-def _usual_ratio(nearest: int | None, prices: Mapping[str, Sequence[Price]], timings: Timings) -> float:
-    """Return the median of measured / predicted at a size, for choices that were never timed."""
-    ratios = sorted(
-        seconds / predicted_at(size, prices[choice])
-        for (choice, size), seconds in timings.seconds.items()
-        if size == nearest and choice in prices
-    )
-    return ratios[len(ratios) // 2] if ratios else 1.0
-
-
 def predicted_at(size: int, of_size: Sequence[Price], sizes: Sequence[int] = LADDER) -> float:
     """Return the prediction at a size of the ladder, or at the nearest, seconds; never 0."""
-    at = min(range(len(of_size)), key=lambda index: abs(math.log(sizes[index] / size)))
-    return max(of_size[at].seconds, 1e-9)
+    nearest = min(range(len(of_size)), key=lambda index: abs(math.log(sizes[index] / size)))
+    return max(of_size[nearest].seconds, 1e-9)
 
 
 def _why(winner: str, price: Price | None, rows: Sequence[TimingRow]) -> str:

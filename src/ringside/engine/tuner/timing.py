@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from ringside.engine.tuner.table import LADDER, Timings, TimingTable, candidates
 from ringside.schedule import binomial_broadcast
 
 # -------------------------------------------------------------------------------------------------
-# Which choices are timed at a size, turn by turn, and which of them are given up. Pure.
+# Which choices are timed at a size, turn by turn, and which of them are dropped. Pure.
 
 MOST_TIMED = 4 << 20
 """Larger tensors go in blocks of this size: their ranking is that of one block."""
@@ -52,14 +52,14 @@ class Race:
         self.turns: list[np.ndarray[Any, np.dtype[np.float64]]] = []
 
     def took(self, seconds: np.ndarray[Any, np.dtype[np.float64]]) -> None:
-        """Take a turn's times of the slowest rank, -1 where a choice was not timed, and leave out the hopeless."""
+        """Record a turn's times of the slowest rank, -1 where a choice was not timed, and drop the hopeless."""
         self.turns.append(seconds)
-        best = min(float(seconds[at]) for at in self.going)
-        self.going = [at for at in self.going if self.names[at] in self.keep or seconds[at] <= HOPELESS * best]
+        best = min(float(seconds[index]) for index in self.going)
+        self.going = [n for n in self.going if self.names[n] in self.keep or seconds[n] <= HOPELESS * best]
 
     def cost_s(self) -> float:
         """Return what the next turn takes, if it takes what the last one did."""
-        return sum(max(float(self.turns[-1][at]), 0.0) for at in self.going)
+        return sum(max(float(self.turns[-1][index]), 0.0) for index in self.going)
 
     def medians(self) -> dict[tuple[str, int], float]:
         """Return the median of each choice's turns."""
@@ -96,36 +96,37 @@ def best_at(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Rank 0's word: what the first rank decides, given to all byte for byte.
+# Decisions of rank 0, given to all ranks byte for byte.
 
 
-class First:
-    """This rank's part in what rank 0 tells everybody.
+class Rank0Broadcast:
+    """This rank's end of broadcasts of bytes from rank 0.
 
     Args:
         across: The group.
 
     Attributes:
-        here: Whether this is rank 0.
+        is_here: Whether this is rank 0.
     """
 
     def __init__(self, across: HierarchicalEngine) -> None:
         self._across = across
-        self.here = across.rank_map.rank == 0
+        self.is_here = across.rank_map.rank == 0
 
-    def tell(self, data: bytes) -> bytes:
-        """Return what rank 0 gives; what others give counts for nothing. A collective."""
+    def broadcast(self, data: bytes) -> bytes:
+        """Return the bytes that rank 0 gives; those of other ranks are ignored. A collective."""
+        # First their number, then the bytes: the other ranks must know how many to receive.
         size = np.array([len(data)], dtype=np.int64)
-        self._broadcast(size.view(np.uint8))
+        self._run(size.view(np.uint8))
         content = np.zeros(int(size[0]), dtype=np.uint8)
         if not len(content):
             return b""
-        if self.here:
+        if self.is_here:
             content[:] = np.frombuffer(data, dtype=np.uint8)
-        self._broadcast(content)
+        self._run(content)
         return content.tobytes()
 
-    def _broadcast(self, data: Any) -> None:
+    def _run(self, data: Any) -> None:
         call = CollectiveSignature(PROBE, DTYPES.index("uint8"), 0, len(data))
         self._across.run(binomial_broadcast(self._across.rank_map.size), [data], 1, call)
 
@@ -141,8 +142,8 @@ class StartupTiming:
     """One rank's part in timing choices.
 
     Args:
-        roster: Who is where.
-        first: Rank 0's word.
+        roster: The ranks of each host.
+        rank0: Broadcasts the decisions.
         prober: Times links and choices.
         clock: Seconds.
 
@@ -152,18 +153,18 @@ class StartupTiming:
         pace: What choices take over what they should, as far as they have been timed; None: none has been.
     """
 
-    def __init__(self, roster: RankMap, first: First, prober: Prober, clock: Callable[[], float]) -> None:
-        self._roster, self._first, self._prober, self._clock = roster, first, prober, clock
+    def __init__(self, roster: RankMap, rank0: Rank0Broadcast, prober: Prober, clock: Callable[[], float]) -> None:
+        self._rank_map, self._rank0, self._prober, self._clock = roster, rank0, prober, clock
         self.timings: dict[tuple[str, int], float] = {}
         self.prices: dict[str, list[Price]] = {}
         self.pace: float | None = None
 
-    def go_on_from(self, table: TimingTable) -> None:
-        """Take the figures of a table that was kept."""
+    def resume(self, table: TimingTable) -> None:
+        """Go on from the figures of a table that was kept."""
         self.timings, self.prices = table.timings(), table.prices()
 
-    def table(
-        self, probe: Probe, budget_s: float, key: dict[str, str], before: TimingTable | None, asked: int
+    def make_table(
+        self, probe: Probe, budget_s: float, key: dict[str, str], before: TimingTable | None, size_bytes: int
     ) -> bytes:
         """Price, time and decide; return the table as all ranks have it. A collective.
 
@@ -172,28 +173,42 @@ class StartupTiming:
             budget_s: For how long to time, seconds; rank 0's clock counts.
             key: What the choice depends on.
             before: The table in use; None: there is none, and every size is timed.
-            asked: The size that led to this, bytes: the one that is timed again.
+            size_bytes: The size that led to this: the one that is timed again.
         """
         deadline = self._clock() + budget_s
         cluster = self._prober.cluster(probe.network)
-        plan = self._plan(probe, cluster, before, asked) if self._first.here else TimingPlan([])
-        plan = msgspec.json.decode(self._first.tell(msgspec.json.encode(plan)), type=TimingPlan)
+        # Rank 0 prices the candidates and plans which are timed.
+        plan = self._plan(probe, cluster, before, size_bytes) if self._rank0.is_here else TimingPlan([])
+        plan = msgspec.json.decode(self._rank0.broadcast(msgspec.json.encode(plan)), type=TimingPlan)
+        # All time them, in turns, as far as rank 0's clock allows.
         used = {rank.winner for rank in before.ranks} if before is not None else set()
-        timings = self._time(plan, used, deadline)
-        if not self._first.here:
-            return self._first.tell(b"")
+        races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
+        warm: set[str] = set()
+        self.pace = None
+        for turn in range(_REPEATS):
+            for race in races:
+                count = self.affordable(race, turn, deadline).to_bytes(2, "little")
+                count_of_rank0 = int.from_bytes(self._rank0.broadcast(count), "little")
+                if count_of_rank0:
+                    self._take_turn(race, count_of_rank0, turn, warm)
+        # Rank 0 decides by the medians of the slowest rank.
+        if not self._rank0.is_here:
+            return self._rank0.broadcast(b"")
+        timings = {key: seconds for race in races for key, seconds in race.medians().items()}
         self.timings.update(timings)
-        topology = self._topology(cluster)
+        per_host = [len(ranks) for ranks in self._rank_map.hosts]
+        topology = cluster.between.to_topology(self._rank_map.names, per_host, "measured by ringside at start-up")
         fresh = {size for _, size in timings}
         table = make_table(self.prices, Timings(self.timings), key, topology, before=before, fresh=fresh)
-        return self._first.tell(table.encode())
+        return self._rank0.broadcast(table.encode())
 
-    def _plan(self, probe: Probe, cluster: Cluster, before: TimingTable | None, asked: int) -> TimingPlan:
-        """Price the candidates and say which are to be timed, rank 0 only."""
+    def _plan(self, probe: Probe, cluster: Cluster, before: TimingTable | None, size_bytes: int) -> TimingPlan:
+        """Price the candidates and return which are to be timed; rank 0 only."""
         prices = priced(candidates(cluster, probe.better_order), cluster)
         if before is None:
             self.prices = prices
             return TimingPlan([(size, best_at(prices, size)) for size in _TIMED])
+        # What was timed before is scaled by what its price has changed by.
         used = {rank.winner for rank in before.ranks} - prices.keys()
         prices |= priced((AlgorithmSpec.parse(text) for text in used), cluster)
         self.timings = {
@@ -202,59 +217,43 @@ class StartupTiming:
             if choice in prices and choice in self.prices
         }
         self.prices = prices
-        size = min(LADDER[bisect_left(before.bounds(), asked)], MOST_TIMED)
-        names = [before.at(asked).winner, *best_at(prices, size)]
+        size = min(LADDER[bisect_left(before.bounds(), size_bytes)], MOST_TIMED)
+        names = [before.at(size_bytes).winner, *best_at(prices, size)]
         return TimingPlan([(size, list(dict.fromkeys(names)))])
 
-    def _time(self, plan: TimingPlan, used: Set[str], deadline: float) -> dict[tuple[str, int], float]:
-        """Time what the plan says, in turns, as far as rank 0's clock allows; the medians of the slowest rank."""
-        races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
-        warm: set[str] = set()
-        self.pace = None
-        for turn in range(_REPEATS):
-            for race in races:
-                count = int.from_bytes(
-                    self._first.tell(self.affordable(race, turn, deadline).to_bytes(2, "little")), "little"
-                )
-                if count:
-                    self._take_turn(race, count, turn, warm)
-        return {key: seconds for race in races for key, seconds in race.medians().items()}
-
     def affordable(self, race: Race, turn: int, deadline: float) -> int:
-        """Return how many choices, the first ones, the budget has room for in one more turn; rank 0's word counts."""
-        if not self._first.here or (turn > 0 and not race.turns):
+        """Return how many choices, the first ones, the budget has room for in one more turn; rank 0 decides."""
+        if not self._rank0.is_here or (turn > 0 and not race.turns):
             return 0
         left_s = deadline - self._clock()
         if turn > 0:
             return len(race.names) if race.cost_s() < left_s else 0
         few = min(_FEW, len(race.names))
-        cost_s, few_s = (self._cost_s(race.size, race.names[:count]) for count in (len(race.names), few))
+        costs_s = [(self.pace or 1.0) * predicted_at(race.size, self.prices[name]) for name in race.names]
+        cost_s, few_s = sum(costs_s), sum(costs_s[:few])
         if cost_s < left_s:
             return len(race.names)
         must = self.pace is None or (race.size in _MUST and few_s < _MUST_S * self.pace)
         return few if must or few_s < left_s else 0
 
-    def _cost_s(self, size: int, names: Sequence[str]) -> float:
-        return (self.pace or 1.0) * sum(predicted_at(size, self.prices[name]) for name in names)
-
     def _take_turn(self, race: Race, count: int, turn: int, warm: set[str]) -> None:
-        race.going = [at for at in race.going if at < count]
-        for at in race.going:
+        """Time the first `count` choices of a race once each. A collective."""
+        # What is not to be timed: the plans of schedules, and connections.
+        race.going = [index for index in race.going if index < count]
+        for index in race.going:
             if turn == 0:
-                self._prober.rehearse(AlgorithmSpec.parse(race.names[at]), race.data.size)
-            if race.names[at] not in warm:
-                warm.add(race.names[at])
-                self._prober.warm_up(AlgorithmSpec.parse(race.names[at]))
+                self._prober.rehearse(AlgorithmSpec.parse(race.names[index]), race.data.size)
+            if race.names[index] not in warm:
+                warm.add(race.names[index])
+                self._prober.warm_up(AlgorithmSpec.parse(race.names[index]))
         if turn == 0:
-            self._prober.most(np.zeros(1))  # whoever comes later than others would be charged to the first
+            self._prober.most(np.zeros(1))  # a rank that comes later than others would be charged to the first
+        # Each turn begins with another choice.
         took = np.full(len(race.names), -1.0)
-        for at in np.roll(race.going, -turn).tolist():
-            took[at] = self._prober.time_once(AlgorithmSpec.parse(race.names[at]), race.data)
+        for index in np.roll(race.going, -turn).tolist():
+            took[index] = self._prober.time_once(AlgorithmSpec.parse(race.names[index]), race.data)
         race.took(self._prober.most(took))
-        if self._first.here and turn == 0:
-            predicted_s = sum(predicted_at(race.size, self.prices[race.names[at]]) for at in np.flatnonzero(took >= 0))
+        if self._rank0.is_here and turn == 0:
+            timed = np.flatnonzero(took >= 0)
+            predicted_s = sum(predicted_at(race.size, self.prices[race.names[index]]) for index in timed)
             self.pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
-
-    def _topology(self, cluster: Cluster) -> dict[str, Any]:
-        ranks = [len(ranks) for ranks in self._roster.hosts]
-        return cluster.between.to_topology(self._roster.names, ranks, "measured by ringside at start-up")

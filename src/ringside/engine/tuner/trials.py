@@ -36,7 +36,7 @@ LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
 
-def invited(rank: Rank) -> list[str]:
+def trial_candidates(rank: Rank) -> list[str]:
     """Return the choices that take part at a size, the present one first; fewer than two: nobody needs to.
 
     These are the fastest expected, the group's own, and that within hosts where it was not timed at this size: what
@@ -129,28 +129,26 @@ class OnlineTrials:
             if self._number == 1:
                 self._heard[at].clear()  # what was only warming up
             self._heard[at].append(slowest[at])
-        so_far = {at: usual(self._heard[at]) for at in self._going}
+        so_far = {at: lower_tertile(self._heard[at]) for at in self._going}
         hopeless = self._hopeless[min(self._number, len(self._hopeless) - 1)]
         own = math.inf if self._stays else max(hopeless, _STAYS)
         most = {at: own if self.names[at] == NATIVE else hopeless for at in self._going}
         self._going = [at for at in self._going if so_far[at] <= most[at] * min(so_far.values())]
         self._took = {}
         self._number += 1
-        if self._number >= self._turns and self._more:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Leave those in the race that are not plainly behind, if they are close to the best or the group's own."""
+        if self._number < self._turns or not self._more:
+            return
+        # The first turns are over: those go on that are not plainly behind, if they are close to the best, or native.
         shares = self._shares()
         best = min(self._going, key=lambda at: shares[at])
         tied = self._tied(best, shares)
         left = [at for at in self._going if at in tied or not self._plainly(best, at)]
         near = [at for at in left if shares[at] <= CLOSE * shares[best] and self.names[at] != NATIVE]
-        own = [at for at in left if self.names[at] == NATIVE]
-        self._going = sorted(own + sorted(near, key=lambda at: (at not in tied, shares[at]))[:MOST_CLOSE])
+        native = [at for at in left if self.names[at] == NATIVE]
+        self._going = sorted(native + sorted(near, key=lambda at: (at not in tied, shares[at]))[:MOST_CLOSE])
 
     def _plainly(self, better: int, worse: int) -> bool:
-        """Tell whether one was faster in so many turns more than the other that it is not by chance."""
+        """Return whether one was faster in so many turns more than the other that it is not by chance."""
         pairs = list(zip(self._heard[better], self._heard[worse], strict=True))
         lead = sum((a < b) - (a > b) for a, b in pairs)
         return lead >= _PLAIN * math.sqrt(len(pairs))
@@ -179,22 +177,22 @@ class OnlineTrials:
         return self._number
 
     def result(self) -> dict[str, float]:
-        """Return the usual time of each choice, seconds, those that left among them.
+        """Return the time of each choice, seconds, those that left among them.
 
         Times of those that have not left stand to each other as they did in the same turns.
         """
-        found = {name: usual(times) for name, times in zip(self.names, self._heard, strict=True)}
+        found = {name: lower_tertile(times) for name, times in zip(self.names, self._heard, strict=True)}
         shares = self._shares()
-        level = median(usual(self._heard[at]) / shares[at] for at in self._going)
+        level = median(lower_tertile(self._heard[at]) / shares[at] for at in self._going)
         return found | {self.names[at]: level * shares[at] for at in self._going}
 
     @property
-    def odds(self) -> float:
+    def speed_ratio(self) -> float:
         """How many times faster one that left, as others were faster, was then than those that did not leave are now.
 
         More than 1 is odd: what all of them take has changed meanwhile. 0: nobody left.
         """
-        found = [usual(times) for times in self._heard]
+        found = [lower_tertile(times) for times in self._heard]
         left = [took for at, took in enumerate(found) if at not in self._going]
         return min(found[at] for at in self._going) / min(left) if left else 0.0
 
@@ -219,19 +217,19 @@ def _has_pieces(name: str) -> bool:
     return choice.over != "ranks" and choice.algorithm != NATIVE
 
 
-def usual(times: Sequence[float]) -> float:
+def lower_tertile(times: Sequence[float]) -> float:
     """Return the lower tertile: what else a machine does makes a fast choice look slow, nothing a slow one fast."""
     return sorted(times)[(len(times) - 1) // 3]
 
 
-def audition_of(rank: Rank, pieces_from_bytes: float = math.inf) -> OnlineTrials | None:
-    """Return the audition that a size needs; None: it had one, or nobody else is promising.
+def trials_for(rank: Rank, pieces_from_bytes: float = math.inf) -> OnlineTrials | None:
+    """Return the trials that a size needs; None: it had them, or no other choice is promising.
 
     Args:
         rank: What is known of the size.
         pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
     """
-    names = invited(rank) if not rank.turns else []
+    names = trial_candidates(rank) if not rank.turns else []
     if len(names) < 2:
         return None
     if rank.size_bytes >= LARGE_BYTES:
@@ -239,9 +237,9 @@ def audition_of(rank: Rank, pieces_from_bytes: float = math.inf) -> OnlineTrials
     return OnlineTrials(names, TURNS_SMALL, MORE_SMALL, HOPELESS_SMALL, CALLS_SMALL, stays=True)
 
 
-def settled(rank: Rank, audition: OnlineTrials) -> Rank:
-    """Return what was decided at a size by an audition that is over."""
-    heard, winner = audition.result(), audition.winner()
+def settled_rank(rank: Rank, trials: OnlineTrials) -> Rank:
+    """Return what was decided at a size by trials that is over."""
+    heard, winner = trials.result(), trials.winner()
     native = heard.get(NATIVE, next((row.expected_s for row in rank.rows if row.choice == NATIVE), math.inf))
     rows = []
     for row in rank.rows:
@@ -253,9 +251,9 @@ def settled(rank: Rank, audition: OnlineTrials) -> Rank:
     others = sorted((took, name) for name, took in heard.items() if name != winner)
     beside = ", ".join(f"{name} {1e3 * took:.3g} ms" for took, name in others)
     why = f"{winner}: {1e3 * heard[winner]:.3g} ms where it was used in turn with {beside}"
-    if audition.is_tie():
+    if trials.is_tie():
         why += "; in a tie what travels in pieces wins, since the next tensor is begun before it is there"
-    return Rank(rank.size_bytes, winner, why, tuple(rows), audition.turns)
+    return Rank(rank.size_bytes, winner, why, tuple(rows), trials.turns)
 
 
-__all__ = ["OnlineTrials", "audition_of", "invited", "settled"]
+__all__ = ["OnlineTrials", "settled_rank", "trial_candidates", "trials_for"]

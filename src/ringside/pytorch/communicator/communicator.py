@@ -121,7 +121,7 @@ class Communicator(Collectives):
         try:
             self._open()
         except BaseException:
-            self._leave(0.0)
+            self._close(0.0)
             raise
 
     def _open(self) -> None:
@@ -262,7 +262,7 @@ class Communicator(Collectives):
         Returns:
             The group's communicator (of one rank, if nobody else gave this color), or None without a color.
         """
-        rows = self.all_gather(np.array([groups.request(color, key, self.rank)], dtype=np.int64))
+        rows = self.all_gather(np.array([groups.encode_request(color, key, self.rank)], dtype=np.int64))
         number = next(self._splits)
         if color is None:
             return None
@@ -333,23 +333,23 @@ class Communicator(Collectives):
         hosts = f" on {len(self.roster.hosts)} hosts" if len(self.roster.hosts) > 1 else ""
         return f"<ringside.Communicator rank {self.rank} of {self.size}{hosts}{', closed' if self._closed else ''}>"
 
-    def _let_go(self, finish_s: float) -> None:
+    def _release(self, finish_s: float) -> None:
         if self._between is not None:
             self._between.across.close(patience_s=max(finish_s, ABANDON_S))
         if self.local is not None:
-            (self.local.close if finish_s else self.local.abandon)()
+            (self.local.close if finish_s else self.local.abort)()
 
     # -------------------------------------------------------------------------------------------- inside
 
     def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
         def job() -> Any:
-            self.carry(call, 0, False)
+            self.execute(call, 0, False)
             call.flat.write_back()
             return result()
 
         return self._in_turn(job, async_op)
 
-    def carry(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
+    def execute(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Carry out a collective on the thread that calls; see `Collectives`."""
         run_collective(self._several.across, call, canonical=self._options.reproducible)
 

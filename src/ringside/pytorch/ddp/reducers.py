@@ -314,7 +314,7 @@ class RingsideReducer:
         errors = self._errors
         if self._interruptible is None or self._native.has_buckets or not (errors.will_wait and errors.is_empty):
             return False
-        self._interruptible.begin()
+        self._interruptible.start()
         return True
 
     def share_buckets(self, model: DistributedDataParallel, backwards: Callable[[], int]) -> None:
@@ -325,7 +325,7 @@ class RingsideReducer:
     def _stop_listening(self) -> None:
         """Stop listening for Ctrl-C: DDP waits no longer, or has given up."""
         if self._interruptible is not None:
-            self._interruptible.end()
+            self._interruptible.stop()
 
     def wait(self) -> None:
         """Wait for the engine, and for the group where it reduced something."""
@@ -393,9 +393,9 @@ class RingsideReducer:
         """Close the communicator, after what is queued, or (at once) while it is under way."""
         self._stop_listening()
         if at_once:
-            self._queue.leave(self.communicator.abandon, 0.0)
+            self._queue.close(self.communicator.abort, 0.0)
         else:
-            self._queue.leave(self.communicator.close, FINISH_S)
+            self._queue.close(self.communicator.close, FINISH_S)
 
 
 def _close_queue(
@@ -403,5 +403,5 @@ def _close_queue(
 ) -> None:
     """Close the communicator of a reducer that is garbage: a finalizer, so it must not hold the reducer."""
     if listening is not None:
-        listening.end()
-    queue.leave(communicator.close, FINISH_S)
+        listening.stop()
+    queue.close(communicator.close, FINISH_S)

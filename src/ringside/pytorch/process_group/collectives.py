@@ -202,7 +202,7 @@ def reduce_scatter_shared(comm: Any, output: Tensor, tensor: Tensor, storage: St
     call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=out, op=checked_op(flat, op), keeps=to)
 
     def job() -> None:
-        comm.carry(call, 0, True, storage)
+        comm.execute(call, 0, True, storage)
         to.write_back()
 
     return [output], job

@@ -48,7 +48,7 @@ class SharedBuckets:
             # Storages that are gone need no mapping any more.
             for inode in [inode for inode, weak in self._alive.items() if weak.expired()]:
                 del self._alive[inode]
-                self._communicator.memory.retire(inode)
+                self._communicator.memory.unregister(inode)
             weak: Any = StorageWeakRef
             self._alive[storage.inode] = weak(tensor.untyped_storage())
         flat, stamp_ns = flatten(tensor.detach()), time.monotonic_ns()

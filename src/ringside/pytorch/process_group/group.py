@@ -216,7 +216,7 @@ class RingsideGroup(dist.ProcessGroup):
 
     def abort(self) -> None:
         """Close at once: what is under way fails here and at the peers."""
-        self.engine.abandon()
+        self.engine.abort()
         self.native.abort()
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -84,8 +84,8 @@ class Engine(Closeable):
             return None
         return self._turns.post(self.inside.post, flat, op, scale)
 
-    def _let_go(self, finish_s: float) -> None:
-        self._turns.leave(self.communicator.close if finish_s else self.communicator.abandon, finish_s)
+    def _release(self, finish_s: float) -> None:
+        self._turns.close(self.communicator.close if finish_s else self.communicator.abort, finish_s)
 
 
 _at_exit = AtExit()

@@ -58,6 +58,9 @@ def hierarchical(
         if schedule.collective != wanted:
             raise UsageError(f"{part} must make a {wanted}, and {schedule.name} is a {schedule.collective}")
     slices = min(lcm(*(s.chunks for s in inners)), max(MOST_SLICES, *(s.chunks for s in inners)))
+    # Hosts of unequal sizes have no stretches inside: every round is its own.
+    inside = inners[0].stretches if len(set(inners)) == 1 else ()
+    inside = inside or (1,) * max(s.rounds for s in inners)
     return Schedule(
         "hierarchical",
         ranks=sum(sizes),
@@ -66,15 +69,8 @@ def hierarchical(
         generate=_hierarchical_round,
         parameters=(inners, between, slices),
         switches=between.switches,
-        stretches=_stretches(inners, between),
+        stretches=(*inside, *(between.stretches or (1,) * between.rounds), *inside[::-1]),
     )
-
-
-def _stretches(inners: Sequence[Schedule], between: Schedule) -> tuple[int, ...]:
-    """Return the stretches of the parts; hosts of unequal sizes have none inside."""
-    inside = inners[0].stretches if len(set(inners)) == 1 else ()
-    inside = inside or (1,) * max(s.rounds for s in inners)
-    return (*inside, *(between.stretches or (1,) * between.rounds), *inside[::-1])
 
 
 def host_sizes(n: int) -> list[int]:
@@ -117,8 +113,11 @@ def _hierarchical_round(inners: tuple[Schedule, ...], outer: Schedule, slices: i
     inside = max(s.rounds for s in inners)
     if k < inside:
         return _inside(inners, outer.chunks, slices, k)
-    if k < inside + outer.rounds:
-        return _between(inners, outer, slices, k - inside)
+    if k < inside + outer.rounds:  # the outer round of every slice, slice by slice
+        step, carrier = outer.round(k - inside), _carriers(inners, outer, slices)
+        chunk = np.arange(slices, dtype=np.int64)[:, None] * outer.chunks + step.chunk
+        src, dst = carrier[step.src].T.ravel(), carrier[step.dst].T.ravel()
+        return Round(src, dst, chunk.ravel(), np.tile(step.reduce, slices))
     return _inside(tuple(reverse(s) for s in inners), outer.chunks, slices, k - inside - outer.rounds)
 
 
@@ -131,13 +130,6 @@ def _inside(inners: tuple[Schedule, ...], pieces: int, slices: int, k: int) -> R
             parts.append(Round(step.src + first, step.dst + first, step.chunk, step.reduce))
         first += s.ranks
     return joined(parts)
-
-
-def _between(inners: tuple[Schedule, ...], outer: Schedule, slices: int, k: int) -> Round:
-    """The outer round of every slice, slice by slice."""
-    step, carrier = outer.round(k), _carriers(inners, outer, slices)
-    piece = np.arange(slices, dtype=np.int64)[:, None] * outer.chunks + step.chunk
-    return Round(carrier[step.src].T.ravel(), carrier[step.dst].T.ravel(), piece.ravel(), np.tile(step.reduce, slices))
 
 
 def _carriers(inners: tuple[Schedule, ...], outer: Schedule, slices: int) -> NDArray[np.int64]:

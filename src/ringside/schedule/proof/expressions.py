@@ -153,14 +153,13 @@ class Expressions:
             if operands is not None:
                 todo.extend([")", operands[1], "+", operands[0], "("])
             else:
-                pieces.append(node if isinstance(node, str) else self._leaf(node, turn))
-                length += len(pieces[-1])
+                if not isinstance(node, str):  # a leaf: what a rank held at the start, `?` where that is undefined
+                    chunk, rank = divmod(node, self.ranks)
+                    held = self._holds is None or self._holds[rank, chunk]
+                    node = f"{'x' if held else '?'}{(rank + turn) % self.ranks}"
+                pieces.append(node)
+                length += len(node)
         return "".join(pieces) + ("…" if todo else "")
-
-    def _leaf(self, node: int, turn: int) -> str:
-        chunk, rank = divmod(node, self.ranks)
-        held = self._holds is None or self._holds[rank, chunk]
-        return f"{'x' if held else '?'}{(rank + turn) % self.ranks}"
 
 
 def advance(pool: Expressions, state: Ids, step: Round, k: int, ranks: int | None = None) -> None:
@@ -174,7 +173,7 @@ def advance(pool: Expressions, state: Ids, step: Round, k: int, ranks: int | Non
         ranks: Vertices from here on are switches; default: none are.
     """
     copy, add = step.where(~step.reduce), step.where(step.reduce)
-    copied = state[copy.src, copy.chunk]
+    copied = state[copy.src, copy.chunk]  # before the sums: a round's values are those at its start
     if len(add):
         chunks = state.shape[1]
         targets = np.unique(add.dst.astype(np.int64) * chunks + add.chunk)
@@ -194,6 +193,7 @@ def _fold(pool: Expressions, state: Ids, add: Round, targets: Ids, k: int, ranks
     order = np.lexsort((rank, target))
     first = np.searchsorted(target[order], targets)
     count = np.diff(np.append(first, len(target)))
+    # The left fold, one operand of all targets at a time: pool.add takes arrays.
     result: Ids = value[order[first]]
     for place in range(1, int(count.max())):
         more = np.flatnonzero(count > place)

@@ -83,7 +83,7 @@ def _right_expressions(end: Outcome) -> NDArray[np.bool_]:
     words[:, : bits.shape[1]] = bits
     wanted = words.view("<u8")
     everything = np.zeros(len(sizes), dtype=np.bool_)
-    # An expression belongs to one chunk, that of its leaves; only those that somebody ends with are looked at.
+    # An expression belongs to one chunk, that of its leaves; only those that a vertex ends with are checked.
     for vertex in np.flatnonzero(end.wants.any(axis=1)).tolist():
         chunk = np.flatnonzero(end.wants[vertex])
         expression = end.final[vertex, chunk]
@@ -125,20 +125,15 @@ def _wrong_sum(end: Outcome, result: _Result) -> Iterator[Problem]:
         yield Problem("undefined", message, result.holders[0], result.chunk, result.round)
     double = [vertex for vertex, count in sorted(times.items()) if count > 1 and vertex in held]
     if double and end.collective.exactly_once:
-        rank, k = pool.origin(_first_double(pool, result.expression))
+        # Where it went wrong: the oldest part of the expression that contains something twice.
+        nodes = reversed(pool.reachable(result.expression))
+        oldest = next(node for node in nodes if max(pool.contributors(node).values()) > 1)
+        rank, k = pool.origin(oldest)
         message = (
             f"{value}, with the {_contributions(double)} of {_who(end, double)} more than once, "
             f"first so on {_who(end, [rank])} in round {k}"
         )
         yield Problem("double", message, rank, result.chunk, k)
-
-
-def _first_double(pool: Expressions, expression: int) -> int:
-    """Return the oldest part of an expression that contains something twice."""
-    for node in reversed(pool.reachable(expression)):
-        if max(pool.contributors(node).values()) > 1:
-            return node
-    raise AssertionError("nothing is in it twice")
 
 
 def _different_orders(end: Outcome, results: list[_Result]) -> Iterator[Problem]:

@@ -91,26 +91,27 @@ class _Delivery:
         self.several.update(target for target, messages in self.fold.items() if len(messages) > 1)
 
     def run(self) -> None:
-        """Take and store until nothing more can be done."""
+        """Receive and store until nothing more can be done."""
         active = deque(self.incoming)
         while active:
             rank = active.popleft()
-            while self._store(rank) or self._take(rank, active):
-                pass
-
-    def _take(self, rank: int, active: deque[int]) -> bool:
-        if not self.incoming[rank] or not self.free[rank]:
-            return False
-        message = self.incoming[rank].popleft()
-        src, _, chunk, _ = self.transfers[message]
-        self.free[rank] -= 1
-        self.held[rank].append(message)
-        self.readers[src, chunk].discard(message)
-        if src != rank and not self.readers[src, chunk]:
-            active.append(src)
-        return True
+            while True:
+                if self._store(rank):
+                    continue
+                if not self.incoming[rank] or not self.free[rank]:
+                    break
+                # Receive the next message into a free buffer; its chunk has now been read at the sender, which may go
+                # on if nobody else has to read it.
+                message = self.incoming[rank].popleft()
+                src, _, chunk, _ = self.transfers[message]
+                self.free[rank] -= 1
+                self.held[rank].append(message)
+                self.readers[src, chunk].discard(message)
+                if src != rank and not self.readers[src, chunk]:
+                    active.append(src)
 
     def _store(self, rank: int) -> bool:
+        """Store one held message that nothing blocks, if there is one."""
         for message in self.held[rank]:
             if self._blocker(message) is None:
                 self.held[rank].remove(message)
@@ -122,7 +123,7 @@ class _Delivery:
         return False
 
     def _blocker(self, message: int) -> int | None:
-        """Return a rank that must take a message before this one may be stored."""
+        """Return a rank that must receive a message before this one may be stored."""
         _, dst, chunk, reducing = self.transfers[message]
         added_up_elsewhere = reducing and (dst, chunk) in self.several
         if not added_up_elsewhere and (unread := self.readers[dst, chunk]):
@@ -204,17 +205,18 @@ def deadlocks(schedule: Schedule, step: Round, k: int, buffers: int) -> Iterator
         enough = buffers + 1
         while cycles(step, enough):
             enough += 1
-        who = " and ".join(_wait(schedule, wait) for wait in cycle[:4]) + (" and so on" if len(cycle) > 4 else "")
+        waits = []
+        for wait in cycle[:4]:
+            if wait.on == wait.rank:
+                reason = "a message from a lower rank that it has not taken yet (list them in rank order)"
+            else:
+                reason = f"{_vertex(schedule, wait.on)} to read that chunk"
+            waits.append(
+                f"{_vertex(schedule, wait.rank)} holds a message for chunk {wait.chunk} and waits for {reason}"
+            )
+        who = " and ".join(waits) + (" and so on" if len(cycle) > 4 else "")
         message = f"in round {k} {who}; with {enough} buffers instead of {buffers} this round can finish"
         yield Problem("deadlock", message, cycle[0].rank, cycle[0].chunk, k)
-
-
-def _wait(schedule: Schedule, wait: BlockedWait) -> str:
-    if wait.on == wait.rank:
-        reason = "a message from a lower rank that it has not taken yet (list them in rank order)"
-    else:
-        reason = f"{_vertex(schedule, wait.on)} to read that chunk"
-    return f"{_vertex(schedule, wait.rank)} holds a message for chunk {wait.chunk} and waits for {reason}"
 
 
 def _vertex(schedule: Schedule, vertex: int) -> str:

@@ -37,7 +37,9 @@ def prove(schedule: Schedule, buffers: int) -> Audit | None:
         return None
     number, step = all_representatives(schedule)
     keep = well_formed(schedule, step)
-    problems = _malformed(schedule, number, step)
+    problems: list[Problem] = []
+    for i in np.flatnonzero(~well_formed(schedule, step)).tolist():
+        problems += malformed(schedule, step.where(np.arange(len(step)) == i), int(number[i]))
     block = _Block(schedule, number[keep], _in_block_0(schedule, step.where(keep)))
     unsafe = [] if problems else [*block.unordered(), *block.deadlocks(buffers)]
     end = block.run()
@@ -62,13 +64,6 @@ def prove(schedule: Schedule, buffers: int) -> Audit | None:
     )
 
 
-def _malformed(schedule: Schedule, number: Counts, step: Round) -> list[Problem]:
-    found: list[Problem] = []
-    for i in np.flatnonzero(~well_formed(schedule, step)).tolist():
-        found += malformed(schedule, step.where(np.arange(len(step)) == i), int(number[i]))
-    return found
-
-
 def _in_block_0(schedule: Schedule, step: Round) -> Round:
     """Turn every transfer until it carries a chunk of block 0."""
     n, width = schedule.ranks, schedule.chunks // schedule.ranks
@@ -77,6 +72,7 @@ def _in_block_0(schedule: Schedule, step: Round) -> Round:
 
 
 def _expression(block: _Block, end: Outcome, chunk: int, rank: int) -> str:
+    # The value of the block's chunk on the rank that is as far from it, turned back.
     n = block.schedule.ranks
     turn, place = divmod(chunk, block.width)
     value = int(end.final[(rank - turn) % n, place])
@@ -84,13 +80,6 @@ def _expression(block: _Block, end: Outcome, chunk: int, rank: int) -> str:
         return end.pool.text(value, turn=turn)
     first, *others = sorted((r + turn) % n for r in end.pool.contributors(value))
     return "(" * len(others) + f"x{first}" + "".join(f"+x{r})" for r in others)
-
-
-def _kind_of_fold(terms: list[tuple[int, int]], first_leaf: int) -> str:
-    """Say whether a fold of (rank, value) pairs rotates: two values; what ranks held at the start; something else."""
-    if len(terms) == 2:
-        return "pair"
-    return "starts" if all(value == first_leaf + rank for rank, value in terms) else "other"
 
 
 @dataclass(eq=False)
@@ -117,18 +106,19 @@ class _Block:
         """Number the (round, vertex, chunk) that each transfer reads or writes, int64 [transfers]."""
         return (self.number * self.schedule.ranks + side) * self.width + self.step.chunk
 
-    def _of_round(self, k: int) -> Round:
-        return self.step.where(self.number == k)
-
     def unordered(self) -> list[Problem]:
         written, copies = self._cells(self.step.dst.astype(np.int64)), ~self.step.reduce
         cells, times = np.unique(written, return_counts=True)
         clashes = np.intersect1d(cells[times > 1], written[copies]) // (self.schedule.ranks * self.width)
         small = replace(self.schedule, chunks=self.width, rotational=False)
-        return [p for k in np.unique(clashes).tolist() for p in unordered_writes(small, self._of_round(k), k)]
+        return [
+            p
+            for k in np.unique(clashes).tolist()
+            for p in unordered_writes(small, self.step.where(self.number == k), k)
+        ]
 
     def deadlocks(self, buffers: int) -> list[Problem]:
-        """Look at the rounds in which a chunk is read that a single message writes; others cannot block."""
+        """Check the rounds in which a chunk is read that a single message writes; others cannot block."""
         written, read = (self._cells(side.astype(np.int64)) for side in (self.step.dst, self.step.src))
         cells, times = np.unique(written[self.step.reduce], return_counts=True)
         alone = np.setdiff1d(written, cells[times > 1])
@@ -166,6 +156,7 @@ class _Block:
         self, pool: Expressions, state: list[list[int]], rows: list[Transfer], k: int, kinds: set[str]
     ) -> None:
         """Take the state through round k and note which kinds of folds there were."""
+        # All transfers carry the values from before the round.
         folds: dict[tuple[int, int], list[int]] = defaultdict(list)
         copies = {}
         for src, dst, chunk, reducing in rows:
@@ -176,7 +167,12 @@ class _Block:
         sums = {}
         for (dst, chunk), sources in folds.items():
             terms = [(rank, state[rank][chunk]) for rank in sorted([*sources, dst])]
-            kinds.add(_kind_of_fold(terms, chunk * self.schedule.ranks))
+            # A fold in rank order rotates if it has two terms (a sum commutes), or only what ranks held at the start.
+            if len(terms) == 2:
+                kinds.add("pair")
+            else:
+                first_leaf = chunk * self.schedule.ranks
+                kinds.add("starts" if all(value == first_leaf + rank for rank, value in terms) else "other")
             value = terms[0][1]
             for _, term in terms[1:]:
                 value = pool.add_one(value, term, dst, k)

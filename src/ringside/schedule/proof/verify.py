@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.schedule.collective import Table
 from ringside.schedule.proof import symmetry as orbit
 from ringside.schedule.proof.audit import Audit, Problem
 from ringside.schedule.proof.expressions import Expressions, Ids, advance
@@ -58,8 +57,11 @@ def verify(schedule: Schedule, *, buffers: int = 1, by_symmetry: bool | None = N
 
 
 def _prove(schedule: Schedule, buffers: int) -> Audit:
-    """Look at every rank and chunk."""
-    holds, wants = _with_switches(schedule)
+    """Prove a schedule by running all of it on symbols: every rank, every chunk."""
+    # A switch holds and wants nothing.
+    nothing = np.zeros((schedule.switches, schedule.chunks), dtype=np.bool_)
+    tables = (schedule.collective.holds, schedule.collective.wants)
+    holds, wants = (np.concatenate([table(schedule.ranks, schedule.chunks), nothing]) for table in tables)
     pool = Expressions(schedule.vertices, schedule.chunks, holds)
     state = pool.start()
     written = np.full(state.shape, -1, dtype=np.int64)
@@ -68,7 +70,7 @@ def _prove(schedule: Schedule, buffers: int) -> Audit:
     unsafe: list[Problem] = []
     for k in range(schedule.rounds):
         step = schedule.round(k)
-        wrong = list(malformed(schedule, step, k))
+        wrong = list(malformed(schedule, step, k))  # go on without what cannot be, to find the rest
         if wrong:
             impossible += wrong
             step = step.where(well_formed(schedule, step))
@@ -96,11 +98,3 @@ def _prove(schedule: Schedule, buffers: int) -> Audit:
 
 def _expression(pool: Expressions, final: Ids, chunk: int, rank: int) -> str:
     return pool.text(int(final[rank, chunk]))
-
-
-def _with_switches(schedule: Schedule) -> tuple[Table, Table]:
-    """Return the collective's `holds` and `wants` with a row for every switch, which holds and wants nothing."""
-    nothing = np.zeros((schedule.switches, schedule.chunks), dtype=np.bool_)
-    tables = (schedule.collective.holds, schedule.collective.wants)
-    holds, wants = (np.concatenate([table(schedule.ranks, schedule.chunks), nothing]) for table in tables)
-    return holds, wants

@@ -64,7 +64,7 @@ class Exchange:
 
         All vertices call this alike. Hops of both are noted together; each counts what it has sent.
         """
-        links = self.transport.beside()
+        links = self.transport.open_channel()
         other = Exchange(self.transport, segment_bytes=self.segment_bytes, window=self.window, links=links)
         other.hops = self.hops
         return other
