@@ -492,7 +492,7 @@ def _hear_letter(content: bytes) -> None:
     from ringside.pytorch.hang_watch import store_channel as watch_mail
 
     try:
-        standings = watch_mail.letter_of(content).standings
+        standings = watch_mail.decode_report(content).standings
     except UNDECODABLE:
         return  # the thread that reads letters says so, and ends
     machine = HangDetector([1, 2])
@@ -572,10 +572,10 @@ def _write_pages(folder: Path) -> None:
     board = ProgressPage()
     try:
         for seq in range(12):
-            board.enters(1000 * seq)
-            board.waits()
+            board.entered(1000 * seq)
+            board.waiting()
         board.write("where", "train.py:30 in step")
-        board.fails(ValueError("x"))
+        board.failed(ValueError("x"))
         (folder / "page").mkdir(parents=True)
         (folder / "page" / "page").write_bytes(os.pread(board.fd, PAGE_BYTES, 0))
     finally:

@@ -51,7 +51,7 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file
-from ringside.launch.follow import Show, choose_directory, conclude, environment, follow
+from ringside.launch.follow import Show, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
@@ -108,11 +108,11 @@ def run(args: argparse.Namespace) -> int:
     command = [*launcher, "-m", "ringside.demo.train", *given]
     with stop_requests() as stop, show:
         launch = Launch(command, variables, sink=log.add)
-        status = follow(launch, path, stop, _ending_hangs(launch, fault, show))
+        status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
     if not stop.signum:
         extra["injected"] = injected(fault)
-    concluded = conclude(path, [] if stop.signum else launch.deaths, extra)
+    concluded = conclude_run(path, [] if stop.signum else launch.deaths, extra)
     if stop.signum:
         record = "nothing was recorded in" if concluded is None else "what was recorded is in"
         print(f"ringside demo: stopped, all ranks have ended; {record} {path}", file=sys.stderr)

@@ -28,8 +28,15 @@ from pathlib import Path
 
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
-from ringside.launch.follow import choose_directory, conclude, environment, follow
-from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
+from ringside.launch.follow import choose_directory, conclude_run, environment, follow_run
+from ringside.launch.torchrun import (
+    CommandLine,
+    Launch,
+    parse_command_line,
+    signals_to_handle,
+    stop_requests,
+    with_defaults,
+)
 from ringside.monitor.alerts.live import notify_afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
 from ringside.monitor.run.directory import RUN
@@ -103,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = take_apart(args.words, ours=OURS, switches=(FLAG,))
+    line = parse_command_line(args.words, ours=OURS, switches=(FLAG,))
     line.check_script()
     line.check_ranks()
     if FLAG in line.ours:
@@ -123,9 +130,9 @@ def run(args: argparse.Namespace) -> int:
         variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
         variables["RINGSIDE_AUTOLOAD"] = "1"
         launch = Launch(with_defaults(line, _processes()), {**variables, **alerts})
-        status = follow(launch, path, stop, _show)
+        status = follow_run(launch, path, stop, _show)
     with notify_afterwards(hooks, path):
-        concluded = conclude(path, () if stop.signum else launch.deaths)
+        concluded = conclude_run(path, () if stop.signum else launch.deaths)
     if concluded is not None:
         console = open_console(stderr=True)
         console.print()
