@@ -37,7 +37,7 @@ SEED ?= 1
 mutate: $(READY) ## put small faults into copies of Ringside, and see which the tests notice: two hours (SEED=2 draws others)
 	@$(BIN)/python -m tests.mutate --seed $(SEED) $(ARGS)
 
-lint: $(READY) ## ruff, mypy --strict of the package, and whether tests, bench and examples call what there is
+lint: $(READY) ## ruff, mypy --strict of the package and verification/, and whether tests, bench and examples call what there is
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m ruff format --check .
 	@$(BIN)/python -m mypy
@@ -48,7 +48,7 @@ bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 	@$(BIN)/python -m bench.allreduce.ddp_step
 
 prove: $(READY) ## the kill matrix of exactly-once steps, each of its rules broken, and every state of small jobs
-	@$(BIN)/python -m ringside.survive.proof $(ARGS)
+	@$(BIN)/python -m verification.survive $(ARGS)
 
 frameworks: $(READY) ## install the frameworks that integrations are tested with in `make test-all`
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,frameworks]'
@@ -86,7 +86,7 @@ test-oldest: ## attach and Communicator on the oldest torch that pyproject.toml 
 	@$(PYTHON) -m venv build/oldest
 	@build/oldest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.4.*' 'numpy<2' pytest pytest-timeout pytest-rerunfailures hypothesis
 	@build/oldest/bin/python -m pip install -q --disable-pip-version-check '.[metrics,web,gpu]'
-	@build/oldest/bin/python -m pytest -q tests/sync --ignore-glob='*/test_process_group*'
+	@build/oldest/bin/python -m pytest -q tests/pytorch --ignore-glob='*/test_process_group*'
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -104,8 +104,8 @@ def train(model, injector, steps, clock=None):
 def test_a_fault_is_read_back_from_its_words(fault):
     assert parse_fault(str(fault)) == fault
     assert parse_fault(str(fault), ranks=fault.rank + 1) == fault
-    assert str(fault.rank) in fault.words()
-    assert f"step {first_step(fault)}" in fault.words()
+    assert str(fault.rank) in fault.describe()
+    assert f"step {first_step(fault)}" in fault.describe()
 
 
 @given(FAULTS)
@@ -242,7 +242,7 @@ def test_a_pause_stalls_once_in_its_step():
 def test_a_pause_that_comes_again_and_again():
     fault = parse_fault("pause:rank=0,at_step=2,seconds=0.5,every=3")
     assert parse_fault(str(fault)) == fault
-    assert fault.words() == "rank 0 stood still for 0.5 s every 3 steps from step 2 on"
+    assert fault.describe() == "rank 0 stood still for 0.5 s every 3 steps from step 2 on"
     model, stalls = Model(WorkClock()), []
     injector = inject(fault, model, 0, stall=lambda seconds: stalls.append((step, seconds)))
     for step in range(10):

@@ -17,7 +17,9 @@ import pytest
 from ringside.errors import RingsideError
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted(path for folder in ("tests", "bench", "examples") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("tests", "bench", "examples", "verification") for path in (ROOT / folder).rglob("*.py")
+)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOTTED = re.compile(r"ringside(?:\.[a-z_]\w*)+(?:[.:][A-Za-z_][\w.]*)?")
 

@@ -78,12 +78,12 @@ ENTRANCES = {
         "summary verdict vitals.gpu vitals.process watchers"
     ),
     "predict": (
-        "band laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan "
-        "plan.ranking plan.simulated_band score.score simulation.simulate simulation.timeline tables tables.table "
+        "band laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
+        "plan.simulated_band score.score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if.price what_if.step what_if.what_if"
     ),
     "pytorch": "fsdp isolation job_probe process_group.creation recording.parameter_digests recording.session",
-    "schedule": "algorithms.doubling algorithms.ring combine schedule",
+    "schedule": "algorithms.doubling algorithms.ring combine",
     "survive": "",
     "view": (
         "export.markdown export.perfetto export.prometheus findings_text html.doctor html.plan html.run_report "
@@ -173,6 +173,19 @@ def test_a_package_is_entered_where_it_says(package):
         if package_of(name) != package and is_in(found, [f"ringside.{package}"])
     }
     assert entered - {f"ringside.{package}"} == set(ENTRANCES[package].split())
+
+
+def test_the_package_needs_nothing_of_the_repository_beside_it():
+    """Which lies not in a wheel: `verification`, `tests`, `bench`, `docs`."""
+    beside = ["verification", "tests", "bench", "docs", "examples"]
+    wrong = {
+        f"{name} imports {found}"
+        for name, path in modules().items()
+        for found in imports_of(name, path)
+        if is_in(found, beside)
+    }
+    assert not wrong, wrong
+    assert all((ROOT / folder).is_dir() for folder in beside)
 
 
 def test_what_is_imported_from_a_package_itself_is_in_its_list():

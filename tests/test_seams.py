@@ -13,26 +13,24 @@ import pytest
 from tests.support.modules import modules
 
 ROOT = Path(__file__).parent.parent
-NOT_YET = {
-    "tests/sync/test_session_parts.py",
-}
-"""Tests that were written while this was made, and still touch insides or import from one another."""
 SOURCES = {
     path.relative_to(ROOT).as_posix(): path
-    for folder in ("tests", "bench", "examples")
+    for folder in ("tests", "bench", "examples", "verification")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if path.name != "test_seams.py"  # which holds what its checks look for
-    if path.relative_to(ROOT).as_posix() not in NOT_YET
 }
 
 STAY = {
     ("bench/survive/workers.py", "_driver"): "what a step's time went to, and where to be killed: of no use to users",
-    ("tests/engine/test_message_rounds.py", "_reach"): "when a round is entered: it shows in no result",
+    ("tests/engine/test_message_rounds.py", "_enter_round"): "when a round is entered: it shows in no result",
     ("tests/engine/test_message_rounds.py", "_send"): "what is known when a message leaves: it shows in no result",
     ("tests/engine/test_turns.py", "_guard"): "what must hold while another thread, or a finalizer, is inside it",
     ("tests/survive/test_together.py", "_driver"): "what a leader decides by itself, told when a step says so",
-    ("tests/sync/test_marked_times.py", "_waiting"): "asked without a pause, against captured graphs on a real GPU",
-    ("tests/sync/test_rehearsal.py", "_between"): "a rehearsal is no call of a user's",
+    (
+        "tests/pytorch/test_marked_times.py",
+        "_unreached",
+    ): "called without a pause, against graphs captured on a GPU",
+    ("tests/pytorch/test_rehearsal.py", "_between"): "a rehearsal is no call of a user's",
 }
 """The underscored names of ours that tests touch, ten at most, each with its reason."""
 OTHERS = {
@@ -41,14 +39,14 @@ OTHERS = {
     ("tests/hostile/test_models_that_are_copied.py", "_register_builtin_comm_hook"): "DDP's",
     ("tests/hostile/test_timeouts_of_the_group.py", "_set_pg_timeout"): "torch.distributed's",
     ("tests/integrations/test_debug_server.py", "_server"): "of PyTorch's debug server",
-    ("tests/sync/test_marked_times.py", "_sleep"): "torch.cuda's",
-    ("tests/sync/test_process_group_calls.py", "_set_pg_timeout"): "torch.distributed's",
-    ("tests/sync/test_process_group_devices.py", "_end_coalescing"): "a torch process group's",
-    ("tests/sync/test_process_group_devices.py", "_start_coalescing"): "a torch process group's",
-    ("tests/sync/test_process_group_frameworks.py", "_buffers"): "a torch module's",
-    ("tests/sync/test_process_group_stock.py", "_register_builtin_comm_hook"): "DDP's",
-    ("tests/sync/test_process_group_stock.py", "_set_pg_timeout"): "torch.distributed's",
-    ("tests/sync/test_watch_turns.py", "_replace"): "a named tuple's",
+    ("tests/pytorch/test_marked_times.py", "_sleep"): "torch.cuda's",
+    ("tests/pytorch/test_process_group_calls.py", "_set_pg_timeout"): "torch.distributed's",
+    ("tests/pytorch/test_process_group_devices.py", "_end_coalescing"): "a torch process group's",
+    ("tests/pytorch/test_process_group_devices.py", "_start_coalescing"): "a torch process group's",
+    ("tests/pytorch/test_process_group_frameworks.py", "_buffers"): "a torch module's",
+    ("tests/pytorch/test_process_group_stock.py", "_register_builtin_comm_hook"): "DDP's",
+    ("tests/pytorch/test_process_group_stock.py", "_set_pg_timeout"): "torch.distributed's",
+    ("tests/pytorch/test_watch_turns.py", "_replace"): "a named tuple's",
     ("tests/view/test_notebook.py", "_esm"): "anywidget's",
     ("tests/view/test_top_app.py", "_driver"): "a textual app's",
     ("tests/zoo/scripts/own_hook.py", "_register_builtin_comm_hook"): "DDP's",

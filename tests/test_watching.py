@@ -14,7 +14,7 @@ from tests.monitor.jobs import records_of, run_info
 from tests.recorded_runs import own_times
 
 from ringside.errors import UsageError
-from ringside.launch.follow import choose_directory, conclude, environment, follow
+from ringside.launch.follow import choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import StopRequest
 from ringside.monitor.run.directory import RUN, RunReader, RunWriter
 from ringside.monitor.verdict import Verdict
@@ -39,13 +39,13 @@ def test_a_rank_that_a_signal_ended_is_named_once_and_with_the_signal(
     tmp_path: Path, seen: tuple[Verdict, ...]
 ) -> None:
     a_run(tmp_path, *seen)
-    concluded = conclude(tmp_path, [KILLED])
+    concluded = conclude_run(tmp_path, [KILLED])
     assert concluded is not None
     (verdict,) = concluded[1]
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("dead_rank", [1], 7)
     assert verdict.evidence["signal"] == "SIGKILL"
     assert "arrived" in verdict.evidence or not seen
-    conclude(tmp_path, [KILLED])
+    conclude_run(tmp_path, [KILLED])
     assert len([event for event in RunReader(tmp_path).poll_events() if "verdict" in event]) == len(seen) + 1
 
 
@@ -62,7 +62,7 @@ def test_a_rank_that_a_signal_ended_is_named_once_and_with_the_signal(
 )
 def test_other_ends_are_no_verdict(tmp_path: Path, death: Death) -> None:
     a_run(tmp_path)
-    concluded = conclude(tmp_path, [death])
+    concluded = conclude_run(tmp_path, [death])
     assert concluded is not None
     assert concluded[1] == []
 
@@ -71,7 +71,7 @@ def test_the_first_death_of_this_run_is_the_cause_and_the_others_follow(tmp_path
     a_run(tmp_path)
     error = Death(rank=0, pid=100, status=1, signum=0)
     started_anew = Death(rank=0, pid=99, status=1, signum=0)
-    concluded = conclude(tmp_path, [started_anew, KILLED, error], extra={"comparison": {"asked": 2}})
+    concluded = conclude_run(tmp_path, [started_anew, KILLED, error], extra={"comparison": {"asked": 2}})
     assert concluded is not None
     summary, (verdict,) = concluded
     assert summary["comparison"] == {"asked": 2}
@@ -83,7 +83,7 @@ def test_the_first_death_of_this_run_is_the_cause_and_the_others_follow(tmp_path
 
 def test_a_death_before_the_first_record_is_in_step_0(tmp_path: Path) -> None:
     RunWriter(tmp_path, run_info(2))
-    concluded = conclude(tmp_path, [KILLED])
+    concluded = conclude_run(tmp_path, [KILLED])
     assert concluded is not None
     (verdict,) = concluded[1]
     assert (verdict.since_step, verdict.evidence["last_recorded_step"]) == (0, -1)
@@ -92,7 +92,7 @@ def test_a_death_before_the_first_record_is_in_step_0(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seen", [msgspec.structs.replace(SEEN, ranks=[0]), SEEN], ids=["another rank", "known"])
 def test_the_hang_watch_has_the_last_word_on_who_died(tmp_path: Path, seen: Verdict) -> None:
     a_run(tmp_path, msgspec.structs.replace(seen, ranks=[0]), msgspec.structs.replace(seen, kind="slow_rank"), seen)
-    concluded = conclude(tmp_path, [KILLED])
+    concluded = conclude_run(tmp_path, [KILLED])
     assert concluded is not None
     told = [verdict for verdict in concluded[1] if verdict.kind == "dead_rank"]
     assert [verdict.ranks for verdict in told][-1] == seen.ranks
@@ -100,10 +100,10 @@ def test_the_hang_watch_has_the_last_word_on_who_died(tmp_path: Path, seen: Verd
 
 
 def test_where_nothing_was_recorded_or_can_be_read_there_is_no_summary(tmp_path: Path, caplog: Any) -> None:
-    assert conclude(tmp_path / "nowhere", [KILLED]) is None
+    assert conclude_run(tmp_path / "nowhere", [KILLED]) is None
     assert caplog.text == ""
     (tmp_path / RUN).write_text("not a run")
-    assert conclude(tmp_path, [KILLED]) is None
+    assert conclude_run(tmp_path, [KILLED]) is None
     assert "the summary of this run is missing" in caplog.text
 
 
@@ -166,7 +166,7 @@ def shown_of(path: Path, launcher: Launcher, stop: StopRequest) -> tuple[int, li
     def show(run: RunFollower, new: list[ShownFinding]) -> None:
         shown.append((run.step, new))
 
-    return follow(launcher, path, stop, show), shown  # type: ignore[arg-type]
+    return follow_run(launcher, path, stop, show), shown  # type: ignore[arg-type]
 
 
 def test_what_is_new_is_shown_until_the_launcher_ends(tmp_path: Path) -> None:

@@ -1,10 +1,6 @@
 """How well a lab keeps what it promises: real TCP streams and round trips between its hosts.
 
-<<<<<<<< HEAD:bench/lab/measure.py
-`python -m bench.lab.measure` (as root) prints the table of docs/lab.md.
-========
 `python -m bench.lab.accuracy` (as root) prints the table of docs/lab.md.
->>>>>>>> h/pre:bench/lab/accuracy.py
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -78,8 +74,12 @@ def stream(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int) -> list[
 def round_trips(lab: Lab, a: int, b: int, count: int, size_bytes: int = 4) -> list[float]:
     """Send a message to and fro over TCP without Nagle's delay; return what each round trip took, seconds."""
     with connection(lab, a, b) as (here, there), ThreadPoolExecutor(1, "ringside-lab-echo") as pool:
-        echo = pool.submit(_echo, there, count, size_bytes)
-        took = [_timed(lambda: _there_and_back(here, bytes(size_bytes))) for _ in range(count)]
+        echo, took = pool.submit(_echo, there, count, size_bytes), []
+        for _ in range(count):
+            since = time.perf_counter()
+            here.sendall(bytes(size_bytes))
+            _receive_exactly(here, size_bytes)
+            took.append(time.perf_counter() - since)
         echo.result()
     return took
 
@@ -109,40 +109,26 @@ def _send(end: socket.socket, size_bytes: int) -> None:
 def receive(end: socket.socket, size_bytes: int) -> Flow:
     """Receive so many bytes; `ConnectionError` if the connection is closed before."""
     buffer = bytearray(PIECE_BYTES)
-    first = end.recv_into(buffer)
+    first = end.recv_into(buffer)  # what came before the first look at the clock does not count
     since, got = time.monotonic(), first
     while got < size_bytes:
-        got += _some(end.recv_into(buffer))
+        count = end.recv_into(buffer)
+        if count == 0:
+            raise ConnectionError("the other end closed the connection")
+        got += count
     return Flow(got - first, since, time.monotonic())
-
-
-def _some(count: int) -> int:
-    if count == 0:
-        raise ConnectionError("the other end closed the connection")
-    return count
 
 
 def _echo(end: socket.socket, count: int, size_bytes: int) -> None:
     for _ in range(count):
-        end.sendall(_exactly(end, size_bytes))
+        end.sendall(_receive_exactly(end, size_bytes))
 
 
-def _there_and_back(end: socket.socket, message: bytes) -> None:
-    end.sendall(message)
-    _exactly(end, len(message))
-
-
-def _exactly(end: socket.socket, size_bytes: int) -> bytes:
+def _receive_exactly(end: socket.socket, size_bytes: int) -> bytes:
     got = b""
     while len(got) < size_bytes:
         got += end.recv(size_bytes - len(got))
     return got
-
-
-def _timed(function: Callable[[], None]) -> float:
-    since = time.perf_counter()
-    function()
-    return time.perf_counter() - since
 
 
 def _shares(rate: str, seconds: float, delay_s: float) -> tuple[float, float, float]:

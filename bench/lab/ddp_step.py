@@ -325,7 +325,7 @@ def _settle(model: Any) -> None:
 
     hook = own_hook(model)
     assert hook is not None
-    comm: Any = hook.carrier.communicator  # type: ignore[attr-defined]  # attached to our engine
+    comm: Any = hook.reducer.communicator  # type: ignore[attr-defined]  # attached to our engine
     step = _step_of(model, Work(1, 0.0))
     sizes = {(WIDTH + 1) * WIDTH * 4 * layers for layers in range(1, BUCKET_MB)}
     for _ in range(_MOST_TO_SETTLE):

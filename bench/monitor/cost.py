@@ -111,11 +111,11 @@ def pair(watched: Step, unwatched: Step, session: Session, steps: int, *, first:
 @contextlib.contextmanager
 def paused(session: Session) -> Iterator[None]:
     """Inside, the hooks that the session has on all optimizers do nothing."""
-    session.fuse.blown = True
+    session.guard.tripped = True
     try:
         yield
     finally:
-        session.fuse.blown = False
+        session.guard.tripped = False
         session.clock.restart()
 
 
@@ -135,14 +135,14 @@ def block(step: Step, steps: int) -> float:
 def comparing() -> dict[str, Any]:
     """Measure what comparing the parameters of a larger model costs."""
     checks: list[float] = []
-    take = ParameterDigests.take
+    take = ParameterDigests.digest_parameters
 
     def timed(self: ParameterDigests, number: int, step: int) -> None:
         began = time.perf_counter()
         take(self, number, step)
         checks.append(time.perf_counter() - began)
 
-    ParameterDigests.take = timed  # type: ignore[method-assign]
+    ParameterDigests.digest_parameters = timed  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as directory:
             step, session = make_step("ringside", "large", f"{directory}/run", digest_every=1)
@@ -151,7 +151,7 @@ def comparing() -> dict[str, Any]:
             step_s = median(block(step, 1) for _ in range(25))
             session.end()
     finally:
-        ParameterDigests.take = take  # type: ignore[method-assign]
+        ParameterDigests.digest_parameters = take  # type: ignore[method-assign]
     low, middle, high = quantiles(checks, n=4)
     return {
         "what": "comparing",

@@ -81,14 +81,14 @@ def run(name: str, fault: str, corpus: Corpus, path: Path) -> Run:
     assert session is not None
     ringside.attach(twin.model)
     own: list[float] = []
-    session.on_record(lambda record: own.append(record.own_seconds) if session.is_aside else None)
+    session.on_record(lambda record: own.append(record.own_seconds) if session.is_paused else None)
     faulty.train(HEALTHY_STEPS, healthy=True)
     pairs = []
     for number in range(PAIRS + 1):
         took: dict[Side, float] = {}
         for side in sides if number % 2 else reversed(sides):
             # The twin's steps are aside from the record, which is to hold those with the fault alone.
-            with session.aside() if side is twin else contextlib.nullcontext():
+            with session.pause() if side is twin else contextlib.nullcontext():
                 took[side] = side.train(BLOCK_STEPS, healthy=side is faulty and not number)
         if number:  # the first pair, with nothing wrong, is for the twin to get warm
             pairs.append((took[faulty], took[twin]))

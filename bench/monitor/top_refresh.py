@@ -22,7 +22,7 @@ from tests.recorded_runs import own_times, write_run
 from ringside.files import append_to_file
 from ringside.monitor import StepRecord
 from ringside.view.tui.app import TopApp
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 
 
 def append_step(path: Path, step: int, own: np.ndarray) -> None:
@@ -38,7 +38,7 @@ async def measure(path: Path, ranks: int, steps: int, refreshes: int) -> None:
     """Print what refreshes take."""
     source = Local(path)
     begun = time.perf_counter()
-    look(source)
+    take_snapshot(source)
     print(f"first look at {ranks} ranks x {steps} steps: {time.perf_counter() - begun:.2f} s")
     app = TopApp(source, refresh_s=None)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -48,7 +48,7 @@ async def measure(path: Path, ranks: int, steps: int, refreshes: int) -> None:
         for number in range(refreshes):
             append_step(path, steps + number, own[number])
             begun = time.perf_counter()
-            snapshot = look(source)
+            snapshot = take_snapshot(source)
             reading.append(time.perf_counter() - begun)
             begun = time.perf_counter()
             app.snapshot = snapshot

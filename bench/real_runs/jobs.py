@@ -20,7 +20,7 @@ from bench.common import module_command
 
 from ringside.errors import RingsideError
 from ringside.faults.inject import Hang, Kill, Stop, parse_fault
-from ringside.launch.follow import conclude, environment, follow
+from ringside.launch.follow import conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict
@@ -101,11 +101,11 @@ def run_job(job: Job, path: Path) -> Ended:
             status, deaths = _in_lab(path, job.ranks, words, variables, log), []
         else:
             launch = Launch([*launcher(job.ranks), "-m", *words], variables, sink=log.append)
-            status = follow(launch, path, stop, lambda run, found: _watch(job, launch, stop, began, run, found))
+            status = follow_run(launch, path, stop, lambda run, found: _watch(job, launch, stop, began, run, found))
             deaths = launch.deaths
     if stop.signum:
         raise KeyboardInterrupt
-    concluded = conclude(path, deaths)
+    concluded = conclude_run(path, deaths)
     fault = parse_fault(job.inject)
     ends = path / "ends.json"
     if concluded is None or (status and not isinstance(fault, Hang | Stop | Kill)):

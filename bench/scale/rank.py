@@ -131,8 +131,8 @@ def _listen(session: sessions.Session, run_dir: Path, shared: Shared) -> None:
         heard.write(json.dumps(asdict(Heard(*parts, sent_steps=int(shared.sent.max())))) + "\n")
 
     session.on_verdict(note)
-    assert session.chief is not None
-    chief, collector = session.chief, session.chief.collector
+    assert session.rank0 is not None
+    chief, collector = session.rank0, session.rank0.collector
     add, write_end = collector.add, chief.write_end
 
     def added(records: Any) -> Any:

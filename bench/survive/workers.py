@@ -51,9 +51,9 @@ def arm(t: Training, step: Any, last: int) -> None:
         victim, phase = chance.choice(step.members), chance.choice(PHASES)
         phase = "after_send" if phase == "after_ack" and victim == step.members[0] else phase
         if t.rank == victim:
-            phases = t._driver.job.phases
-            here = {"epoch": phases.epoch, "incarnation": phases.incarnation}
-            phases.traps = (Failpoint(signal.SIGKILL, victim, phase, step.number + 1, **here),)
+            failpoints = t._driver.job.failpoints
+            here = {"epoch": failpoints.epoch, "incarnation": failpoints.incarnation}
+            failpoints.traps = (Failpoint(signal.SIGKILL, victim, phase, step.number + 1, **here),)
 
 
 def soak_counting(steps: int, rank: int, directory: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.pytorch.training import Said, ddp_ranks, group  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
-from tests.sync.training import Said, ddp_ranks, group  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ringside.autoload import ringside_autoload, ringside_backend  # noqa: E402

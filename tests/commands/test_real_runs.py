@@ -19,7 +19,7 @@ from . import launched
 
 pytest.importorskip("torch")
 
-from tests.sync.training import free_port, group
+from tests.pytorch.training import free_port, group
 
 ENGINES = [
     pytest.param("ringside", marks=pytest.mark.native),

@@ -10,7 +10,7 @@ from tests.support.waiting import until
 import ringside.autoload
 from ringside.commands import main
 from ringside.errors import UsageError
-from ringside.launch.torchrun import SWITCHES, take_apart, with_defaults
+from ringside.launch.torchrun import SWITCHES, parse_command_line, with_defaults
 
 from . import launched
 
@@ -94,7 +94,7 @@ def test_a_run_directory_whose_name_is_no_text(tmp_path):
 
 
 def test_a_script_alone_needs_no_flag():
-    line = take_apart(["train.py", "--nproc-per-node", "none"], ours=())
+    line = parse_command_line(["train.py", "--nproc-per-node", "none"], ours=())
     line.check_ranks()
     assert (line.flags, line.script) == ((), ("train.py", "--nproc-per-node", "none"))
 
@@ -241,7 +241,7 @@ def test_the_class_is_changed_once_when_torch_comes():
     ],
 )  # fmt: skip
 def test_flags_are_passed_on_as_they_are(words, given):
-    line = take_apart(words.split(), ours=("--run-dir",))
+    line = parse_command_line(words.split(), ours=("--run-dir",))
     assert with_defaults(line, "7", {}) == given.split()
     assert line.ours == ({"--run-dir": "d"} if words.startswith("--run-dir") else {})
 
@@ -256,13 +256,13 @@ def test_flags_are_passed_on_as_they_are(words, given):
 )
 def test_what_the_environment_tells_torchrun_is_not_overridden(option, given):
     environ = dict(word.split("=") for word in option.split())
-    assert with_defaults(take_apart(["train.py"], ours=()), "7", environ) == given.split()
+    assert with_defaults(parse_command_line(["train.py"], ours=()), "7", environ) == given.split()
 
 
 @pytest.mark.parametrize("words", ["", "--nproc-per-node", "--nproc-per-node 2", "--standalone", "--run-dir d"])
 def test_a_command_line_without_a_script_is_refused(words):
     with pytest.raises(UsageError, match="script"):
-        take_apart(words.split(), ours=("--run-dir",))
+        parse_command_line(words.split(), ours=("--run-dir",))
 
 
 def test_switches_are_those_of_torchrun():

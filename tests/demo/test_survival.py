@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+from tests.pytorch.training import LIMIT_S, free_port
 from tests.support.ranks import on_ranks
-from tests.sync.training import LIMIT_S, free_port
 
 from ringside.demo import survive as survival
 from ringside.demo.corpus import Corpus
@@ -105,6 +105,6 @@ def test_samples_lost_and_counted_twice_are_what_the_decisions_say(monkeypatch: 
         digest=lambda: 0xAB,
     )
     said: list[dict[str, Any]] = []
-    monkeypatch.setattr(survival, "say", lambda **what: said.append(what))
+    monkeypatch.setattr(survival, "emit", lambda **fields: said.append(fields))
     survival.conclude(t, 2)
     assert said == [{"event": "end", "step": 2, "samples": 11, "lost": 1, "twice": 1, "digest": "00000000000000ab"}]

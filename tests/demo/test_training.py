@@ -18,8 +18,8 @@ import pytest
 
 pytest.importorskip("torch")
 import torch
+from tests.pytorch.training import LIMIT_S, free_port, group
 from tests.support.ranks import on_ranks
-from tests.sync.training import LIMIT_S, free_port, group
 
 from ringside.demo import compare, train
 from ringside.demo.model import SIZES, ByteGPT

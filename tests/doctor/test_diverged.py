@@ -13,7 +13,7 @@ from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.summary import finish_run
-from ringside.view.findings_text import tell
+from ringside.view.findings_text import finding_text
 from ringside.view.html.run_report import render_report
 
 
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
 def test_the_doctor_tells_it(run: Path) -> None:
     (verdict,) = examine([run]).verdicts
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("diverged", [1, 3], 10)
-    told = tell(verdict)
+    told = finding_text(verdict)
     assert told.headline == "The replicas of ranks 1 and 3 drifted apart from the others."
     assert "Parameter b differs from those of ranks 0 and 2" in told.why
     assert "test the memory of ranks 1 and 3" in told.next

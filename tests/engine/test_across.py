@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tests.pytorch.groups import communicator, meeting_point
 from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_script, say
-from tests.sync.groups import communicator, meeting_point
 
 from ringside import Communicator
 from ringside.errors import ClosedError, PeerLostError, SyncError

@@ -99,7 +99,7 @@ def test_a_page_is_served_as_it_was(place: Path, golden: Golden, monkeypatch: py
     asked: list[str] = []
 
     def served(runs: Any, host: str, port: int, **more: Any) -> int:
-        more.pop("tell")
+        more.pop("on_start")
         asked.append(f"{runs.first().path.absolute().relative_to(place)} at {host}:{port}, {more}")
         runs.close()
         return 0

@@ -18,10 +18,10 @@ from tests.support.golden import Golden, broken_up, rounded, without_own_files
 
 from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question, Rings, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
-from ringside.view.html.doctor import render_page
+from ringside.view.html.doctor import doctor_page
 from ringside.view.run.recorded import Run
 from ringside.view.server.runs import key_of
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 
 H100 = "--preset dgx-h100 --hosts 2 --ranks-per-host 4"
 FOUR_HOSTS = "--preset ethernet-10g --hosts 4"
@@ -105,7 +105,7 @@ def test_a_page_of_everything_a_doctor_can_find_is_as_it_was(golden: Golden) -> 
         rings=[rings(ranks) for ranks in (1, 2, 5, 17)],
         notes=[Note(file="a.json", kind="trace", text="8 steps"), Note(file="b", text="it is none", used=False)],
     )
-    golden.check("pages/doctor-everything.html", without_own_files(render_page(found)))
+    golden.check("pages/doctor-everything.html", without_own_files(doctor_page(found)))
 
 
 def test_a_trace_of_a_run_is_as_it_was(command: Call, golden: Golden) -> None:
@@ -132,7 +132,7 @@ def test_a_run_in_a_notebook_is_as_it_was(run: str, place: Path, golden: Golden)
     pytest.importorskip("anywidget")
     from ringside.view.notebook import state_of
 
-    state = json.dumps(state_of(look(Local(Path(run)))), indent=1, ensure_ascii=False)
+    state = json.dumps(state_of(take_snapshot(Local(Path(run)))), indent=1, ensure_ascii=False)
     golden.check(f"pages/live-{run}.json", state + "\n")
 
 

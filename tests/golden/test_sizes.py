@@ -28,14 +28,14 @@ from ringside.view.export.perfetto import trace_events
 from ringside.view.html.run_report import render_report
 from ringside.view.run.live import LiveRun, RunFollower
 from ringside.view.run.recorded import Run
-from ringside.view.schedule.arrange import arranged
+from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import schedule_html, schedule_svg
 from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.text import schedule_text
-from ringside.view.terminal import closing, picture, status_line
+from ringside.view.terminal import closing_summary, live_picture, status_line
 from ringside.view.tui.rank_table import SORTS, SortOrder
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import first_line, once_lines, verdict_block
 
 FEW = (1, 2, 3, 4, 5, 8, 9)
@@ -47,7 +47,7 @@ def checksum(text: str) -> str:
 
 
 def line_of(name: str, schedule: Schedule) -> str:
-    layout = arranged(ScheduleFrames(schedule))
+    layout = arrange_vertices(ScheduleFrames(schedule))
     box = " ".join(f"{value:.1f}" for value in layout.box)
     ends = " ".join(f"({layout.nodes[k].x:.1f} {layout.nodes[k].y:.1f})" for k in (0, -1))
     drawn = [schedule_svg(schedule, k) for k in sorted({0, min(1, schedule.rounds), schedule.rounds})]
@@ -131,7 +131,7 @@ def test_reports_of_few_and_many_ranks_are_as_they_were(tmp_path: Path, golden: 
 
 @pytest.mark.parametrize("run", ["hosts", "demo"])
 def test_a_terminal_of_any_size_shows_what_it_did(run: str, place: Path, golden: Golden) -> None:
-    snapshot = look(Local(Path(run)), 1)
+    snapshot = take_snapshot(Local(Path(run)), 1)
     told = []
     for width in (10, 16, 24, 40, 56, 72, 80, 120, 200):
         told += [f"== top, {width} columns", *once_lines(snapshot, SortOrder(), width)]
@@ -158,17 +158,17 @@ def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: 
     reader = RunReader(run)
     records, events = reader.poll(), reader.poll_events()
     following = RunFollower()
-    pieces = [f"== before\n{shown(picture(following, 'a job', 0.0, 80), 80)}{status_line(following, 0.0)}\n"]
+    pieces = [f"== before\n{shown(live_picture(following, 'a job', 0.0, 80), 80)}{status_line(following, 0.0)}\n"]
     following.start(reader.info)
     half = len(records) // 2
     for name, some, heard in (("begun", records[:half], events[:4]), ("done", records[half:], events[4:])):
         following.feed(some, heard)
         for width in (40, 80, 132):
-            drawn = shown(picture(following, "a job", 75.0, width), width)
+            drawn = shown(live_picture(following, "a job", 75.0, width), width)
             pieces.append(f"== {name}, {width} columns\n{drawn}{status_line(following, 75.0)}\n")
     summary, _ = assess_run(RunReader(run))
     verdicts = Run(run).verdicts
-    pieces += [f"== closing, {width} columns\n{shown(closing(summary, verdicts), width)}" for width in (40, 80)]
+    pieces += [f"== closing, {width} columns\n{shown(closing_summary(summary, verdicts), width)}" for width in (40, 80)]
     golden.check(f"sizes/picture-{run}.txt", "".join(pieces))
 
 

@@ -63,7 +63,7 @@ def _doctor(folder: Path) -> Iterator[str]:
     """What the command prints, its page, and its JSON, of one examination."""
     from ringside.commands.doctor import print_findings
     from ringside.doctor import as_json, examine
-    from ringside.view.html.doctor import render_page
+    from ringside.view.html.doctor import doctor_page
     from ringside.view.tui.console import SafeConsole
 
     found = examine([folder])
@@ -71,7 +71,7 @@ def _doctor(folder: Path) -> Iterator[str]:
     print_findings(found, SafeConsole(file=text, highlight=False, soft_wrap=True))
     yield text.getvalue()
     yield json.dumps(as_json(found), indent=2)
-    yield render_page(found)
+    yield doctor_page(found)
 
 
 def _doctor_each(folder: Path) -> Iterator[str]:
@@ -264,10 +264,10 @@ def _watched(folder: Path) -> Iterator[str]:
     from ringside.view.export.prometheus import render
     from ringside.view.server.feed import PageFeed
     from ringside.view.tui.rank_table import SortOrder
-    from ringside.view.tui.source import Local, look
+    from ringside.view.tui.source import Local, take_snapshot
     from ringside.view.tui.text import as_json, once_lines
 
-    snapshot = look(Local(folder / "run"), 1)
+    snapshot = take_snapshot(Local(folder / "run"), 1)
     order = SortOrder(sort="excess", reverse=False, filter="")
     yield "\n".join(once_lines(snapshot, order, 100))
     yield json.dumps(as_json(snapshot, order))
@@ -492,7 +492,7 @@ def _hear_letter(content: bytes) -> None:
     from ringside.pytorch.hang_watch import store_channel as watch_mail
 
     try:
-        standings = watch_mail.letter_of(content).standings
+        standings = watch_mail.decode_report(content).standings
     except UNDECODABLE:
         return  # the thread that reads letters says so, and ends
     machine = HangDetector([1, 2])
@@ -572,10 +572,10 @@ def _write_pages(folder: Path) -> None:
     board = ProgressPage()
     try:
         for seq in range(12):
-            board.enters(1000 * seq)
-            board.waits()
+            board.entered(1000 * seq)
+            board.waiting()
         board.write("where", "train.py:30 in step")
-        board.fails(ValueError("x"))
+        board.failed(ValueError("x"))
         (folder / "page").mkdir(parents=True)
         (folder / "page" / "page").write_bytes(os.pread(board.fd, PAGE_BYTES, 0))
     finally:

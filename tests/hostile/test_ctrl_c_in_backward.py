@@ -20,8 +20,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.groups import own_machines  # noqa: E402
-from tests.sync.training import LIMIT_S, Plan, ddp_ranks, group, one_step, small_attachment, steps  # noqa: E402
+from tests.pytorch.groups import own_machines  # noqa: E402
+from tests.pytorch.training import LIMIT_S, Plan, ddp_ranks, group, one_step, small_attachment, steps  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -75,7 +75,7 @@ def place(between: bool) -> contextlib.AbstractContextManager[None]:
 
 def waits_and(model: DistributedDataParallel, do: Any) -> None:
     """Have a thread do something once this rank has begun to wait in backward."""
-    carrier: Any = own_hook(model).carrier
+    carrier: Any = own_hook(model).reducer
     before = carrier.leave, carrier.wait
 
     def then(call: Any) -> Any:  # one of these is the last that is called before the wait

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.training import ddp_ranks, group, small_attachment, steps  # noqa: E402
+from tests.pytorch.training import ddp_ranks, group, small_attachment, steps  # noqa: E402
 
 import ringside  # noqa: E402
 
@@ -39,8 +39,8 @@ def forked(port: int, directory: str) -> dict[str, Any]:
                 torch.optim.SGD(small.parameters(), lr=0.1).step()
                 ringside.log_step(loss=1.0)
                 session.event("child", why="fork")
-                session.watch.board.enters(1)
-                session.watch.board.waits()
+                session.watch.board.entered(1)
+                session.watch.board.waiting()
                 attachment.detach()
                 del model, optimizer
                 gc.collect()

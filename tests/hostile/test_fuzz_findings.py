@@ -29,7 +29,7 @@ from ringside.monitor.run.directory import RunReader
 from ringside.predict.tables import read_tables
 from ringside.predict.topology.files import load_topology
 from ringside.view.export.prometheus import render
-from ringside.view.html.doctor import render_page
+from ringside.view.html.doctor import doctor_page
 
 DEEP = "[" * 40_000 + "]" * 40_000
 ESCAPES = "\x1b[2J\x1b]0;title\x07"
@@ -213,7 +213,7 @@ def test_times_without_measure_are_left_out_and_warn_of_nothing(tmp_path: Path, 
 
 def test_pages_and_metrics_hold_no_control_characters(tmp_path: Path) -> None:
     error_file(tmp_path / "errors", 0, {"message": f"OSError: {ESCAPES}", "extraInfo": {"timestamp": "99"}})
-    assert "\x1b" not in render_page(examine([tmp_path / "errors"]))
+    assert "\x1b" not in doctor_page(examine([tmp_path / "errors"]))
     run = write_run(tmp_path / "run", own_times(4, 2))
     info = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**info, "name": ESCAPES, "hosts": [ESCAPES, "b"]}))

@@ -18,9 +18,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.pytorch import namespaces  # noqa: E402
+from tests.pytorch.training import ddp_ranks, free_port, group, run_directory  # noqa: E402
 from tests.support.ranks import ROOT, Team, communicator, on_ranks  # noqa: E402
-from tests.sync import namespaces  # noqa: E402
-from tests.sync.training import ddp_ranks, free_port, group, run_directory  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from tests.pytorch.training import ddp_ranks  # noqa: E402
 from tests.support.ranks import place  # noqa: E402
-from tests.sync.training import ddp_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402

@@ -33,10 +33,10 @@ class Exchange:
 @pytest.mark.parametrize("failure", [GaveUp(), Superseded()])
 def test_what_is_applied_is_what_was_acknowledged(failure):
     flat = SimpleNamespace(size_bytes=64)
-    job = SimpleNamespace(work=SimpleNamespace(flat=flat), phases=SimpleNamespace(reached=lambda phase: None))
+    job = SimpleNamespace(work=SimpleNamespace(flat=flat), failpoints=SimpleNamespace(reached=lambda phase: None))
     attempt = Attempt(job, Counter())
     given_up, finished = Exchange(1, failure), Exchange(2)
-    attempt.add_up(i.RunExchange(Tag(1, 1, 5, 0), GENERATION), given_up)
-    attempt.add_up(i.RunExchange(Tag(1, 2, 5, 1), GENERATION), finished)
+    attempt.reduce(i.RunExchange(Tag(1, 1, 5, 0), GENERATION), given_up)
+    attempt.reduce(i.RunExchange(Tag(1, 2, 5, 1), GENERATION), finished)
     given_up.into[:] = 9  # the thread has got some processor time again
     assert np.array_equal(attempt.total, np.full(64, 2))

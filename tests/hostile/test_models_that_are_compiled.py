@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.training import Plan, Said, build, ddp_ranks, group, one_step  # noqa: E402
+from tests.pytorch.training import Plan, Said, build, ddp_ranks, group, one_step  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402

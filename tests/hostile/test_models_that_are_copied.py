@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.sync.training import (  # noqa: E402
+from tests.pytorch.training import (  # noqa: E402
     Plan,
     ddp_ranks,
     group,

@@ -241,7 +241,7 @@ def test_users_are_found_by_either_kind_of_address() -> None:
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringside.view.server.app.PageConnection.asking_s", 0.2)
+    monkeypatch.setattr("ringside.view.server.app.PageConnection.request_timeout_s", 0.2)
     with dribbling(page, 1) as (client,):
         assert ends(client)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.sync.groups import own_machines  # noqa: E402
-from tests.sync.training import build, ddp_ranks, group, same_bits  # noqa: E402
+from tests.pytorch.groups import own_machines  # noqa: E402
+from tests.pytorch.training import build, ddp_ranks, group, same_bits  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402

@@ -176,11 +176,11 @@ def long_dead(number):
 def test_the_only_rank_that_is_not_refused_does_not_train_alone(tmp_path, monkeypatch, seats):
     """The others were refused before they had a seat, or for the order that they drew when they had one."""
     registers = MemoryRegisters()
-    meeting = Rendezvous(registers, 3)
+    rendezvous = Rendezvous(registers, 3)
     for rank in (1, 2):
-        meeting.refuse(rank, seats.get(rank, long_dead(7)))
+        rendezvous.refuse(rank, seats.get(rank, long_dead(7)))
         if rank in seats:
-            meeting.claim(1, rank, seats[rank])
+            rendezvous.claim(1, rank, seats[rank])
     registers.create("1/founders", encode((MemberId(0, 1),)))
     monkeypatch.setattr(
         "ringside.survive.train.connect", lambda environ, number: StoreConnection(0, 3, registers, registers)
@@ -204,9 +204,9 @@ def test_who_is_no_member_leaves_with_a_status_of_its_own_and_says_in_what_it_di
 
 def test_who_comes_back_as_somebody_else_does_not_end_the_job_that_it_was_in(tmp_path, monkeypatch):
     registers = MemoryRegisters()
-    meeting = Rendezvous(registers, 2)
-    meeting.claim(1, 1, long_dead(5))
-    meeting.refuse(1, long_dead(6))
+    rendezvous = Rendezvous(registers, 2)
+    rendezvous.claim(1, 1, long_dead(5))
+    rendezvous.refuse(1, long_dead(6))
     registers.create("1/founders", encode((MemberId(0, 1),)))
     monkeypatch.setattr(
         "ringside.survive.train.connect", lambda environ, number: StoreConnection(0, 2, registers, registers)

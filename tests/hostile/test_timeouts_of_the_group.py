@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.sync.groups import own_machines  # noqa: E402
-from tests.sync.training import LIMIT_S, Plan, build, ddp_ranks, group, one_step, steps  # noqa: E402
+from tests.pytorch.groups import own_machines  # noqa: E402
+from tests.pytorch.training import LIMIT_S, Plan, build, ddp_ranks, group, one_step, steps  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402

@@ -42,35 +42,35 @@ def start():
 
 @pytest.fixture
 def known():
-    meeting = Rendezvous(MemoryRegisters(), 2)
-    found = KnownWorkers(meeting, lambda _: 0.0)
-    yield meeting, found
+    rendezvous = Rendezvous(MemoryRegisters(), 2)
+    found = KnownWorkers(rendezvous, lambda _: 0.0)
+    yield rendezvous, found
     found.close()
 
 
-def bury(known, pid):
+def ensure_dead(known, pid):
     """Leave a rank out that the store says is a process; return whether that one lives on."""
-    meeting, found = known
-    seat = meeting.claim(1, 1, PeerPlace(own_place().machine, pid, state_of(pid)[1]))
-    found.bury(seat, 1)
-    found.forget()
+    rendezvous, found = known
+    seat = rendezvous.claim(1, 1, PeerPlace(own_place().machine, pid, state_of(pid)[1]))
+    found.ensure_dead(seat, 1)
+    found.close_all()
     return state_of(pid)[0] not in "XZ"
 
 
 def test_a_process_that_is_no_worker_is_left_alone(start, known, caplog):
     process, _ = start("-c", "print(flush=True); input()")
-    assert bury(known, process.pid)
+    assert ensure_dead(known, process.pid)
     assert "shows no sign of it: it is left alone" in caplog.text
 
 
 def test_a_worker_of_this_job_is_killed_and_nobody_else_of_its_kind(start, known):
     process, child = start(WORKER)
-    assert bury(known, int(child))
+    assert ensure_dead(known, int(child))
     another_job, _ = start(WORKER, MASTER_PORT="1")
-    assert bury(known, another_job.pid)
+    assert ensure_dead(known, another_job.pid)
     who_left, _ = start(WORKER, "left")
-    assert bury(known, who_left.pid)
-    assert not bury(known, process.pid)
+    assert ensure_dead(known, who_left.pid)
+    assert not ensure_dead(known, process.pid)
 
 
 def test_a_name_alone_is_no_sign(start, known):
@@ -78,4 +78,4 @@ def test_a_name_alone_is_no_sign(start, known):
     links = (os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd"))
     (name,) = (link.removeprefix("/memfd:").removesuffix(" (deleted)") for link in links if link.startswith("/memfd:"))
     process, _ = start("-c", "import os, sys; fd = os.memfd_create(sys.argv[1]); print(flush=True); input()", name)
-    assert bury(known, process.pid)
+    assert ensure_dead(known, process.pid)

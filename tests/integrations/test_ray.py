@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 from tests.integrations.frameworks import EXAMPLES
-from tests.sync.training import ddp_ranks, group
+from tests.pytorch.training import ddp_ranks, group
 
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import RunReader

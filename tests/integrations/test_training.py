@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from tests.sync.training import Said, ddp_ranks, group  # noqa: E402
+from tests.pytorch.training import Said, ddp_ranks, group  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -64,7 +64,7 @@ def with_accelerate(port: int, run: str) -> list[bool]:
             step(model, 3, tokens)
             optimizer.step()
         assert attachment is not None
-        chief = attachment.session.chief if attachment.session is not None else None
+        chief = attachment.session.rank0 if attachment.session is not None else None
         compared = [] if chief is None else chief.comparisons  # rank 0 compares, for all
         return [same, attachment.engine == "gloo", compared == [], models.hold(model) is attachment]
 
@@ -198,7 +198,7 @@ def test_work_is_summed_over_a_steps_micro_batches_and_only_where_gradients_are_
 
 def what_is_said(port: int) -> list[str]:
     with Said() as said:
-        models.say_why_not(nn.Linear(2, 2))  # one process trains
+        models.warn_not_watched(nn.Linear(2, 2))  # one process trains
         with group(port):
             assert accelerate.attach(nn.Linear(2, 2)) is not None
             LightningHooks().on_fit_start(trainer(nn.Bilinear(2, 2, 2), []), None)

@@ -17,10 +17,10 @@ from ringside.monitor.summary import finish_run
 from ringside.view.export.markdown import render_markdown
 from ringside.view.html.run_report import render_report
 from ringside.view.run.live import LiveRun
-from ringside.view.server.state import now
-from ringside.view.terminal import closing
+from ringside.view.server.state import page_state
+from ringside.view.terminal import closing_summary
 from ringside.view.tui.rank_table import SortOrder
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, verdict_block
 
 LINK = {"ranks": [0, 2], "hosts": ["a", "b"], "bytes_per_s": 11.4e6, "usual_bytes_per_s": 118e6}
@@ -107,7 +107,7 @@ def test_the_summary_and_the_reports_tell_of_it(run: Path) -> None:
     assert page.count("rank 2 (b) carries 11.4 MB/s") == 1
     console = Console(width=300)
     with console.capture() as text:
-        console.print(closing(summary, []))
+        console.print(closing_summary(summary, []))
     assert WORDS in text.get()
     info = msgspec.json.decode((run / "run.json").read_bytes(), type=RunInfo)
     assert "carries 11.4 MB/s" in render_markdown(summary, info)
@@ -116,8 +116,8 @@ def test_the_summary_and_the_reports_tell_of_it(run: Path) -> None:
 def test_live_views_tell_of_it(run: Path) -> None:
     live = LiveRun(run)
     live.poll()
-    assert now(live, [], None)["notes"] == [WORDS]
-    snapshot = look(Local(run))
+    assert page_state(live, [], None)["notes"] == [WORDS]
+    snapshot = take_snapshot(Local(run))
     assert snapshot.notes == (WORDS,)
     lines = verdict_block(snapshot, 60, 9).plain.split("\n")
     assert lines[-1].startswith("○ From step 527 on")

@@ -54,13 +54,14 @@ class Copy:
             if not target.is_file() or target.read_bytes() != source.read_bytes():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target)
-        for package in ("src", "tests"):
+        folders = ("src", "verification", "tests")
+        for package in folders:
             for old in (self.tree / package).rglob("*"):
                 if old.is_file() and old.suffix != ".pyc" and str(old.relative_to(self.tree)) not in names:
                     old.unlink()
         base = getattr(sys, "_base_executable", sys.executable)
         subprocess.run(["make", "-s", "setup", f"PYTHON={base}"], cwd=self.tree, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run([str(self.python), "-m", "compileall", "-q", "src", "tests"], cwd=self.tree, check=False)
+        subprocess.run([str(self.python), "-m", "compileall", "-q", *folders], cwd=self.tree, check=False)
 
     def try_fault(self, fault: Fault, tests: list[str]) -> dict[str, Any]:
         """Return what the tests say of a fault: "noticed" with the test's name, or "survived"."""

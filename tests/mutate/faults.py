@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOURCE = ROOT / "src" / "ringside"
+SOURCES = (ROOT / "src" / "ringside", ROOT / "verification")
 NATIVE = "_core (C++)"
 
 LEAST_OF_A_PACKAGE = 4
@@ -40,9 +40,9 @@ class Fault:
 
     @property
     def package(self) -> str:
-        parts = Path(self.path).relative_to("src/ringside").parts
         if Path(self.path).suffix != ".py":
             return NATIVE
+        parts = Path(self.path.removeprefix("src/ringside/")).parts
         return parts[0] if len(parts) > 1 else "(top)"
 
     @property
@@ -73,7 +73,7 @@ def draw(seed: int, count: int) -> list[Fault]:
     """
     chance = random.Random(seed)
     rooms: dict[str, list[Fault]] = {}
-    for path in sorted(SOURCE.rglob("*")):
+    for path in (path for folder in SOURCES for path in sorted(folder.rglob("*"))):
         if path.suffix == ".py":
             found = list(of_python(path))
         elif path.suffix in (".cpp", ".hpp"):

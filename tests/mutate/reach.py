@@ -28,7 +28,7 @@ class Reach:
     """
 
     def __init__(self, directory: Path, tree: Path) -> None:
-        self._sources = directory / "src"
+        self._sources = directory
         self._data = coverage.CoverageData(str(directory / "all"))
         self._data.read()
         self._tree = tree
@@ -45,7 +45,7 @@ class Reach:
         else:
             path = str(self._tree / fault.path)
             lines = self._data.contexts_by_lineno(path)
-            then = self._sources / Path(fault.path).relative_to("src")
+            then = self._sources / fault.path
             same = then.is_file() and then.read_bytes() == (ROOT / fault.path).read_bytes()
             asked = range(fault.statement, fault.line + 1) if fault.statement and same else list(lines)
             found = {test_of(context) for line in asked for context in lines.get(line, ())}
@@ -104,7 +104,8 @@ def make(directory: Path, tree: Path, python: Path, chosen: Sequence[str]) -> No
     for part in directory.glob("tests.*.json"):
         tests |= json.loads(part.read_text())
         part.unlink()
-    shutil.copytree(tree / "src", directory / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("src", "verification"):
+        shutil.copytree(tree / folder, directory / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (directory / "tests.json").write_text(json.dumps(tests))
 
 

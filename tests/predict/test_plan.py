@@ -12,7 +12,7 @@ from ringside.predict.plan.memory import batch, fit, sharded, state
 from ringside.predict.plan.options import option, options
 from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.predict.plan.ranking import contenders, crossovers
-from ringside.view.plan_text import long, short
+from ringside.view.plan_text import full_plan, short_plan
 
 BOX = Topology(
     "box", (4, 4), inside=LinkClass("shared_memory", 1e-6, 10e9), between=LinkClass("ethernet", 20e-6, 1e9), nics=1
@@ -64,7 +64,7 @@ def test_the_fastest_of_a_schedules_ranking_is_what_auto_takes():
 
 
 def test_what_tables_support_comes_before_schedules_alone():
-    lines = long(plan(PlanQuestion(preset("dgx-h100", 2), 65536)))
+    lines = full_plan(plan(PlanQuestion(preset("dgx-h100", 2), 65536)))
     alone = next(i for i, line in enumerate(lines) if "schedules alone" in line)
     assert any(line.startswith("  ring") for line in lines[:alone])
     assert any(line.startswith("  direct") for line in lines[alone:])
@@ -213,8 +213,8 @@ def test_a_byte_and_a_petabyte_are_priced():
 def test_the_short_form_fits_a_terminal(name, parameters):
     asked = PlanQuestion(preset(name), 2 * parameters, parameters=parameters, memory_bytes=80e9, compute_s=1.0)
     found = plan(asked)
-    lines = short(found)
+    lines = short_plan(found)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     assert ("REFUSED" in lines[0]) == found.fit.refused
-    assert len(long(found)) > len(lines)
+    assert len(full_plan(found)) > len(lines)

@@ -44,7 +44,7 @@ BUDGETS = {
     "tests/predict": 40,
     "tests/schedule": 60,
     "tests/survive": 80,
-    "tests/sync": 270,
+    "tests/pytorch": 270,
     "tests/view": 90,
     "tests/zoo": 130,
 }

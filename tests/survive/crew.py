@@ -22,7 +22,7 @@ from tests.survive.counting import BATCH, SAMPLES, Counting, consumed
 
 from ringside.errors import StoreGoneError
 from ringside.survive import driver, train
-from ringside.survive.cluster import known_workers as acquaintances
+from ringside.survive.cluster import absent_ranks, known_workers
 from ringside.survive.cluster.failpoints import Failpoints, parse_trap
 from ringside.survive.cluster.peers import Peer, PeerPlace, state_of
 from ringside.survive.cluster.registers import MemoryRegisters
@@ -125,16 +125,16 @@ class Crew:
                 local.process.kill()
                 raise Dies
 
-            phases = Failpoints(rank, traps, spring)
-            reached = phases.reached
+            failpoints = Failpoints(rank, traps, spring)
+            reached = failpoints.reached
 
             def noted(phase: str) -> None:
-                self.reached[rank].append((phases.step, phase))
+                self.reached[rank].append((failpoints.step, phase))
                 self.hook(rank, phase)
                 reached(phase)
 
-            phases.reached = noted  # type: ignore[method-assign]
-            return phases
+            failpoints.reached = noted  # type: ignore[method-assign]
+            return failpoints
 
         def place(life: int = 0, step: int = 0) -> PeerPlace:
             machine = f"host {local.rank}" if self.hosts else "here"
@@ -163,7 +163,7 @@ class Crew:
         self.monkeypatch.setattr(Peer, "is_this_process", property(is_this))
         self.monkeypatch.setattr(train.Kept, "of_environment", lambda _: self.kept.get(local.rank))
         self.monkeypatch.setattr(train.Failpoints, "of_environment", laid)
-        for module in (driver, train, acquaintances):
+        for module in (driver, train, absent_ranks, known_workers):
             self.monkeypatch.setattr(module, "own_place", place)
         threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}") for rank in range(self.ranks)]
         for thread in threads:

@@ -59,7 +59,9 @@ def test_memory_that_is_not_what_was_announced_is_refused():
 
 
 def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
-    worker = "from ringside.survive.cluster.peers import Mark; mark = Mark(); print('here', flush=True); input()"
+    worker = (
+        "from ringside.survive.cluster.peers import PeerMark; mark = PeerMark(); print('here', flush=True); input()"
+    )
     child = subprocess.Popen([sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"here\n"
     machine = own_place().machine
@@ -124,10 +126,10 @@ def reduced(slots, step, gradients):
             for view, value in zip(packing.views(slot), gradients[of], strict=True):
                 view.copy_(value)
         assert ranks[rank].silent(AttemptWord.READY, step) == sorted(slots)[sorted(slots).index(rank) :]
-        one.say(AttemptWord.READY, step)
+        one.write_word(AttemptWord.READY, step)
     for one in ranks.values():
         one.add_up()
-        one.say(AttemptWord.SUMMED, step)
+        one.write_word(AttemptWord.SUMMED, step)
     results = [np.zeros(packing.size_bytes, dtype=np.uint8) for _ in ranks]
     for one, result in zip(ranks.values(), results, strict=True):
         assert one.silent(AttemptWord.SUMMED, step) == []

@@ -16,7 +16,7 @@ from ringside.commands.run import keeper_command
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.errors import StoreGoneError, UsageError
-from ringside.launch.torchrun import take_apart
+from ringside.launch.torchrun import parse_command_line
 from ringside.survive.all_reduce.ring_order import cut_off, way_around
 from ringside.survive.audit import audit
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints, parse_trap
@@ -32,7 +32,7 @@ from ringside.survive.data.rebalance import WINDOW, Stragglers
 from ringside.survive.protocol.decision import Abort, Commit, Decisions, MemberId, Tag
 from ringside.survive.protocol.events import Acknowledgement, DrainWanted, QuotasWanted
 from ringside.survive.protocol.generation import Generation, MembershipChange, encode_generation, generation_key
-from ringside.survive.state.transfer import giver_for
+from ringside.survive.state.transfer import choose_giver
 from ringside.survive.supervisor import REFUSED, Supervisor, main
 
 A, B = MemberId(0, 1), MemberId(1, 1)
@@ -42,16 +42,16 @@ A, B = MemberId(0, 1), MemberId(1, 1)
 
 
 def test_a_rank_that_comes_again_gets_another_seat_and_its_own_mail():
-    meeting = Rendezvous(MemoryRegisters(), 2)
+    rendezvous = Rendezvous(MemoryRegisters(), 2)
     place = PeerPlace("here", 7, 8, 0)
-    first, second = (meeting.claim(1, 1, PeerPlace("here", 7, 8, life)) for life in (1, 2))
+    first, second = (rendezvous.claim(1, 1, PeerPlace("here", 7, 8, life)) for life in (1, 2))
     assert (first, second) == (MemberId(1, 1), MemberId(1, 2))
-    meeting.send(1, second, Joining(A))
-    meeting.send(1, second, Acknowledged(Acknowledgement(Tag(1, 1, 0, 0), A, "x")))
-    assert meeting.receive(1, first) == []
-    assert [type(message) for message in meeting.receive(1, second)] == [Joining, Acknowledged]
-    assert meeting.receive(1, second) == []
-    assert meeting.place(1, first) == PeerPlace("here", 7, 8, 1) != place
+    rendezvous.send(1, second, Joining(A))
+    rendezvous.send(1, second, Acknowledged(Acknowledgement(Tag(1, 1, 0, 0), A, "x")))
+    assert rendezvous.receive(1, first) == []
+    assert [type(message) for message in rendezvous.receive(1, second)] == [Joining, Acknowledged]
+    assert rendezvous.receive(1, second) == []
+    assert rendezvous.place(1, first) == PeerPlace("here", 7, 8, 1) != place
 
 
 def test_two_senders_and_a_message_that_nobody_understands():
@@ -65,25 +65,25 @@ def test_two_senders_and_a_message_that_nobody_understands():
 
 def test_founders_are_the_living_ones_and_the_first_list_stands():
     registers = MemoryRegisters()
-    meeting = Rendezvous(registers, 2)
+    rendezvous = Rendezvous(registers, 2)
     for rank, life in ((0, 1), (1, 1), (1, 2)):
-        meeting.claim(1, rank, PeerPlace("here", rank, 0, life))
-    assert meeting.founders(1, 5.0, lambda seat: True) == (MemberId(0, 1), MemberId(1, 2))
-    assert meeting.founders(1, 5.0, lambda seat: False) == (MemberId(0, 1), MemberId(1, 2))
+        rendezvous.claim(1, rank, PeerPlace("here", rank, 0, life))
+    assert rendezvous.founders(1, 5.0, lambda seat: True) == (MemberId(0, 1), MemberId(1, 2))
+    assert rendezvous.founders(1, 5.0, lambda seat: False) == (MemberId(0, 1), MemberId(1, 2))
     late = Rendezvous(MemoryRegisters(), 2)
     late.claim(1, 0, PeerPlace("here", 0, 0, 1))
     assert late.founders(1, 0.0, lambda seat: True) == (MemberId(0, 1),)
 
 
 def test_incarnations_only_go_up_and_what_one_process_says_is_replaced():
-    meeting = Rendezvous(MemoryRegisters(), 2)
-    assert (meeting.incarnation(), meeting.open(2), meeting.open(2), meeting.open(1)) == (1, 2, 2, 2)
+    rendezvous = Rendezvous(MemoryRegisters(), 2)
+    assert (rendezvous.incarnation(), rendezvous.open(2), rendezvous.open(2), rendezvous.open(1)) == (1, 2, 2, 2)
     for number in (1, 2):
-        meeting.beat(1, A, number)
-        assert meeting.beat_of(1, A) == number
-    again = Rendezvous(meeting.registers, 2)
+        rendezvous.beat(1, A, number)
+        assert rendezvous.beat_of(1, A) == number
+    again = Rendezvous(rendezvous.registers, 2)
     again.beat(1, A, 5)
-    assert meeting.beat_of(1, A) == 5
+    assert rendezvous.beat_of(1, A) == 5
 
 
 # ------------------------------------------------------------------------------------------------ waiting
@@ -288,7 +288,7 @@ def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
     ],
 )
 def test_a_command_line_is_given_to_keepers(words, script):
-    line = keeper_command(take_apart(words, ours=()))
+    line = keeper_command(parse_command_line(words, ours=()))
     assert line.script == script
     assert line.flags.count("-m") == 1
     assert line.flags[-1] == "-m"
@@ -385,20 +385,20 @@ def test_a_link_of_somebody_who_has_gone_is_no_wish_any_more():
 
 
 def test_a_process_that_got_no_time_to_listen_takes_nobody_for_dead():
-    now, meeting = [0.0], Rendezvous(MemoryRegisters(), 2)
-    listener = WorkerListener(meeting, 1, A, clock=lambda: now[0])
+    now, rendezvous = [0.0], Rendezvous(MemoryRegisters(), 2)
+    listener = WorkerListener(rendezvous, 1, A, clock=lambda: now[0])
     listener.close()  # it looks when it is told to
 
     def looked_after(seconds):
         now[0] += seconds
-        listener.look()
+        listener.poll()
         return listener.silent_s(B)
 
     before = listener.silent_s(B)
     assert looked_after(100.0) - before <= MOST_S
     silent = [looked_after(EVERY_S) for _ in range(2 * round(BEATS_S / EVERY_S))]
     assert silent[0] < BEATS_S < silent[-1]
-    meeting.beat(1, B, 1)
+    rendezvous.beat(1, B, 1)
     assert looked_after(EVERY_S) == 0.0
 
 
@@ -418,9 +418,9 @@ class Unreached:
 def asked_until(knocker, outcome, *members):
     """Ask until the knocks that are under way have come to their end; return what is said then."""
     for _ in range(2 * len(members)):
-        knocker.let_in(members)
+        knocker.may_ask(members)
         knocker.close()  # waits for it
-    assert knocker.let_in(members) == outcome
+    assert knocker.may_ask(members) == outcome
     return outcome
 
 
@@ -457,7 +457,7 @@ def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplo
 def test_who_joins_is_given_the_state_by_the_first_it_reaches(joining, unreached, giver):
     seats = tuple(MemberId(rank, 1) for rank in range(3))
     record = Generation(1, 4, 0, 0, seats, (0,) * 6, joining=joining)
-    assert giver_for(seats[2], record, [seats[rank] for rank in unreached]) == seats[giver]
+    assert choose_giver(seats[2], record, [seats[rank] for rank in unreached]) == seats[giver]
 
 
 class Faulty(MemoryRegisters):
@@ -492,11 +492,11 @@ class Faulty(MemoryRegisters):
 class Exchangeable:
     """A meeting in whose place another one can be put."""
 
-    def __init__(self, meeting):
-        self.meeting = meeting
+    def __init__(self, rendezvous):
+        self.rendezvous = rendezvous
 
     def __getattr__(self, name):
-        return getattr(self.meeting, name)
+        return getattr(self.rendezvous, name)
 
 
 def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
@@ -507,10 +507,10 @@ def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
     record = generation((0, 1))
     layout = HostLayout(0, [], {0: (), 1: ()})
 
-    def end_of(seat, meeting):
+    def end_of(seat, rendezvous):
         others = {other: Stub() for other in record.members if other != seat}
-        phases, lookout = Failpoints(seat.rank), PeerWait(others, list)
-        return NetExchange(seat, record, layout, meeting, lookout, phases, Unreached())
+        failpoints, peer_wait = Failpoints(seat.rank), PeerWait(others, list)
+        return NetExchange(seat, record, layout, rendezvous, peer_wait, failpoints, Unreached())
 
     asked = {seat: Exchangeable(Rendezvous(Faulty(), 2)) for seat in record.members}
     ends = {seat: end_of(seat, asked[seat]) for seat in record.members}
@@ -518,7 +518,7 @@ def test_the_latest_acknowledgement_stands_however_often_a_store_is_asked():
     for faults in itertools.product(("", "twice", "lost", "unanswered"), repeat=4):
         registers = Faulty(faults)
         for one in asked.values():
-            one.meeting = Rendezvous(registers, 2)
+            one.rendezvous = Rendezvous(registers, 2)
         for step in range(6):
             ack = Acknowledgement(record.tag(step), other.seat, f"{step:016x}")
             if not acknowledged(other, ack, tries=1 + step % 2):
@@ -558,8 +558,8 @@ def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_mi
 
     def summed(seat):
         others = {other: Stub() for other in record.members if other != seat}
-        meeting = Rendezvous(MemoryRegisters(), 3)
-        exchange = NetExchange(seat, record, layout, meeting, PeerWait(others, list), Failpoints(seat.rank), pair)
+        rendezvous = Rendezvous(MemoryRegisters(), 3)
+        exchange = NetExchange(seat, record, layout, rendezvous, PeerWait(others, list), Failpoints(seat.rank), pair)
         for of, slot in zip(slots[seat.rank], exchange.slots, strict=True):
             slot.view(np.float64)[:] = np.arange(5) + 10.0**of
         total = np.zeros(40, dtype=np.uint8)

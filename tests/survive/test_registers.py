@@ -15,7 +15,7 @@ from ringside.survive.protocol.decision import (
     decode_decided,
     encode_decided,
 )
-from ringside.survive.protocol.generation import Generation, dealt, decode_generation, encode_generation
+from ringside.survive.protocol.generation import Generation, assign_micro_batches, decode_generation, encode_generation
 
 SEATS = (MemberId(0, 1), MemberId(2, 5))
 COMMIT = Commit(SEATS, 8, 4, 4, "ab12")
@@ -120,7 +120,7 @@ def test_hostile_records_are_refused_in_one_line(decode, data):
         lambda: Commit((SEATS[1], SEATS[0]), 0, 1, 1, ""),
         lambda: Generation(1, 1, 0, members=(MemberId(1, 1), MemberId(1, 2))),
         lambda: Generation(1, 1, 0, members=SEATS, owners=(0, 1)),
-        lambda: dealt((0, 1), {0: 1}),
+        lambda: assign_micro_batches((0, 1), {0: 1}),
     ],
 )
 def test_records_that_make_no_sense_cannot_be_made(make):
@@ -129,6 +129,6 @@ def test_records_that_make_no_sense_cannot_be_made(make):
 
 
 def test_survivors_keep_their_micro_batches():
-    assert dealt((0, 0, 1, 1, 2, 2, 3, 3), {0: 3, 1: 3, 2: 2}) == (0, 0, 1, 1, 2, 2, 0, 1)
-    assert dealt((0, 0, 0, 0), {0: 1, 1: 3}) == (0, 1, 1, 1)
-    assert dealt((0, 1), {0: 0, 1: 2}) == (1, 1)
+    assert assign_micro_batches((0, 0, 1, 1, 2, 2, 3, 3), {0: 3, 1: 3, 2: 2}) == (0, 0, 1, 1, 2, 2, 0, 1)
+    assert assign_micro_batches((0, 0, 0, 0), {0: 1, 1: 3}) == (0, 1, 1, 1)
+    assert assign_micro_batches((0, 1), {0: 0, 1: 2}) == (1, 1)

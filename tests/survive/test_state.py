@@ -94,13 +94,13 @@ def test_a_state_is_taken_over_from_a_peer_bit_for_bit_and_only_the_one_agreed_o
 def test_a_worker_with_another_model_is_refused_by_name():
     def own(width, batch=4):
         state = trained(width=width)
-        return passport.passport_of(state.model, state.optimizer, range(20), Samples(20, batch, 2, shuffled(20, 0)), 0)
+        return passport.fingerprint(state.model, state.optimizer, range(20), Samples(20, batch, 2, shuffled(20, 0)), 0)
 
-    passport.refuse_strangers(own(4), passport.encode(own(4)), "rank 2")
+    passport.check_fingerprint(own(4), passport.encode(own(4)), "rank 2")
     with pytest.raises(MismatchError, match=r"rank 2 is refused.*the batch \(8 samples.*the model \("):
-        passport.refuse_strangers(own(5, batch=8), passport.encode(own(4)), "rank 2")
+        passport.check_fingerprint(own(5, batch=8), passport.encode(own(4)), "rank 2")
     with pytest.raises(MismatchError, match="another job"):
-        passport.refuse_strangers(own(4), b"\xff", "rank 2")
+        passport.check_fingerprint(own(4), b"\xff", "rank 2")
 
 
 def test_a_checkpoint_is_read_back_by_us_and_by_dcp_alone(tmp_path):

@@ -138,7 +138,7 @@ def test_who_dies_around_the_end_has_the_final_state_all_the_same(monkeypatch, p
 def test_a_rank_that_was_drained_waits_and_has_the_final_state(monkeypatch):
     def look(t, step):
         if (t.rank, step.number) == (0, 1):
-            t._driver.tell(DrainWanted(2))
+            t._driver.handle(DrainWanted(2))
 
     crew = Crew(monkeypatch, steps=7, look=look).run()
     holds(crew, 7, drained=2)
@@ -151,7 +151,7 @@ def test_a_rank_that_was_drained_waits_and_has_the_final_state(monkeypatch):
 def test_quotas_that_are_wanted_are_those_of_the_steps_after(monkeypatch):
     def look(t, step):
         if (t.rank, step.number) == (0, 1):
-            t._driver.tell(QuotasWanted(((0, 1), (1, 4), (2, 1))))
+            t._driver.handle(QuotasWanted(((0, 1), (1, 4), (2, 1))))
 
     crew = Crew(monkeypatch, steps=5, look=look).run()
     holds(crew, 5)

@@ -14,9 +14,10 @@ from ringside.monitor.job.questions import QUESTIONS, Question
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict, headline
+from ringside.view.html.page import answers_section
 from ringside.view.html.run_report import render_report
-from ringside.view.terminal import closing
-from ringside.view.verdict_text import answer, answers_section, sign
+from ringside.view.terminal import closing_summary
+from ringside.view.verdict_text import answer_sign, answer_text
 
 SLOW_LINK = Verdict(kind="slow_link", ranks=[0, 1], since_step=5, detected_step=9, excess_ratio=3.0, cause="the wire")
 
@@ -64,18 +65,18 @@ def test_of_a_slow_link_neither_end_is_marked_but_the_link_is() -> None:
 def test_the_last_words_in_the_terminal_have_the_answers() -> None:
     summary, _, _ = run()
     out = io.StringIO()
-    Console(file=out, width=200).print(closing(summary, []))
+    Console(file=out, width=200).print(closing_summary(summary, []))
     lines = out.getvalue().splitlines()
     assert [line.split()[0] for line in lines if line.strip().endswith("?")] == ["yes", "yes", "yes", "–"]
     del summary["questions"]
-    Console(file=out, width=200).print(closing(summary, []))  # as an older version wrote it
+    Console(file=out, width=200).print(closing_summary(summary, []))  # as an older version wrote it
 
 
 @pytest.mark.parametrize(("value", "said"), [(True, "Yes. So."), (False, "No. So."), (None, "It cannot be told. So.")])
 def test_answers_in_words(value: bool | None, said: str) -> None:
     question = Question(answer=value, words="so")
-    assert answer(question) == said
-    assert sign(question) == {True: "yes", False: "no", None: "–"}[value]
+    assert answer_text(question) == said
+    assert answer_sign(question) == {True: "yes", False: "no", None: "–"}[value]
 
 
 def test_hostile_text_in_an_answer_stays_text() -> None:

@@ -7,10 +7,10 @@ import pytest
 from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question, Rings, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import figure, title
-from ringside.view.findings_text import tell, what_if_line
-from ringside.view.html.doctor import render_page
-from ringside.view.html.nccl_rings import style
-from ringside.view.verdict_text import answer
+from ringside.view.findings_text import finding_text, what_if_line
+from ringside.view.html.doctor import doctor_page
+from ringside.view.html.nccl_rings import transport_class
+from ringside.view.verdict_text import answer_text
 
 NOTE = Note(file="a", kind="NCCL log", text="read")
 
@@ -50,7 +50,7 @@ def test_units_stand_with_the_value_not_with_the_name() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("ranks", [(), (3,), (3, 4), tuple(range(20))])
 def test_every_kind_has_a_headline_that_is_a_sentence(kind: str, ranks: tuple[int, ...]) -> None:
-    said = tell(verdict(kind, ranks)).headline
+    said = finding_text(verdict(kind, ranks)).headline
     assert said[0].isupper()
     assert said.endswith(".")
     assert len(said) < 120
@@ -59,18 +59,18 @@ def test_every_kind_has_a_headline_that_is_a_sentence(kind: str, ranks: tuple[in
 
 
 def test_answers_say_yes_no_or_that_nobody_can_tell() -> None:
-    assert answer(Question(answer=True, words="it does")) == "Yes. It does."
-    assert answer(Question(answer=None)) == "It cannot be told."
+    assert answer_text(Question(answer=True, words="it does")) == "Yes. It does."
+    assert answer_text(Question(answer=None)) == "It cannot be told."
     assert what_if_line({"slowdown": 1.1791, "worst_worker_share": 0.031}) == "slowdown 1.179, worst worker share 3.1 %"
 
 
 def test_the_page_says_first_what_is_known() -> None:
-    assert "Nothing wrong was found." in render_page(Findings(notes=[NOTE]))
+    assert "Nothing wrong was found." in doctor_page(Findings(notes=[NOTE]))
     unjudged = [Unjudged(what="who", why="one rank of eight")]
-    page = render_page(Findings(notes=[NOTE], unjudged=unjudged))
+    page = doctor_page(Findings(notes=[NOTE], unjudged=unjudged))
     assert "in what could be judged" in page
     assert "one rank of eight" in page
-    assert "Nothing here could be read" in render_page(Findings(notes=[Note(file="a", used=False)]))
+    assert "Nothing here could be read" in doctor_page(Findings(notes=[Note(file="a", used=False)]))
 
 
 def test_lanes_mark_waits_and_culprits() -> None:
@@ -82,7 +82,7 @@ def test_lanes_mark_waits_and_culprits() -> None:
         ),
         Lane(title="t", rank=1, spans=[TimeSpan(start_s=0, end_s=3, kind="compute")], note="culprit"),
     ]
-    page = render_page(Findings(verdicts=[verdict()], lanes=lanes, notes=[NOTE]))
+    page = doctor_page(Findings(verdicts=[verdict()], lanes=lanes, notes=[NOTE]))
     assert 'aria-label="rank 0: waited 2.00 s"' in page
     assert 'aria-label="rank 1: waited 0 s, culprit"' in page
     assert re.search(r'<rect class="wait" x="3333" y="0" width="6667"', page)
@@ -98,7 +98,7 @@ def test_rings_show_hosts_transports_and_breaks() -> None:
     rings = Rings(
         title="comm", nranks=3, hosts=["left", "left", "right"], rings={0: hops, 1: hops}, trees={0: hops[:1]}
     )
-    page = render_page(Findings(rings=[rings], notes=[NOTE]))
+    page = doctor_page(Findings(rings=[rings], notes=[NOTE]))
     assert page.count("ring of channels 0 and 1, 2 hops between hosts") == 1
     assert page.count('class="hostarc') == 2
     assert 'class="hop broken between"' in page
@@ -108,12 +108,12 @@ def test_rings_show_hosts_transports_and_breaks() -> None:
 
 def test_transports_have_styles() -> None:
     vias = ("NVLink P2P", "PCIe P2P", "SHM", "NET/Socket", "NET/IB", "NET/IB GDRDMA", "")
-    assert [style(via) for via in vias] == ["nvlink", "pcie", "shm", "socket", "net", "rdma", "other"]
+    assert [transport_class(via) for via in vias] == ["nvlink", "pcie", "shm", "socket", "net", "rdma", "other"]
 
 
 def test_tables_put_culprits_first_where_they_are_long() -> None:
     rows: list[list[float | int | str | None]] = [[rank, f"host-{rank}"] for rank in range(40)]
-    page = render_page(
+    page = doctor_page(
         Findings(sheets=[Sheet(title="t", columns=["rank", "host"], rows=rows, culprits=[33])], notes=[NOTE])
     )
     assert page.index("host-33") < page.index("host-0<")

@@ -25,7 +25,7 @@ from ringside.schedule import (
     two_tree,
 )
 from ringside.view.schedule import layout as drawing_layout
-from ringside.view.schedule.arrange import arranged, columns_of
+from ringside.view.schedule.arrange import arrange_vertices, columns_of
 from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout, Pills
 from ringside.view.schedule.shape import ScheduleShape, hosts_of, shape_of
@@ -112,7 +112,7 @@ def boxes(layout: GraphLayout) -> list[tuple[int, Box]]:
     ],
 )
 def test_nothing_overlaps_and_all_is_in_the_box(name: str, n: int):
-    layout = arranged(ScheduleFrames(by_name(name, n)))
+    layout = arrange_vertices(ScheduleFrames(by_name(name, n)))
     x, y, wide, high = layout.box
     drawn = boxes(layout)
     for _, (left, top, right, bottom) in drawn:
@@ -127,7 +127,7 @@ def test_nothing_overlaps_and_all_is_in_the_box(name: str, n: int):
 
 @pytest.mark.parametrize("schedule", [tree(15), pipelined(two_tree(16), 4), chain(9), hierarchical([3, 2, 4])])
 def test_cells_of_a_node_lie_in_its_card(schedule):
-    layout = arranged(ScheduleFrames(schedule))
+    layout = arrange_vertices(ScheduleFrames(schedule))
     for index, node in enumerate(layout.nodes):
         wide, high = layout.sizes.card(len(node.parts))
         for u, v in layout.cell_at(index):
@@ -136,7 +136,7 @@ def test_cells_of_a_node_lie_in_its_card(schedule):
 
 
 def test_arrows_end_at_their_vertices_and_the_two_directions_keep_apart():
-    layout = arranged(ScheduleFrames(direct(5)))
+    layout = arrange_vertices(ScheduleFrames(direct(5)))
     start, _, end = layout.curve(0, 2)
     back = layout.curve(2, 0)
     assert math.dist(start, (layout.nodes[0].x, layout.nodes[0].y)) == pytest.approx(layout.sizes.disc + 3)
@@ -145,17 +145,17 @@ def test_arrows_end_at_their_vertices_and_the_two_directions_keep_apart():
 
 
 def test_labels_make_way_for_each_other():
-    layout = arranged(ScheduleFrames(direct(5)))
+    layout = arrange_vertices(ScheduleFrames(direct(5)))
     pills, curve = Pills(layout), layout.curve(0, 2)
-    first, second = pills.free(curve, 0.5, 30, 12), pills.free(curve, 0.5, 30, 12)
+    first, second = pills.place(curve, 0.5, 30, 12), pills.place(curve, 0.5, 30, 12)
     assert first
     assert second
     assert max(abs(first[0] - second[0]) - 30, abs(first[1] - second[1]) - 12) >= 0
-    assert pills.free(curve, 0.5, 500, 500) is None
+    assert pills.place(curve, 0.5, 500, 500) is None
 
 
 def test_the_page_tries_the_same_places_for_labels():
-    script = (Path(drawing_layout.__file__).parents[1] / "drawing.js").read_text()
+    script = (Path(drawing_layout.__file__).parents[1] / "static" / "schedule" / "drawing.js").read_text()
     (tried,) = re.findall(r"for \(const t of \[at, ([\d., ]+)\]\)", script)
     assert tuple(map(float, tried.split(", "))) == drawing_layout.TRIED
 

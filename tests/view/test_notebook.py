@@ -16,7 +16,7 @@ pytest.importorskip("anywidget", reason="anywidget is not installed: pip install
 
 from ringside.errors import UsageError
 from ringside.view.notebook import SHOWN_RANKS, LiveView, state_of
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "notebook.md"
@@ -62,7 +62,7 @@ def test_verdicts_are_told_with_why_price_and_what_to_do(tmp_path: Path) -> None
     (run / "events.jsonl").write_text(
         json.dumps({"unix": 1.0, "kind": "verdict", "step": 26, "verdict": verdict}) + "\n"
     )
-    (told,) = state_of(look(Local(run)))["verdicts"]
+    (told,) = state_of(take_snapshot(Local(run)))["verdicts"]
     assert told["headline"] == "rank 1 is 30 % slower than the others since step 20"
     assert told["told"][0] == ["why", "�[2Jheat"]
     assert [name for name, _ in told["told"]] == ["why", "price", "do"]
@@ -71,7 +71,7 @@ def test_verdicts_are_told_with_why_price_and_what_to_do(tmp_path: Path) -> None
 def test_of_many_ranks_the_slowest_are_shown(tmp_path: Path) -> None:
     own = own_times(10, SHOWN_RANKS + 6)
     own[:, 5] *= 2
-    state = state_of(look(Local(write_run(tmp_path / "run", own))))
+    state = state_of(take_snapshot(Local(write_run(tmp_path / "run", own))))
     assert (len(state["ranks"]), state["more"], state["ranks"][0]["rank"]) == (SHOWN_RANKS, 6, 5)
 
 

@@ -13,7 +13,7 @@ from ringside.monitor.summary import summarise
 from ringside.text import UNKNOWN, digits, duration, rank_time, share, size
 from ringside.view.html.charts import POINTS, Series, chart, ticks
 from ringside.view.html.run_report import render_report
-from ringside.view.html.waits_ring import longest_waits, ring
+from ringside.view.html.waits_ring import longest_waits, waits_ring
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -159,7 +159,7 @@ def test_who_waited_for_whom_adds_up() -> None:
     }  # fmt: skip
     assert longest_waits(own, waits, 1) == found[:1]
     assert longest_waits(own[2:], waits[2:], 9) == []
-    assert ring([], 3, set()).count('class="wait') == 1  # the empty list of waits
+    assert waits_ring([], 3, set()).count('class="wait') == 1  # the empty list of waits
 
 
 def test_numbers_in_words() -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ringside.view.html.waits_ring import CENTRE, MOST_NAMES, RADIUS, ring
+from ringside.view.html.waits_ring import CENTRE, MOST_NAMES, RADIUS, waits_ring
 
 
 def places(drawn: str) -> list[tuple[float, float]]:
@@ -21,7 +21,7 @@ def widths(drawn: str) -> list[float]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 5, 64])
 def test_ranks_stand_evenly_on_the_ring_from_the_top_on(ranks: int) -> None:
-    spots = places(ring([], ranks, set()))
+    spots = places(waits_ring([], ranks, set()))
     assert len(spots) == ranks
     assert spots[0] == pytest.approx((CENTRE, CENTRE - RADIUS), abs=0.1)
     for rank, (x, y) in enumerate(spots):
@@ -32,6 +32,6 @@ def test_ranks_stand_evenly_on_the_ring_from_the_top_on(ranks: int) -> None:
 
 def test_the_longest_wait_has_the_widest_arrow_and_arrows_among_many_ranks_are_thinner() -> None:
     waits = [(0, 1, 0.4), (2, 1, 0.1)]
-    few, many = widths(ring(waits, MOST_NAMES, set())), widths(ring(waits, MOST_NAMES + 1, set()))
+    few, many = widths(waits_ring(waits, MOST_NAMES, set())), widths(waits_ring(waits, MOST_NAMES + 1, set()))
     assert few == [2.2, 6.0]  # the longest is drawn last, over the others
     assert many == [1.5, 3.0]

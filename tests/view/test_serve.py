@@ -28,9 +28,9 @@ from ringside.view.run.live import LiveRun
 from ringside.view.server import feed as serve_feed
 from ringside.view.server.guard import check_address, holder, listen
 from ringside.view.server.runs import key_of, newest_run
-from ringside.view.server.state import now, topology
+from ringside.view.server.state import page_state, topology
 
-WEB = Path(__file__).parents[2] / "src" / "ringside" / "view" / "web"
+WEB = Path(__file__).parents[2] / "src" / "ringside" / "view" / "static" / "live"
 
 
 def floats(text: str) -> np.ndarray:
@@ -328,7 +328,7 @@ def test_state_of_many_ranks_is_small(tmp_path: Path) -> None:
 
     live = LiveRun(write_run(tmp_path / "run", own_times(17, 1024)))
     live.poll()
-    state = now(live, [], None)
+    state = page_state(live, [], None)
     assert len(json.dumps(state)) < 64_000
     assert len(floats(state["figures"]["own_seconds"])) == 1024
 

@@ -22,18 +22,18 @@ def test_times_come_back_within_a_thousandth() -> None:
 
 def test_rows_are_given_once_and_again_when_they_change() -> None:
     history = History(4)
-    history.take([record(step, rank, 0.1) for step in range(5) for rank in range(4)])
+    history.add([record(step, rank, 0.1) for step in range(5) for rank in range(4)])
     first = history.since(0)
     assert first.steps.tolist() == [0, 1, 2, 3, 4]
     assert not first.more
     assert history.since(first.serial).steps.tolist() == []
-    history.take([record(2, 1, 0.2), record(5, 0, 0.1)])
+    history.add([record(2, 1, 0.2), record(5, 0, 0.1)])
     assert history.since(first.serial).steps.tolist() == [2, 5]
 
 
 def test_lateness_is_over_the_steps_median_and_the_lines_are_right() -> None:
     history = History(5)
-    history.take([record(0, rank, 0.125 if rank == 3 else 0.1, wait_seconds=0.02) for rank in range(5)])
+    history.add([record(0, rank, 0.125 if rank == 3 else 0.1, wait_seconds=0.02) for rank in range(5)])
     rows = history.since(0)
     assert ((rows.late[0].astype(float) - 1) / 254) ** 2 == pytest.approx([0, 0, 0, 0.25, 0], abs=0.01)
     assert rows.worst.tolist() == [3]
@@ -46,14 +46,14 @@ def test_lateness_is_over_the_steps_median_and_the_lines_are_right() -> None:
 
 def test_missing_ranks_are_unknown_and_impossible_ones_left_out() -> None:
     history = History(3)
-    history.take(
+    history.add(
         [record(0, 0, 0.1), record(0, 2, math.nan), record(0, 7, 0.1), record(-1, 0, 0.1), record(1 << 60, 0, 1)]
     )
     rows = history.since(0)
     assert rows.steps.tolist() == [0]
     assert rows.late.tolist() == [[1, 0, 0]]
     assert rows.worst.tolist() == [0]
-    history.take([record(1, 2, 0.2), record(2, 0, math.nan)])
+    history.add([record(1, 2, 0.2), record(2, 0, math.nan)])
     assert history.since(rows.serial).worst.tolist() == [2, -1]
 
 
@@ -63,7 +63,7 @@ def test_a_long_run_is_thinned_out_and_keeps_its_span(rows: int, at_once: int) -
     history = History(4, cells=4 * rows)
     for begin in range(0, 1000, at_once):
         steps = range(begin, min(begin + at_once, 1000))
-        history.take([record(step, rank, 0.1 + step / 1e4) for step in steps for rank in range(4)])
+        history.add([record(step, rank, 0.1 + step / 1e4) for step in steps for rank in range(4)])
         assert not np.any(history.rank(0)[0] % history.stride)
     given = history.since(0)
     assert history.stride == 16
@@ -75,7 +75,7 @@ def test_a_long_run_is_thinned_out_and_keeps_its_span(rows: int, at_once: int) -
 
 def test_much_comes_in_pieces() -> None:
     history = History(8)
-    history.take([record(step, rank, 0.1) for step in range(50) for rank in range(8)])
+    history.add([record(step, rank, 0.1) for step in range(50) for rank in range(8)])
     serial, steps = 0, []
     while (rows := history.since(serial, cells=80)).more:
         assert rows.late.size <= 80

@@ -11,7 +11,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import ms, sparkline
 from ringside.text import short_size as size
 from ringside.view.run.live import RunFollower
-from ringside.view.terminal import closing, picture, status_line, verdict_line
+from ringside.view.terminal import closing_summary, live_picture, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
 
@@ -80,7 +80,7 @@ def lines(renderable, width=80):
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1000])
 def test_the_picture_fits_a_small_terminal_and_shows_the_verdict(ranks):
     run = following(ranks)
-    shown = lines(picture(run, "demo: a byte-level GPT with a title that is much too long for it", 75.0))
+    shown = lines(live_picture(run, "demo: a byte-level GPT with a title that is much too long for it", 75.0))
     assert len(shown) <= 24
     assert max(map(len, shown)) <= 80
     text = "\n".join(shown)
@@ -99,12 +99,12 @@ def test_the_price_grows_with_every_step_after_the_verdict():
     over = run.findings[0].cost_rank_seconds
     run.feed(records(2, 10, first=50), [])
     assert run.findings[0].cost_rank_seconds == over
-    assert "(over)" in "\n".join(lines(picture(run, "x", 1.0)))
+    assert "(over)" in "\n".join(lines(live_picture(run, "x", 1.0)))
 
 
 def test_a_run_that_has_not_begun_and_one_that_compares():
     run = RunFollower()
-    assert lines(picture(run, "demo", 0.0))
+    assert lines(live_picture(run, "demo", 0.0))
     assert "starting" in status_line(run, 3.0)
     run = following()
     run.feed([], [{"kind": "stage", "stage": "comparison", "done": 3, "of": 12}])
@@ -134,7 +134,7 @@ def test_lines_for_logs():
 def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     found = [Verdict(**verdict(cost_rank_seconds=7200.0))]
     summary = summarise(info(12), list(records(12, 30, slow=1)), found)
-    text = "\n".join(lines(closing(summary, found), width=60))
+    text = "\n".join(lines(closing_summary(summary, found), width=60))
     order = [
         "rank 1 is 30 % slower",
         "most of the extra",
@@ -145,8 +145,8 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     ]
     positions = [text.index(words) for words in order]
     assert positions == sorted(positions)
-    assert "No rank held" in "\n".join(lines(closing(summary, [])))
-    assert "No training step" in "\n".join(lines(closing(summarise(info(2), [], []), [])))
+    assert "No rank held" in "\n".join(lines(closing_summary(summary, [])))
+    assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
 
 
 @given(FLOATS, st.integers(0, 40))

@@ -17,8 +17,17 @@ from tests.recorded_runs import own_times, slow_run, write_run
 from ringside.errors import RingsideError
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange, fit_columns, heading, matches, row
-from ringside.view.tui.source import Local, Snapshot, look
+from ringside.view.tui.rank_table import (
+    SORTS,
+    SortOrder,
+    Sparks,
+    arrange_ranks,
+    fit_columns,
+    heading_line,
+    matches_filter,
+    rank_line,
+)
+from ringside.view.tui.source import Local, Snapshot, take_snapshot
 from ringside.view.tui.text import all_verdicts, as_json, first_line, once_lines, rank_detail, verdict_block
 
 VERDICT = {
@@ -55,7 +64,7 @@ def plain(lines: object) -> str:
 )
 def test_order_puts_what_is_not_known_last(sort: str, reverse: bool, expected: list[int]) -> None:
     ranks = [rank(0, 0.2), rank(1, 0.3), rank(2, 0.1), rank(3, math.nan)]
-    assert [one.rank for one in arrange(ranks, SortOrder(sort, reverse))] == expected
+    assert [one.rank for one in arrange_ranks(ranks, SortOrder(sort, reverse))] == expected
 
 
 @pytest.mark.parametrize(
@@ -66,11 +75,11 @@ def test_order_puts_what_is_not_known_last(sort: str, reverse: bool, expected: l
     ],
 )  # fmt: skip
 def test_filters(wanted: str, expected: bool) -> None:
-    assert matches(rank(12, host="node-3.cluster", verdicts=("slow_rank",)), wanted) is expected
+    assert matches_filter(rank(12, host="node-3.cluster", verdicts=("slow_rank",)), wanted) is expected
 
 
 def test_lines_of_blocks_share_one_scale_and_noise_stays_low(tmp_path: Path) -> None:
-    snapshot = look(Local(slow_run(tmp_path / "run")))
+    snapshot = take_snapshot(Local(slow_run(tmp_path / "run")))
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, 20)
     assert set(sparks.line(2)[-5:]) <= set("▆▇█")
     assert set(sparks.line(0) + sparks.line(2)[:5]) <= set("▁▂▃")
@@ -94,9 +103,9 @@ def test_a_step_that_nobody_knows_is_a_gap() -> None:
 
 
 def test_a_row_says_more_than_by_its_colour_that_a_verdict_is_open(tmp_path: Path) -> None:
-    snapshot = look(Local(judged(tmp_path / "run")))
+    snapshot = take_snapshot(Local(judged(tmp_path / "run")))
     columns = fit_columns(snapshot, 80)
-    lines = [row(one, columns) for one in snapshot.ranks]
+    lines = [rank_line(one, columns) for one in snapshot.ranks]
     assert [line.startswith("▌") for line in lines] == [False, False, True, False]
     assert lines[2].endswith("slow rank  ") or lines[2].endswith("slow rank")
     assert "130 ms" in lines[2] or "129 ms" in lines[2] or "131 ms" in lines[2]
@@ -111,9 +120,9 @@ def test_everything_fits_whatever_the_size(width: int, height: int, verdict: boo
     assert len(block.plain.split("\n")) <= max(height, 1)
     assert all(len(line) <= width for line in block.plain.split("\n"))
     columns = fit_columns(snapshot, width)
-    assert all(len(row(one, columns, "▁" * 80)) <= width for one in snapshot.ranks)
+    assert all(len(rank_line(one, columns, "▁" * 80)) <= width for one in snapshot.ranks)
     for sort in SORTS:
-        assert len(heading(columns, SortOrder(sort)).rstrip()) <= max(width, 1)
+        assert len(heading_line(columns, SortOrder(sort)).rstrip()) <= max(width, 1)
     for text in (rank_detail(snapshot, 2, width), all_verdicts(snapshot, width)):
         assert text.plain
 
@@ -121,8 +130,8 @@ def test_everything_fits_whatever_the_size(width: int, height: int, verdict: boo
 @pytest.fixture(autouse=True, scope="module")
 def snapshots(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("top")
-    SNAPSHOTS[True] = look(Local(judged(path / "slow")))
-    SNAPSHOTS[False] = look(Local(write_run(path / "fine", own_times(50, 4))))
+    SNAPSHOTS[True] = take_snapshot(Local(judged(path / "slow")))
+    SNAPSHOTS[False] = take_snapshot(Local(write_run(path / "fine", own_times(50, 4))))
 
 
 SNAPSHOTS: dict[bool, Snapshot] = {}
@@ -153,14 +162,14 @@ def test_a_verdict_that_is_over_says_so_and_asks_for_nothing(tmp_path: Path) -> 
     path = judged(tmp_path / "run")
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "repaired", "verdict": VERDICT}) + "\n")
-    told = plain(verdict_block(look(Local(path)), 80, 9))
+    told = plain(verdict_block(take_snapshot(Local(path)), 80, 9))
     assert "(over)" in told
     assert "in all" in told
     assert "move it" not in told
 
 
 def test_the_detail_of_a_rank_has_its_phases_and_the_numbers_of_its_verdict(tmp_path: Path) -> None:
-    told = plain(rank_detail(look(Local(judged(tmp_path / "run")), 2), 2, 80))
+    told = plain(rank_detail(take_snapshot(Local(judged(tmp_path / "run")), 2), 2, 80))
     for words in ("rank 2 · host-0 · pid 102 · step 120", "own 130 ms · others own 100 ms", "over its last 120 steps"):
         assert words in told
     phases = {
@@ -180,7 +189,7 @@ def test_the_detail_of_a_rank_has_its_vitals(tmp_path: Path) -> None:
     }
     with (path / "steps.jsonl").open("a") as file:
         file.write(json.dumps(last, separators=(",", ":")) + "\n")
-    told = " ".join(plain(rank_detail(look(Local(path), 1), 1, 100)).split())
+    told = " ".join(plain(rank_detail(take_snapshot(Local(path), 1), 1, 100)).split())
     assert "gpu clock 1410 MHz" in told
     assert "throttled 250 ms" in told
 
@@ -197,7 +206,7 @@ def test_nothing_that_a_terminal_acts_upon_gets_through(tmp_path: Path) -> None:
     info = json.loads((path / "run.json").read_text())
     info |= {"name": f"run{HOSTILE}", "hosts": [f"{HOSTILE}{n}" for n in range(4)], "engine": HOSTILE}
     (path / "run.json").write_text(json.dumps(info))
-    snapshot = look(Local(path), 2)
+    snapshot = take_snapshot(Local(path), 2)
     texts = [
         *once_lines(snapshot, SortOrder(), 120), first_line(snapshot, 80, remarks=[HOSTILE]).plain,
         *plain(rank_detail(snapshot, 2, 80)).split("\n"), *plain(all_verdicts(snapshot, 80)).split("\n"),
@@ -229,11 +238,11 @@ def test_encodings() -> None:
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     source = Local(tmp_path / "run")
-    snapshot = look(source)
+    snapshot = take_snapshot(source)
     assert (snapshot.info, snapshot.ranks, snapshot.trouble) == (None, (), "")
     assert "waiting for the first step" in plain(verdict_block(snapshot, 200, 5))
     write_run(tmp_path / "run", own_times(30, 2))
-    assert len(look(source).ranks) == 2
+    assert len(take_snapshot(source).ranks) == 2
 
 
 @pytest.mark.parametrize(
@@ -246,7 +255,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
 )
 def test_a_run_of_another_schema_is_trouble_and_no_crash(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "run.json").write_bytes(content)
-    snapshot = look(Local(tmp_path))
+    snapshot = take_snapshot(Local(tmp_path))
     assert said in snapshot.trouble
     assert said in plain(verdict_block(snapshot, 200, 9))
 
@@ -276,10 +285,10 @@ def test_hostile_events_leave_the_ranks_on_the_screen(tmp_path: Path, event: str
     path = slow_run(tmp_path / "run")
     (path / "events.jsonl").write_text(event + "\n")
     source = Local(path)
-    look(source)
+    take_snapshot(source)
     with (path / "steps.jsonl").open("a") as file:
         file.write('{"step": 120, "rank": 0, "ended_unix": 1, "step_seconds": 0.1, "own_seconds": 0.1}\n{"torn')
-    snapshot = look(source)
+    snapshot = take_snapshot(source)
     assert [one.rank for one in snapshot.ranks] == [0, 1, 2, 3]
     assert math.isfinite(snapshot.ranks[2].own_seconds)
     assert list(once_lines(snapshot, SortOrder(), 80))
@@ -296,6 +305,6 @@ def test_records_of_a_rank_come_from_the_end_of_a_large_file(tmp_path: Path) -> 
 
 def test_json_knows_no_nan(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", own_times(3, 1))
-    content = json.loads(json.dumps(as_json(look(Local(path)), SortOrder()), allow_nan=False))
+    content = json.loads(json.dumps(as_json(take_snapshot(Local(path)), SortOrder()), allow_nan=False))
     assert content["ranks"][0]["excess_ratio"] is None
     assert content["ranks"][0]["own_seconds"] == pytest.approx(0.1, rel=0.2)

@@ -20,7 +20,7 @@ from ringside.view.server.feed import PageFeed
 from ringside.view.tui import remote as top_remote
 from ringside.view.tui.rank_table import SortOrder, Sparks
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import once_lines, rank_detail, verdict_block
 
 Answer = tuple[int, bytes]
@@ -92,7 +92,7 @@ def as_served(feed: PageFeed) -> Callable[[str, dict[str, str]], Answer]:
 
 
 def test_a_run_looks_the_same_from_afar(run: Path, feed: PageFeed, serve: Callable[..., str]) -> None:
-    far, near = look(Remote(serve(as_served(feed))), 2), look(Local(run), 2)
+    far, near = take_snapshot(Remote(serve(as_served(feed))), 2), take_snapshot(Local(run), 2)
     assert far.trouble == ""
     assert [(one.rank, one.host, one.step, one.verdicts) for one in far.ranks] == [
         (one.rank, one.host, one.step, one.verdicts) for one in near.ranks
@@ -139,8 +139,8 @@ def test_a_run_that_begins_between_two_requests_is_seen_whole(feed: PageFeed, se
     told = [b'{"ranks": 0, "step": -1}']
     served = as_served(feed)
     remote = Remote(serve(lambda path, headers: (200, told.pop()) if told and "now" in path else served(path, headers)))
-    assert not look(remote).ranks
-    snapshot = look(remote)
+    assert not take_snapshot(remote).ranks
+    snapshot = take_snapshot(remote)
     assert (len(snapshot.ranks), len(snapshot.steps)) == (4, 120)
 
 
@@ -152,7 +152,7 @@ def test_the_token_goes_with_the_request_and_not_into_the_picture(feed: PageFeed
     with pytest.raises(RingsideError, match="needs a token"):
         Remote(address).poll()
     for remote in (Remote(f"{address}/?token=s3cret"), Remote(address, "s3cret")):
-        snapshot = look(remote)
+        snapshot = take_snapshot(remote)
         assert (snapshot.trouble, len(snapshot.ranks)) == ("", 4)
         assert "s3cret" not in remote.where + "".join(once_lines(snapshot, SortOrder(), 200))
 
@@ -173,7 +173,7 @@ def test_the_token_goes_with_the_request_and_not_into_the_picture(feed: PageFeed
 def test_whoever_answers_otherwise_is_told_in_one_line(serve: Callable[..., str], answer: Answer, said: str) -> None:
     steps = b'{"epoch": "1", "steps": "", "late": "", "lines": {}, "since": 0}'
     address = serve(lambda path, headers: answer if "now" in path else (200, steps))
-    snapshot = look(Remote(address))
+    snapshot = take_snapshot(Remote(address))
     assert said in snapshot.trouble
     assert "\n" not in snapshot.trouble
     assert said.split()[-1] in verdict_block(snapshot, 300, 9).plain
@@ -182,7 +182,7 @@ def test_whoever_answers_otherwise_is_told_in_one_line(serve: Callable[..., str]
 def test_rows_and_figures_that_do_not_fit_are_left_out(serve: Callable[..., str]) -> None:
     now = b'{"ranks": 3, "name": "x", "step": 9, "figures": {"own_seconds": "AACAPw=="}, "host_of": "/////w=="}'
     steps = b'{"epoch": "1", "steps": "AAAAAAAA8D8=", "late": "AQ==", "lines": {"own": "AACAPw=="}, "since": 4}'
-    snapshot = look(Remote(serve(lambda path, headers: (200, now if "now" in path else steps))))
+    snapshot = take_snapshot(Remote(serve(lambda path, headers: (200, now if "now" in path else steps))))
     assert [(one.rank, one.host) for one in snapshot.ranks] == [(0, ""), (1, ""), (2, "")]
     assert snapshot.ranks[0].own_seconds == 1.0
     assert not len(snapshot.steps)
@@ -199,12 +199,12 @@ def test_nobody_there_is_told_and_what_was_seen_stays(feed: PageFeed, serve: Cal
     alive = [True]
     served = as_served(feed)
     remote = Remote(serve(lambda path, headers: served(path, headers) if alive else (503, b"")))
-    assert len(look(remote).ranks) == 4
+    assert len(take_snapshot(remote).ranks) == 4
     alive.clear()
-    snapshot = look(remote)
+    snapshot = take_snapshot(remote)
     assert "status 503" in snapshot.trouble
     assert len(snapshot.ranks) == 4
-    assert "does not answer" in look(Remote("http://127.0.0.1:9")).trouble
+    assert "does not answer" in take_snapshot(Remote("http://127.0.0.1:9")).trouble
 
 
 @pytest.mark.parametrize(
@@ -227,8 +227,8 @@ def test_rows_of_a_job_of_other_ranks_are_gone_also_where_its_own_do_not_come(se
         return (200, json.dumps(rows).encode()) if ranks[0] == 4 else (500, b"")
 
     remote = Remote(serve(answer))
-    assert look(remote).own_seconds.shape == (3, 4)
+    assert take_snapshot(remote).own_seconds.shape == (3, 4)
     ranks.pop(0)
-    seen = look(remote)
+    seen = take_snapshot(remote)
     assert (seen.own_seconds.shape, len(seen.ranks)) == ((0, 2), 2)
     assert "status 500" in seen.trouble

@@ -1,4 +1,4 @@
-"""Does something to a module when it has been imported, not before: a process that never imports it pays nothing."""
+"""Changes a module when it has been imported, not before: a process that never imports it pays nothing."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.target:
             return None
+        # Once: whatever imports the module again, as `importlib.reload`, gets it as it is.
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:

@@ -29,33 +29,30 @@ def install() -> None:
     if FIRST not in os.environ:
         os.environ[FIRST] = str(os.getpid())
         die_with_parent(signal.SIGTERM)
-    after_import(TARGET, _change)
+    after_import(TARGET, _wrap_ddp)
 
 
-def _change(module: ModuleType) -> None:
+def _wrap_ddp(module: ModuleType) -> None:
     made: Callable[..., None] = module.DistributedDataParallel.__init__
-    if getattr(made, "_ringside", False):
+    if getattr(made, "_ringside", False):  # a module may be imported anew, and be changed already
         return
 
     @functools.wraps(made)
     def make_and_attach(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        _attach(self)
+        # A script that knows nothing of Ringside must not end because of it.
+        try:
+            import ringside
+
+            ringside.attach(self)
+        except Exception as error:
+            _warn(f"this model is not watched ({type(error).__name__}: {error}); training goes on without Ringside")
 
     make_and_attach._ringside = True  # type: ignore[attr-defined]
     module.DistributedDataParallel.__init__ = make_and_attach
 
 
 @functools.cache
-def _warn(words: str) -> None:
-    """Say it once per process; only rank 0 says it aloud."""
-    _log.log(logging.WARNING if os.environ.get("RANK") == "0" else logging.DEBUG, "%s", words)
-
-
-def _attach(model: Any) -> None:
-    try:
-        import ringside
-
-        ringside.attach(model)
-    except Exception as error:
-        _warn(f"this model is not watched ({type(error).__name__}: {error}); training goes on without Ringside")
+def _warn(message: str) -> None:
+    """Log it once per process; as a warning on rank 0 alone."""
+    _log.log(logging.WARNING if os.environ.get("RANK") == "0" else logging.DEBUG, "%s", message)

@@ -32,8 +32,8 @@ def _register(c10d: ModuleType) -> None:
         c10d.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu", "cuda"])
 
 
-def make(options: Any, wishes: Any) -> Any:
-    """Make a process group; torch calls it for whoever asks for this backend."""
+def make(options: Any, backend_options: Any) -> Any:
+    """Make a process group; torch calls it for `init_process_group("ringside")` and `new_group`."""
     from ringside.pytorch.process_group import creation
 
-    return creation.make(options, wishes)
+    return creation.make(options, backend_options)

@@ -8,7 +8,7 @@ import os
 import sys
 
 
-def _run_the_hidden_one() -> None:
+def _run_hidden_sitecustomize() -> None:
     """Import the `sitecustomize` that would have been imported without this one."""
     import importlib.util
     from importlib.machinery import PathFinder
@@ -23,15 +23,12 @@ def _run_the_hidden_one() -> None:
     spec.loader.exec_module(module)
 
 
-def _attach() -> None:
+try:
+    # Only the ranks: torchrun itself, and what it starts beside them, pays nothing.
     if os.environ.get("RINGSIDE_AUTOLOAD") == "1" and "RANK" in os.environ:
         from ringside.autoload.ringside_autoload import install
 
         install()
-
-
-try:
-    _attach()
 except Exception as error:
     print(f"ringside: this process is not watched ({type(error).__name__}: {error})", file=sys.stderr)
-_run_the_hidden_one()
+_run_hidden_sitecustomize()

@@ -51,10 +51,10 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.faults.inject import Fault, Hang, Stop, parse_fault
 from ringside.files import append_to_file
-from ringside.launch.follow import Show, choose_directory, conclude, environment, follow
+from ringside.launch.follow import Show, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing, open_console, picture, status_line, verdict_line
+from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it named"
 
@@ -108,11 +108,11 @@ def run(args: argparse.Namespace) -> int:
     command = [*launcher, "-m", "ringside.demo.train", *given]
     with stop_requests() as stop, show:
         launch = Launch(command, variables, sink=log.add)
-        status = follow(launch, path, stop, _ending_hangs(launch, fault, show))
+        status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
     if not stop.signum:
         extra["injected"] = injected(fault)
-    concluded = conclude(path, [] if stop.signum else launch.deaths, extra)
+    concluded = conclude_run(path, [] if stop.signum else launch.deaths, extra)
     if stop.signum:
         record = "nothing was recorded in" if concluded is None else "what was recorded is in"
         print(f"ringside demo: stopped, all ranks have ended; {record} {path}", file=sys.stderr)
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     # What happened, and whether it is what was injected.
     right, outcome = reveal(fault, verdicts)
     console = open_console(stderr=args.json)
-    console.print(closing(summary, verdicts))
+    console.print(closing_summary(summary, verdicts))
     console.print()
     console.print(Text(outcome, style="bold green" if right else "bold yellow"))
     loss = summary.get("loss")
@@ -182,7 +182,9 @@ class _Show:
         self.run = run
         elapsed = time.monotonic() - self._began
         if self._live is not None:
-            self._live.update(Padding(picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1)), refresh=True)
+            self._live.update(
+                Padding(live_picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1)), refresh=True
+            )
             return
         for finding in found:
             self.line(f"● {verdict_line(finding)}")

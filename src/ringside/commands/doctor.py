@@ -29,9 +29,9 @@ from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.view.findings_text import tell, what_if_line
+from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import answer
+from ringside.view.verdict_text import answer_text
 
 HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
         # lines are broken for a reader, never for a program
         print_findings(findings, SafeConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()))
     if args.html is not None:
-        from ringside.view.html.doctor import render_page
+        from ringside.view.html.doctor import doctor_page
 
         try:
-            write_user_file(args.html, render_page(findings))
+            write_user_file(args.html, doctor_page(findings))
         except OSError as error:
             raise UsageError(
                 f"cannot write {args.html}: {error.strerror or error}; give --html a file that can be written"
@@ -87,7 +87,7 @@ def print_findings(findings: Findings, console: Console) -> None:
     elif not findings.verdicts:
         console.print(Text("Nothing wrong was found.", style="bold"))
     for verdict in findings.verdicts:
-        text = tell(verdict)
+        text = finding_text(verdict)
         console.print(Text(text.headline, style="bold red"))
         for line in (text.why, text.price and f"Price: {text.price}", text.next and f"Next: {text.next}"):
             if line:
@@ -95,7 +95,7 @@ def print_findings(findings: Findings, console: Console) -> None:
                 indented = Padding(Text(line), (0, 0, 0, 2), expand=False)
                 console.print(Text(f"  {line}") if console.soft_wrap else indented)
     for name, question in findings.questions.items():
-        console.print(Text(f"{QUESTIONS.get(name, name)} {answer(question)}"))
+        console.print(Text(f"{QUESTIONS.get(name, name)} {answer_text(question)}"))
     for replayed in filter(None, [findings.what_if, *findings.more_what_if]):
         source = f" ({replayed['source']})" if findings.more_what_if and "source" in replayed else ""
         console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(replayed)}{source}."))

@@ -28,7 +28,7 @@ from ringside.view.export.perfetto import steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, printable_lines
-from ringside.view.verdict_text import all_is_well, no_verdict, tell
+from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -88,7 +88,7 @@ def parse_range(text: str) -> tuple[int | None, int | None]:
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print a summary: the verdict first, then the slowest ranks; it fits 80 × 24."""
-    verdicts = [tell(verdict, summary) for verdict in summary["verdicts"]]
+    verdicts = [verdict_text(verdict, summary) for verdict in summary["verdicts"]]
     if not verdicts:
         console.print(Text(no_verdict(summary), style="bold"))
         console.print(Text(all_is_well(summary)))

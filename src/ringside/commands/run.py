@@ -28,14 +28,21 @@ from pathlib import Path
 
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
-from ringside.launch.follow import choose_directory, conclude, environment, follow
-from ringside.launch.torchrun import CommandLine, Launch, signals_to_handle, stop_requests, take_apart, with_defaults
+from ringside.launch.follow import choose_directory, conclude_run, environment, follow_run
+from ringside.launch.torchrun import (
+    CommandLine,
+    Launch,
+    parse_command_line,
+    signals_to_handle,
+    stop_requests,
+    with_defaults,
+)
 from ringside.monitor.alerts.live import notify_afterwards
 from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing, open_console, verdict_line
+from ringside.view.terminal import closing_summary, open_console, verdict_line
 
 __all__ = ["FLAG", "keeper_command", "run_surviving"]
 
@@ -103,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = take_apart(args.words, ours=OURS, switches=(FLAG,))
+    line = parse_command_line(args.words, ours=OURS, switches=(FLAG,))
     line.check_script()
     line.check_ranks()
     if FLAG in line.ours:
@@ -123,13 +130,13 @@ def run(args: argparse.Namespace) -> int:
         variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
         variables["RINGSIDE_AUTOLOAD"] = "1"
         launch = Launch(with_defaults(line, _processes()), {**variables, **alerts})
-        status = follow(launch, path, stop, _show)
+        status = follow_run(launch, path, stop, _show)
     with notify_afterwards(hooks, path):
-        concluded = conclude(path, () if stop.signum else launch.deaths)
+        concluded = conclude_run(path, () if stop.signum else launch.deaths)
     if concluded is not None:
         console = open_console(stderr=True)
         console.print()
-        console.print(closing(*concluded))
+        console.print(closing_summary(*concluded))
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
         # No record here: rank 0 runs on another host, or no rank trained a model.

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.run_dir is not None and not args.run_dir.is_dir():
         raise UsageError(f"{args.run_dir} is no directory: give the directory a run printed on its last line")
     runs = Runs(args.run_dir or newest_run(RUNS), RUNS)
-    return serve(runs, host, args.port, token=token, names=args.allow_host, tell=_print_address)
+    return serve(runs, host, args.port, token=token, names=args.allow_host, on_start=_print_address)
 
 
 def _print_address(url: str) -> None:

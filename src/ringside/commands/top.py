@@ -33,7 +33,7 @@ from ringside.monitor.run.registry import running_runs
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
 from ringside.view.tui.rank_table import SORTS, SortOrder
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, RunSource, look
+from ringside.view.tui.source import Local, RunSource, take_snapshot
 from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"
@@ -118,10 +118,10 @@ def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: 
     """
     # A server begins to read a run when it is asked for the first time.
     until = time.monotonic() + KNOWN_WITHIN_S
-    snapshot = look(source)
+    snapshot = take_snapshot(source)
     while snapshot.info is None and not snapshot.trouble and time.monotonic() <= until:
         time.sleep(0.1)
-        snapshot = look(source)
+        snapshot = take_snapshot(source)
     if snapshot.trouble and snapshot.info is None:
         raise RingsideError(printable(snapshot.trouble))
     if as_data:

@@ -43,7 +43,7 @@ from ringside.view.html.what_if import what_if_page
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import recorded_step
 from ringside.view.tui.console import printable_lines
-from ringside.view.what_if_text import Rates, asked, words
+from ringside.view.what_if_text import Rates, answer_lines, change_text
 
 HELP = "what one slow rank, link or rail, more hosts or another algorithm would change"
 SCHEMA = 1
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(to_json(answer, change, after, rates), indent=1))
     else:
-        print(printable_lines("\n".join(words(answer, change, after, rates))))
+        print(printable_lines("\n".join(answer_lines(answer, change, after, rates))))
     if args.html is not None:
         write_page(args.html, what_if_page(answer, change, (played(answer.before), after), rates))
     return 0
@@ -174,7 +174,7 @@ def to_json(answer: Answer, change: StepChange, after: Timeline | None, rates: R
     step, hours = answer.after, answer.rank_hours_per_day
     return {
         "schema": SCHEMA,
-        "what": asked(change),
+        "what": change_text(change),
         "topology": answer.before.topology.describe(),
         "hosts": step.topology.hosts,
         "ranks": step.topology.ranks,

@@ -54,7 +54,7 @@ def compare(
     sides = [_side(model, engine, make_optimizer) for engine in (None, "native")]
     now: list[Side] = []
     session.on_record(lambda record: now[0].rows.append(_row(record)) if now else None)
-    with session.aside():
+    with session.pause():
         for block in range(2 * blocks):
             session.event("stage", stage="comparison", done=block, of=2 * blocks)
             side = sides[(block + block // 2) % 2]  # ours theirs theirs ours: a drift hits both alike

@@ -46,7 +46,7 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
     """Return whether the verdicts are right about what was injected, and both in words."""
     if fault is None:
         return not verdicts, _named_nobody(verdicts, "Nothing was injected")
-    words = f"What was injected: {fault.words()}"
+    words = f"What was injected: {fault.describe()}"
     if isinstance(fault, Pause) and not fault.every:
         called = [v for v in verdicts if v.kind != "hang" or v.ranks != [fault.rank] or fault.seconds < LONG_PAUSE_S]
         return not called, _named_nobody(called, f"{words}. One stall makes no slow rank")

@@ -74,9 +74,9 @@ def summed_loss(model: nn.Module, batch: Tensor) -> Tensor:
     return loss
 
 
-def say(**what: Any) -> None:
+def emit(**fields: Any) -> None:
     """Tell the parent, in one write: all ranks share a pipe."""
-    line = MARK + json.dumps({"rank": int(os.environ["RANK"]), "at": time.monotonic(), **what}) + "\n"
+    line = MARK + json.dumps({"rank": int(os.environ["RANK"]), "at": time.monotonic(), **fields}) + "\n"
     os.write(sys.stdout.fileno(), line.encode())
 
 
@@ -90,10 +90,10 @@ def run(options: argparse.Namespace) -> None:
     settings = {"batch": size.batch * ranks, "steps": options.steps, "seed": options.seed}
     with training(model, make_optimizer(model), dataset, loss=summed_loss, **settings) as t:
         end, last = TrainingEnd(ranks, joined=t.joined), -1
-        say(event="up", joined=t.joined, pid=os.getpid())
+        emit(event="up", joined=t.joined, pid=os.getpid())
         for step in t:
             last = step.number
-            say(event="step", step=step.number, loss=step.loss, members=step.members, generation=step.generation)
+            emit(event="step", step=step.number, loss=step.loss, members=step.members, generation=step.generation)
             if end.reached(step):
                 break
         conclude(t, last)
@@ -106,7 +106,7 @@ def conclude(t: Training, last: int) -> None:
     taken = sum(decision.samples for decision in committed)
     expected = sum(len(t.samples.of_step(step)) for step in range(last + 1))
     twice = len(first_samples) - len(set(first_samples))
-    say(event="end", step=last, samples=taken, lost=expected - taken, twice=twice, digest=f"{t.digest():016x}")
+    emit(event="end", step=last, samples=taken, lost=expected - taken, twice=twice, digest=f"{t.digest():016x}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

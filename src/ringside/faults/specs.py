@@ -29,8 +29,8 @@ class Slow:
     def __str__(self) -> str:
         return f"slow:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was made {100 * (self.factor - 1):.0f} % slower from step {self.from_step} on"
 
 
@@ -61,8 +61,8 @@ class Pause:
         since = step - self.at_step
         return since == 0 or (since > 0 and self.every > 0 and since % self.every == 0)
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         when = f"every {self.every} steps from step {self.at_step} on" if self.every else f"in step {self.at_step}"
         return f"rank {self.rank} stood still for {self.seconds:g} s {when}"
 
@@ -84,8 +84,8 @@ class Kill:
     def __str__(self) -> str:
         return f"kill:rank={self.rank},at_step={self.at_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was killed in step {self.at_step}"
 
 
@@ -108,8 +108,8 @@ class Input:
     def __str__(self) -> str:
         return f"input:rank={self.rank},seconds={self.seconds!r},from_step={self.from_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         each = f"{1e3 * self.seconds:g} ms longer per step"
         return f"rank {self.rank} waited {each} for its input from step {self.from_step} on"
 
@@ -133,8 +133,8 @@ class Uneven:
     def __str__(self) -> str:
         return f"uneven:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was given {100 * (self.factor - 1):.0f} % more samples from step {self.from_step} on"
 
 
@@ -155,8 +155,8 @@ class Hang:
     def __str__(self) -> str:
         return f"hang:rank={self.rank},at_step={self.at_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} stood still for good in the backward pass of step {self.at_step}"
 
 
@@ -177,8 +177,8 @@ class Stop:
     def __str__(self) -> str:
         return f"stop:rank={self.rank},at_step={self.at_step}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was stopped (SIGSTOP) in step {self.at_step}"
 
 
@@ -201,8 +201,8 @@ class Diverge:
     def __str__(self) -> str:
         return f"diverge:rank={self.rank},at_step={self.at_step},by={self.by!r}"
 
-    def words(self) -> str:
-        """Say it as a sentence."""
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
         return f"one number of rank {self.rank}'s first parameter was changed by {self.by:g} before step {self.at_step}"
 
 
@@ -238,12 +238,12 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
         return None
     if name not in KINDS:
         raise _refused(spec, f"there is no fault {name!r}")
-    fault = KINDS[name](**_values(spec, KINDS[name], rest))
+    fault = KINDS[name](**_parse_values(spec, KINDS[name], rest))
     _check(spec, fault, ranks)
     return fault
 
 
-def _values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
+def _parse_values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
     types = {name: hint for name, hint in get_type_hints(kind).items() if hint in (int, float)}
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
@@ -252,21 +252,18 @@ def _values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
             raise _refused(spec, f"{kind.kind} takes {', '.join(f'{name}=' for name in types)} not {part!r}")
         if key in values:
             raise _refused(spec, f"{key} is given twice")
-        values[key] = _number(spec, key, value, types[key])
+        whole = types[key] is int
+        try:
+            number = types[key](value)
+        except ValueError:
+            raise _refused(spec, f"{key}={value!r} is no {'whole ' if whole else ''}number") from None
+        if number < 0 or not math.isfinite(number):
+            raise _refused(spec, f"{key}={value} cannot be")
+        values[key] = number
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in values]
     if missing:
         raise _refused(spec, f"{kind.kind} needs {' and '.join(f'{name}=' for name in missing)}")
     return values
-
-
-def _number(spec: str, key: str, text: str, kind: type[int] | type[float]) -> float:
-    try:
-        value = kind(text)
-    except ValueError:
-        raise _refused(spec, f"{key}={text!r} is no {'whole ' if kind is int else ''}number") from None
-    if value < 0 or not math.isfinite(value):
-        raise _refused(spec, f"{key}={text} cannot be")
-    return value
 
 
 def _check(spec: str, fault: Fault, ranks: int | None) -> None:

@@ -34,10 +34,10 @@ def package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        wanted = name.split(".")[0]
-        if (error.name or "").split(".")[0] != wanted:
+        framework = name.split(".")[0]
+        if (error.name or "").split(".")[0] != framework:
             raise  # it is there, and lacks something of its own
-        pip_name = wanted.replace("_", "-")
+        pip_name = framework.replace("_", "-")
         raise UsageError(
-            f"{__name__}.{wanted} needs {pip_name}, which is not installed: pip install {pip_name}"
+            f"{__name__}.{framework} needs {pip_name}, which is not installed: pip install {pip_name}"
         ) from None

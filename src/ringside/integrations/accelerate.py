@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ringside.integrations.models import attachment_of as attachment_of
-from ringside.integrations.models import ddp_of, hold, say_why_not
+from ringside.integrations.models import ddp_of, hold, warn_not_watched
 
 Prepared = TypeVar("Prepared")
 
@@ -35,11 +35,12 @@ def attach(
     Raises:
         UsageError: As `ringside.attach`.
     """
+    # `prepare` returns a tuple for several things, and the thing itself for one.
     things: tuple[Any, ...] = tuple(prepared) if isinstance(prepared, (tuple, list)) else (prepared,)
     for thing in things:
         ddp = ddp_of(thing)
         if ddp is not None:
             hold(ddp, engine=engine, run_dir=run_dir, digest_every=digest_every)
         elif isinstance(thing, nn.Module):
-            say_why_not(thing)
+            warn_not_watched(thing)
     return prepared

@@ -14,7 +14,7 @@ from typing import Any
 from ringside.errors import UsageError
 from ringside.monitor.run.registry import running_runs
 from ringside.view.tui.rank_table import SortOrder
-from ringside.view.tui.source import Local, look
+from ringside.view.tui.source import Local, take_snapshot
 from ringside.view.tui.text import once_lines
 
 WIDTH = 140
@@ -35,8 +35,8 @@ def _debug(name: str) -> Any:
         return importlib.import_module(f"torch.distributed.debug.{name}")
     except ImportError as error:
         missing = (error.name or "").split(".")[0]
-        what = "torch 2.13 or newer" if missing == "torch" else f"{missing}, which is not installed"
-        raise UsageError(f"PyTorch's debug server needs {what}: pip install {missing}") from None
+        package = "torch 2.13 or newer" if missing == "torch" else f"{missing}, which is not installed"
+        raise UsageError(f"PyTorch's debug server needs {package}: pip install {missing}") from None
 
 
 _frontend: Any = _debug("_frontend")
@@ -65,7 +65,13 @@ class RingsidePage(DebugHandler):  # type: ignore[misc]
     def dump(self) -> str:
         """Return the page's text, for the server's periodic dumps."""
         with _reading:
-            return self._text()
+            # What is new of the newest run of this process.
+            found = next((entry.directory for entry in running_runs() if entry.pid == self._pid), None)
+            if found is not None and (self._source is None or Path(self._source.where) != found):
+                self._source = Local(found)
+            if self._source is None:
+                return NOT_YET
+            return "\n".join(once_lines(take_snapshot(self._source), SortOrder(), WIDTH))
 
     def dump_filename(self) -> str:
         """Return what `enabled_dumps` calls it."""
@@ -74,15 +80,6 @@ class RingsidePage(DebugHandler):  # type: ignore[misc]
     def _page(self, request: Any) -> bytes:
         page: bytes = request.frontend.render_template("ringside.html", text=self.dump())
         return page
-
-    def _text(self) -> str:
-        """Read what is new of the newest run of that process."""
-        found = next((entry.directory for entry in running_runs() if entry.pid == self._pid), None)
-        if found is not None and (self._source is None or Path(self._source.where) != found):
-            self._source = Local(found)
-        if self._source is None:
-            return NOT_YET
-        return "\n".join(once_lines(look(self._source), SortOrder(), WIDTH))
 
 
 def handlers() -> list[Any]:

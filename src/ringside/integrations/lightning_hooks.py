@@ -28,7 +28,7 @@ class LightningHooks(ModelHolder):
         Raises:
             UsageError: As `ringside.attach`.
         """
-        self.take(trainer.strategy.model, ddp_of(trainer.strategy.model))
+        self.attach_model(trainer.strategy.model, ddp_of(trainer.strategy.model))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add the loss to the step; on a GPU, where reading it means waiting, only as often as Lightning logs."""
@@ -48,8 +48,9 @@ class Automatic(LightningHooks):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach the model, unless the script's own callback does."""
         first = next(callback for callback in trainer.callbacks if isinstance(callback, LightningHooks))
-        asked = any(isinstance(c, LightningHooks) and not isinstance(c, Automatic) for c in trainer.callbacks)
-        if asked or first is not self or ddp_of(trainer.strategy.model) is None:
+        # The script's own callback, with its own arguments, comes first; and of ours one is enough.
+        is_in_script = any(isinstance(c, LightningHooks) and not isinstance(c, Automatic) for c in trainer.callbacks)
+        if is_in_script or first is not self or ddp_of(trainer.strategy.model) is None:
             return
         try:
             super().on_fit_start(trainer, pl_module)
@@ -58,6 +59,6 @@ class Automatic(LightningHooks):
             _log.log(level, "this training is not watched (%s: %s); it goes on", type(error).__name__, error)
 
 
-def wanted() -> bool:
-    """Tell whether Lightning's trainers are to be watched without being asked: RINGSIDE=off says no."""
+def is_automatic() -> bool:
+    """Tell whether Lightning's trainers get the callback by themselves: not with RINGSIDE=off."""
     return os.environ.get("RINGSIDE", "").lower() not in ("off", "0")

@@ -56,13 +56,13 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class WorkCount:
-    """Tells a session how much work every step of a model is, summed over its micro-batches.
+    """Records in a session how much work every step of a model is, summed over its micro-batches.
 
     Args:
         attachment: Ringside's hold on the model.
 
     Attributes:
-        count: Told what the model is called with; never raises.
+        count: Called with the arguments of every forward pass; never raises.
     """
 
     def __init__(self, attachment: Attachment) -> None:
@@ -74,6 +74,7 @@ class WorkCount:
         session = self._session
         if session is None or not torch.is_grad_enabled():
             return
+        # Micro-batches of one step add up: the step's samples are recorded anew with each.
         if session.clock.step != self._step:
             self._step, self._sum = session.clock.step, 0
         self._sum += work_of(args, kwargs)
@@ -105,7 +106,7 @@ def wrapper_of(module: nn.Module) -> DistributedDataParallel | None:
 
 
 class ModelHolder:
-    """What callbacks of frameworks have in common: what the script asked for, and the hold on its model.
+    """What callbacks of frameworks have in common: the script's options, and the hold on its model.
 
     Args:
         engine, run_dir, digest_every: As of `ringside.attach`.
@@ -121,19 +122,19 @@ class ModelHolder:
         run_dir: str | os.PathLike[str] | None = None,
         digest_every: int | None = None,
     ) -> None:
-        self._wishes: dict[str, Any] = {"engine": engine, "run_dir": run_dir, "digest_every": digest_every}
+        self._options: dict[str, Any] = {"engine": engine, "run_dir": run_dir, "digest_every": digest_every}
         self.attachment: Attachment | None = None
 
-    def take(self, model: Any, ddp: DistributedDataParallel | None) -> None:
-        """Hold a framework's model by the DistributedDataParallel around it; where there is none, say why not.
+    def attach_model(self, model: Any, ddp: DistributedDataParallel | None) -> None:
+        """Attach a framework's model by the DistributedDataParallel around it; where there is none, log why not.
 
         Raises:
             UsageError: As `ringside.attach`.
         """
         if ddp is None:
-            say_why_not(model)
+            warn_not_watched(model)
         else:
-            self.attachment = hold(ddp, **self._wishes)
+            self.attachment = hold(ddp, **self._options)
 
 
 def hold(
@@ -165,8 +166,8 @@ def attachment_of(model: Any) -> Attachment | None:
     return sync.attachment_of(ddp) if ddp is not None else None
 
 
-def say_why_not(model: Any, level: int = logging.WARNING) -> None:
-    """Say, on rank 0 and only where several processes train, that this model is not watched."""
+def warn_not_watched(model: Any, level: int = logging.WARNING) -> None:
+    """Log, on rank 0 and only where several processes train, that this model is not watched."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several and dist.get_rank() == 0:
         _log.log(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringside.integrations import package
-from ringside.integrations.lightning_hooks import Automatic, LightningHooks, wanted
+from ringside.integrations.lightning_hooks import Automatic, LightningHooks, is_automatic
 
 Callback: Any = package("pytorch_lightning").Callback
 
@@ -20,4 +20,4 @@ class AutomaticCallback(Automatic, Callback):  # type: ignore[misc]
 
 def callbacks() -> list[Any]:
     """Return what every `Trainer` gets: Lightning asks the entry points of `pytorch_lightning.callbacks_factory`."""
-    return [AutomaticCallback()] if wanted() else []
+    return [AutomaticCallback()] if is_automatic() else []

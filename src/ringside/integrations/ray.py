@@ -41,25 +41,26 @@ def watched(
     """
     package("ray.train")
     path = run_dir or os.environ.get("RINGSIDE_RUN_DIR") or Path("runs") / f"ray-{time.strftime('%Y%m%d-%H%M%S')}"
-    wishes = {"engine": engine, "run_dir": os.path.abspath(path), "digest_every": digest_every}
+    options = {"engine": engine, "run_dir": os.path.abspath(path), "digest_every": digest_every}
 
     @functools.wraps(train)
     def loop(*args: Any) -> Any:
-        with _attaching(wishes):
+        with _attaching(options):
             return train(*args)
 
     return loop
 
 
 @contextlib.contextmanager
-def _attaching(wishes: dict[str, Any]) -> Iterator[None]:
+def _attaching(options: dict[str, Any]) -> Iterator[None]:
     """Within it, models are attached as they are made; with it, the recording ends."""
+    # `prepare_model` makes the model deep inside of Ray: only its constructor is on every path.
     made = DistributedDataParallel.__init__
 
     @functools.wraps(made)
     def make_and_attach(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        hold(self, **wishes)
+        hold(self, **options)
 
     DistributedDataParallel.__init__ = make_and_attach  # type: ignore[method-assign]
     try:

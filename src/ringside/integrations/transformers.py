@@ -24,7 +24,7 @@ class RingsideCallback(ModelHolder, TrainerCallback):  # type: ignore[misc]
         Raises:
             UsageError: As `ringside.attach`.
         """
-        self.take(kwargs["model"], wrapper_of(kwargs["model"]))
+        self.attach_model(kwargs["model"], wrapper_of(kwargs["model"]))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add the loss to the step that just ended: the mean since the trainer logged last, over all ranks."""

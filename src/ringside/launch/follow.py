@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from ringside.errors import RingsideError, UsageError
 from ringside.files import append_to_file
 from ringside.launch.torchrun import Launch, StopRequest
-from ringside.monitor.run.directory import EVENTS, RUN, Event, RunReader, finite
+from ringside.monitor.run.directory import EVENTS, RUN, RunReader, finite
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 Show = Callable[[RunFollower, list[ShownFinding]], None]
 
 
-def choose_directory(asked: Path | None, prefix: str) -> tuple[Path, str]:
+def choose_directory(requested: Path | None, prefix: str) -> tuple[Path, str]:
     """Return where to write a run, and a warning where that is not what was asked for (else empty).
 
     A directory that cannot be written never stops a run: a temporary one takes its place.
@@ -49,11 +49,13 @@ def choose_directory(asked: Path | None, prefix: str) -> tuple[Path, str]:
     Raises:
         UsageError: There is a run in it already.
     """
-    path = asked or Path("runs") / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    path = requested or Path("runs") / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if (path / RUN).exists():
         raise UsageError(f"{path} already holds a run; give a new directory with --run-dir, or remove it")
     try:
-        _try_writing(path)
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as probe:  # a full disk or a quota shows only when something is written
+            probe.write(b"ringside\n")
         return path, ""
     except OSError as error:
         why = f"{path} cannot be written ({error.strerror or error})"
@@ -63,18 +65,12 @@ def choose_directory(asked: Path | None, prefix: str) -> tuple[Path, str]:
         return path, f"{why}: training goes on, but nothing of it is recorded"
 
 
-def _try_writing(path: Path) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=path) as probe:
-        probe.write(b"ringside\n")
-
-
 def environment(path: Path) -> dict[str, str]:
     """Return the environment of ranks whose run is to be written to `path` and shown by us."""
     return {**os.environ, "RINGSIDE_RUN_DIR": str(path.absolute()), "RINGSIDE_LAUNCHED": "1"}
 
 
-def follow(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int:
+def follow_run(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int:
     """Watch until torchrun ends, or end it when asked to; return the exit status.
 
     Args:
@@ -118,7 +114,7 @@ class _Tail:
             return []
 
 
-def conclude(
+def conclude_run(
     path: Path, deaths: Sequence[Death] = (), extra: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[Verdict]] | None:
     """Write a run's summary and report once its ranks have ended; return the summary and its verdicts.
@@ -133,9 +129,11 @@ def conclude(
     if not (path / RUN).exists():
         return None
     try:
-        killed = _dead_rank(path, deaths)
+        killed = _find_dead_rank(path, deaths)
         if killed is not None:
-            _append_event(path, {"unix": time.time(), "kind": "verdict", "verdict": msgspec.to_builtins(killed)})
+            event = {"unix": time.time(), "kind": "verdict", "verdict": msgspec.to_builtins(killed)}
+            line = msgspec.json.encode(finite(event))
+            append_to_file(path / EVENTS, b"\n" + line + b"\n")  # a torn last line ends here
         summary = finish_run(path, render_report, extra=extra)
     except (RingsideError, OSError) as error:
         _log.warning("the summary of this run is missing: %s", error)
@@ -143,7 +141,7 @@ def conclude(
     return summary, [msgspec.convert(content, Verdict) for content in summary["verdicts"]]
 
 
-def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
+def _find_dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
     """Return the verdict on a rank that a signal ended before any other rank ended.
 
     Where the hang watch has named it already, that verdict comes back with what only the parent knows: the signal.
@@ -155,8 +153,13 @@ def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
     death = here[0]
     cause = f"its process {death.pid} was ended by {death.signal_name}"
     known: dict[str, float | int | str] = {"pid": death.pid, "signal": death.signal_name}
-    named = [verdict for event in reader.poll_events() if (verdict := _death(event)) is not None]
+    named = []
+    for event in reader.poll_events():
+        with contextlib.suppress(msgspec.ValidationError, ValueError):  # an event without a verdict
+            verdict = msgspec.convert(event.get("verdict"), Verdict)
+            named += [verdict] if verdict.kind == "dead_rank" else []
     if named:
+        # The hang watch was first. If it named the same rank, its verdict is repeated with the signal.
         same = named[-1].ranks == [death.rank] and "signal" not in named[-1].evidence
         return replace(named[-1], cause=cause, evidence={**named[-1].evidence, **known}) if same else None
     table = tabulate(reader.iterate(), reader.info.world_size)
@@ -172,14 +175,3 @@ def _dead_rank(path: Path, deaths: Sequence[Death]) -> Verdict | None:
         evidence={**known, "last_recorded_step": last},
         advice=DEAD_ADVICE,
     )
-
-
-def _death(event: Event) -> Verdict | None:
-    with contextlib.suppress(msgspec.ValidationError, ValueError):
-        verdict = msgspec.convert(event.get("verdict"), Verdict)
-        return verdict if verdict.kind == "dead_rank" else None
-    return None
-
-
-def _append_event(path: Path, event: dict[str, Any]) -> None:
-    append_to_file(path / EVENTS, b"\n" + msgspec.json.encode(finite(event)) + b"\n")  # a torn last line ends here

@@ -68,13 +68,14 @@ class CommandLine:
         """Raise `UsageError` where torchrun would end with a traceback for the number of ranks."""
         for flag, after in itertools.pairwise((*self.flags, "")):
             name, equals, value = flag.partition("=")
-            asked = value if equals else after
-            if name.replace("_", "-") == "--nproc-per-node" and asked not in COUNTED and not _is_positive(asked):
+            requested = value if equals else after
+            is_number = requested.isdecimal() and int(requested) > 0
+            if name.replace("_", "-") == "--nproc-per-node" and requested not in COUNTED and not is_number:
                 words = ", ".join(sorted(COUNTED))
-                raise UsageError(f"--nproc-per-node takes a number from 1 on, or one of {words}, not {asked!r}")
+                raise UsageError(f"--nproc-per-node takes a number from 1 on, or one of {words}, not {requested!r}")
 
 
-def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
+def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
     """Split words into torchrun's flags, the script with its arguments, and our flags.
 
     Args:
@@ -87,7 +88,7 @@ def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str
     """
     flags: list[str] = []
     names: set[str] = set()
-    mine: dict[str, str] = {}
+    own_flags: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         flag, equals, value = rest[0].partition("=")
@@ -96,7 +97,7 @@ def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str
         if len(rest) < takes:
             raise UsageError(f"{flag} takes a value; then comes the script, such as: ringside run {flag} 2 train.py")
         if name in ours or name in switches:
-            mine[name] = value if takes == 1 else rest[1]
+            own_flags[name] = value if takes == 1 else rest[1]
         else:
             flags += rest[:takes]
             names.add(name)
@@ -107,7 +108,7 @@ def take_apart(words: Sequence[str], ours: Sequence[str], switches: Sequence[str
         raise UsageError(
             f"there is no script to run{taken}, such as: ringside run --nproc-per-node 2 train.py --epochs 3"
         )
-    return CommandLine(tuple(flags), frozenset(names), tuple(script), mine)
+    return CommandLine(tuple(flags), frozenset(names), tuple(script), own_flags)
 
 
 def with_defaults(line: CommandLine, processes: str, environ: Mapping[str, str] = os.environ) -> list[str]:
@@ -138,8 +139,8 @@ def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:
         line: The command line.
         environ: torchrun's environment.
     """
-    asked = _value("--shutdown-timeout", line, environ) or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
-    return float(asked) if asked.isdecimal() else 30.0
+    requested = _flag_value("--shutdown-timeout", line, environ) or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    return float(requested) if requested.isdecimal() else 30.0
 
 
 def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozenset[signal.Signals]:
@@ -149,24 +150,20 @@ def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozense
         line: The command line.
         environ: torchrun's environment.
     """
-    asked = _value("--signals-to-handle", line, environ) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-    names = {name.strip() for name in asked.split(",")}
+    requested = _flag_value("--signals-to-handle", line, environ) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    names = {name.strip() for name in requested.split(",")}
     return frozenset(number for number in signal.Signals if number.name in names - {"SIGKILL", "SIGSTOP"})
 
 
-def _value(asked: str, line: CommandLine, environ: Mapping[str, str]) -> str:
+def _flag_value(requested: str, line: CommandLine, environ: Mapping[str, str]) -> str:
     """Return what a flag is set to, there or in torchrun's variable of that name; "": nothing."""
     told = [
         value if equals else after
         for flag, after in itertools.pairwise((*line.flags, ""))
         for name, equals, value in [flag.partition("=")]
-        if name.replace("_", "-") == asked
+        if name.replace("_", "-") == requested
     ]
-    return told[-1] if told else environ.get(PREFIX + asked.removeprefix("--").upper().replace("-", "_"), "")
-
-
-def _is_positive(text: str) -> bool:
-    return text.isdecimal() and int(text) > 0
+    return told[-1] if told else environ.get(PREFIX + requested.removeprefix("--").upper().replace("-", "_"), "")
 
 
 GRACES_S = (8.0, 4.0, 4.0)
@@ -206,12 +203,12 @@ class Launch:
             preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
         )
         self.pid = self._child.pid
-        self._shutdown_timeout_s = shutdown_timeout_s(take_apart(arguments, ours=()), environ)
+        self._shutdown_timeout_s = shutdown_timeout_s(parse_command_line(arguments, ours=()), environ)
         self._process = Process(self.pid)
         self._watch = RankWatch(self.pid)
-        self._threads = [threading.Thread(target=self._look, name="ringside-ranks", daemon=True)]
+        self._threads = [threading.Thread(target=self._watch_ranks, name="ringside-ranks", daemon=True)]
         if sink is not None:
-            self._threads.append(threading.Thread(target=self._read, args=(sink,), daemon=True))
+            self._threads.append(threading.Thread(target=self._read_output, args=(sink,), daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -226,7 +223,12 @@ class Launch:
             status = self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
-        self._close()
+        # All is over: what the threads still read is the end of it.
+        for thread in self._threads:
+            thread.join(timeout=2.0)
+        self._process.close()
+        if self._child.stdout is not None and not any(thread.is_alive() for thread in self._threads):
+            self._child.stdout.close()
         return status if status >= 0 else 128 - status
 
     def end(self, signum: int, hurry: Callable[[], bool] = lambda: False) -> bool:
@@ -241,19 +243,12 @@ class Launch:
         self.wait(1.0)
         return gone
 
-    def _close(self) -> None:
-        for thread in self._threads:
-            thread.join(timeout=2.0)
-        self._process.close()
-        if self._child.stdout is not None and not any(thread.is_alive() for thread in self._threads):
-            self._child.stdout.close()
-
-    def _look(self) -> None:
+    def _watch_ranks(self) -> None:
         while self._child.returncode is None:
             self._watch.poll(LOOK_S)
         self._watch.close()
 
-    def _read(self, sink: Callable[[str], None]) -> None:
+    def _read_output(self, sink: Callable[[str], None]) -> None:
         assert self._child.stdout is not None
         for line in self._child.stdout:
             sink(line.decode(errors="replace").rstrip("\n"))

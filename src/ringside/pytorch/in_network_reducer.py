@@ -4,7 +4,7 @@ Every rank sends its tensor up, the reducer adds in rank order and sends the sum
 real fabrics have silicon). Ranks make their communicator with `switch=True`; the reducer is started where all of them
 reach it, with the job's MASTER_ADDR and MASTER_PORT:
 
-    python -m ringside.sync.reducer
+    python -m ringside.pytorch.in_network_reducer
 
 It serves until the ranks leave.
 """
@@ -44,7 +44,7 @@ _PREFIX = "ringside/switch"
 
 
 class SwitchPlan(msgspec.Struct):
-    """What rank 0 tells the reducer.
+    """What the reducer learns from rank 0.
 
     Args:
         ranks: Number of ranks; the reducer is the vertex of this number.
@@ -58,7 +58,7 @@ class SwitchPlan(msgspec.Struct):
 
 
 def join_switch(store: Store, roster: RankMap, message_bytes: int) -> Store:
-    """Return the part of the store over which ranks and the reducer meet; rank 0 tells the reducer who there is.
+    """Return the part of the store over which ranks and the reducer meet; rank 0 writes who there is.
 
     Raises:
         UsageError: On all ranks: this store's reducer has met a communicator already.
@@ -76,14 +76,14 @@ def join_switch(store: Store, roster: RankMap, message_bytes: int) -> Store:
 
 
 def meet_ranks(store: Store) -> tuple[SwitchPlan, Store]:
-    """Wait for rank 0 and return, at the reducer, what it told and the part of the store to meet over."""
+    """Wait for rank 0 and return, at the reducer, its plan and the part of the store to meet over."""
     shared = PrefixStore(_PREFIX, store)
     return msgspec.json.decode(shared.get("plan"), type=SwitchPlan), PrefixStore("messages", shared)
 
 
 _log = logging.getLogger("ringside")
 IDLE_S = 86400.0
-_LEAVING_S = 1.0
+_LEAVING_S = 1.0  # for the last message to the ranks
 TRY = datetime.timedelta(seconds=5)
 
 
@@ -95,23 +95,24 @@ def serve(store: Store, *, timeout_s: float = IDLE_S) -> int:
         timeout_s: Longest wait for the ranks and between collectives, seconds.
 
     Returns:
-        Collectives carried out.
+        Collectives run.
 
     Raises:
         LinkError: A rank died, or ranks called different things.
     """
-    told, messages = meet_ranks(store)
-    transport = GlooTransport(messages, told.ranks, told.ranks + 1, timeout_s=timeout_s)
-    exchange = Exchange(transport, segment_bytes=told.message_bytes)
+    switch_plan, messages = meet_ranks(store)
+    transport = GlooTransport(messages, switch_plan.ranks, switch_plan.ranks + 1, timeout_s=timeout_s)
+    exchange = Exchange(transport, segment_bytes=switch_plan.message_bytes)
     plans = {
         plan.hash: (plan, members)
-        for members in (list(range(told.ranks)), told.leaders)
+        for members in (list(range(switch_plan.ranks)), switch_plan.leaders)
         for plan in [plan_messages(in_network(len(members)), len(members))]
     }
+    # Rank 0 is in every collective, as itself or as its host's leader, and names its schedule in the header.
     done = 0
     try:
         while True:
-            _serve_one(exchange, plans, told.ranks)
+            _serve_one(exchange, plans, switch_plan.ranks)
             done += 1
     except LinkError as error:
         transport.fail(error.cause)
@@ -119,7 +120,7 @@ def serve(store: Store, *, timeout_s: float = IDLE_S) -> int:
             raise
         return done
     except SignatureMismatch:
-        transport.fail(LinkFailure("disagreed", told.ranks))
+        transport.fail(LinkFailure("disagreed", switch_plan.ranks))
         raise
     finally:  # a thread that is inside of torch when the interpreter ends would abort the process
         transport.close(patience_s=_LEAVING_S)
@@ -148,20 +149,6 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
     ExchangeRun(exchange, plan, [chunk], item, fold, call, members=[*members, switch], wire=wire).run()
 
 
-def _connected(address: str, port: int, timeout_s: float) -> TCPStore:
-    """Connect to the job's store, which may come later; torch's pauses between tries grow with its timeout."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            store = TCPStore(address, port, is_master=False, timeout=TRY, wait_for_workers=False)
-            break
-        except RuntimeError:
-            if time.monotonic() > deadline:
-                raise
-    store.set_timeout(datetime.timedelta(seconds=timeout_s))
-    return store
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the job that MASTER_ADDR and MASTER_PORT name; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m ringside.pytorch.in_network_reducer", description=__doc__)
@@ -171,7 +158,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError):
         raise UsageError("the reducer needs the job's MASTER_ADDR and MASTER_PORT in its environment") from None
-    store = _connected(address, port, args.timeout)
+
+    # The job's store may come later; torch's own pauses between tries would grow with the timeout.
+    deadline = time.monotonic() + args.timeout
+    while True:
+        try:
+            store = TCPStore(address, port, is_master=False, timeout=TRY, wait_for_workers=False)
+            break
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+    store.set_timeout(datetime.timedelta(seconds=args.timeout))
     done = serve(store, timeout_s=args.timeout)
     print(f"reducer: {done} collectives", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""The probe of a job's links before training: who reaches whom, then what each link carries. For `ringside probe`."""
+"""The probe of a job's links before training: which ranks reach each other, then link speeds. For `ringside probe`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class _Job:
         toward = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         with ProbeListener(own_address(*toward)) as listener:
             offer = {"machine": own_rank_info({}).machine, "host": socket.gethostname(), "listens": listener.address}
-            offers = self._shared(offer)
+            offers = self._exchange(offer)
             missing = tuple(r for r in range(self.size) if r not in offers)
             if missing:
                 return ProbeOutcome(self.rank, self.size, missing=missing)
@@ -128,19 +128,19 @@ class _Job:
             addresses = {r: tuple(offers[r]["listens"]) for r in offers}
             if broken := self._broken(roster, addresses):
                 return replace(known, broken=broken)
-            return self._timed(known, roster, addresses, order, effort)
+            return self._time_links(known, roster, addresses, order, effort)
 
     def _roster(self, offers: dict[int, Any], every_rank: bool) -> tuple[RankMap, tuple[int, ...]]:
         """Return the vertices as hosts of a roster, and the ranks of each."""
         made = [own_rank_info({}, machine=offers[r]["machine"]) for r in range(self.size)]
-        hosts = make_rank_map(self.rank, [_named(one, offers[r]["host"]) for r, one in enumerate(made)])
+        hosts = make_rank_map(self.rank, [_with_host(info, offers[r]["host"]) for r, info in enumerate(made)])
         if not every_rank and len(hosts.hosts) > 1:
             return hosts, tuple(map(len, hosts.hosts))
         names = tuple(f"{hosts.names[hosts.host_of(r)]}/rank{r}" for r in range(self.size))
         alone = tuple((r,) for r in range(self.size))
         return RankMap(self.rank, alone, names, names), (1,) * self.size
 
-    def _timed(
+    def _time_links(
         self,
         known: ProbeOutcome,
         roster: RankMap,
@@ -150,11 +150,22 @@ class _Job:
     ) -> ProbeOutcome:
         across = None
         try:
-            across = self._open(roster)
+            # All ranks connect to each other; shared memory plays no part.
+            limit_s = max(self.patience_s / 2, 4.0)  # for one message, and for all connections
+            transport = GlooTransport(
+                PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s, dead_after_s=3.0
+            )
+            native = GlooAllReduce(
+                PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s, has_lost=transport.has_lost
+            )
+            across = HierarchicalEngine(roster, Exchange(transport), None, native, timeout_s=limit_s)
             prober = Prober(across, effort=effort)
             probe = prober.probe()
             rings = dict.fromkeys([tuple(range(len(roster.hosts))), order, probe.better_order])
-            ring_s = {ring: self._ring_s(prober, ring) for ring in rings if ring}
+            ring_s = {}
+            for ring in filter(None, rings):  # over the first rank of every host; the median of 5
+                choice = AlgorithmSpec("ring", "leaders", order=ring)
+                ring_s[ring] = sorted(prober.time_choice(choice, RING_BYTES, 5))[2]
             return replace(known, probe=probe, ring_s=ring_s)
         except (LinkError, RuntimeError) as error:
             broken = self._broken(roster, addresses)
@@ -163,36 +174,20 @@ class _Job:
             if across is not None:
                 across.close()
 
-    def _open(self, roster: RankMap) -> HierarchicalEngine:
-        """Connect everybody; shared memory plays no part."""
-        limit_s = max(self.patience_s / 2, 4.0)  # for one message, and for all connections
-        transport = GlooTransport(
-            PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s, dead_after_s=3.0
-        )
-        native = GlooAllReduce(
-            PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s, has_lost=transport.has_lost
-        )
-        return HierarchicalEngine(roster, Exchange(transport), None, native, timeout_s=limit_s)
-
-    def _ring_s(self, prober: Prober, order: tuple[int, ...]) -> float:
-        """Return the median time of an all-reduce around a ring of the first rank of every host."""
-        choice = AlgorithmSpec("ring", "leaders", order=order)
-        return sorted(prober.time_choice(choice, RING_BYTES, 5))[2]
-
     def _broken(self, roster: RankMap, addresses: dict[int, tuple[str, int]]) -> tuple[tuple[int, int], ...]:
         """Return the pairs of vertices of which one does not reach the other; every rank tries its own."""
         limit_s = max(self.patience_s / 5, 0.5)
         leaders = [ranks[0] for ranks in roster.hosts]
-        mine: list[int] = []
+        silent: list[int] = []
         if self.rank in leaders:
             others = {v: addresses[r] for v, r in enumerate(leaders) if r != self.rank}
-            mine = unreachable(others, limit_s)
-        found = self._shared(mine)
+            silent = unreachable(others, limit_s)
+        found = self._exchange(silent)
         pairs = {(min(v, w), max(v, w)) for r, peers in found.items() for v in [roster.host_of(r)] for w in peers}
         return tuple(sorted(pairs))
 
-    def _shared(self, value: Any) -> dict[int, Any]:
-        """Return what each rank says, of those that say anything in time."""
+    def _exchange(self, value: Any) -> dict[int, Any]:
+        """Give every rank's value to all; return those that come in time, by rank."""
         turn = next(self.turn)
         found: dict[int, Any] = {self.rank: json.loads(json.dumps(value))}
         try:
@@ -209,5 +204,6 @@ class _Job:
         return found
 
 
-def _named(offer: Any, host: str) -> Any:
-    return type(offer)(offer.machine, host, offer.settings, offer.objection, offer.nonce)
+def _with_host(info: Any, host: str) -> Any:
+    """Return a rank's info under a host name of the probe's: it is what people read."""
+    return type(info)(info.machine, host, info.settings, info.objection, info.nonce)

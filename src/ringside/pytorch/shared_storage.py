@@ -38,12 +38,12 @@ def empty_shared(numel: int, dtype: torch.dtype) -> torch.Tensor:
         dtype: Its element type.
 
     Returns:
-        [numel]; an ordinary tensor where the system gives no such memory, which is said once.
+        [numel]; an ordinary tensor where the system gives no such memory, with one warning.
     """
     try:
         return _in_memfd(numel, dtype)
     except (OSError, RuntimeError) as error:  # no descriptor left, memfd_create forbidden, no address space
-        say_copied(str(error))
+        warn_copied(str(error))
         return torch.empty(numel, dtype=dtype)
 
 
@@ -67,11 +67,11 @@ class SharedStorages:
         # As made, and as registered: with its owner, so that it is not freed before it is unregistered.
         self._held: dict[int, tuple[Storage, Storage]] = {}
         self._layout: dict[int, tuple[bool, int]] = {}
-        self._told: dict[int, tuple[bool, int]] = {}
+        self._reported: dict[int, tuple[bool, int]] = {}
 
     @property
     def are_shared(self) -> bool:
-        """Whether there is anybody to share them with."""
+        """Whether there is another rank to share them with."""
         return self._memory is not None
 
     def storage_of(self, index: int, buffer: torch.Tensor) -> Storage | None:
@@ -96,11 +96,11 @@ class SharedStorages:
 
     def news(self) -> dict[str, int]:
         """Return how many buckets are shared and copied, and their bytes, where that is not what it was; else {}."""
-        if self._layout == self._told:
+        if self._layout == self._reported:
             return {}
-        self._told = dict(self._layout)
-        shared = [size_bytes for is_shared, size_bytes in self._told.values() if is_shared]
-        copied = [size_bytes for is_shared, size_bytes in self._told.values() if not is_shared]
+        self._reported = dict(self._layout)
+        shared = [size_bytes for is_shared, size_bytes in self._reported.values() if is_shared]
+        copied = [size_bytes for is_shared, size_bytes in self._reported.values() if not is_shared]
         return {
             "shared_buckets": len(shared),
             "shared_bytes": sum(shared),
@@ -162,10 +162,6 @@ os.register_at_fork(after_in_child=_keep_writes_to_itself)
 
 
 @functools.cache
-def _warn(words: str) -> None:
-    _log.warning("%s", words)
-
-
-def say_copied(why: str) -> None:
-    """Say, once per process and reason, that buckets are not shared."""
-    _warn(f"gradient buckets cannot lie in shared memory ({why}): they are copied instead, which is slower")
+def warn_copied(why: str) -> None:
+    """Warn, once per process and reason, that buckets are not shared."""
+    _log.warning("gradient buckets cannot lie in shared memory (%s): they are copied instead, which is slower", why)

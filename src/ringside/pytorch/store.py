@@ -1,7 +1,8 @@
-"""What the ranks of a process group agree on before their gradients are carried: by whom."""
+"""What the ranks of a process group agree on before their gradients are reduced: by which engine."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import uuid
@@ -20,7 +21,7 @@ from ringside.engine.net.rank_map import machine_id
 
 @dataclass(frozen=True)
 class EngineDecision:
-    """Who carries gradients, and why.
+    """What reduces gradients, and why.
 
     Args:
         engine: `ringside` or `native`.
@@ -59,19 +60,12 @@ def group_store(group: dist.ProcessGroup, purpose: str, *, own_connection: bool 
     name = f"ringside/{purpose}/{group.group_name}"
     store = dist.distributed_c10d._get_default_store()
     if own_connection:
-        store = _own_connection(store)
+        # A client of its own has a lock of its own. Not every store can be cloned (torch's can since 2.5).
+        with contextlib.suppress(AttributeError, NotImplementedError, RuntimeError):
+            store = store.clone()  # type: ignore[attr-defined]
     # Counted in the store and not in this process, which may have been in another job's group of the same name before.
     number = store.add(f"{name}/calls/{dist.get_rank(group)}", 1)
     return PrefixStore(f"{name}/{number}", store)
-
-
-def _own_connection(store: Store) -> Store:
-    """Return a second connection to the same store where it can make one, so that its lock is not shared."""
-    try:
-        other: Store = store.clone()  # type: ignore[attr-defined]  # since torch 2.5
-        return other
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return store
 
 
 class OwnTimeout:
@@ -88,8 +82,8 @@ class OwnTimeout:
         self._last: timedelta | None = getattr(self._options, "_timeout", None)
 
     def has_changed(self) -> bool:
-        """Tell whether it is another one than when it was last asked for."""
-        if self._last is None:  # torch does not tell
+        """Tell whether it is another one than at the last call."""
+        if self._last is None:  # this backend of torch's keeps none
             return False
         last, self._last = self._last, self._options._timeout
         return bool(last != self._last)
@@ -100,12 +94,12 @@ class OwnTimeout:
         return None if last is None or last == dist.distributed_c10d.default_pg_timeout else last.total_seconds()
 
 
-def decide(group: dist.ProcessGroup, wish: str, objection: str) -> EngineDecision:
+def agree_on_engine(group: dist.ProcessGroup, requested: str, objection: str) -> EngineDecision:
     """Agree with all ranks of the group on the engine. A collective.
 
     Args:
         group: The model's process group.
-        wish: `auto`, `ringside` or `native`; rank 0's counts.
+        requested: `auto`, `ringside` or `native`; rank 0's counts.
         objection: Why this rank cannot use the engine; empty if it can.
     """
     store, rank, size = group_store(group, "engine"), dist.get_rank(group), dist.get_world_size(group)
@@ -114,23 +108,21 @@ def decide(group: dist.ProcessGroup, wish: str, objection: str) -> EngineDecisio
     store.set(f"offer/{rank}", msgspec.json.encode(_Offer(machine_id(), objection)).decode())
     if rank == 0:
         offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=_Offer) for r in range(size)]
-        store.set("decision", msgspec.json.encode(_choose(offers, wish)).decode())
+        objections = [f"rank {r}: {offer.objection}" for r, offer in enumerate(offers) if offer.objection]
+        if requested == "native":
+            decision = EngineDecision("native", why="asked for")
+        elif objections:  # the lowest rank's is the reason
+            decision = EngineDecision("native", why=objections[0])
+        else:
+            hosts = {offer.host for offer in offers}
+            decision = EngineDecision("ringside", key=str(uuid.uuid4()), hosts=len(hosts))
+        store.set("decision", msgspec.json.encode(decision).decode())
     return msgspec.json.decode(store.get("decision"), type=EngineDecision)
 
 
-def first_problem(group: dist.ProcessGroup, problem: str) -> str:
+def first_error(group: dist.ProcessGroup, problem: str) -> str:
     """Return the problem of the lowest rank of the group that has one; empty if nobody has. A collective."""
     store, rank, size = group_store(group, "problem"), dist.get_rank(group), dist.get_world_size(group)
     store.set(str(rank), msgspec.json.encode(problem).decode())
     problems = [msgspec.json.decode(store.get(str(r)), type=str) for r in range(size)]
     return next((f"rank {r}: {text}" for r, text in enumerate(problems) if text), "")
-
-
-def _choose(offers: list[_Offer], wish: str) -> EngineDecision:
-    if wish == "native":
-        return EngineDecision("native", why="asked for")
-    for rank, offer in enumerate(offers):
-        if offer.objection:
-            return EngineDecision("native", why=f"rank {rank}: {offer.objection}")
-    machines = {offer.host for offer in offers}
-    return EngineDecision("ringside", key=str(uuid.uuid4()), hosts=len(machines))

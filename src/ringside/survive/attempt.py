@@ -1,4 +1,8 @@
-"""An attempt at a step: own micro-batches into the slots of an exchange, sums over all members, and their digest."""
+"""An attempt at a step: own micro-batches into the slots of an exchange, sums over all members, and their digest.
+
+What it leaves is a private copy of the sums (`Attempt.total`): nobody else can write it, so its digest stays true until
+a decision stands.
+"""
 
 from __future__ import annotations
 
@@ -41,45 +45,42 @@ class Attempt:
     def compute(self, compute: i.Compute, exchange: AnyExchange) -> e.Event:
         """Fill this worker's slots; what an earlier attempt has computed of the step is used again."""
         job, step = self._job, compute.tag.step
-        job.phases.step = step
+        job.failpoints.step = step
         job.work.begin(step)
         filled: list[KeptBatch] = []
         computed, began = 0, time.perf_counter()
-        for slot, wanted in zip(exchange.slots, self._wanted(compute.micro_batches), strict=True):
-            computed += job.work.fill(step, wanted, slot, self._kept)
-            filled.append(KeptBatch(step, frozenset(wanted), slot))
-            job.phases.reached("compute")
-        if computed:
-            exchange.tell_own((time.perf_counter() - began) / computed)
+        # A slot per micro-batch, or one for all of them: as `own_slots` has laid them out.
+        together = (compute.micro_batches,) if compute.micro_batches else ()
+        in_slots = [(number,) for number in compute.micro_batches] if job.per_micro_batch else list(together)
+        for slot, micro_batches in zip(exchange.slots, in_slots, strict=True):
+            computed += job.work.fill(step, micro_batches, slot, self._kept)
+            filled.append(KeptBatch(step, frozenset(micro_batches), slot))
+            job.failpoints.reached("compute")
+        if computed:  # seconds for one, by which micro-batches are shared out; what was kept took no time
+            exchange.publish_own_time((time.perf_counter() - began) / computed)
         self._kept, self._check_state = filled, compute.check_state
         return e.WorkDone(compute.tag)
 
-    def add_up(self, wanted: i.RunExchange, exchange: AnyExchange) -> e.Event | None:
+    def reduce(self, instruction: i.RunExchange, exchange: AnyExchange) -> e.Event | None:
         """Make the private copy of the sums over all members; None: it is not wanted any more."""
         try:
-            exchange.run(wanted.tag.step, self.total)
+            exchange.run(instruction.tag.step, self.total)
         except GaveUp as failure:
-            self._leave_total()
-            return e.AttemptFailed(wanted.tag, failure.suspects, failure.broken)
+            self._replace_total()
+            return e.AttemptFailed(instruction.tag, failure.suspects, failure.broken)
         except Superseded:
-            self._leave_total()
+            self._replace_total()
             return None
-        self._job.phases.reached("after_receive")
+        self._job.failpoints.reached("after_receive")
         state = f"{self._job.state.digest():016x}" if self._check_state else ""
         began = time.perf_counter()
         result = f"{digest(torch.from_numpy(self.total)):016x}"
         self._spent["digest"] += time.perf_counter() - began
-        return e.ResultReady(wanted.tag, result, state)
+        return e.ResultReady(instruction.tag, result, state)
 
-    def _leave_total(self) -> None:
-        """Go on with other memory: the thread of an exchange that was given up may still write into this."""
+    def _replace_total(self) -> None:
+        """Go on with other memory: the thread of an exchange that was aborted may still write into this."""
         self.total = np.zeros_like(self.total)
-
-    def _wanted(self, micro_batches: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Return which micro-batches each slot of this rank holds."""
-        if self._job.per_micro_batch:
-            return [(number,) for number in micro_batches]
-        return [micro_batches] if micro_batches else []
 
 
 __all__ = ["AnyExchange", "Attempt"]

@@ -59,7 +59,12 @@ class StoreConnection:
     def open_transport(self, name: str, rank: int, ranks: int, wanted: Callable[[], bool]) -> Transport:
         """Make a group that exchanges messages between hosts; see `OpenTransport`."""
         store = PrefixStore(name, self.store.clone())
-        _meet(store, rank, ranks, wanted)
+        store.set(f"come/{rank}", "1")
+        others, deadline = [f"come/{other}" for other in range(ranks) if other != rank], time.monotonic() + MESSAGE_S
+        while not store.check(others):
+            if not wanted() or time.monotonic() > deadline:
+                raise RuntimeError("the other end of a link did not come")
+            time.sleep(_COME_S)  # a store could be waited on, but that wait could not be aborted
         return GlooTransport(store, rank, ranks, timeout_s=MESSAGE_S, joining_s=JOINING_S)
 
     def close(self) -> None:
@@ -67,16 +72,6 @@ class StoreConnection:
         for registers in (self.registers, self.listening):
             if isinstance(registers, StoreRegisters):
                 registers.close()
-
-
-def _meet(store: Any, rank: int, ranks: int, wanted: Callable[[], bool]) -> None:
-    """Return when all have come; raise `RuntimeError` when nobody wants them any more."""
-    store.set(f"come/{rank}", "1")
-    others, deadline = [f"come/{other}" for other in range(ranks) if other != rank], time.monotonic() + MESSAGE_S
-    while not store.check(others):
-        if not wanted() or time.monotonic() > deadline:
-            raise RuntimeError("the other end of a link did not come")
-        time.sleep(_COME_S)  # a store could be waited on, but not given up
 
 
 def connect(environ: Mapping[str, str], number: int = 0) -> StoreConnection:
@@ -129,15 +124,18 @@ def _store(address: str, port: int, environ: Mapping[str, str], number: int) -> 
 # touched anything.
 
 
-def passport_of(
+def fingerprint(
     model: nn.Module, optimizer: torch.optim.Optimizer, dataset: object, samples: Samples, seed: int
 ) -> dict[str, str]:
     """Return what this worker is, by name."""
+    shapes = [
+        f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in model.state_dict(keep_vars=True).items()
+    ]
     return {
         "the version of ringside": __version__,
         "the version of torch": str(torch.__version__),
         "the script": _script(),
-        "the model": _hash(_shapes(model)),
+        "the model": _hash("\n".join([type(model).__name__, *shapes]).encode()),
         "the optimizer": f"{type(optimizer).__name__} with {len(optimizer.param_groups)} groups",
         "the data set": f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no length",
         "an epoch": f"{samples.size} samples",
@@ -152,7 +150,7 @@ def encode(passport: Mapping[str, str]) -> bytes:
     return msgspec.json.encode(passport)
 
 
-def refuse_strangers(own: Mapping[str, str], standing: bytes, name: str) -> None:
+def check_fingerprint(own: Mapping[str, str], standing: bytes, name: str) -> None:
     """Raise `MismatchError` unless this worker is what the job's first one wrote down.
 
     Args:
@@ -184,13 +182,6 @@ def _script() -> str:
     if path is None or not Path(path).is_file():
         return "none"
     return f"{Path(path).name} {_hash(Path(path).read_bytes())}"
-
-
-def _shapes(model: nn.Module) -> bytes:
-    lines = [
-        f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in model.state_dict(keep_vars=True).items()
-    ]
-    return "\n".join([type(model).__name__, *lines]).encode()
 
 
 def _hash(data: bytes) -> str:

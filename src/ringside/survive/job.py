@@ -28,7 +28,7 @@ class SurviveJob:
 
     Args:
         rank: This rank.
-        meeting: The job's names in the store.
+        rendezvous: The job's names in the store.
         listening: The same over a connection of its own.
         settings: What the state machine is told.
         state: Model, optimizer and what moves along.
@@ -40,14 +40,14 @@ class SurviveJob:
             computed what.
         patience: When a member is given up.
         founding_s: How long the first ranks wait for each other, seconds.
-        phases: Where this process is.
+        failpoints: Where this process is.
         stragglers: What to do about a rank that takes longer.
         open_transport: Makes a group of members on several hosts; None: there is one host.
         final: Where the final state is kept.
     """
 
     rank: int
-    meeting: Rendezvous
+    rendezvous: Rendezvous
     listening: Rendezvous
     settings: ProtocolSettings
     state: JobState
@@ -58,7 +58,7 @@ class SurviveJob:
     per_micro_batch: bool = True
     patience: Patience = field(default_factory=Patience)
     founding_s: float = 60.0
-    phases: Failpoints = field(default_factory=lambda: Failpoints(0))
+    failpoints: Failpoints = field(default_factory=lambda: Failpoints(0))
     stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
     open_transport: OpenTransport | None = None
     final: Final = field(default_factory=lambda: Final(None))

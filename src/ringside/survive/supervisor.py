@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ringside.errors import FinalStateError, StoreGoneError, UsageError
-from ringside.launch.torchrun import StopRequest, shutdown_timeout_s, stop_requests, take_apart
+from ringside.launch.torchrun import StopRequest, parse_command_line, shutdown_timeout_s, stop_requests
 from ringside.processes import Death, die_with_parent
 from ringside.survive.cluster.store_host import is_needed
 from ringside.survive.state.kept import KEPT, START, Head, Kept, Stage
@@ -73,17 +73,19 @@ class Supervisor:
         status = failures = ends = 0
         while True:
             before, part = status, self.kept.newest
-            known = part.at, part.head.progress
+            known = part.offset, part.head.progress
             status = self._run_once(stop)
             part = self.kept.newest
             head = part.head
             if stop.signum:
                 self._save(head, "was stopped before its last lines were done", status != 0 and self._rank == 0)
                 return stop.exit_status
-            further = (part.at, head.progress) > known
+            further = (part.offset, head.progress) > known
             ends, failures = (0, 0) if further else (ends + 1, failures + (status > 0 or -status in _OWN))
             if status == REFUSED and before == StoreGoneError.exit_status:
-                self._say(f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again")
+                self._warn(
+                    f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again"
+                )
                 return before
             if status == StoreGoneError.exit_status == before or status == UNFINISHED:
                 self._save(head, "cannot go on")
@@ -95,13 +97,13 @@ class Supervisor:
                 return UNFINISHED if head.stage is Stage.UNATTENDED else 0
             if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:
                 times = failures if failures >= MOST_FAILURES else ends
-                self._say(
+                self._warn(
                     f"{self._how(status)}, {times} times in a row without the job having come further (why, it says "
                     "above): it is not started again"
                 )
                 self._save(head, "could not run its last lines")
                 return status if status > 0 else 128 - status
-            self._say(f"{self._how(status)}; it is started again")
+            self._warn(f"{self._how(status)}; it is started again")
 
     def _save(self, head: Head, why: str, wanted: bool = True) -> None:
         """Write the final state into a file where this rank has it and its last lines were not done."""
@@ -112,7 +114,7 @@ class Supervisor:
             where = f"the final state (step {head.step}) lies in {path}: ringside.survive.final_state reads it"
         except OSError as error:
             where = f"the final state is lost, it could not be written: {error}"
-        self._say(f"rank {self._rank} {why}; {where}")
+        self._warn(f"rank {self._rank} {why}; {where}")
 
     def _run_once(self, stop: StopRequest) -> int:
         self.starts += 1
@@ -138,7 +140,7 @@ class Supervisor:
             return f"rank {self._rank} was ended by {Death(self._rank, 0, None, -status).signal_name}"
         return f"rank {self._rank} ended with status {status}"
 
-    def _say(self, words: str) -> None:
+    def _warn(self, words: str) -> None:
         print(f"ringside survive: {words}", file=sys.stderr, flush=True)
 
 
@@ -147,7 +149,7 @@ def end(worker: subprocess.Popen[bytes], signum: int, environ: Mapping[str, str]
     worker.send_signal(signum)
     worker.send_signal(signal.SIGCONT)
     try:
-        return worker.wait(_SHARE * shutdown_timeout_s(take_apart(["train.py"], ours=()), environ))
+        return worker.wait(_SHARE * shutdown_timeout_s(parse_command_line(["train.py"], ours=()), environ))
     except subprocess.TimeoutExpired:
         worker.kill()
         return worker.wait()

@@ -96,7 +96,7 @@ class Training:
         """
         job = self._driver.job
         known = self._driver.digests
-        return [decision for _, decision in committed(job.meeting.registers, steps, job.settings, known)]
+        return [decision for _, decision in committed(job.rendezvous.registers, steps, job.settings, known)]
 
     @property
     def reason(self) -> str:
@@ -188,16 +188,24 @@ def training(
     samples = samples_of(dataset, batch, micro_batches, seed, sampler)
     shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
     number = _ended[own_job()]
-    final = Final(_kept(number), checkpoint_dir)
+    kept = Kept.of_environment(os.environ)
+    for _ in range(number):  # a part for each time that this process has trained to the end
+        kept = kept and kept.behind()
+    final = Final(kept, checkpoint_dir)
     with _connection(final, number) as connection:
-        own = passport.passport_of(model, optimizer, dataset, samples, seed)
+        own = passport.fingerprint(model, optimizer, dataset, samples, seed)
         moved = {} if scheduler is None else {"scheduler": scheduler}
         state = JobState(model, optimizer, moved, Position(own, samples))
         if not final.is_over:
-            _admit(connection, own)
+            # The first worker writes down what it is; one that differs leaves with a status of its own.
+            standing = connection.registers.create("passport", passport.encode(own))
+            try:
+                passport.check_fingerprint(own, standing, f"rank {connection.rank}")
+            except MismatchError as error:
+                raise _refused(error) from None
         job = SurviveJob(
             rank=connection.rank,
-            meeting=Rendezvous(connection.registers, connection.ranks),
+            rendezvous=Rendezvous(connection.registers, connection.ranks),
             listening=Rendezvous(connection.listening, connection.ranks),
             settings=_settings(samples, shape, connection.ranks),
             state=state,
@@ -208,7 +216,7 @@ def training(
             final=final,
             per_micro_batch=reproducible,
             patience=Patience(silent_s=silent_s),
-            phases=Failpoints.of_environment(connection.rank, os.environ),
+            failpoints=Failpoints.of_environment(connection.rank, os.environ),
             stragglers=Stragglers(on_straggler),
             open_transport=None if connection.store is None else connection.open_transport,
         )
@@ -261,14 +269,6 @@ def own_job() -> tuple[int, int, str]:
     names = ("RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     kept = Kept.of_environment(os.environ)
     return os.getpid(), kept.number if kept else 0, repr([os.environ.get(name) for name in names])
-
-
-def _kept(number: int) -> Kept | None:
-    """Return this worker's part of what its keeper keeps, where it has trained to the end so often before."""
-    kept = Kept.of_environment(os.environ)
-    for _ in range(number):
-        kept = kept and kept.behind()
-    return kept
 
 
 @contextlib.contextmanager
@@ -330,15 +330,6 @@ def _driver(job: SurviveJob) -> Driver | Afterwards:
         return Afterwards(job)
     try:
         return Driver(job)
-    except MismatchError as error:
-        raise _refused(error) from None
-
-
-def _admit(connection: StoreConnection, own: dict[str, str]) -> None:
-    """Leave the program with a status of its own if this rank is no member of this job."""
-    standing = connection.registers.create("passport", passport.encode(own))
-    try:
-        passport.refuse_strangers(own, standing, f"rank {connection.rank}")
     except MismatchError as error:
         raise _refused(error) from None
 

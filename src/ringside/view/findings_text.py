@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
 from ringside.text import label, rank_time
-from ringside.view.verdict_text import sentence
+from ringside.view.verdict_text import as_sentence
 
 _MANY = 6
 
@@ -22,19 +22,22 @@ class FindingText:
     next: str
 
 
-def tell(verdict: Verdict) -> FindingText:
+def finding_text(verdict: Verdict) -> FindingText:
     """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
     cost = verdict.cost_rank_seconds
     return FindingText(
-        headline=sentence(_headline(verdict)),
-        why=sentence(verdict.cause),
+        headline=as_sentence(_headline(verdict)),
+        why=as_sentence(verdict.cause),
         price=f"{rank_time(cost)} lost." if cost > 0 else "",
-        next=sentence(verdict.advice),
+        next=as_sentence(verdict.advice),
     )
 
 
 def _headline(verdict: Verdict) -> str:
-    who = _who(verdict.ranks)
+    ranks = verdict.ranks
+    who = name_ranks(ranks)
+    if len(ranks) > _MANY:
+        who = f"ranks {', '.join(map(str, ranks[: _MANY - 1]))} and {len(ranks) - _MANY + 1} more"
     plural = len(verdict.ranks) != 1
     if verdict.kind == "hang" and verdict.evidence.get("stopped"):
         return f"{who} stopped: the job hangs"
@@ -47,35 +50,26 @@ def _headline(verdict: Verdict) -> str:
             f"{who} {'differ' if plural else 'differs'} from the others in {verdict.evidence.get('what', 'something')}"
         )
     if verdict.kind == "broken_ring":
-        what = verdict.evidence.get("what")
-        if what == "crosses hosts":
+        fault = verdict.evidence.get("what")
+        if fault == "crosses hosts":
             return "the ring crosses between hosts more often than it needs to"
-        if what == "sockets":
+        if fault == "sockets":
             return f"{who if verdict.ranks else 'traffic between hosts'} fell back to TCP sockets"
         return f"the ring is broken at {who}"
-    sentences = {
-        "dead_rank": f"{who} died" if verdict.ranks else "a rank died",
-    }
-    return sentences.get(verdict.kind) or _of_many(headline(verdict).replace(name_ranks(verdict.ranks), who), plural)
-
-
-def _of_many(sentence: str, plural: bool) -> str:
-    """The monitor names one rank at a time; several `get`, `need` and `wait`."""
-    for one, many in (
-        (" gets ", " get "),
-        (" needs ", " need "),
-        (" waits ", " wait "),
-        (" is ", " are "),
-        (" its ", " their "),
-    ):
-        sentence = sentence.replace(one, many) if plural and not sentence.startswith("the ") else sentence
+    if verdict.kind == "dead_rank":
+        return f"{who} died" if verdict.ranks else "a rank died"
+    sentence = headline(verdict).replace(name_ranks(verdict.ranks), who)
+    if plural and not sentence.startswith("the "):
+        # The monitor names one rank at a time; several get, need and wait.
+        for singular, several in (
+            (" gets ", " get "),
+            (" needs ", " need "),
+            (" waits ", " wait "),
+            (" is ", " are "),
+            (" its ", " their "),
+        ):
+            sentence = sentence.replace(singular, several)
     return sentence
-
-
-def _who(ranks: list[int]) -> str:
-    if len(ranks) <= _MANY:
-        return name_ranks(ranks)
-    return f"ranks {', '.join(map(str, ranks[: _MANY - 1]))} and {len(ranks) - _MANY + 1} more"
 
 
 def what_if_line(content: Mapping[str, object]) -> str:

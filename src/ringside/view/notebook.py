@@ -13,12 +13,12 @@ from typing import Any
 
 from ringside.errors import UsageError
 from ringside.text import duration, share
-from ringside.view.run.live import RankNow
+from ringside.view.assets import read_asset
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import SortOrder, Sparks, arrange
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks
 from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, Open, RunSource, Snapshot, look
-from ringside.view.tui.text import first_line, headline_of, price, verdict_block
+from ringside.view.tui.source import Local, RunSource, Snapshot, take_snapshot
+from ringside.view.tui.text import first_line, price_text, verdict_block, verdict_headline
 
 try:
     import anywidget
@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise UsageError(f"the live view needs {error.name}: pip install 'ringside[notebook]'") from None
 
-WEB = Path(__file__).parent / "web"
+
 SHOWN_RANKS = 64
 SPARK_CELLS = 48
 WIDE = 10_000
@@ -45,29 +45,29 @@ class LiveView(anywidget.AnyWidget):
         UsageError: It is no such address.
     """
 
-    _esm = (WEB / "notebook.js").read_text()
-    _css = (WEB / "notebook.css").read_text()
+    _esm = read_asset("live/notebook.js")
+    _css = read_asset("live/notebook.css")
     state = traitlets.Dict().tag(sync=True)
 
     def __init__(self, run: str | os.PathLike[str]) -> None:
         super().__init__()
-        self._source = _source(os.fspath(run))
-        self.on_msg(self._hear)
-        self.look()
+        where = os.fspath(run)
+        self._source: RunSource
+        if where.startswith(("http://", "https://")):
+            self._source = Remote(where, os.environ.get("RINGSIDE_SERVE_TOKEN", ""))
+        else:
+            self._source = Local(Path(where))
 
-    def look(self) -> None:
+        def on_message(view: Any, content: Any, buffers: Any) -> None:
+            if content == "look":
+                self.refresh()
+
+        self.on_msg(on_message)
+        self.refresh()
+
+    def refresh(self) -> None:
         """Read what is new and show it; trouble is shown as well."""
-        self.state = state_of(look(self._source))
-
-    def _hear(self, view: Any, content: Any, buffers: Any) -> None:
-        if content == "look":
-            self.look()
-
-
-def _source(run: str) -> RunSource:
-    if run.startswith(("http://", "https://")):
-        return Remote(run, os.environ.get("RINGSIDE_SERVE_TOKEN", ""))
-    return Local(Path(run))
+        self.state = state_of(take_snapshot(self._source))
 
 
 def state_of(snapshot: Snapshot) -> dict[str, Any]:
@@ -76,38 +76,35 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
     Each of `ranks` has `rank`, `host`, `own`, `wait`, `wire` and `excess` in words, `spark` (own time over the last
     steps, as blocks) and `verdict`; `more` is how many ranks are left out.
     """
-    ranks = arrange(snapshot.ranks, SortOrder())
+    ranks = arrange_ranks(snapshot.ranks, SortOrder())
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, SPARK_CELLS)
     calm = snapshot.trouble or not snapshot.verdicts
+    verdicts = []
+    for verdict in () if snapshot.trouble else snapshot.verdicts:
+        lines = (("why", verdict.verdict.cause), ("price", price_text(verdict)), ("do", verdict.verdict.advice))
+        verdicts.append(
+            {
+                "headline": printable(verdict_headline(verdict)),
+                "over": verdict.over,
+                "told": [[name, printable(text)] for name, text in lines if text],
+            }
+        )
     return {
         "title": first_line(snapshot, WIDE).plain.removeprefix("ringside top ").strip(),
         "remark": verdict_block(snapshot, WIDE, 1).plain.removeprefix("● ") if calm else "",
-        "verdicts": [] if snapshot.trouble else [_verdict(one) for one in snapshot.verdicts],
-        "ranks": [_rank(one, sparks) for one in ranks[:SHOWN_RANKS]],
-        "more": len(ranks[SHOWN_RANKS:]),
-    }
-
-
-def _verdict(one: Open) -> dict[str, Any]:
-    return {
-        "headline": printable(headline_of(one)),
-        "over": one.over,
-        "told": [
-            [name, printable(words)]
-            for name, words in (("why", one.verdict.cause), ("price", price(one)), ("do", one.verdict.advice))
-            if words
+        "verdicts": verdicts,
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "host": printable(rank.host),
+                "own": duration(rank.own_seconds),
+                "wait": duration(rank.wait_seconds),
+                "wire": duration(rank.wire_seconds),
+                "excess": share(rank.excess_ratio),
+                "spark": sparks.line(rank.rank),
+                "verdict": ", ".join(kind.replace("_", " ") for kind in rank.verdicts),
+            }
+            for rank in ranks[:SHOWN_RANKS]
         ],
-    }
-
-
-def _rank(one: RankNow, sparks: Sparks) -> dict[str, Any]:
-    return {
-        "rank": one.rank,
-        "host": printable(one.host),
-        "own": duration(one.own_seconds),
-        "wait": duration(one.wait_seconds),
-        "wire": duration(one.wire_seconds),
-        "excess": share(one.excess_ratio),
-        "spark": sparks.line(one.rank),
-        "verdict": ", ".join(kind.replace("_", " ") for kind in one.verdicts),
+        "more": len(ranks[SHOWN_RANKS:]),
     }

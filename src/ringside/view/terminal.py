@@ -1,4 +1,4 @@
-"""A run in the terminal: a live picture that fits 80 × 24, single lines for logs, and the closing words."""
+"""A run in the terminal: a live picture that fits 80 × 24, single lines for logs, and what is printed at the end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ringside.monitor.run.algorithm_changes import revision_notes
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size
-from ringside.view.run.live import RankFigures, RunFollower, ShownFinding
+from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import sentence, sign
+from ringside.view.verdict_text import answer_sign, as_sentence
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -31,7 +31,7 @@ def open_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
+def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
     """Return the live picture: at most 24 lines, at most `width` columns.
 
     Args:
@@ -40,10 +40,24 @@ def picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> 
         elapsed_s: For how long, seconds.
         width: Columns there are.
     """
-    parts: list[RenderableType] = [_title(run, title, elapsed_s, width), _progress(run, width), Text()]
+    head = Text.assemble(("ringside", "bold cyan"), " ", title)
+    if run.info:
+        head.append(f" · {run.ranks} ranks · gradients over {run.info.engine}", style="dim")
+    head.truncate(width - 7)
+    head.append(" " * max(width - head.cell_len - 6, 1)).append(clock(elapsed_s), style="dim")
     if run.step < 0:
-        return Group(*parts[:2])
-    return Group(*parts, _ranks(run), Text(), _sync(run, width), Text(), *_verdicts(run, width))
+        return Group(head, Text("the ranks are starting …", style="dim"))
+    parts: list[RenderableType] = [head, _progress(run, width), Text(), _ranks(run), Text()]
+
+    # What a step takes, and how long its gradients block it.
+    step = run.median("step_seconds")
+    exposed = min((rank.exposed_seconds for rank in run.figures() if math.isfinite(rank.exposed_seconds)), default=0.0)
+    sync = Text()
+    if step > 0:
+        gradients = f"{size(run.median('payload_bytes'))} of gradients block it for {ms(exposed)}"
+        sync = Text(f"a step takes {ms(step)}; {gradients} ({percent(exposed / step)})", style="dim")
+        sync.truncate(width)
+    return Group(*parts, sync, Text(), *_verdicts(run, width))
 
 
 def status_line(run: RunFollower, elapsed_s: float) -> str:
@@ -53,10 +67,10 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
     if run.stage == "comparison":
         return f"{clock(elapsed_s)}  the same training over {peer_name(run)} for comparison: {run.done:.0%}"
     loss = f"  loss {run.losses[-1]:.3f}" if run.losses else ""
-    shown = sorted(run.figures(), key=lambda one: -one.own_seconds)[:4]
+    shown = sorted(run.figures(), key=lambda rank: -rank.own_seconds)[:4]
     own = "  ".join(
-        f"rank {one.rank}: own {ms(one.own_seconds)} wait {ms(one.wait_seconds)}"
-        for one in sorted(shown, key=lambda one: one.rank)
+        f"rank {rank.rank}: own {ms(rank.own_seconds)} wait {ms(rank.wait_seconds)}"
+        for rank in sorted(shown, key=lambda rank: rank.rank)
     )
     return f"{clock(elapsed_s)}  step {run.step + 1}{f'/{run.of}' if run.of else ''}{loss}  {own}"
 
@@ -68,8 +82,8 @@ def verdict_line(finding: ShownFinding) -> str:
     return f"{headline(verdict)} since step {verdict.since_step}{cause} (noticed at step {verdict.detected_step})"
 
 
-def closing(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
-    """Return the last words on a run: verdicts with price and advice first, the table of ranks, the four answers.
+def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
+    """Return what is printed when a run has ended: verdicts first, the table of ranks, the four answers.
 
     Args:
         summary: The content of `summary.json`.
@@ -77,12 +91,20 @@ def closing(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Renderab
     """
     parts: list[RenderableType] = []
     for verdict in verdicts:
-        parts += _told(verdict)
+        parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}.", style="bold red"))
+        cost = verdict.cost_rank_seconds
+        in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
+        price = f"{cost:.1f} rank-seconds so far{in_hours}; noticed at step {verdict.detected_step}" if cost > 0 else ""
+        lines = Table.grid(padding=(0, 2, 0, 0))
+        for heading, text in (("why", verdict.cause), ("price", price), ("do", verdict.advice)):
+            if text:
+                lines.add_row(Text(f"  {heading}", style="dim"), Text(text))
+        parts.append(lines)
     if not summary["steps"]:
         return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
     if not verdicts:
         parts.append(Text("No rank held the others up.", style="bold green"))
-    parts += [Text(f"○ {words}", style="yellow") for words in revision_notes(summary)]
+    parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
     parts += [Text(), rank_table(summary["ranks"]), Text(summary_line(summary), style="dim")]
     answers = read_answers(summary.get("questions"))
     return Group(*parts, *((Text(), answer_table(answers)) if answers else ()))
@@ -112,8 +134,8 @@ def answer_table(answers: Mapping[str, Question]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in QUESTIONS.items():
         if name in answers:
-            table.add_row(Text(sign(answers[name]), style="bold"), Text(text))
-            table.add_row("", Text(sentence(answers[name].words), style="dim"))
+            table.add_row(Text(answer_sign(answers[name]), style="bold"), Text(text))
+            table.add_row("", Text(as_sentence(answers[name].words), style="dim"))
     return table
 
 
@@ -134,18 +156,7 @@ def peer_name(run: RunFollower) -> str:
     return str(run.comparison.get("peer", "gloo")).capitalize()
 
 
-def _title(run: RunFollower, title: str, elapsed_s: float, width: int) -> Text:
-    left = Text.assemble(("ringside", "bold cyan"), " ", title)
-    if run.info:
-        left.append(f" · {run.ranks} ranks · gradients over {run.info.engine}", style="dim")
-    left.truncate(width - 7)
-    left.append(" " * max(width - left.cell_len - 6, 1))
-    return left.append(clock(elapsed_s), style="dim")
-
-
 def _progress(run: RunFollower, width: int) -> Text:
-    if run.step < 0:
-        return Text("the ranks are starting …", style="dim")
     if run.stage == "comparison":
         share, words = run.done, f"the same training over {peer_name(run)}, for comparison "
     else:
@@ -164,40 +175,24 @@ def _ranks(run: RunFollower) -> Table:
     figures = run.figures()
     shown = figures
     if len(figures) > RANKS_SHOWN:
-        slowest = sorted(figures, key=lambda one: -_number(one.own_seconds))[:RANKS_SHOWN]
-        shown = sorted(slowest, key=lambda one: one.rank)
-    longest = max((_number(one.own_seconds) + _number(one.wait_seconds) for one in shown), default=0.0)
+        slowest = sorted(figures, key=lambda rank: -_number(rank.own_seconds))[:RANKS_SHOWN]
+        shown = sorted(slowest, key=lambda rank: rank.rank)
+    longest = max((_number(rank.own_seconds) + _number(rank.wait_seconds) for rank in shown), default=0.0)
+    scale = BAR_CELLS / longest if longest > 0 else 0.0
     named = {rank for finding in run.findings if not finding.over for rank in finding.verdict.ranks}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("rank", "own", "wait"):
         table.add_column(heading, justify="right", no_wrap=True)
     legend = Text.assemble(("█", "cyan"), " own ", ("░", "yellow"), " waits for others")
     table.add_column(legend if len(shown) == len(figures) else legend + f" · the slowest of {len(figures)}")
-    for one in shown:
-        style = "bold red" if one.rank in named else ""
-        bar = _bar(one, longest, "red" if one.rank in named else "cyan")
-        table.add_row(Text(str(one.rank), style), Text(ms(one.own_seconds), style), ms(one.wait_seconds), bar)
+    for rank in shown:
+        style = "bold red" if rank.rank in named else ""
+        own = round(_number(rank.own_seconds) * scale)
+        both = round((_number(rank.own_seconds) + _number(rank.wait_seconds)) * scale)
+        bar = Text("█" * own, style="red" if rank.rank in named else "cyan").append("░" * (both - own), style="yellow")
+        times = Text(ms(rank.own_seconds), style), ms(rank.wait_seconds)
+        table.add_row(Text(str(rank.rank), style), *times, bar)
     return table
-
-
-def _bar(one: RankFigures, longest: float, style: str) -> Text:
-    scale = BAR_CELLS / longest if longest > 0 else 0.0
-    own = round(_number(one.own_seconds) * scale)
-    both = round((_number(one.own_seconds) + _number(one.wait_seconds)) * scale)
-    return Text("█" * own, style=style).append("░" * (both - own), style="yellow")
-
-
-def _sync(run: RunFollower, width: int) -> Text:
-    step, exposed = run.middle("step_seconds"), min(_known(one.exposed_seconds for one in run.figures()), default=0.0)
-    if not step > 0:
-        return Text()
-    words = (
-        f"a step takes {ms(step)}; {size(run.middle('payload_bytes'))} of gradients block it for {ms(exposed)} "
-        f"({percent(exposed / step)})"
-    )
-    text = Text(words, style="dim")
-    text.truncate(width)
-    return text
 
 
 def _verdicts(run: RunFollower, width: int) -> list[RenderableType]:
@@ -221,26 +216,5 @@ def _indented(words: str, width: int, style: str = "") -> Text:
     return text
 
 
-def _told(verdict: Verdict) -> list[RenderableType]:
-    rows = [("why", verdict.cause), ("price", _price(verdict)), ("do", verdict.advice)]
-    told = Table.grid(padding=(0, 2, 0, 0))
-    for heading, words in rows:
-        if words:
-            told.add_row(Text(f"  {heading}", style="dim"), Text(words))
-    return [Text(f"● {headline(verdict)} since step {verdict.since_step}.", style="bold red"), told]
-
-
-def _price(verdict: Verdict) -> str:
-    if verdict.cost_rank_seconds <= 0:
-        return ""
-    hours = verdict.cost_rank_seconds / 3600
-    in_hours = f" ({hours:.2f} rank-hours)" if hours > 0.1 else ""
-    return f"{verdict.cost_rank_seconds:.1f} rank-seconds so far{in_hours}; noticed at step {verdict.detected_step}"
-
-
 def _number(value: float) -> float:
     return value if math.isfinite(value) else 0.0
-
-
-def _known(values: Iterable[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from ringside.monitor.job.questions import QUESTIONS, Question
+from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline, percent
-from ringside.text import duration, figure, rank_time, title
+from ringside.text import duration, rank_time
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 
@@ -21,7 +19,7 @@ class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
     """One verdict in words.
 
     Args:
-        verdict: What is told.
+        verdict: The verdict itself.
         headline: Who and what, one sentence.
         when: Since when, and when it was noticed.
         why: The probable cause with numbers.
@@ -37,23 +35,30 @@ class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-def tell(content: dict[str, Any], summary: dict[str, Any]) -> VerdictText:
-    """Return one of a summary's verdicts in words.
+def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictText:
+    """Return the text of one of a summary's verdicts.
 
     Args:
         content: An entry of the summary's `verdicts`.
         summary: The summary.
     """
+    # JSON has no NaN: it was written as null.
     lenient = {key: math.nan if value is None else value for key, value in content.items()}
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
     verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
+    until = evidence.get("until_step")
+    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
+    own, others = (evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
+    why = as_sentence(verdict.cause)
+    if isinstance(own, float | int) and isinstance(others, float | int):
+        why = f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {why}".strip()
     return VerdictText(
         verdict=verdict,
-        headline=_capital(_was(verdict, _of_two(headline(verdict), summary))) + ".",
-        when=_when(verdict),
-        why=_of_two(_why(verdict), summary),
+        headline=as_sentence(_of_two(_in_tense(headline(verdict), verdict), summary)),
+        when=f"{since}; noticed at step {verdict.detected_step}.",
+        why=_of_two(why, summary),
         price=_price(verdict, summary),
-        next=_sentence(verdict.advice),
+        next=as_sentence(verdict.advice),
     )
 
 
@@ -84,33 +89,19 @@ def _of_two(text: str, summary: dict[str, Any]) -> str:
     return text.replace("the others'", "the other's").replace("the others", "the other")
 
 
-def _was(verdict: Verdict, sentence: str) -> str:
-    """An episode that is over is told in the past."""
+def _in_tense(sentence: str, verdict: Verdict) -> str:
+    """An episode that is over stands in the past."""
     if "until_step" not in verdict.evidence:
         return sentence
-    for now, then in (
+    for present, past in (
         (" is ", " was "),
         (" are ", " were "),
         (" gets ", " got "),
         (" needs ", " needed "),
         (" waits ", " waited "),
     ):
-        sentence = sentence.replace(now, then)
+        sentence = sentence.replace(present, past)
     return sentence
-
-
-def _when(verdict: Verdict) -> str:
-    until = verdict.evidence.get("until_step")
-    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
-    return f"{since}; noticed at step {verdict.detected_step}."
-
-
-def _why(verdict: Verdict) -> str:
-    own, others = (verdict.evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
-    cause = _sentence(verdict.cause)
-    if not (isinstance(own, float | int) and isinstance(others, float | int)):
-        return cause
-    return f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {cause}".strip()
 
 
 def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
@@ -118,58 +109,28 @@ def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
     if not math.isfinite(cost) or cost <= 0:
         return "Nothing that could be measured."
     until = verdict.evidence.get("until_step", verdict.since_step + int(verdict.evidence.get("steps", 0)))
+    # What it cost against the time that has passed, where both can be known.
     elapsed = (int(until) - verdict.since_step) * (summary["step_seconds"]["median"] or 0.0)
     of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
     everyone = "both ranks" if ranks == 2 else f"all {ranks} ranks"
     return f"{rank_time(cost)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
 
 
-def _sentence(text: str) -> str:
-    return "" if not text else _capital(text) + ("" if text.endswith(".") else ".")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 # -------------------------------------------------------------------------------------------------
-# The four questions of a profile with their answers, in words and for pages.
+# The four questions of a profile with their answers, in words.
 
 
-def sign(question: Question) -> str:
+def answer_sign(question: Question) -> str:
     """Return `yes`, `no`, or a dash where it cannot be told."""
     return "–" if question.answer is None else "yes" if question.answer else "no"
 
 
-def answer(question: Question) -> str:
+def answer_text(question: Question) -> str:
     """Return `Yes.`, `No.` or that it cannot be told, and why."""
-    said = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
-    return f"{said}. {sentence(question.words)}".strip()
+    answer = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
+    return f"{answer}. {as_sentence(question.words)}".strip()
 
 
-def answers_section(answers: Mapping[str, Question]) -> str:
-    """Return the questions that were asked, with answers and numbers, as a section of a page; empty if there are none.
-
-    Args:
-        answers: By their names in `QUESTIONS`.
-    """
-    rows = []
-    for name, text in QUESTIONS.items():
-        question = answers.get(name)
-        if question is not None:
-            said = sign(question)
-            numbers = " · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items())
-            rows.append(
-                f'<li><b class="{said}">{said}</b><div><p>{html.escape(text)}</p>'
-                f'<p class="words">{html.escape(sentence(question.words) or answer(question))}</p>'
-                f'<p class="numbers">{html.escape(numbers)}</p></div></li>'
-            )
-    if not rows:
-        return ""
-    return f"""<section class="details" aria-label="Questions"><h2>Four questions of every profile</h2>
-<ul class="questions">{"".join(rows)}</ul></section>"""
-
-
-def sentence(text: str) -> str:
+def as_sentence(text: str) -> str:
     """Return text as a sentence: a capital first, a full stop at its end."""
     return "" if not text else text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 import torch.distributed as dist
+from tests.pytorch.groups import LIMIT_S, communicator, meeting_point, process_group
 from tests.support.ranks import on_ranks
-from tests.sync.groups import LIMIT_S, communicator, meeting_point, process_group
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
 

@@ -16,7 +16,7 @@ from ringside.pytorch.ddp.ddp_methods import own_hook
 dist.init_process_group("gloo")
 ddp = DistributedDataParallel(nn.Linear(1024, 1024), gradient_as_bucket_view=True)
 attachment = ringside.attach(ddp, engine="ringside", run_dir=os.environ["OUT"])
-comm = own_hook(ddp).carrier.communicator
+comm = own_hook(ddp).reducer.communicator
 optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 going, step, settled_at = torch.ones(1), 0, 0
 while going:

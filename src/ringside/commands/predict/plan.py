@@ -22,7 +22,7 @@ from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
 from ringside.text import size_bytes
 from ringside.view.html.plan import plan_page
-from ringside.view.plan_text import long, short
+from ringside.view.plan_text import full_plan, short_plan
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import host_sizes, recorded_step
 from ringside.view.tui.console import printable_lines
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(to_json(found), indent=1))
     else:
-        print(printable_lines("\n".join(long(found) if args.all else short(found))))
+        print(printable_lines("\n".join(full_plan(found) if args.all else short_plan(found))))
     if args.html is not None:
         write_page(args.html, plan_page(found))
     unfit = found.fit is not None and found.fit.refused and found.sharded is None

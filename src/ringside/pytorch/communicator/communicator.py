@@ -29,14 +29,14 @@ from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
 from ringside.errors import ClosedError, UnsupportedError, UsageError
-from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key
+from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key, PendingBucket
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
 from ringside.pytorch.communicator.one_host import OneHost, open_across, open_local
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.store import group_store
 from ringside.schedule import Schedule
 
-ABANDON_S = 2.0  # what this rank has sent last may still be on its way
+ABANDON_S = 2.0  # what this rank has sent last may still be under way
 
 
 class Communicator(Collectives):
@@ -44,12 +44,13 @@ class Communicator(Collectives):
 
     Ranks that can share memory are found and use it; between hosts messages travel over a Gloo group of our own, made
     over the job's store. Making one is a collective: every rank of the group makes it, in the same order. Use it from
-    one thread at a time; asynchronous collectives run in order on a thread of its own.
+    one thread at a time; asynchronous collectives run in order on a thread of its own. (Its many methods are what users
+    call, and properties that describe it; the work is done by `OneHost`, `BetweenHosts` and `OnDevice`.)
 
     Args:
         group: A process group with at least 2 ranks, this one among them; None: the default group.
         timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
-        algorithm: How all-reduces between hosts are carried out, such as `ring` or `hosts/ring`
+        algorithm: By which all-reduces between hosts are run, such as `ring` or `hosts/ring`
             (`ringside.engine.algorithm.AlgorithmSpec`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
         wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
             the error is stated in `ringside.engine.net.exchange.compression`.
@@ -130,20 +131,18 @@ class Communicator(Collectives):
             raise UsageError("switch=True needs ranks on several hosts: on one host there is no switch to reduce at")
         self.local = open_local(self.roster, self.settings)
         if self.local is not None and not several:
-            self._stay_inside(self.local)
+            # All ranks share memory: the host's communicator is called straight, without a call through this one.
+            local = self.local
+            names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
+            for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
+                setattr(self, name, getattr(local, name))
+            self.all_reduce = OneHost(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
+            self.log: AcrossLog | CollectiveLog = local.log
             return
         across = open_across(self._store, self.roster, self.settings, self.local, switch=switch)
         self._between = BetweenHosts(across, self._options)
-        self.log: AcrossLog | CollectiveLog = self._between.log
+        self.log = self._between.log
         self._between.start()
-
-    def _stay_inside(self, local: HostCommunicator) -> None:
-        """All ranks share memory: call the host's communicator straight."""
-        names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
-        for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
-            setattr(self, name, getattr(local, name))
-        self.all_reduce = OneHost(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
-        self.log = local.log
 
     # -------------------------------------------------------------------------------------------- collectives
 
@@ -166,7 +165,7 @@ class Communicator(Collectives):
             op: sum, avg, prod, min, max, band, bor or bxor.
             async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
             scale: Multiply each contribution first (floating dtypes with sum or avg only).
-            algorithm: How, such as `ring` or `hosts/ring`; None: as the communicator was made.
+            algorithm: Such as `ring` or `hosts/ring`; None: the communicator's.
             weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank.
 
         Returns:
@@ -183,10 +182,11 @@ class Communicator(Collectives):
             if self._device is None or not on_device(x):
                 raise
             return self._device.all_reduce(x, op, async_op, scale=scale, algorithm=algorithm, weights=weights)
+        # The common call, small and seen before, looks nothing up.
         key = None
         if op.__class__ is str and (algorithm is None or algorithm.__class__ is str) and scale == 1.0:
             key = flat.numel, flat.dtype, op, algorithm
-            if weights is None and not async_op and self._at_once(key, flat):
+            if weights is None and not async_op and self._run_cached(key, flat):
                 return x
         code = checked_op(flat, op, scaled=scale != 1.0 or weights is not None)
         if weights is not None and (op != "avg" or scale != 1.0):
@@ -211,27 +211,27 @@ class Communicator(Collectives):
             scale: Multiplies each contribution.
             stamp_ns: When the tensor was ready, on the monotonic clock.
         """
-        finish = self.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
-        if finish is not None:
-            finish()
+        pending = self.start_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+        if pending is not None:
+            pending.wait()
 
-    def begin_storage(
+    def start_storage(
         self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
-    ) -> Callable[[], None] | None:
-        """Begin to all-reduce a bucket, and return what finishes it: the next one may be begun before.
+    ) -> PendingBucket | None:
+        """Start to all-reduce a bucket, and return what is waited for: the next one may be started before that.
 
-        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks begin and finish
-        in the same order.
+        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks start and wait in
+        the same order.
         """
         if self._between is None:
             self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
             return None
-        return self._between.begin_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
+        return self._between.start_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
 
     def interruptible(self) -> interruptible | None:
-        """Return what makes Ctrl-C end what others carry out here, while the main thread waits for it in torch.
+        """Return what makes Ctrl-C end a collective of another thread, while the main thread waits for it in torch.
 
-        None: all ranks are on one host, where nobody is to wait like that.
+        None: all ranks are on one host, where no thread waits like that.
         """
         return None if self._between is None else self._between.across.interruptible()
 
@@ -276,7 +276,7 @@ class Communicator(Collectives):
         return child
 
     def explain(self, size_bytes: int) -> str:
-        """Say how an all-reduce of float32 of that size is carried out and why: a ranked table, predicted and measured.
+        """Describe by which algorithm float32 of that size is all-reduced: a ranked table, predicted and measured.
 
         Args:
             size_bytes: Of the tensor.
@@ -286,9 +286,9 @@ class Communicator(Collectives):
         return self._between.explain(size_bytes)
 
     def settled(self, size_bytes: int) -> bool:
-        """Tell whether it is decided how all-reduces of float32 of that size are carried out.
+        """Tell whether the algorithm for all-reduces of float32 of that size is decided.
 
-        The first few of a size are carried out by the promising choices in turn.
+        The first few of a size are run by the promising ones in turn.
 
         Args:
             size_bytes: Of the tensor.
@@ -298,31 +298,31 @@ class Communicator(Collectives):
 
     @property
     def inside(self) -> HostCommunicator | None:
-        """The host's communicator where it may be called straight: all ranks share memory, nothing is asked for."""
+        """The host's communicator where it may be called straight: all ranks share memory, no algorithm is set."""
         plain = self._between is None and self._options.choice is None and not self._options.reproducible
         return self.local if plain else None
 
     @property
     def revisions(self) -> tuple[str, ...]:
-        """What was changed during the run because the network had changed, and why, in words, oldest first."""
+        """The algorithms changed during the run because the network had changed, and why, in words, oldest first."""
         selector = self._between.selector if self._between is not None else None
         return () if selector is None else tuple(selector.history)
 
     @property
     def startup_s(self) -> float:
-        """What timing links and choices took when this was made, seconds; 0.0: nothing was timed."""
+        """How long timing links and algorithms took when this was made, seconds; 0.0: nothing was timed."""
         selector = self._between.selector if self._between is not None else None
         return 0.0 if selector is None else selector.startup_s
 
     @property
     def hops(self) -> list[HopTiming]:
-        """What each message between hosts took, the latest 65,536: time to first byte, first to last byte."""
+        """The times of messages between hosts, the latest 65,536: to the first byte, and from first to last byte."""
         return [] if self._between is None else list(self._between.across.exchange.hops)
 
     # -------------------------------------------------------------------------------------------- life
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Wait no longer than that for other ranks in one collective from now on, seconds."""
+        """Wait no longer than this for other ranks in one collective from now on, seconds."""
         self.settings = replace(self.settings, timeout_s=timeout_s)
         if self.local is not None:
             self.local.set_timeout(timeout_s)
@@ -370,11 +370,11 @@ class Communicator(Collectives):
             raise ClosedError("the communicator is closed on this rank")
         return job()
 
-    def _at_once(self, key: Key, flat: Flat) -> bool:
-        """Carry out a small all-reduce that was called before, if nothing is in its way; False: it cannot be."""
+    def _run_cached(self, key: Key, flat: Flat) -> bool:
+        """Run a small all-reduce that was called before, if nothing is in its way; False: something is."""
         if self._closed or self._background is not None or self._owner_pid != os.getpid():
             return False
-        return self._several.again(key, flat)
+        return self._several.run_cached(key, flat)
 
 
 _at_exit = AtExit()

@@ -24,7 +24,7 @@ def on_device(x: Any) -> bool:
 
 
 class Queued:
-    """What was asked for asynchronously on a device: it is queued, and the host need not wait for it.
+    """An asynchronous all-reduce on a device: it is queued, and the host need not wait for it.
 
     Args:
         x: The tensor.
@@ -51,7 +51,7 @@ class OnDevice:
 
     Args:
         group: The user's.
-        choice: How, as the communicator was asked for; None: by the group's own collective, which on NCCL wins.
+        choice: The communicator's algorithm; None: the group's own collective, which on NCCL wins.
     """
 
     def __init__(self, group: dist.ProcessGroup, choice: AlgorithmSpec | None) -> None:
@@ -76,23 +76,7 @@ class OnDevice:
             UsageError, UnsupportedError: This call cannot be; nothing was sent.
             SyncError: The group failed.
         """
-        self._check(x, op, scale, weights)
-        schedule = self._schedule(algorithm)
-        flat = x.detach().contiguous().view(-1)
-        try:
-            if weights is not None:
-                self._weighted(flat, weights, schedule)
-            else:
-                self._reduce(flat.mul_(scale) if scale != 1.0 else flat, op, schedule)
-        except RuntimeError as error:
-            way = f"by {NATIVE if schedule is None else schedule.name} on {x.device}"
-            text = str(error).partition("\n")[0][:300]
-            raise SyncError(f"all_reduce {way}, rank {self._peers.rank} of {self._peers.size}: {text}") from error
-        if flat.data_ptr() != x.data_ptr():
-            x.detach().copy_(flat.view(x.shape))
-        return Queued(x) if async_op else x
-
-    def _check(self, x: torch.Tensor, op: str, scale: float, weights: object) -> None:
+        # Refuse what cannot be, before anything is sent.
         if x.layout != torch.strided:
             raise UnsupportedError(f"a tensor of layout {x.layout} cannot be reduced: call .to_dense() first")
         dtype = dtype_code(x.dtype)
@@ -103,9 +87,31 @@ class OnDevice:
         scaled = scale != 1.0 or weights is not None
         if scaled and (DTYPES[dtype] not in FLOATING or op not in ("sum", "avg")):
             raise UsageError("a scale or weights are for sum and avg of floating dtypes")
+        schedule = self._schedule(algorithm)
+
+        flat = x.detach().contiguous().view(-1)
+        try:
+            if weights is not None:
+                # The weights are summed by the group's own collective, whatever the schedule of the tensor.
+                own, _ = own_weight(weights, self._peers.rank, self._peers.size)
+                total = torch.full((1,), own, dtype=torch.float32, device=flat.device)
+                self._reduce(total, "sum", None)
+                self._reduce(flat.mul_(own), "sum", schedule)
+                flat.div_(total.to(flat.dtype))
+            else:
+                self._reduce(flat.mul_(scale) if scale != 1.0 else flat, op, schedule)
+        except RuntimeError as error:
+            algorithm_name = f"by {NATIVE if schedule is None else schedule.name} on {x.device}"
+            text = str(error).partition("\n")[0][:300]
+            raise SyncError(
+                f"all_reduce {algorithm_name}, rank {self._peers.rank} of {self._peers.size}: {text}"
+            ) from error
+        if flat.data_ptr() != x.data_ptr():
+            x.detach().copy_(flat.view(x.shape))
+        return Queued(x) if async_op else x
 
     def _schedule(self, algorithm: str | Schedule | None) -> Schedule | None:
-        """Return what was asked for, by call or by communicator; None: the group's own collective."""
+        """Return the schedule that the call or the communicator requests; None: the group's own collective."""
         if isinstance(algorithm, Schedule):
             if algorithm.ranks != self._peers.size:
                 raise UsageError(f"a schedule of {algorithm.ranks} ranks among {self._peers.size}")
@@ -126,18 +132,5 @@ class OnDevice:
             chunks = [flat[begin:end] for begin, end in itertools.pairwise(bounds)]
             self._peers.run(plan_messages(schedule, self._peers.rank), chunks, total)
         if op == "avg":
-            _divide(flat, self._peers.size)
-
-    def _weighted(self, flat: torch.Tensor, weights: float | Sequence[float], schedule: Schedule | None) -> None:
-        own, _ = own_weight(weights, self._peers.rank, self._peers.size)
-        total = torch.full((1,), own, dtype=torch.float32, device=flat.device)
-        self._reduce(total, "sum", None)
-        self._reduce(flat.mul_(own), "sum", schedule)
-        flat.div_(total.to(flat.dtype))
-
-
-def _divide(flat: torch.Tensor, ranks: int) -> None:
-    if flat.is_floating_point():
-        flat.div_(ranks)
-    else:
-        flat.div_(ranks, rounding_mode="trunc")
+            # Integers are divided as C does, towards zero.
+            flat.div_(self._peers.size, rounding_mode=None if flat.is_floating_point() else "trunc")

@@ -1,4 +1,4 @@
-"""All-reduces of a communicator whose ranks all share memory: the host's own, by the algorithm that was asked for."""
+"""All-reduces of a communicator whose ranks all share memory: the host's own, by the requested algorithm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.in_network_reducer import join_switch
 from ringside.schedule import Schedule
 
-_PATHS = ("one_shot", "direct")  # inside a host these are ways of their own, not programs
+_PATHS = ("one_shot", "direct")  # inside a host these are paths of the core, not programs
 
 
 class OneHost:
@@ -32,7 +32,7 @@ class OneHost:
 
     Args:
         local: The host's communicator.
-        options: What the communicator was asked for.
+        options: The communicator's.
         device: Reduces tensors on GPUs; None: nothing does.
     """
 
@@ -44,24 +44,24 @@ class OneHost:
     ) -> Any:
         """All-reduce as `Communicator.all_reduce`; a schedule of one's own may be given, too."""
         try:
-            way = algorithm if isinstance(algorithm, Schedule) else self._way(algorithm, x)
-            return self._local.all_reduce(x, op, async_op, algorithm=way, **how)
+            if isinstance(algorithm, Schedule):
+                return self._local.all_reduce(x, op, async_op, algorithm=algorithm, **how)
+            # What is about hosts, or about torch's own collective, means nothing inside one.
+            local: str | Schedule | None = None
+            choice = AlgorithmSpec.parse(algorithm) if algorithm else self._options.choice
+            if choice is not None and choice.over == "ranks" and choice.algorithm != NATIVE:
+                if self._options.reproducible:
+                    refuse_other_orders(choice, self._local.size, flatten(x).dtype)
+                local = choice.algorithm if choice.algorithm in _PATHS else choice.schedule(self._local.size)
+            return self._local.all_reduce(x, op, async_op, algorithm=local, **how)
         except UnsupportedError:
             if self._device is None or not on_device(x):
                 raise
             return self._device.all_reduce(x, op, async_op, algorithm=algorithm, **how)
 
-    def _way(self, algorithm: str | None, x: Any) -> str | Schedule | None:
-        choice = AlgorithmSpec.parse(algorithm) if algorithm else self._options.choice
-        if choice is None or choice.over != "ranks" or choice.algorithm == NATIVE:
-            return None
-        if self._options.reproducible:
-            refuse_other_orders(choice, self._local.size, flatten(x).dtype)
-        return choice.algorithm if choice.algorithm in _PATHS else choice.schedule(self._local.size)
-
 
 # -------------------------------------------------------------------------------------------------
-# What a communicator is made of: the memory of each host, and what carries messages between hosts.
+# What a communicator is made of: the memory of each host, and the engine between hosts.
 
 
 def open_local(roster: RankMap, settings: Settings) -> HostCommunicator | None:
@@ -74,7 +74,7 @@ def open_local(roster: RankMap, settings: Settings) -> HostCommunicator | None:
 def open_across(
     store: Store, roster: RankMap, settings: Settings, local: HostCommunicator | None, *, switch: bool
 ) -> HierarchicalEngine:
-    """Return what carries all-reduces out between hosts. A collective of all ranks.
+    """Return the engine between hosts. A collective of all ranks.
 
     Args:
         store: The communicator's part of the job's store.

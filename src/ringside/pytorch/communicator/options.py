@@ -1,4 +1,4 @@
-"""What a communicator was asked for: by its maker, else by environment; and what of it all ranks must have alike."""
+"""A communicator's options: by arguments, else by environment; and which of them must be equal on all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringside.errors import UsageError
 
 
 class Options:
-    """What a communicator was asked for; a sub-group has its parent's."""
+    """The options of a communicator; a sub-group has its parent's."""
 
     def __init__(
         self, settings: Settings, algorithm: str | None, wire_dtype: str | None, reproducible: bool, switch: bool
@@ -32,7 +32,7 @@ class Options:
 
     @staticmethod
     def or_problem(*how: Any) -> tuple[Options, str]:
-        """Return what was asked for, or what is wrong with it: the other ranks wait to hear of that."""
+        """Return the options, or what is wrong with them: the other ranks wait to hear of that."""
         try:
             return Options.of_environment(os.environ, *how), ""
         except UsageError as error:
@@ -65,7 +65,7 @@ class Options:
         return child
 
     def agreed(self) -> dict[str, str]:
-        """Return what all ranks must have alike, by name."""
+        """Return what must be equal on all ranks, by name: ranks compare it when they meet."""
         return {
             "version of ringside": importlib.metadata.version("ringside"),
             "sizes of messages, segments and blocks": str(self.settings.agreed()),

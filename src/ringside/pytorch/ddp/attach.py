@@ -31,7 +31,7 @@ from ringside.pytorch.isolation import Guard
 from ringside.pytorch.recording import session as sessions
 from ringside.pytorch.recording.parameter_digests import ParameterDigests, agree_on_digests, shared_parameters
 from ringside.pytorch.recording.session import Session
-from ringside.pytorch.store import EngineDecision, OwnTimeout, decide, first_problem
+from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, first_error
 
 ENGINES = ("auto", "ringside", "native")
 
@@ -42,7 +42,7 @@ class Attachment:
     """What `attach()` returns: Ringside's hold on one model.
 
     Attributes:
-        engine: Who carries gradients: `ringside`, or the process group's backend (`gloo`, `nccl`).
+        engine: What reduces gradients: `ringside`, or the process group's backend (`gloo`, `nccl`).
         why: Why it is not ringside, where it is not.
         session: The monitor of this process; None where `monitor=False` or RINGSIDE=off.
         count_work: Called with the arguments of every forward pass, to count how much work a batch is; never raises.
@@ -52,7 +52,7 @@ class Attachment:
         self,
         model: DistributedDataParallel,
         decision: EngineDecision,
-        carrier: BucketReducer,
+        reducer: BucketReducer,
         session: Session | None,
         digest_every: int = 0,
     ) -> None:
@@ -61,16 +61,17 @@ class Attachment:
         self.session = session
         self._digests: ParameterDigests | None = None
         if session is not None and digest_every and session.size > 1:
-            self._digests = session.compare(shared_parameters(model), digest_every, type(model.module).__name__)
+            self._digests = session.add_model(shared_parameters(model), digest_every, type(model.module).__name__)
         self.why = decision.why
         self.engine = "ringside" if decision.engine == "ringside" else str(dist.get_backend(self._group))
         self.count_work: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
         self._clock = session.clock if session is not None else _idle_clock()
-        self._fuse = session.fuse if session is not None else Guard("timing the steps of this rank")
-        static, leaves = model.static_graph, model.static_graph or not model.find_unused_parameters
-        self._hook = own_hook(model) or GradientHook(carrier, self._clock, delayed=static, leaves=leaves)
+        self._guard = session.guard if session is not None else Guard("timing the steps of this rank")
+        static, defers = model.static_graph, model.static_graph or not model.find_unused_parameters
+        # DDP takes one hook in its life: a model that was attached before has ours already.
+        self._hook = own_hook(model) or GradientHook(reducer, self._clock, delayed=static, defers=defers)
         change_methods()
-        self._take_place(model, carrier)
+        self._install(model, reducer)
         holders[model] = self
 
     @property
@@ -81,61 +82,65 @@ class Attachment:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Collectives so far by who carried them, such as `{"ringside/push": 120}` or `{"gloo": 120}`."""
-        return dict(self._hook.carrier.counters)
+        """Collectives so far by what reduced them, such as `{"ringside/push": 120}` or `{"gloo": 120}`."""
+        return dict(self._hook.reducer.counters)
 
     def detach(self) -> None:
-        """Stop watching; gradients are carried by the process group again (DDP cannot drop its hook)."""
+        """Stop watching; the process group reduces the gradients again (DDP cannot drop its hook)."""
         model = self._model()
         if model is not None:
             if holders.get(model) is not self:
                 return
             del holders[model]
         if self._digests is not None and self.session is not None:
-            self.session.forget_digests(self._digests)
-        self._hook.rest(self._group, _idle_clock())
+            self.session.remove_model(self._digests)
+        self._hook.stop(self._group, _idle_clock())
         if model is not None and self._hook.is_unfinished:
             finish_backward(model)
             self._hook.is_unfinished = False
 
-    def serves(self, wish: str, monitor: bool) -> bool:
-        """Tell whether another `attach` with these wishes would change nothing."""
-        if not self.attached or (self.session is not None) != monitor or self._hook.given_up:
+    def satisfies(self, requested: str, monitor: bool) -> bool:
+        """Tell whether another `attach` with these arguments would change nothing."""
+        if not self.attached or (self.session is not None) != monitor or self._hook.abort_reason:
             return False
         if self.session is not None and self.session is not sessions.current():
             return False
-        return wish == "auto" or (wish == "ringside") == (self.engine == "ringside")
+        return requested == "auto" or (requested == "ringside") == (self.engine == "ringside")
 
-    def _take_place(self, model: DistributedDataParallel, carrier: BucketReducer) -> None:
-        """Let our hook carry the model's gradients, unless the script has put one of its own there first."""
+    def _install(self, model: DistributedDataParallel, reducer: BucketReducer) -> None:
+        """Let our hook reduce the model's gradients, unless the script has put one of its own there first."""
         hook = self._hook
         marker = marker_of(model) if self.session is not None else None
         if marker is not None and self.session is not None:
-            hook.marks = self.session.time_by(marker)
+            hook.marks = self.session.use_device_events(marker)
         if own_hook(model) is None and model._comm_hooks:
             self._clock.always_synced = True
             self._only_watch("the model already has a communication hook, which carries its gradients unseen")
             return
-        hook.clock, hook.fuse = self._clock, self._fuse
+
+        # What watches: the step clock, the hang watch, and on GPUs events of the device.
+        hook.clock, hook.guard = self._clock, self._guard
         watch = self.session.watch if self.session is not None else None
         hook.board = board_of(watch)
         if watch is not None and any(parameter.is_cuda for parameter in model.parameters()):
             watch.pending = hook.pending
-        for watched in (carrier, hook.carrier):
+        for watched in (reducer, hook.reducer):
             if isinstance(watched, NativeReducer):
                 watched.marks = hook.marks
         if hook.user is not None:
             self._only_watch("the script registered its own communication hook")
             return
-        hook.carrier = carrier
-        reducer = model.reducer
-        if isinstance(carrier, RingsideReducer):
-            carrier.share_buckets(model, lambda: hook.backwards)
+
+        # What reduces.
+        hook.reducer = reducer
+        ddp_reducer = model.reducer
+        if isinstance(reducer, RingsideReducer):
+            reducer.share_buckets(model, lambda: hook.backwards)
             if self.session is not None:
-                carrier.on_memory = functools.partial(
+                reducer.on_memory = functools.partial(
                     self.session.gradient_memory, _numbers.setdefault(model, next(_count))
                 )
-        if own_hook(model) is None or model.reducer is not reducer:  # sharing may take another one
+        if own_hook(model) is None or model.reducer is not ddp_reducer:  # sharing may make another one
             put_hook(model, hook)
 
     def _only_watch(self, why: str) -> None:
@@ -144,48 +149,50 @@ class Attachment:
     # -------------------------------------------------------------------------------- called by the model's methods
 
     def forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Tell the clock, and compare replicas if it is time to."""
+        """Record it, and compare replicas if it is time to."""
         model = self._model()
         self._hook.forward_begins(model is not None and model.require_backward_grad_sync)
-        self._fuse.run(self._forward_begins, args, kwargs)
+        self._guard.run(self._record_forward, args, kwargs)
         if self.count_work is not None:
-            self.count_work(args, kwargs)  # the step that it is told of is open now
+            self.count_work(args, kwargs)  # after the clock, which has opened the step that the work is counted for
 
     def forward_ends(self) -> None:
-        """Tell the clock."""
-        self._fuse.run(self._clock.forward_ends)
+        """Record it."""
+        self._guard.run(self._clock.forward_ends)
         self._hook.forward_ends()
 
     def buffers_begin(self) -> None:
-        """Tell the clock."""
-        self._fuse.run(self._clock.blocks)
+        """Record it."""
+        self._guard.run(self._clock.blocks)
 
     def buffers_end(self, seconds: float) -> None:
-        """Tell the clock."""
-        self._fuse.run(self._clock.blocked, seconds)
+        """Record it."""
+        self._guard.run(self._clock.blocked, seconds)
 
-    def yields(self, hook: UserHook) -> None:
-        """Say that the script's own hook carries the gradients from now on."""
+    def hook_registered(self, hook: UserHook) -> None:
+        """The script's own hook reduces the gradients from now on: watch, and warn once."""
         self._only_watch(f"the script registered its own communication hook {getattr(hook, '__qualname__', hook)}")
         if dist.get_rank() == 0:
             _log.warning("ringside only watches this model: %s", self.why)
 
-    def _compare_replicas(self, digests: ParameterDigests) -> None:
-        """Before a forward pass all updates are done, and buffers not yet touched: replicas must be the same."""
-        # With a communication hook of the script's own replicas may rightly differ, as with local SGD.
-        if self._hook.user is not None or self.session is None or self.session.is_aside:
-            return
-        began = time.perf_counter()
-        if digests.look(self._hook.backwards, self._clock.step - 1):
-            self._clock.instrumented(time.perf_counter() - began)
-
-    def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What may break here is no matter of training's: the guard runs it."""
         if not torch.is_grad_enabled():
             self._clock.forward_begins(0)
             return
-        self._clock.forward_begins(_samples(args, kwargs))
-        if self._digests is not None:
-            self._compare_replicas(self._digests)
+        # The first tensor's first dimension is where the batch usually lies.
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim() > 0)
+        first = next(tensors, None)
+        self._clock.forward_begins(0 if first is None else first.shape[0])
+
+        # Before a forward pass all updates are done, and buffers not yet touched: replicas must be the same. With a
+        # communication hook of the script's own they may rightly differ, as with local SGD.
+        digests = self._digests
+        if digests is None or self._hook.user is not None or self.session is None or self.session.is_paused:
+            return
+        began = time.perf_counter()
+        if digests.check(self._hook.backwards, self._clock.step - 1):
+            self._clock.instrumented(time.perf_counter() - began)
 
 
 def attach(
@@ -226,38 +233,49 @@ def attach(
             f"attach() needs a model wrapped in DistributedDataParallel, not a {type(model).__name__}: "
             "attach(DistributedDataParallel(model))"
         )
-    wish = engine or os.environ.get("RINGSIDE_ENGINE") or "auto"
-    if wish not in ENGINES:
-        raise UsageError(f"there is no engine {wish!r}; there are {', '.join(ENGINES)}")
+
+    # 1. What is requested, and what stands in the way.
+    requested = engine or os.environ.get("RINGSIDE_ENGINE") or "auto"
+    if requested not in ENGINES:
+        raise UsageError(f"there is no engine {requested!r}; there are {', '.join(ENGINES)}")
     if os.environ.get("RINGSIDE", "").lower() in ("off", "0"):
         return _Detached(model, "RINGSIDE=off")
     if getattr(model, "_use_python_reducer", False):
         why = "torch.compile has its gradients reduced as they are compiled (optimize_ddp = 'python_reducer')"
-        if wish == "ringside":
+        if requested == "ringside":
             raise UnsupportedError(f"the ringside engine cannot carry this model: {why}")
         if dist.get_rank() == 0:
-            _say_once(f"ringside leaves this model alone: {why}")
+            _warn_once(f"ringside leaves this model alone: {why}")
         return _Detached(model, why)
     every = digest_steps(digest_every)
     earlier = attachment_of(model)
     if earlier is not None:
-        if earlier.serves(wish, monitor):
+        if earlier.satisfies(requested, monitor):
             return earlier
         earlier.detach()
-    decision, carrier = _open(model, wish)
-    if wish == "ringside" and decision.engine != "ringside":
+
+    # 2. Agree on the engine: a collective, as is all that follows.
+    decision, reducer = _open_reducer(model, requested)
+    if requested == "ringside" and decision.engine != "ringside":
         raise UnsupportedError(f"the ringside engine cannot carry this model: {decision.why}")
-    if decision.engine != "ringside" and wish != "native" and dist.get_rank() == 0:
-        _say_once(f"ringside only watches this model: {decision.why}")
+    if decision.engine != "ringside" and requested != "native" and dist.get_rank() == 0:
+        _warn_once(f"ringside only watches this model: {decision.why}")
     if monitor and dist.get_world_size(model.process_group) < dist.get_world_size():
         # Ranks of different groups do different work, and nobody may be compared with them (or wait for their records).
         if dist.get_rank(model.process_group) == 0:
-            _say_once("steps of a model that only some ranks train are not recorded yet, only synchronised")
+            _warn_once("steps of a model that only some ranks train are not recorded yet, only synchronised")
         monitor = False
+
+    # 3. The monitor; where it cannot be made, training goes on without.
     every = agree_on_digests(model.process_group, every) if monitor else 0
-    session = _watched(run_dir, decision.engine) if monitor else None
-    _leave_at_exit(carrier)
-    return Attachment(model, decision, carrier, session, every)
+    session = None
+    if monitor:
+        try:
+            session = sessions.begin(run_dir, decision.engine)
+        except Exception as error:
+            Guard("watching this rank").trip(error)
+    _close_at_exit(reducer)
+    return Attachment(model, decision, reducer, session, every)
 
 
 def attachment_of(model: DistributedDataParallel) -> Attachment | None:
@@ -266,27 +284,18 @@ def attachment_of(model: DistributedDataParallel) -> Attachment | None:
     return found
 
 
-def _watched(run_dir: str | os.PathLike[str] | None, engine: str) -> Session | None:
-    """Return this process's session; where it cannot be made, training goes on without."""
-    try:
-        return sessions.begin(run_dir, engine)
-    except Exception as error:
-        Guard("watching this rank").blow(error)
-        return None
-
-
 _count = itertools.count()
 _numbers: Any = WeakIdKeyDictionary()
 """What runs call each model that was attached."""
-_said: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakKeyDictionary[dist.ProcessGroup, set[str]] = weakref.WeakKeyDictionary()
 
 
-def _say_once(message: str) -> None:
+def _warn_once(message: str) -> None:
     """Warn, but not again for the next model of the same job."""
     assert dist.group.WORLD is not None  # there is a model with a process group
-    said = _said.setdefault(dist.group.WORLD, set())
-    if message not in said:
-        said.add(message)
+    warned = _warned.setdefault(dist.group.WORLD, set())
+    if message not in warned:
+        warned.add(message)
         _log.warning("%s", message)
 
 
@@ -310,29 +319,36 @@ class _Detached(Attachment):
         """There is nothing to detach."""
 
 
-def _objection(model: DistributedDataParallel) -> str:
+def _open_reducer(model: DistributedDataParallel, requested: str) -> tuple[EngineDecision, BucketReducer]:
+    """Agree on what reduces the gradients and open it; where one rank cannot, no rank does. A collective."""
+    group, hook = model.process_group, own_hook(model)
+
+    # 1. What this rank has against our engine; ranks agree on what all of them can.
+    objection = ""
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
-        return f"its parameters are on {', '.join(sorted(devices))}, and shared memory is for CPU tensors"
-    hook = own_hook(model)
-    if (hook is not None and hook.user is not None) or (hook is None and model._comm_hooks):
-        return "the model already has a communication hook"
-    return ""
-
-
-def _open(model: DistributedDataParallel, wish: str) -> tuple[EngineDecision, BucketReducer]:
-    """Agree on who carries the gradients and open it; where one rank cannot, nobody does. A collective."""
-    group = model.process_group
-    decision = decide(group, wish, _objection(model))
+        objection = f"its parameters are on {', '.join(sorted(devices))}, and shared memory is for CPU tensors"
+    elif (hook is not None and hook.user is not None) or (hook is None and model._comm_hooks):
+        objection = "the model already has a communication hook"
+    decision = agree_on_engine(group, requested, objection)
     if decision.engine != "ringside":
         return decision, NativeReducer(group)
+
+    # 2. Open the communicator. Whatever goes wrong, the others wait to hear of it in step 3.
     communicator: HostCommunicator | GroupCommunicator | None = None
     problem = ""
     try:
-        communicator = _communicator(group, decision)
-    except Exception as error:  # whatever it is: the others wait to hear of it
+        timeout_s = OwnTimeout(group).seconds()
+        if decision.hosts > 1:
+            communicator = GroupCommunicator(group, timeout_s=timeout_s)
+        else:
+            settings = Settings.of_environment(timeout_s=timeout_s)
+            communicator = HostCommunicator(decision.key, dist.get_rank(group), dist.get_world_size(group), settings)
+    except Exception as error:
         problem = str(error) or type(error).__name__
-    problem = first_problem(group, problem)
+
+    # 3. All have one, or none has.
+    problem = first_error(group, problem)
     if communicator is not None and not problem:
         return decision, RingsideReducer(communicator, group)
     if communicator is not None:
@@ -340,38 +356,22 @@ def _open(model: DistributedDataParallel, wish: str) -> tuple[EngineDecision, Bu
     return EngineDecision("native", why=problem), NativeReducer(group)
 
 
-def _communicator(group: dist.ProcessGroup, decision: EngineDecision) -> HostCommunicator | GroupCommunicator:
-    timeout_s = OwnTimeout(group).seconds()
-    if decision.hosts > 1:
-        return GroupCommunicator(group, timeout_s=timeout_s)
-    settings = Settings.of_environment(timeout_s=timeout_s)
-    return HostCommunicator(decision.key, dist.get_rank(group), dist.get_world_size(group), settings)
+_reducers: weakref.WeakSet[BucketReducer] = weakref.WeakSet()
 
 
-_carriers: weakref.WeakSet[BucketReducer] = weakref.WeakSet()
+def _close_at_exit(reducer: BucketReducer) -> None:
+    """See to it that at exit peers learn that this rank leaves before its session waits for theirs."""
+    _reducers.add(reducer)
+    atexit.unregister(_close_reducers)  # exit handlers run last to first, and the session's must come after this one
+    atexit.register(_close_reducers)
 
 
-def _leave_at_exit(carrier: BucketReducer) -> None:
-    """See to it that at exit peers learn that this rank leaves before its session says its good-byes to them."""
-    _carriers.add(carrier)
-    atexit.unregister(_leave)  # exit handlers run last to first, and the session's must come after this one
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    for carrier in list(_carriers):
-        carrier.close(at_once=True)  # every backward has been waited for, or it was given up
+def _close_reducers() -> None:
+    for reducer in list(_reducers):
+        reducer.close(at_once=True)  # every backward has been waited for, or was aborted
 
 
 def _idle_clock() -> Any:
     from ringside.monitor.step_clock.clock import StepClock
 
     return StepClock(dist.get_rank(), lambda record: None)
-
-
-def _samples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the length of the first tensor's first dimension: the usual place of the batch."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor) and value.dim() > 0:
-            return value.shape[0]
-    return 0

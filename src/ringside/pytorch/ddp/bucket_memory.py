@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringside.engine.dtypes import FLOATING
-from ringside.pytorch.shared_storage import empty_shared, say_copied
+from ringside.pytorch.shared_storage import empty_shared, warn_copied
 
 
 class BucketsShared(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -35,8 +35,8 @@ class BucketsShared(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is torch.ops.aten.empty.memory_format:
             dtype = kwargs.get("dtype") or torch.get_default_dtype()
-            here = (kwargs.get("device") or torch.device("cpu")).type == "cpu"
-            if here and len(args[0]) == 1 and args[0][0] > 0 and str(dtype).removeprefix("torch.") in FLOATING:
+            is_local = (kwargs.get("device") or torch.device("cpu")).type == "cpu"
+            if is_local and len(args[0]) == 1 and args[0][0] > 0 and str(dtype).removeprefix("torch.") in FLOATING:
                 return empty_shared(args[0][0], dtype)
         return func(*args, **kwargs)
 
@@ -73,7 +73,7 @@ def share_buckets(model: DistributedDataParallel, backwards: Callable[[], int]) 
         late = stays and getattr(model, "_has_rebuilt_buckets", False)
     if late:
         if torch.distributed.get_rank() == 0:
-            say_copied("attach(model) came after the model's first steps; call it before them")
+            warn_copied("attach(model) came after the model's first steps; call it before them")
     elif model.static_graph or not model.find_unused_parameters:
         if not stays:
             # Also where nothing was rebuilt yet: a rank that had no batch so far (Join) could not tell.

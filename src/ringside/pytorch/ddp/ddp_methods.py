@@ -40,7 +40,7 @@ class MethodHolder(Protocol):
     def buffers_end(self, seconds: float) -> None:
         """Called when they have been, with what that took."""
 
-    def yields(self, hook: UserHook) -> None:
+    def hook_registered(self, hook: UserHook) -> None:
         """Called when a communication hook of the script's own has taken the place of ours."""
 
 
@@ -79,25 +79,26 @@ def change_methods() -> None:
     """Change the class, the first time this is called."""
     ddp: Any = DistributedDataParallel
     for name, changed in (
-        ("forward", _watched_forward),
-        ("_sync_buffers", _timed_buffers),
-        ("register_comm_hook", _yielding_register),
-        ("_register_builtin_comm_hook", _yielding_builtin),
+        ("forward", _watch_forward),
+        ("_sync_buffers", _time_buffers),
+        ("register_comm_hook", _watch_comm_hook),
+        ("_register_builtin_comm_hook", _watch_builtin_hook),
     ):
         if hasattr(ddp, name):
             setattr(ddp, name, functools.wraps(getattr(ddp, name))(changed(getattr(ddp, name))))
-    Join.notify_join_context = staticmethod(_noted_join(Join.notify_join_context))  # type: ignore[method-assign]
+    # The all-reduce by which a rank learns how many go on under `model.join()` is what our hook divides by.
+    Join.notify_join_context = staticmethod(_note_join(Join.notify_join_context))  # type: ignore[method-assign]
     # What torch.compile runs calls our Python, and must not look into it.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
 
 
-def _watched_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _watch_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
     def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
         holder: MethodHolder | None = holders.get(self)
         if holder is None:
             output = stock(self, *inputs, **kwargs)
             ours = own_hook(self)
-            if ours is not None:  # it was attached, and DDP calls the hook still
+            if ours is not None:  # it was attached, and DDP still calls the hook
                 ours.forward_ends()
             return output
         holder.forward_begins(inputs, kwargs)
@@ -108,7 +109,7 @@ def _watched_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _timed_buffers(stock: Callable[..., None]) -> Callable[..., None]:
+def _time_buffers(stock: Callable[..., None]) -> Callable[..., None]:
     def _sync_buffers(self: DistributedDataParallel) -> None:
         holder: MethodHolder | None = holders.get(self)
         if holder is None:
@@ -122,7 +123,7 @@ def _timed_buffers(stock: Callable[..., None]) -> Callable[..., None]:
     return _sync_buffers
 
 
-def _noted_join(stock: Callable[..., dist.Work | None]) -> Callable[..., dist.Work | None]:
+def _note_join(stock: Callable[..., dist.Work | None]) -> Callable[..., dist.Work | None]:
     """DDP itself divides by the number of ranks that go on, where there is no hook."""
 
     @functools.wraps(stock)
@@ -130,7 +131,7 @@ def _noted_join(stock: Callable[..., dist.Work | None]) -> Callable[..., dist.Wo
         work = stock(joinable)
         ours = _hooks.get(joinable)
         if ours is not None:
-            ours.going_on = work.get_future() if work is not None else None
+            ours.ranks_left = work.get_future() if work is not None else None
         return work
 
     return notify_join_context
@@ -139,20 +140,20 @@ def _noted_join(stock: Callable[..., dist.Work | None]) -> Callable[..., dist.Wo
 # DDP calls one hook, and that is ours: the script's runs inside it. DDP itself refuses a second one.
 
 
-def _yielding_register(stock: Callable[..., None]) -> Callable[..., None]:
+def _watch_comm_hook(stock: Callable[..., None]) -> Callable[..., None]:
     def register_comm_hook(self: DistributedDataParallel, state: object, hook: UserHook) -> None:
         ours = own_hook(self)
         if ours is None or ours.user is not None:
             stock(self, state, hook)
             return
         self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
-        _yield(self, ours, state, hook, hook.__qualname__)
+        _use_user_hook(self, ours, state, hook, hook.__qualname__)
         self._comm_hooks.append((hook, state))
 
     return register_comm_hook
 
 
-def _yielding_builtin(stock: Callable[..., None]) -> Callable[..., None]:
+def _watch_builtin_hook(stock: Callable[..., None]) -> Callable[..., None]:
     def _register_builtin_comm_hook(self: DistributedDataParallel, comm_hook_type: BuiltinCommHookType) -> None:
         ours = own_hook(self)
         if ours is None or ours.user is not None:
@@ -160,14 +161,16 @@ def _yielding_builtin(stock: Callable[..., None]) -> Callable[..., None]:
             return
         halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
         hook = default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook
-        _yield(self, ours, self.process_group, hook, str(comm_hook_type))
+        _use_user_hook(self, ours, self.process_group, hook, str(comm_hook_type))
 
     return _register_builtin_comm_hook
 
 
-def _yield(model: DistributedDataParallel, ours: GradientHook, state: object, hook: UserHook, name: str) -> None:
-    ours.yield_to(model.process_group, state, hook)
+def _use_user_hook(
+    model: DistributedDataParallel, ours: GradientHook, state: object, hook: UserHook, name: str
+) -> None:
+    ours.use_user_hook(model.process_group, state, hook)
     model.logger._set_comm_hook_name(name)  # type: ignore[union-attr]
     holder: MethodHolder | None = holders.get(model)
     if holder is not None:
-        holder.yields(hook)
+        holder.hook_registered(hook)

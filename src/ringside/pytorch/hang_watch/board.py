@@ -1,4 +1,4 @@
-"""A page of memory per rank on which it says where it stands; the other ranks of its host read it at any time.
+"""A page of memory per rank that shows where it stands; the other ranks of its host read it at any time.
 
 The training thread writes numbers into it, which costs about a microsecond per collective, needs no lock and no store,
 and can be read even if the rank is stopped or its Python does not run. A reader may see a half of a change; whoever
@@ -56,11 +56,11 @@ _encode, _decode_failure = msgspec.json.encode, msgspec.json.Decoder(Failure).de
 
 
 class ProgressPage:
-    """This rank's page, written by its training thread (`enters`, `waits`, `goes_on`, `fails`) and its watcher.
+    """This rank's page, written by its training thread (`entered`, `waiting`, `resumed`, `failed`) and its watcher.
 
     Attributes:
         fd: The page, as an anonymous file; -1 once closed.
-        entered: Gradient collectives handed over so far.
+        handed_over: Gradient collectives so far.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, hang_s: float = LIMIT_S) -> None:
@@ -68,7 +68,7 @@ class ProgressPage:
         self.fd = os.memfd_create("ringside-watch")
         os.ftruncate(self.fd, PAGE_BYTES)
         self._page: Any = mmap.mmap(self.fd, PAGE_BYTES)
-        self.entered = 0
+        self.handed_over = 0
         self._synced = 0
         self._longest_s = 0.0
         self._since = 0.0
@@ -77,26 +77,28 @@ class ProgressPage:
 
     # -------------------------------------------------------------------------------------------- training thread
 
-    def enters(self, size_bytes: int, op: int = 0) -> None:
-        """Say that this rank hands over a gradient collective."""
-        seq = self.entered = self.entered + 1
+    def entered(self, size_bytes: int, op: int = 0) -> None:
+        """This rank hands over a gradient collective."""
+        seq = self.handed_over = self.handed_over + 1
         page = self._page
         _CALL.pack_into(page, _CALLS_AT + seq % CALLS_KEPT * 24, seq, size_bytes, op)
         _ENTER(page, _ENTERED, seq, self._clock())
 
-    def waits(self) -> None:
-        """Say that this rank is blocked from now on until its gradient collectives are done."""
+    def waiting(self) -> None:
+        """This rank is blocked from now on until its gradient collectives are done."""
         now = self._since = self._clock()
         _d(self._page, _MOVED, now)
         _d(self._page, _WAITING, now)
 
-    def goes_on(self) -> None:
-        """Say that they are done."""
+    def resumed(self) -> None:
+        """They are done."""
         now, page = self._clock(), self._page
         _d(page, _WAITING, 0.0)
         _d(page, _MOVED, now)
         self._synced += 1
         _q(page, _AT["synced"], self._synced)
+        # The longest wait so far tells a hang from this job's usual waits; one that was nearly a hang itself, or while
+        # the first passes warm up, is no measure.
         waited = now - self._since
         if (
             self._longest_s < waited < max(self._hang_s, NORMAL_WAITS * self._longest_s)
@@ -105,9 +107,10 @@ class ProgressPage:
             self._longest_s = waited
             _d(page, _AT["longest_s"], waited)
 
-    def fails(self, error: BaseException) -> None:
-        """Say that they could not be done."""
-        kind = _failure_kind(error)
+    def failed(self, error: BaseException) -> None:
+        """They could not be done."""
+        kinds = {MismatchError: "mismatch", DeadlineError: "late", PeerLostError: "lost"}
+        kind = next((name for cls, name in kinds.items() if isinstance(error, cls)), "other")
         ranks = list(error.ranks) if isinstance(error, SyncError) else []
         self.write("failure", _encode(Failure(kind, ranks, str(error)[:1000])).decode())
         _d(self._page, _WAITING, 0.0)
@@ -132,36 +135,31 @@ class ProgressPage:
         return ProgressView(rank, self._page)
 
     def close(self) -> None:
-        """Let go of the page; the training thread may go on writing, and nobody reads it any more.
+        """Close the page; the training thread may go on writing, and nobody reads it any more.
 
         (The page of a forked child's parent goes on, without the child.)
         """
         if self.fd < 0:
             return
-        self._page = bytearray(self._page[:])
+        self._page = bytearray(self._page[:])  # swapped in one step: the training thread writes without a lock
         os.close(self.fd)
         self.fd = -1
 
 
 class NoBoard:
-    """Takes the place of a board where nobody watches."""
+    """Takes the place of a page where nobody watches."""
 
-    def enters(self, size_bytes: int, op: int = 0) -> None:
+    def entered(self, size_bytes: int, op: int = 0) -> None:
         """Do nothing."""
 
-    def waits(self) -> None:
+    def waiting(self) -> None:
         """Do nothing."""
 
-    def goes_on(self) -> None:
+    def resumed(self) -> None:
         """Do nothing."""
 
-    def fails(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
         """Do nothing."""
-
-
-def _failure_kind(error: BaseException) -> str:
-    kinds = {MismatchError: "mismatch", DeadlineError: "late", PeerLostError: "lost"}
-    return next((name for kind, name in kinds.items() if isinstance(error, kind)), "other")
 
 
 class ProgressView:
@@ -212,6 +210,14 @@ class ProgressView:
         """
         head = dict(zip(_FIELDS, _HEAD.unpack_from(self._page), strict=True))
         waiting = head["waiting_since"] or head["call_since"]
+        calls = []
+        for seq in range(max(head["entered"] - _NEWEST, 0) + 1, head["entered"] + 1):
+            number, size_bytes, op = _CALL.unpack_from(self._page, _CALLS_AT + seq % CALLS_KEPT * 24)
+            if number == seq:  # else it is being overwritten
+                calls.append(WaitingCall(seq, OPS[op % len(OPS)], size_bytes))
+        failure, text = None, self.text("failure")
+        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):  # it may be half written
+            failure = _decode_failure(text) if text else None
         call = "" if head["waiting_since"] or not head["call_since"] else self.text("call")
         return RankState(
             rank=self.rank,
@@ -221,7 +227,7 @@ class ProgressView:
             waiting_s=max(now - waiting, 1e-9) if waiting else 0.0,
             still_s=max(now - max(head["moved_at"], head["group_moved_at"]), 0.0),
             longest_s=head["longest_s"],
-            calls=self._calls(head["entered"]),
+            calls=calls,
             group_seq=head["group_seq"],
             call=call,
             call_bytes=head["call_bytes"] if call else 0,
@@ -229,24 +235,10 @@ class ProgressView:
             silent_s=max(now - head["beat_at"], 0.0),
             left=bool(head["left"]),
             process=process or ProcessState(),
-            failure=self._failure(),
+            failure=failure,
         )
 
     def close(self) -> None:
         """Unmap the page of another process."""
         if isinstance(self._page, mmap.mmap):
             self._page.close()
-
-    def _calls(self, entered: int) -> list[WaitingCall]:
-        calls = []
-        for seq in range(max(entered - _NEWEST, 0) + 1, entered + 1):
-            number, size_bytes, op = _CALL.unpack_from(self._page, _CALLS_AT + seq % CALLS_KEPT * 24)
-            if number == seq:
-                calls.append(WaitingCall(seq, OPS[op % len(OPS)], size_bytes))
-        return calls
-
-    def _failure(self) -> Failure | None:
-        text = self.text("failure")
-        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-            return _decode_failure(text) if text else None
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -14,14 +14,14 @@ import msgspec
 
 from ringside.monitor.hang.rank_state import Observer, ProcessState, RankState
 from ringside.pytorch.hang_watch.board import ProgressPage, ProgressView
-from ringside.pytorch.hang_watch.stacks import ask, written
+from ringside.pytorch.hang_watch.stacks import read_stacks, request_stacks
 
 FRESH_S = 2.0
-"""A watcher that has said nothing for so long leaves its part to the next rank."""
+"""A watcher that has written nothing for so long leaves its part to the next rank."""
 LOOK_S = 1.0
-"""From this wait or silence on the kernel is asked about the processes."""
-OWN_STACKS_S = 0.8
-ASKED_STACKS_S = 0.5
+"""From this wait or silence on the kernel is asked about the processes, which costs a read of /proc for each."""
+OWN_STACKS_S = 0.8  # for watchers to write the stacks of their process
+ASKED_STACKS_S = 0.5  # for signals to be answered
 POLL_S = 0.02
 
 _HERE = ProcessState(state="S")
@@ -93,7 +93,7 @@ class Host:
 
     @property
     def spoken(self) -> int:
-        """How many verdicts ranks of this host have told."""
+        """How many verdicts ranks of this host have reported."""
         return sum(int(peer.view.number("spoken")) for peer in self._peers.values())
 
     def leader(self, now: float, unable: Collection[int] = ()) -> int:
@@ -101,7 +101,7 @@ class Host:
 
         Args:
             now: Monotonic seconds.
-            unable: Ranks that are known not to, whatever they said a moment ago.
+            unable: Ranks that are known not to, whatever their page shows.
         """
         for rank in sorted(set(self._peers).difference(unable)):
             view = self._peers[rank].view
@@ -110,7 +110,7 @@ class Host:
         return self._rank
 
     def episode_of(self, rank: int) -> int:
-        """Return the number of the hang that a rank says is going on; 0: none."""
+        """Return the number of the hang that goes on by a rank's page; 0: none."""
         return int(self._peers[rank].view.number("episode")) if rank in self._peers else 0
 
     def standings(self, now: float, *, ask_kernel: bool = False) -> list[RankState]:
@@ -130,17 +130,34 @@ class Host:
         The ranks' own watchers write them; those whose Python does not run are sent their signal.
 
         Args:
-            episode: The number of the hang, which this rank's page says is going on.
+            episode: The number of the hang, as on this rank's page.
             ended: Stop waiting.
         """
-        able = {rank: peer for rank, peer in self._peers.items() if self._can_answer(peer)}
-        self._await(able, episode, OWN_STACKS_S, ended)
+        able = {}
+        for rank, peer in self._peers.items():
+            process = peer.observer.read(time.monotonic())
+            if not (process.gone or process.stopped):
+                able[rank] = peer
+
+        # 1. Watchers see the episode on this rank's page, and write their own process's stacks.
+        deadline = time.monotonic() + OWN_STACKS_S
+        while any(peer.view.number("dumped") < episode for peer in able.values()):
+            if time.monotonic() > deadline or ended.wait(POLL_S):
+                break
+
+        # 2. A rank whose watcher did not (it has no GIL) is sent its signal, which C answers.
         late = {rank: peer for rank, peer in able.items() if peer.view.number("dumped") < episode}
-        before = {rank: written(peer.hello.pid, peer.hello.stacks) for rank, peer in late.items()}
+        before = {rank: read_stacks(peer.hello.pid, peer.hello.stacks) for rank, peer in late.items()}
         for peer in late.values():
-            ask(peer.hello.pid, peer.hello.started, peer.hello.signal)
-        self._await_asked(late, before, ended)
-        texts = {rank: written(peer.hello.pid, peer.hello.stacks) for rank, peer in able.items()}
+            request_stacks(peer.hello.pid, peer.hello.started, peer.hello.signal)
+        deadline = time.monotonic() + ASKED_STACKS_S
+        while any(read_stacks(peer.hello.pid, peer.hello.stacks) == before[rank] for rank, peer in late.items()):
+            if time.monotonic() > deadline or ended.wait(POLL_S):
+                break
+        else:
+            ended.wait(POLL_S)  # the rest of what is being written
+
+        texts = {rank: read_stacks(peer.hello.pid, peer.hello.stacks) for rank, peer in able.items()}
         return {rank: text for rank, text in texts.items() if text}
 
     def close(self) -> None:
@@ -149,20 +166,3 @@ class Host:
             if rank != self._rank:
                 peer.view.close()
         self._peers = {}
-
-    def _can_answer(self, peer: _Peer) -> bool:
-        process = peer.observer.read(time.monotonic())
-        return not (process.gone or process.stopped)
-
-    def _await(self, peers: Mapping[int, _Peer], episode: int, limit_s: float, ended: Event) -> None:
-        deadline = time.monotonic() + limit_s
-        while any(peer.view.number("dumped") < episode for peer in peers.values()):
-            if time.monotonic() > deadline or ended.wait(POLL_S):
-                return
-
-    def _await_asked(self, peers: Mapping[int, _Peer], before: Mapping[int, str], ended: Event) -> None:
-        deadline = time.monotonic() + ASKED_STACKS_S
-        while any(written(peer.hello.pid, peer.hello.stacks) == before[rank] for rank, peer in peers.items()):
-            if time.monotonic() > deadline or ended.wait(POLL_S):
-                return
-        ended.wait(POLL_S)  # the rest of what is being written

@@ -52,7 +52,7 @@ _CALLS = frozenset(
 )
 _BUFFERS = frozenset(("_distributed_broadcast_coalesced", "_default_broadcast_coalesced"))
 _TENSORS = ("tensor", "input_tensor", "output_tensor", "input", "output")
-_DEEPEST = 400
+_DEEPEST = 400  # frames: a recursion is not followed for ever
 
 
 class StackPlace(NamedTuple):
@@ -79,32 +79,20 @@ def place_of(thread: int) -> StackPlace:
     call, size_bytes, where, innermost = "", 0, "", ""
     depth = 0
     while frame is not None and depth < _DEEPEST:
-        name = _call_of(frame)
-        if name:  # the outermost one is what the script called
-            call, size_bytes = name, _size_of(frame)
-        if not where and not _is_library(frame.f_code.co_filename):
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        is_collective = name in _CALLS and path.endswith(_COLLECTIVES)
+        if is_collective or (name in _BUFFERS and path.endswith(_DDP)):  # the outermost one is what the script called
+            # The thread is blocked in it while its arguments are read here.
+            values: dict[str, Any] = frame.f_locals
+            tensor = next((values[key] for key in _TENSORS if hasattr(values.get(key), "numel")), None)
+            call = name if is_collective else "broadcast of buffers"
+            size_bytes = int(tensor.numel() * tensor.element_size()) if tensor is not None else 0
+        is_library = path.startswith((_TORCH, _OURS, _LIBRARY, "<frozen")) or "site-packages" in path
+        if not where and not is_library:
             where = _line(frame)
         innermost = innermost or _line(frame)
         frame, depth = frame.f_back, depth + 1
     return StackPlace(call, size_bytes, where or innermost)
-
-
-def _call_of(frame: FrameType) -> str:
-    path, name = frame.f_code.co_filename, frame.f_code.co_name
-    if name in _CALLS and path.endswith(_COLLECTIVES):
-        return name
-    return "broadcast of buffers" if name in _BUFFERS and path.endswith(_DDP) else ""
-
-
-def _size_of(frame: FrameType) -> int:
-    """Return the size of the tensor that a collective was given; its thread is blocked in it while we look."""
-    values: dict[str, Any] = frame.f_locals
-    tensor = next((values[name] for name in _TENSORS if hasattr(values.get(name), "numel")), None)
-    return int(tensor.numel() * tensor.element_size()) if tensor is not None else 0
-
-
-def _is_library(path: str) -> bool:
-    return path.startswith((_TORCH, _OURS, _LIBRARY, "<frozen")) or "site-packages" in path
 
 
 def _line(frame: FrameType) -> str:
@@ -138,7 +126,7 @@ class Stacks:
         faulthandler.dump_traceback(file=self.fd, all_threads=True)
 
     def clear(self) -> None:
-        """Forget what was written: that hang is over."""
+        """Empty the file: that hang is over."""
         if os.fstat(self.fd).st_size:
             os.ftruncate(self.fd, 0)
             os.lseek(self.fd, 0, os.SEEK_SET)
@@ -153,15 +141,16 @@ class Stacks:
         self.fd = -1
 
 
-def ask(pid: int, started: int, number: int) -> None:
+def request_stacks(pid: int, started: int, number: int) -> None:
     """Make another process write its stacks; nothing happens if it is not the one meant or would not survive it.
 
     Args:
         pid: Its id.
         started: When it started (`read_stat`).
-        number: The signal it told.
+        number: The signal, of its `RankHandle`.
     """
     with contextlib.suppress(OSError, AttributeError):
+        # By a descriptor of the process, opened before its start is compared: its id may be used again at any time.
         pidfd = os.pidfd_open(pid)
         try:
             stat = read_stat(pid)
@@ -171,7 +160,7 @@ def ask(pid: int, started: int, number: int) -> None:
             os.close(pidfd)
 
 
-def written(pid: int, fd: int) -> str:
+def read_stacks(pid: int, fd: int) -> str:
     """Return what a process of this host has written of its stacks; empty where it has not or is not ours to read."""
     try:
         with open(f"/proc/{pid}/fd/{fd}", "rb") as file:

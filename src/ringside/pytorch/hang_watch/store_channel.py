@@ -1,4 +1,4 @@
-"""What the hosts of a job tell each other about their ranks, over the job's store, about twice a second.
+"""How the hosts of a job report their ranks to each other: over the job's store, about twice a second.
 
 A store lives in one process, and where that is stopped its clients wait for ever: so this has a thread of its own, and
 whoever looks at what it brought also sees how old it is.
@@ -16,14 +16,14 @@ from torch.distributed.distributed_c10d import Store
 
 from ringside.monitor.hang.rank_state import RankState
 
-MAIL_S = 0.5
-FRESH_S = 4.0
+MAIL_S = 0.5  # between two reports
+FRESH_S = 4.0  # a host whose newest report is older is taken for silent
 
 _log = logging.getLogger("ringside")
 
 
 class HostReport(msgspec.Struct, array_like=True):
-    """What one host says.
+    """What one host reports.
 
     Args:
         number: Counts up.
@@ -37,7 +37,7 @@ class HostReport(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-letter_of = msgspec.msgpack.Decoder(HostReport).decode
+decode_report = msgspec.msgpack.Decoder(HostReport).decode
 _texts = msgspec.msgpack.Decoder(dict[int, str]).decode
 
 
@@ -58,7 +58,7 @@ class StoreChannel:
         self._guard = threading.Lock()
         self._own: HostReport | None = None
         self._stacks: list[tuple[int, dict[int, str]]] = []
-        self._heard: dict[int, tuple[float, HostReport]] = {}
+        self._heard: dict[int, tuple[float, HostReport]] = {}  # by host: when it came, and what
         self._answered = self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringside-watch-mail", daemon=True)
@@ -66,17 +66,17 @@ class StoreChannel:
 
     @property
     def has_heard(self) -> bool:
-        """Whether another host has said where its ranks stand."""
+        """Whether another host has reported."""
         return bool(self._heard)
 
     def post(self, standings: list[RankState], episode: int) -> None:
-        """Say from now on, until the next call, that the ranks of this host stand so."""
+        """Report from now on, until the next call, that the ranks of this host stand so."""
         with self._guard:
             number = self._own.number + 1 if self._own is not None else 1
             self._own = HostReport(number, episode, standings)
 
     def announce(self, episode: int) -> None:
-        """Say at once which hang is going on; 0: none."""
+        """Report with the next message which hang is going on; 0: none."""
         with self._guard:
             if self._own is not None:
                 self._own = HostReport(self._own.number + 1, episode, self._own.standings)
@@ -86,14 +86,14 @@ class StoreChannel:
         with self._guard:
             self._stacks.append((episode, texts))
 
-    def chief(self, now: float) -> int:
+    def speaker(self, now: float) -> int:
         """Return the number of the host that speaks for the job: the first one that is heard of."""
         with self._guard:
             fresh = (h for h in range(self.host) if h in self._heard and now - self._heard[h][0] < FRESH_S)
             return next(fresh, self.host)
 
     def episode(self, host: int) -> int:
-        """Return the number of the hang that a host says is going on; 0: none."""
+        """Return the number of the hang that a host reports; 0: none."""
         with self._guard:
             return self._heard[host][1].episode if host in self._heard else 0
 
@@ -106,8 +106,8 @@ class StoreChannel:
             if host == self.host:
                 continue
             if host in heard:
-                at, letter = heard[host]
-                standings += [_aged(standing, now - at) for standing in letter.standings]
+                at, report = heard[host]
+                standings += [_age(standing, now - at) for standing in report.standings]
             else:
                 standings += [
                     RankState(rank=rank, entered=-1, still_s=now - self._began, silent_s=now - self._began)
@@ -141,20 +141,18 @@ class StoreChannel:
     def _run(self) -> None:
         try:
             while not self._ended.wait(MAIL_S):
-                self._send()
+                # What this host has to report; a call may take for ever, so no lock is held in it.
+                with self._guard:
+                    own, stacks, self._stacks = self._own, self._stacks, []
+                if own is not None:
+                    self._store.set(f"host/{self.host}", _encode(own))  # type: ignore[arg-type]  # bytes, as they are
+                for episode, texts in stacks:
+                    self._store.set(f"stacks/{episode}/{self.host}", _encode(texts))  # type: ignore[arg-type]
                 self._receive()
                 self._answered = time.monotonic()
         except Exception as error:
             if not self._ended.is_set():
                 _log.info("the hang watch hears nothing of other hosts any more (%s)", error)
-
-    def _send(self) -> None:
-        with self._guard:
-            own, stacks, self._stacks = self._own, self._stacks, []
-        if own is not None:
-            self._store.set(f"host/{self.host}", _encode(own))  # type: ignore[arg-type]  # bytes are taken as they are
-        for episode, texts in stacks:
-            self._store.set(f"stacks/{episode}/{self.host}", _encode(texts))  # type: ignore[arg-type]
 
     def _receive(self) -> None:
         """Read the hosts before this one until one is heard of; where there is none, this host speaks: read all."""
@@ -169,15 +167,15 @@ class StoreChannel:
         key = f"host/{host}"
         if not self._store.check([key]):
             return False
-        letter = letter_of(self._store.get(key))
+        report = decode_report(self._store.get(key))
         with self._guard:
-            if host not in self._heard or letter.number != self._heard[host][1].number:
-                self._heard[host] = (time.monotonic(), letter)
+            if host not in self._heard or report.number != self._heard[host][1].number:
+                self._heard[host] = (time.monotonic(), report)
         return True
 
 
-def _aged(standing: RankState, age_s: float) -> RankState:
-    """Return a standing as it is after so many seconds in which nothing was heard; its kernel cannot be asked."""
+def _age(standing: RankState, age_s: float) -> RankState:
+    """Return a rank's state after so many seconds in which nothing was heard; its kernel cannot be asked."""
     old = age_s > FRESH_S
     process = msgspec.structs.replace(standing.process, state="") if old else standing.process
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The hang watch of one process: says where this rank stands, looks at the others, and tells who keeps the job up.
+"""The hang watch of one process: shows where this rank stands, reads where the others do, reports who holds the job up.
 
 Every rank has a watcher; the lowest one of a host that works speaks for the host, and the first host for the job. So a
 stopped rank 0 is named by rank 1. Inside a host all is read from memory that the ranks share and from /proc: no store.
@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
 from ringside.monitor.hang.detector import HangDetector
-from ringside.monitor.hang.rank_state import RankState, read_stat
+from ringside.monitor.hang.rank_state import read_stat
 from ringside.monitor.hang.verdict_text import STACKS
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
@@ -33,18 +33,18 @@ from ringside.pytorch.hang_watch.store_channel import StoreChannel
 
 TICK_S = 0.25
 STILL_S = 0.8
-"""From this standstill on a watcher looks where its training thread is."""
-HELLO_S = 30.0
-LAST_LOOK_S = 1.0
+"""From this standstill on a watcher reads the stack of its training thread."""
+HELLO_S = 30.0  # for all ranks to show up at the start
+LAST_LOOK_S = 1.0  # for a peer's death to show at the end, after a failure
 OTHER_HOSTS_STACKS_S = 4.0
-STORE_SILENT_S = 2.0
+STORE_SILENT_S = 2.0  # from here on a verdict mentions that the store does not answer
 
 _log = logging.getLogger("ringside")
 _NOBODY = NoBoard()
 _encode = msgspec.msgpack.Encoder().encode
 _hello = msgspec.msgpack.Decoder(RankHandle).decode
 _hellos = msgspec.msgpack.Decoder(list[RankHandle]).decode
-Tell = Callable[[str, dict[str, Any]], None]
+PutEvent = Callable[[str, dict[str, Any]], None]
 
 
 class HangWatch:
@@ -56,7 +56,7 @@ class HangWatch:
         size: Number of ranks.
         step: Returns this rank's training step.
         path: On rank 0 the run directory.
-        tell: On rank 0 puts an event into the run.
+        put_event: On rank 0 puts an event into the run.
         hang_s: Least wait that is called a hang.
 
     Attributes:
@@ -79,7 +79,7 @@ class HangWatch:
         *,
         step: Callable[[], int],
         path: Path | None,
-        tell: Tell | None,
+        put_event: PutEvent | None,
         hang_s: float = LIMIT_S,
     ) -> None:
         self.board = ProgressPage(hang_s=hang_s)
@@ -87,7 +87,7 @@ class HangWatch:
         self.pending: Callable[[], bool] | None = None
         self._store = PrefixStore("watch", store)
         self._rank, self._size, self._step = rank, size, step
-        self.path, self._tell = path, tell
+        self.path, self._put_event = path, put_event
         self.stacks = Stacks()
         self.training_thread = threading.get_ident()
         self.group = dist.group.WORLD
@@ -105,7 +105,7 @@ class HangWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Look one last time, say that this rank has left in good order, and stop."""
+        """Check one last time, record that this rank has left in good order, and stop."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -113,8 +113,8 @@ class HangWatch:
         if self._thread.is_alive():
             return  # it waits for a store that does not answer; what it holds goes with the process
         try:
-            self._say(time.monotonic())
-            self._look_last()
+            self._update_page(time.monotonic())
+            self._check_last()
         except Exception as error:
             _log.info("the last look of the hang watch failed: %s", error)
         self.board.put("left", 1)
@@ -124,7 +124,7 @@ class HangWatch:
 
     @property
     def has_met(self) -> bool:
-        """Whether it sees where the others stand: it has met those of its host, and heard of those of other hosts."""
+        """Whether it sees where the others stand: it has met its host's ranks, and heard of those of other hosts."""
         return self.met.is_set() and (self.mail is None or self.mail.has_heard)
 
     # -------------------------------------------------------------------------------------------- the thread
@@ -140,13 +140,30 @@ class HangWatch:
 
     def _meet(self) -> bool:
         """Learn how the other ranks can be seen; return False where the session ends before."""
-        own = self._own_hello()
+        # 1. Every rank writes how it can be seen, and rank 0 all that come in time: one without a model never does.
+        stat = read_stat(os.getpid())
+        own = RankHandle(
+            rank=self._rank,
+            host=host_key(),
+            pid=os.getpid(),
+            started=stat.started if stat is not None else 0,
+            board=self.board.fd,
+            stacks=self.stacks.fd,
+            signal=self.stacks.signal,
+            path=path_as_text(self.path.absolute()) if self.path is not None else "",
+        )
         self._store.set(str(self._rank), _encode(own))  # type: ignore[arg-type]  # bytes are taken as they are
         if self._rank == 0:
-            self._store.set("all", _encode(self._gather(own)))  # type: ignore[arg-type]
+            handles, deadline = [own], time.monotonic() + HELLO_S
+            for rank in range(1, self._size):
+                if self._wait_for(str(rank), deadline):
+                    handles.append(_hello(self._store.get(str(rank))))
+            self._store.set("all", _encode(handles))  # type: ignore[arg-type]
         elif not self._wait_for("all", None):
             return False
         self.hellos = _hellos(self._store.get("all"))
+
+        # 2. Inside the host by memory and /proc, between hosts by the store.
         hosts: dict[str, list[RankHandle]] = {}
         for hello in self.hellos:
             hosts.setdefault(hello.host, []).append(hello)
@@ -159,14 +176,6 @@ class HangWatch:
         self.met.set()
         return not self._ended.is_set()
 
-    def _gather(self, own: RankHandle) -> list[RankHandle]:
-        """Return the hellos of all ranks that come soon: a rank that watches no model never does."""
-        hellos, deadline = [own], time.monotonic() + HELLO_S
-        for rank in range(1, self._size):
-            if self._wait_for(str(rank), deadline):
-                hellos.append(_hello(self._store.get(str(rank))))
-        return hellos
-
     def _wait_for(self, key: str, deadline: float | None) -> bool:
         pause = 0.01
         while not self._store.check([key]):
@@ -175,25 +184,18 @@ class HangWatch:
             pause = min(pause * 1.5, 1.0)
         return True
 
-    def _own_hello(self) -> RankHandle:
-        stat = read_stat(os.getpid())
-        started = stat.started if stat is not None else 0
-        path = path_as_text(self.path.absolute()) if self.path is not None else ""
-        stacks = self.stacks
-        return RankHandle(self._rank, host_key(), os.getpid(), started, self.board.fd, stacks.fd, stacks.signal, path)
-
     def _new_machine(self) -> HangDetector:
         pids = {hello.rank: hello.pid for hello in self.hellos}
         return HangDetector([pids.get(rank, 0) for rank in range(self._size)], self._hang_s)
 
     def tick(self, now: float) -> None:
-        """Say where this rank stands, and look at the others where that is this rank's part; its thread calls it.
+        """Show where this rank stands, and check the others where this rank leads; the watch's thread calls it.
 
         Args:
             now: Monotonic seconds.
         """
         assert self._host is not None
-        self._say(now)
+        self._update_page(now)
         leader = self._host.leader(now)
         if leader == self._rank:
             self._lead(now)
@@ -203,18 +205,33 @@ class HangWatch:
 
     # -------------------------------------------------------------------------------------------- about this rank
 
-    def _say(self, now: float) -> None:
+    def _update_page(self, now: float) -> None:
         """Bring this rank's page up to date."""
         board = self.board
         board.put("beat_at", now)
         board.put("step", self._step())
         view = board.view(self._rank)
-        sequence = self._sequence_number()
+
+        # How many collectives of any kind this rank has begun on the default group; 0 where its backend does not count.
+        try:
+            sequence = int(self.group._get_sequence_number_for_group())  # type: ignore[union-attr]
+        except (RuntimeError, AttributeError, TypeError):
+            sequence = 0
         if sequence != view.number("group_seq"):
             board.put("group_seq", sequence)
             board.put("group_moved_at", now)
         moved = max(view.number("moved_at"), view.number("group_moved_at"))
-        self._say_pending(now, moved)
+
+        # Where nobody waits for gradients on the host (CUDA), ask whether they are still under way.
+        if self.pending is not None:
+            if now - moved >= STILL_S and self.pending():
+                self._pending_since = moved
+                board.put("waiting_since", moved)
+            elif self._pending_since:
+                self._pending_since = 0.0
+                board.put("waiting_since", 0.0)
+
+        # In which collective of torch's the training thread is, and in which line of the script.
         if now - moved < STILL_S:
             if view.number("call_since"):
                 board.put("call_since", 0.0)
@@ -224,24 +241,6 @@ class HangWatch:
         board.write("call", place.call)
         board.put("call_bytes", place.size_bytes)
         board.put("call_since", moved if place.call else 0.0)
-
-    def _say_pending(self, now: float, moved: float) -> None:
-        """Where nobody waits for gradients on the host (CUDA), look whether they are still under way."""
-        if self.pending is None:
-            return
-        if now - moved >= STILL_S and self.pending():
-            self._pending_since = moved
-            self.board.put("waiting_since", moved)
-        elif self._pending_since:
-            self._pending_since = 0.0
-            self.board.put("waiting_since", 0.0)
-
-    def _sequence_number(self) -> int:
-        """Return how many collectives of any kind this rank has begun on the default group; 0 where it cannot tell."""
-        try:
-            return int(self.group._get_sequence_number_for_group())  # type: ignore[union-attr]
-        except (RuntimeError, AttributeError, TypeError):
-            return 0
 
     def _dump(self, episode: int) -> None:
         if episode > self._dumped:
@@ -265,31 +264,30 @@ class HangWatch:
             self._machine.stay_awake(time.monotonic())
 
     def _lead(self, now: float) -> None:
+        """Judge the job, or where another host speaks for it, tell that host how this one stands."""
         assert self._host is not None
         standings = self._host.standings(now)
         if self.mail is not None:
             self.mail.post(standings, int(self.board.view(self._rank).number("episode")))
-            chief = self.mail.chief(now)
-            if chief != self.mail.host:
+            speaker = self.mail.speaker(now)
+            if speaker != self.mail.host:
                 self._machine.stay_awake(now)
-                self._hand_over(self.mail.episode(chief))
+                self._hand_over(self.mail.episode(speaker))
                 return
             standings = standings + self.mail.others(now)
         change = self._machine.check(standings, now)
         if change is not None:
-            self._speak(self._with_store(change, now))
+            # Where the job's store does not answer, what is known of other hosts is as old as that.
+            silence_s = self.mail.silence_s(now) if self.mail is not None else 0.0
+            if silence_s >= STORE_SILENT_S:
+                verdict = change.verdict
+                cause = f"{verdict.cause}; the job's store has not answered for {silence_s:.1f} s"
+                evidence = {**verdict.evidence, "store_silent_seconds": round(silence_s, 3)}
+                verdict = msgspec.structs.replace(verdict, cause=cause, evidence=evidence)
+                change = change._replace(verdict=verdict)
+            self._report(change)
         elif self._machine.open is None:
             self._known = self._host.spoken
-
-    def _with_store(self, change: VerdictEvent, now: float) -> VerdictEvent:
-        """Say so where the job's store does not answer: what is known of other hosts is as old as that."""
-        silence_s = self.mail.silence_s(now) if self.mail is not None else 0.0
-        if silence_s < STORE_SILENT_S:
-            return change
-        verdict = change.verdict
-        words = f"{verdict.cause}; the job's store has not answered for {silence_s:.1f} s"
-        evidence = {**verdict.evidence, "store_silent_seconds": round(silence_s, 3)}
-        return change._replace(verdict=msgspec.structs.replace(verdict, cause=words, evidence=evidence))
 
     def _hand_over(self, episode: int) -> None:
         """Give the speaking host the stacks of this host's ranks, once per hang."""
@@ -302,24 +300,26 @@ class HangWatch:
         self._dump(episode)
         self.mail.post_stacks(episode, self._host.stacks(episode, self._ended))
 
-    def _speak(self, change: VerdictEvent) -> None:
+    def _report(self, change: VerdictEvent) -> None:
+        """Put a verdict into the run, once per host, and every rank's stacks; or that it is over."""
         assert self._host is not None
         if change.kind == "repaired":
             self.board.put("episode", 0)
             self.stacks.clear()
             self._put(change)
             return
+        # The count of verdicts is shared by the host's pages: a rank that takes the lead over repeats none.
         spoken = self._host.spoken
-        if spoken > self._known:  # another rank has told of it, and is gone or comes back
+        if spoken > self._known:  # another rank has reported it, and is gone or comes back
             self._known = spoken
             return
         self._known = spoken + 1
         self.board.put("spoken", self.board.view(self._rank).number("spoken") + 1)
         self.board.put("episode", self._known)
         self._put(change)
-        self._collect(self._known)
+        self._collect_stacks(self._known)
 
-    def _collect(self, episode: int) -> None:
+    def _collect_stacks(self, episode: int) -> None:
         """Put every rank's stacks into the run."""
         assert self._host is not None
         self._dump(episode)
@@ -327,13 +327,8 @@ class HangWatch:
         if self.mail is not None:
             self.mail.announce(episode)
             texts.update(self.mail.stacks(episode, OTHER_HOSTS_STACKS_S))
-        names = self._write_stacks(episode, texts)
-        if names:
-            self._event("stacks", {"episode": episode, "ranks": sorted(texts), "files": names})
-
-    def _write_stacks(self, episode: int, texts: dict[int, str]) -> list[str]:
         if self.path is None or not (self.path / RUN).exists():
-            return []
+            return
         try:
             (self.path / STACKS).mkdir(exist_ok=True)
             names = [f"{STACKS}/hang-{episode}-rank-{rank}.txt" for rank in sorted(texts)]
@@ -341,21 +336,22 @@ class HangWatch:
                 replace_file(self.path / name, texts[rank].encode(errors="replace"), own_folder=True)
         except OSError as error:
             _log.warning("the stacks of the hung ranks cannot be written: %s", error.strerror or error)
-            return []
-        return names
+            return
+        if names:
+            self._event("stacks", {"episode": episode, "ranks": sorted(texts), "files": names})
 
-    # -------------------------------------------------------------------------------------------- telling
+    # -------------------------------------------------------------------------------------------- events
 
     def _put(self, change: VerdictEvent) -> None:
         fields = {"step": change.verdict.detected_step, "verdict": msgspec.to_builtins(change.verdict)}
         self._event(change.kind, fields)
-        if self._tell is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
-            _log.warning("%s", sentence(change.verdict))
+        if self._put_event is None and change.kind == "verdict" and "RINGSIDE_LAUNCHED" not in os.environ:
+            _log.warning("%s", log_line(change.verdict))
 
     def _event(self, kind: str, fields: dict[str, Any]) -> None:
         """Put an event into the run: through rank 0's session, or where rank 0 cannot, straight into its directory."""
-        if self._tell is not None:
-            self._tell(kind, fields)
+        if self._put_event is not None:
+            self._put_event(kind, fields)
             return
         if self.path is None or not (self.path / RUN).exists():
             return
@@ -363,8 +359,8 @@ class HangWatch:
         with contextlib.suppress(OSError):
             append_to_file(self.path / EVENTS, line)
 
-    def _look_last(self) -> None:
-        """Tell why this rank's training failed before its process ends, if nobody else is there to tell."""
+    def _check_last(self) -> None:
+        """Report why this rank's training failed before its process ends, if no other rank is left to do it."""
         if self._host is None or self.mail is not None:
             return
         failed = self.board.view(self._rank).text("failure") != ""
@@ -375,18 +371,15 @@ class HangWatch:
             if self._host.leader(now, {s.rank for s in standings if s.process.gone or s.process.stopped}) == self._rank:
                 change = self._machine.check(standings, now, at_end=True)
                 if change is not None:
-                    self._speak(change)
+                    self._report(change)
                     return
-            if now > deadline or _all_known(standings, self._rank):
+            others = [standing for standing in standings if standing.rank != self._rank]
+            if now > deadline or all(standing.left or standing.process.gone for standing in others):
                 return
             time.sleep(0.02)  # a process that ends gives no event that all its peers can wait for
 
 
-def _all_known(standings: list[RankState], rank: int) -> bool:
-    return all(standing.left or standing.process.gone for standing in standings if standing.rank != rank)
-
-
-def sentence(verdict: Verdict) -> str:
+def log_line(verdict: Verdict) -> str:
     """Return a verdict of the hang watch as a line of the log."""
     return f"{headline(verdict)} (step {verdict.since_step}): {verdict.cause}. {verdict.advice}"
 
@@ -407,19 +400,19 @@ def begin(
     *,
     step: Callable[[], int],
     path: Path | None,
-    tell: Tell | None,
+    put_event: PutEvent | None,
     hang_s: float = LIMIT_S,
 ) -> HangWatch | None:
     """Return this process's watcher; None where it is turned off (RINGSIDE_WATCH=off), not needed or cannot be."""
     if size < 2 or os.environ.get("RINGSIDE_WATCH", "").lower() in ("off", "0"):
         return None
     try:
-        return HangWatch(store, rank, size, step=step, path=path, tell=tell, hang_s=hang_s)
+        return HangWatch(store, rank, size, step=step, path=path, put_event=put_event, hang_s=hang_s)
     except Exception as error:
         _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
         return None
 
 
 def board_of(watch: HangWatch | None) -> ProgressPage | NoBoard:
-    """Return where the communication hook says what this rank does."""
+    """Return the page on which the communication hook shows what this rank does."""
     return _NOBODY if watch is None else watch.board

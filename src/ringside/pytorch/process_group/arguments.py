@@ -1,4 +1,4 @@
-"""What a call of a process group's method says: torch gives most of them two signatures, with and without options.
+"""The arguments of a process group's methods: torch gives most of them two signatures, with and without options.
 
 Either lists of tensors and options (`group.allreduce([x], opts)`), or single tensors and a root, a reduction or a
 timeout (`group.broadcast(x, 0)`), by position or by name. Here both become tensors and options.
@@ -27,7 +27,7 @@ _OF_LISTS = (c10d.AllgatherOptions, c10d.GatherOptions)
 _TO_LISTS = (c10d.ScatterOptions, c10d.ReduceScatterOptions)
 
 
-def settled(options: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+def normalize(options: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
     """Return a call's tensors, as lists where torch's first signature has lists, and its options.
 
     Args:
@@ -40,7 +40,7 @@ def settled(options: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple
     """
     if not named and args and type(args[-1]).__name__.endswith("Options"):
         return args
-    wishes: dict[str, Any] = {key: named.pop(key) for key in ("opts", "op", "root", "timeout") if key in named}
+    given: dict[str, Any] = {key: named.pop(key) for key in ("opts", "op", "root", "timeout") if key in named}
     strange = named.keys() - set(_ORDER)
     if strange:
         raise TypeError(f"a process group's method got an argument {sorted(strange)[0]!r} that it does not know")
@@ -49,48 +49,41 @@ def settled(options: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple
         if isinstance(arg, (torch.Tensor, list, tuple)):
             tensors.append(arg)
         elif type(arg).__name__.endswith("Options"):
-            wishes["opts"] = arg
+            given["opts"] = arg
         elif isinstance(arg, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            wishes["op"] = arg
+            given["op"] = arg
         elif isinstance(arg, timedelta):
-            wishes["timeout"] = arg
+            given["timeout"] = arg
         elif arg is not None:
-            wishes["root"] = arg
+            given["root"] = arg
     tensors += [named[key] for key in _ORDER if key in named]
-    return (*_in_lists(options, tensors), _filled(wishes.pop("opts", None) or options(), wishes))
 
-
-def _in_lists(options: Any, tensors: list[Any]) -> list[Any]:
-    """Return tensors as torch's first signature has them."""
+    # Tensors as torch's first signature has them: lists, or lists of lists on the side that has one per rank.
     single = [isinstance(each, torch.Tensor) for each in tensors]
     if len(tensors) == 1 and single[0]:
-        return [[tensors[0]]]
-    if len(tensors) != 2 or single[0] == single[1]:
-        return tensors
-    if (single[1] and issubclass(options, _OF_LISTS)) or (single[0] and issubclass(options, _TO_LISTS)):
-        return [[each] for each in tensors]
-    return tensors
+        tensors = [[tensors[0]]]
+    elif len(tensors) == 2 and single[0] != single[1] and issubclass(options, _OF_LISTS if single[1] else _TO_LISTS):
+        tensors = [[each] for each in tensors]
 
-
-def _filled(opts: Any, wishes: dict[str, Any]) -> Any:
-    """Return options that say what was given beside them."""
-    if "op" in wishes:
-        opts.reduceOp = wishes["op"]
-    if "root" in wishes:
-        opts.rootRank = int(wishes["root"])
-    if wishes.get("timeout") is not None:
-        opts.timeout = wishes["timeout"]
-    return opts
+    # What was given beside the options goes into them.
+    opts = given.pop("opts", None) or options()
+    if "op" in given:
+        opts.reduceOp = given["op"]
+    if "root" in given:
+        opts.rootRank = int(given["root"])
+    if given.get("timeout") is not None:
+        opts.timeout = given["timeout"]
+    return (*tensors, opts)
 
 
 def limit_of(opts: Any) -> float | None:
-    """Return the timeout that a call asks for, seconds; None: the group's own."""
+    """Return the timeout of a call, seconds; None: the group's own."""
     timeout: timedelta = opts.timeout
     return timeout.total_seconds() if timeout.days >= 0 and timeout else None
 
 
 # -------------------------------------------------------------------------------------------------
-# What collectives ask of their tensors before anything is sent.
+# What collectives check of their tensors before anything is sent.
 
 Tensor = torch.Tensor
 Job = Callable[[], None]

@@ -33,17 +33,17 @@ from ringside.pytorch.process_group.list_collectives import (
 from ringside.pytorch.process_group.tensors import is_plain, is_premultiplied, overlap, plain, reduction
 
 # -------------------------------------------------------------------------------------------------
-# Small all-reduces of the process group inside a host, which are begun at the call.
+# Small all-reduces of the process group inside a host, which are started at the call.
 #
-# The payload is told to the other ranks at the call, which waits for nobody, and whoever waits for the result takes it
-# himself. Ranks that never meet in a wait still go on, since what they need of this one is there.
+# The payload is written for the other ranks at the call, which waits for nobody, and the thread that waits for the
+# result reads theirs. Ranks that never meet in a wait still go on, since what they need of this one is there.
 
 MOST_RANKS = 8
 MOST_READ_BYTES = 256 << 10  # every rank reads all payloads; with more of them that is the larger part
 
 
-def is_small(comm: Any, size_bytes: int) -> bool:
-    """Tell whether an all-reduce of that size is carried out in one shot; all ranks tell the same."""
+def is_one_shot(comm: Any, size_bytes: int) -> bool:
+    """Tell whether an all-reduce of that size is run in one shot; all ranks come to the same answer."""
     if not isinstance(comm, HostCommunicator) or comm.size > MOST_RANKS:
         return False
     return size_bytes <= comm.inline_bytes and size_bytes * comm.size <= MOST_READ_BYTES
@@ -58,15 +58,15 @@ Collective = Callable[..., Plan]
 
 def all_reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     """Reduce each tensor over all ranks, in place; sparse ones (COO) by sum or avg."""
-    return list(tensors), in_turn([_reduce_one(comm, tensor, opts.reduceOp) for tensor in tensors])
+    return list(tensors), in_turn([_all_reduce_job(comm, tensor, opts.reduceOp) for tensor in tensors])
 
 
-def _reduce_one(comm: Any, tensor: Tensor, wish: Any) -> Job:
-    op, scale = reduction(wish, tensor.dtype)
+def _all_reduce_job(comm: Any, tensor: Tensor, reduce_op: Any) -> Job:
+    op, scale = reduction(reduce_op, tensor.dtype)
     if tensor.layout == torch.sparse_coo:
         return lambda: all_reduce_sparse(comm, tensor, op)
     x = plain(tensor)
-    algorithm = "one_shot" if is_small(comm, x.flat.nbytes) else None
+    algorithm = "one_shot" if is_one_shot(comm, x.flat.nbytes) else None
 
     def job() -> None:
         comm.all_reduce(x.flat, op, scale=scale, algorithm=algorithm)
@@ -78,7 +78,7 @@ def _reduce_one(comm: Any, tensor: Tensor, wish: Any) -> Job:
 Small = tuple[Flat, int, float]
 """A tensor, the code of a reduction, and what to multiply with first."""
 
-_known: dict[tuple[Any, Any], tuple[int, int, int]] = {}
+_codes: dict[tuple[Any, Any], tuple[int, int, int]] = {}
 
 
 def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
@@ -86,27 +86,22 @@ def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
     tensor = tensors[0]
     if len(tensors) != 1 or not tensor.is_cpu or tensor.layout is not torch.strided or not is_plain(tensor):
         return None
-    numel, wish = tensor.numel(), opts.reduceOp
-    key = tensor.dtype, wish.op
-    known = _known.get(key)
-    if known is None:
-        known = _known[key] = _look_up(tensor, wish)
-    dtype, code, numbers = known
+    numel, reduce_op = tensor.numel(), opts.reduceOp
+    key = tensor.dtype, reduce_op.op
+    codes = _codes.get(key)
+    if codes is None:
+        # Of dtype and reduction (-1: a sum with a factor), and how many numbers an element is.
+        op, _ = reduction(reduce_op, tensor.dtype)
+        dtype = dtype_code((torch.view_as_real(tensor) if tensor.is_complex() else tensor).dtype)
+        has_factor = is_premultiplied(reduce_op)
+        code = checked_op(Flat(0, 0, dtype, (0,), None), op, scaled=has_factor)
+        codes = _codes[key] = dtype, -1 if has_factor else code, 2 if tensor.is_complex() else 1
+    dtype, code, numbers = codes
     numel *= numbers
-    if not is_small(comm, numel * ITEM_BYTES[dtype]):
+    if not is_one_shot(comm, numel * ITEM_BYTES[dtype]):
         return None
-    scale = 1.0 if code >= 0 else reduction(wish, tensor.dtype)[1]
+    scale = 1.0 if code >= 0 else reduction(reduce_op, tensor.dtype)[1]
     return Flat(tensor.data_ptr(), numel, dtype, (numel,), tensor), max(code, 0), scale
-
-
-def _look_up(tensor: Tensor, wish: Any) -> tuple[int, int, int]:
-    """Return the codes of dtype and reduction (-1: a sum with a factor), and how many numbers an element is."""
-    op, _ = reduction(wish, tensor.dtype)
-    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    dtype = dtype_code(numbers.dtype)
-    factor = is_premultiplied(wish)
-    code = checked_op(Flat(0, 0, dtype, (0,), None), op, scaled=factor)
-    return dtype, -1 if factor else code, 2 if tensor.is_complex() else 1
 
 
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:
@@ -248,7 +243,7 @@ def reduce_scatter_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts
     return list(outputs), in_turn([reduce_scatter_single(comm, out, x, opts)[1] for out, x in pairs])
 
 
-# What torch calls them, the newest name last, and the options they take.
+# What torch calls them, the newest name last, and the options they take. Every name becomes a method of the group.
 TABLE: dict[Collective, tuple[Any, ...]] = {
     all_reduce: (c10d.AllreduceOptions, "allreduce_coalesced", "allreduce"),
     broadcast: (c10d.BroadcastOptions, "broadcast"),

@@ -8,18 +8,18 @@ import torch
 import torch.distributed as dist
 
 from ringside.errors import UnsupportedError
+from ringside.pytorch.process_group import torch_patches
 from ringside.pytorch.process_group.group import RingsideGroup
-from ringside.pytorch.process_group.torch_patches import let_ours_through
 
 NEEDED = ("_set_default_backend", "_register_backend", "shutdown", "abort")
 
 
-def make(options: Any, wishes: Any) -> RingsideGroup:
+def make(options: Any, pg_options: Any) -> RingsideGroup:
     """Make a group.
 
     Args:
         options: torch's: `store`, `group_rank`, `group_size` and `timeout`.
-        wishes: What the caller gave as `pg_options`; they are for other backends and mean nothing here.
+        pg_options: The caller's; they are for other backends and mean nothing here.
 
     Raises:
         MismatchError, DeadlineError: As `RingsideGroup`.
@@ -31,5 +31,5 @@ def make(options: Any, wishes: Any) -> RingsideGroup:
             f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {missing[0]} "
             '(2.7 is the first that will do): use init_process_group("gloo") and ringside.attach(model)'
         )
-    let_ours_through()
+    torch_patches.apply()
     return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)

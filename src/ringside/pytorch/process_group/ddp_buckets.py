@@ -2,8 +2,8 @@
 
 A process group sees nothing but tensors. Those that lie in memory which peers can map are known by it
 (`ringside.pytorch.shared_storage`), and DDP's buckets are made there when DDP is made over a group of ours
-(`ringside.pytorch.ddp.bucket_memory`). Nobody else's tensor is ever moved there: whoever keeps its address would be
-left behind.
+(`ringside.pytorch.ddp.bucket_memory`). No other tensor is ever moved there: what keeps its address would be left
+behind.
 """
 
 from __future__ import annotations
@@ -45,14 +45,11 @@ class SharedBuckets:
         if storage is None:
             return None
         if storage.inode not in self._alive:
-            self._forget()
+            # Storages that are gone need no mapping any more.
+            for inode in [inode for inode, weak in self._alive.items() if weak.expired()]:
+                del self._alive[inode]
+                self._communicator.memory.unregister(inode)
             weak: Any = StorageWeakRef
             self._alive[storage.inode] = weak(tensor.untyped_storage())
         flat, stamp_ns = flatten(tensor.detach()), time.monotonic_ns()
         return lambda: self._communicator.all_reduce_storage(flat, storage, scale=1.0, stamp_ns=stamp_ns)
-
-    def _forget(self) -> None:
-        """Let go of storages that are gone."""
-        for inode in [inode for inode, weak in self._alive.items() if weak.expired()]:
-            del self._alive[inode]
-            self._communicator.memory.unregister(inode)

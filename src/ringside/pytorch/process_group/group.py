@@ -7,6 +7,7 @@ has is overridden here, under all its names; what C++ calls past us is counted (
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.shm.memory import Storage
 from ringside.pytorch.process_group import collectives
-from ringside.pytorch.process_group.arguments import limit_of, settled
+from ringside.pytorch.process_group.arguments import limit_of, normalize
 from ringside.pytorch.process_group.collectives import MOST_RANKS
 from ringside.pytorch.process_group.counters import GroupCounters
 from ringside.pytorch.process_group.ddp_buckets import SharedBuckets
@@ -32,11 +33,11 @@ CPU = torch.device("cpu")
 
 
 class RingsideGroup(dist.ProcessGroup):
-    """A process group whose collectives of CPU tensors are carried out by Ringside's engine.
+    """A process group whose collectives of CPU tensors are run by Ringside's engine.
 
     Collectives with `async_op=True` run in the order of their calls on a thread of the group's own; all others run on
     the thread that calls, after those. Messages between two ranks (`send`, `recv`) are Gloo's, and tensors on GPUs are
-    NCCL's. Making a group is a collective of its ranks.
+    NCCL's. Making a group is a collective of its ranks. (It has a method for each that torch calls by name, so many.)
 
     Args:
         store: A part of the job's store that only groups of this name use.
@@ -45,9 +46,9 @@ class RingsideGroup(dist.ProcessGroup):
         timeout: Longest wait for other ranks in one collective; torch's default lets RINGSIDE_TIMEOUT_S decide.
 
     Attributes:
-        counters: Which engine carried which collectives.
-        engine: Carries those of CPU tensors.
-        limit_s: The longest wait that was asked for since, seconds; None: none was.
+        counters: Which engine ran which collectives.
+        engine: Runs those of CPU tensors.
+        limit_s: The longest wait that `set_timeout` has set since, seconds; None: none was.
         native: The same ranks as torch's own process group: Gloo and, where there are GPUs, NCCL.
 
     Raises:
@@ -65,7 +66,9 @@ class RingsideGroup(dist.ProcessGroup):
         self._add(CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         if torch.cuda.is_available() and dist.is_nccl_available():
-            nccl = _nccl(PrefixStore("nccl", store), rank, size, timeout)
+            nccl_options = dist.ProcessGroupNCCL.Options()
+            nccl_options._timeout = timeout
+            nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl_options)
             self._add(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         self.counters = GroupCounters(self._gloo)
         self._coalesced: list[Any] | None = None
@@ -80,10 +83,10 @@ class RingsideGroup(dist.ProcessGroup):
         for group in (self, self.native):
             group._register_backend(device, kind, backend)
 
-    # -------------------------------------------------------------------------------------------- how they are carried
+    # -------------------------------------------------------------------------------------------- collectives
 
-    def carry(self, name: str, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
-        """Carry out a collective of CPU tensors, here and now, or (`asyncOp`) where it is waited for or in background.
+    def execute(self, name: str, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
+        """Run a collective of CPU tensors, here and now, or (`asyncOp`) where it is waited for or in background.
 
         Args:
             name: As users call it.
@@ -99,7 +102,10 @@ class RingsideGroup(dist.ProcessGroup):
             engine.run(job)
             work = RingsideWork(name, self._rank, outputs)
         else:
-            bucket = None if now else self._bucket(collective, args)
+            # A bucket of DDP's is summed where it lies.
+            bucket = None
+            if not now and collective is collectives.all_reduce and self._buckets is not None and len(args[0]) == 1:
+                bucket = self._buckets.job(args[0][0]) if args[-1].reduceOp == dist.ReduceOp.SUM else None
             turn = engine.start(bucket or job, sum(out.numel() * out.element_size() for out in outputs))
             work = RingsideWork(name, self._rank, outputs, turn, limit_s)
             if now:
@@ -109,7 +115,7 @@ class RingsideGroup(dist.ProcessGroup):
         return work
 
     def _post(self, tensors: list[torch.Tensor], opts: Any) -> RingsideWork | None:
-        """Begin a small all-reduce that whoever waits for it finishes, or this call; None: it is not that, or not now.
+        """Start a small all-reduce that the waiting thread finishes, or this call; None: it is not that, or not now.
 
         Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
         """
@@ -133,12 +139,6 @@ class RingsideGroup(dist.ProcessGroup):
         """Whether there are other ranks, all on this host, that could map a bucket."""
         return self._buckets is not None
 
-    def _bucket(self, collective: collectives.Collective, args: tuple[Any, ...]) -> Callable[[], None] | None:
-        """Return what sums a bucket of DDP where it lies; None: it is none."""
-        if collective is not collectives.all_reduce or self._buckets is None or len(args[0]) != 1:
-            return None
-        return self._buckets.job(args[0][0]) if args[-1].reduceOp == dist.ReduceOp.SUM else None
-
     def reduce_scatter_shared(
         self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, op: Any, *, async_op: bool = False
     ) -> RingsideWork:
@@ -154,7 +154,7 @@ class RingsideGroup(dist.ProcessGroup):
         options = c10d.ReduceScatterOptions()
         options.reduceOp, options.asyncOp = op, async_op
         args = (output, tensor, storage, options)
-        return self.carry("reduce_scatter_shared", collectives.reduce_scatter_shared, args)
+        return self.execute("reduce_scatter_shared", collectives.reduce_scatter_shared, args)
 
     def all_gather_shared(
         self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, *, async_op: bool = False
@@ -169,7 +169,7 @@ class RingsideGroup(dist.ProcessGroup):
         """
         options = AllgatherOptions()
         options.asyncOp = async_op
-        return self.carry("all_gather_shared", collectives.all_gather_shared, (output, tensor, storage, options))
+        return self.execute("all_gather_shared", collectives.all_gather_shared, (output, tensor, storage, options))
 
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
         """Send a tensor to one rank (Gloo, NCCL)."""
@@ -210,12 +210,12 @@ class RingsideGroup(dist.ProcessGroup):
     # -------------------------------------------------------------------------------------------- life
 
     def shutdown(self) -> None:
-        """Finish what is under way, within seconds, and leave; called by `destroy_process_group`."""
+        """Finish what is under way, within seconds, and close; called by `destroy_process_group`."""
         self.engine.close()
         self.native.shutdown()
 
     def abort(self) -> None:
-        """Leave at once: what is under way fails here and at the peers."""
+        """Close at once: what is under way fails here and at the peers."""
         self.engine.abort()
         self.native.abort()
 
@@ -246,23 +246,14 @@ _alive: weakref.WeakSet[RingsideGroup] = weakref.WeakSet()
 _inherited: list[RingsideGroup] = []
 
 
-def _keep_what_is_the_parents() -> None:
-    """In a forked child: Gloo's destructor would wait for threads that only the parent has, so it never runs here."""
-    _inherited.extend(_alive)
-
-
-os.register_at_fork(after_in_child=_keep_what_is_the_parents)
-
-
-def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+# In a forked child Gloo's destructor would wait for threads that only the parent has: kept alive, it never runs there.
+os.register_at_fork(after_in_child=functools.partial(_inherited.extend, _alive))
 
 
 def _method(name: str, collective: collectives.Collective, options: Any) -> Callable[..., Any]:
     """Return what a process group does when torch calls it by `name`: its own collective, or the native group's."""
 
+    # The one collective that tensor parallelism waits for at small sizes has a path of its own.
     posts = collective is collectives.all_reduce
 
     def method(self: RingsideGroup, *args: Any, **named: Any) -> Any:
@@ -270,9 +261,9 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
             work = self._post(*args)
             if work is not None:
                 return work
-        args = settled(options, args, named)
+        args = normalize(options, args, named)
         if _is_ours(args):
-            return self.carry(collective.__name__, collective, args)
+            return self.execute(collective.__name__, collective, args)
         self.counters.add(collective.__name__, "native")
         return getattr(self.native, name)(*args)
 

@@ -16,7 +16,7 @@ from ringside.pytorch.process_group.arguments import check_list, check_own, in_t
 from ringside.pytorch.process_group.tensors import bounds_of, lay_out, plain, reduction
 
 # -------------------------------------------------------------------------------------------------
-# All-to-all of parts whose sizes differ, in blocks of equal size: nobody needs more room than a block per rank.
+# All-to-all of parts whose sizes differ, in blocks of equal size: no rank needs more room than a block per rank.
 
 BLOCK_BYTES = 1 << 20
 
@@ -32,20 +32,20 @@ def exchange(comm: Any, gives: Sequence[torch.Tensor], takes: Sequence[torch.Ten
     Raises:
         MismatchError: Two ranks do not mean the same sizes; on all ranks alike, before anything is sent.
     """
-    longest = _agree(comm, [x.numel() for x in gives], [x.numel() for x in takes])
+    longest = _agree_on_longest(comm, [x.numel() for x in gives], [x.numel() for x in takes])
     block = min(longest, max(BLOCK_BYTES // gives[0].element_size(), 1))
     there, back = gives[0].new_empty(2, comm.size, block)
-    for at in range(0, longest, max(block, 1)):
+    for offset in range(0, longest, max(block, 1)):
         for row, give in zip(there, gives, strict=True):
-            part = give[at : at + block]
+            part = give[offset : offset + block]
             row[: part.numel()] = part
         comm.all_to_all(there, out=back)
         for row, take in zip(back, takes, strict=True):
-            part = take[at : at + block]
+            part = take[offset : offset + block]
             part.copy_(row[: part.numel()])
 
 
-def _agree(comm: Any, gives: list[int], takes: list[int]) -> int:
+def _agree_on_longest(comm: Any, gives: list[int], takes: list[int]) -> int:
     """Return the size of the largest part there is, in elements."""
     sizes = comm.all_gather(torch.tensor([[gives, takes]])).tolist()
     for giver in range(comm.size):
@@ -68,11 +68,11 @@ Plan = tuple[list[Tensor], Job]
 
 def all_gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """Give every rank the tensors of all ranks, each into a tensor of its own; sizes may differ by rank."""
-    jobs = [_gather_one(comm, row, tensor) for row, tensor in zip(outputs, tensors, strict=True)]
+    jobs = [_all_gather_job(comm, row, tensor) for row, tensor in zip(outputs, tensors, strict=True)]
     return [out for row in outputs for out in row], in_turn(jobs)
 
 
-def _gather_one(comm: Any, row: Tensors, tensor: Tensor) -> Job:
+def _all_gather_job(comm: Any, row: Tensors, tensor: Tensor) -> Job:
     check_list("all_gather", row, comm.size)
     x, tos = plain(tensor, moved=True).flat, [plain(out, moved=True) for out in row]
     bounds = bounds_of([to.flat for to in tos])
@@ -89,13 +89,13 @@ def _gather_one(comm: Any, row: Tensors, tensor: Tensor) -> Job:
 
 def reduce_scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> Plan:
     """Reduce lists of tensors over all ranks, tensor j into rank j's output; sizes may differ by rank."""
-    jobs = [_scatter_one(comm, out, row, opts.reduceOp) for out, row in zip(outputs, tensors, strict=True)]
+    jobs = [_reduce_scatter_job(comm, out, row, opts.reduceOp) for out, row in zip(outputs, tensors, strict=True)]
     return list(outputs), in_turn(jobs)
 
 
-def _scatter_one(comm: Any, output: Tensor, row: Tensors, wish: Any) -> Job:
+def _reduce_scatter_job(comm: Any, output: Tensor, row: Tensors, reduce_op: Any) -> Job:
     check_list("reduce_scatter", row, comm.size)
-    op, scale = reduction(wish, output.dtype)
+    op, scale = reduction(reduce_op, output.dtype)
     to, parts = plain(output), [plain(tensor).flat for tensor in row]
     bounds = bounds_of(parts)
     check_own("reduce_scatter", parts[comm.rank], to.flat, comm.rank)
@@ -163,7 +163,7 @@ def all_gather_lists(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, op
 
 
 # -------------------------------------------------------------------------------------------------
-# Sums of sparse tensors (COO): every rank gathers everybody's entries and adds them up.
+# Sums of sparse tensors (COO): every rank gathers the entries of all and adds them up.
 
 
 def all_reduce_sparse(comm: Any, tensor: torch.Tensor, op: str) -> None:
@@ -181,7 +181,16 @@ def all_reduce_sparse(comm: Any, tensor: torch.Tensor, op: str) -> None:
     if op not in ("sum", "avg"):
         raise UnsupportedError(f"{op} of sparse tensors is not defined: sum and avg are; or call .to_dense() first")
     own = tensor.detach().coalesce()
-    counts = _counts(comm, own)
+
+    # How many entries each rank has; shapes that differ are refused.
+    shape = [*own.shape, *[-1] * (8 - own.dim())]
+    rows = comm.all_gather(torch.tensor([[own._nnz(), own.sparse_dim(), *shape]])).tolist()
+    different = [rank for rank, row in enumerate(rows) if row[1:] != rows[0][1:]]
+    if different:
+        names = name_ranks(different)
+        raise MismatchError(f"all_reduce: {names} and rank 0 have sparse tensors of different shapes", different)
+    counts = [row[0] for row in rows]
+
     indices = _gathered(comm, own.indices().t(), counts)
     values = _gathered(comm, own.values(), counts)
     total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
@@ -191,19 +200,8 @@ def all_reduce_sparse(comm: Any, tensor: torch.Tensor, op: str) -> None:
         tensor.copy_(total)
 
 
-def _counts(comm: Any, own: torch.Tensor) -> list[int]:
-    """Return how many entries each rank has; refuse shapes that differ."""
-    shape = [*own.shape, *[-1] * (8 - own.dim())]
-    rows = comm.all_gather(torch.tensor([[own._nnz(), own.sparse_dim(), *shape]])).tolist()
-    different = [rank for rank, row in enumerate(rows) if row[1:] != rows[0][1:]]
-    if different:
-        names = name_ranks(different)
-        raise MismatchError(f"all_reduce: {names} and rank 0 have sparse tensors of different shapes", different)
-    return [row[0] for row in rows]
-
-
 def _gathered(comm: Any, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """Return everybody's rows one after the other; `counts` says how many each rank has."""
+    """Return all ranks' rows one after the other; `counts` is how many each rank has."""
     everything = rows.new_empty((sum(counts), *rows.shape[1:]))
     width = rows[:1].numel() if len(rows) else everything[:1].numel()
     ends = [sum(counts[:rank]) for rank in range(comm.size + 1)]

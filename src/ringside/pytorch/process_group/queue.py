@@ -1,4 +1,4 @@
-"""The engine of one process group: its communicator, and the order in which collectives are carried out."""
+"""The engine of one process group: its communicator, and the queue of its collectives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFUSAL = (
 
 
 class Engine(Closeable):
-    """Carries out a group's collectives one after the other, on threads that wait for them or one of its own.
+    """Runs a group's collectives one after the other, on threads that wait for them or one of its own.
 
     Making one is a collective of the group.
 
@@ -37,8 +37,8 @@ class Engine(Closeable):
         timeout_s: Longest wait for other ranks in one collective, seconds; None: as the environment says.
 
     Attributes:
-        communicator: What carries them out; only jobs given to `run` and `start` may use it.
-        inside: The host's communicator, where all ranks share memory and nothing else was asked for.
+        communicator: What runs them; only jobs given to `run` and `start` may use it.
+        inside: The host's communicator, where all ranks share memory and no algorithm is requested.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float | None) -> None:
@@ -57,26 +57,26 @@ class Engine(Closeable):
 
     @property
     def is_here(self) -> bool:
-        """Tell whether the caller is carrying a collective out, as in a callback of a future: nobody else can."""
+        """Tell whether the caller is inside a collective, as in a callback of a future: no other thread can run one."""
         return self._turns.is_here
 
     def run(self, job: Callable[[], None]) -> None:
-        """Carry out a collective now, after those called before it; raise what goes wrong."""
+        """Run a collective now, after those called before it; raise what goes wrong."""
         if self._closed or self._is_forked():
             raise ClosedError(_REFUSAL.format(rank=self.rank))
         self._turns.run(job)
 
     def start(self, job: Callable[[], None], size_bytes: int) -> QueuedCollective:
-        """Line up a collective for whoever waits for it, or the engine's thread; return what can be waited for.
+        """Queue a collective for the thread that waits for it, or the engine's; return what can be waited for.
 
         Args:
-            job: Carries it out.
-            size_bytes: Of its results: large ones the thread begins at once.
+            job: Runs it.
+            size_bytes: Of its results: large ones the thread starts at once.
         """
         return self._turns.start(job, PATIENCE_S if size_bytes <= self._patient_bytes else 0.0)
 
     def post(self, flat: Flat, op: int, scale: float) -> QueuedCollective | None:
-        """Begin a small all-reduce, which waits for nobody, here and now; None where something else is under way.
+        """Start a small all-reduce, which waits for nobody, here and now; None where something else is under way.
 
         Arguments as for `post` of the host's communicator. Between hosts nothing is begun ahead: it gained nothing.
         """

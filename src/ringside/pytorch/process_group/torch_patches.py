@@ -22,7 +22,7 @@ from ringside.pytorch.process_group.group import RingsideGroup
 _done: list[bool] = []
 
 
-def let_ours_through() -> None:
+def apply() -> None:
     """Change them, the first time this is called."""
     if _done:
         return
@@ -30,9 +30,10 @@ def let_ours_through() -> None:
     c10d.monitored_barrier = dist.monitored_barrier = _monitored_barrier(c10d.monitored_barrier)
     if hasattr(c10d, "_set_pg_timeout"):
         c10d._set_pg_timeout = _set_pg_timeout(c10d._set_pg_timeout)
-    after_import("torch.nn.parallel.distributed", _python_hook_for_halves)
-    after_import("torch.nn.parallel.distributed", _shared_buckets)
-    after_import("torch._dynamo.trace_rules", _leave_ours_alone)
+    after_import("torch.nn.parallel.distributed", _use_python_fp16_hook)
+    after_import("torch.nn.parallel.distributed", _share_buckets)
+    # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
+    after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
 
 
 def _monitored_barrier(stock: Callable[..., None]) -> Callable[..., None]:
@@ -62,7 +63,7 @@ def _set_pg_timeout(stock: Callable[..., None]) -> Callable[..., None]:
     return _set_pg_timeout
 
 
-def _python_hook_for_halves(module: ModuleType) -> None:
+def _use_python_fp16_hook(module: ModuleType) -> None:
     """DDP's C++ hook for halves wants futures that Python cannot make; its twin in Python does the same."""
     ddp: Any = module.DistributedDataParallel
     stock = ddp._register_builtin_comm_hook
@@ -80,7 +81,7 @@ def _python_hook_for_halves(module: ModuleType) -> None:
     ddp._register_builtin_comm_hook = _register_builtin_comm_hook
 
 
-def _shared_buckets(module: ModuleType) -> None:
+def _share_buckets(module: ModuleType) -> None:
     """Where DDP makes its buckets it knows nothing of groups; over one of ours peers are to map them."""
     ddp: Any = module.DistributedDataParallel
     stock = ddp._ddp_init_helper
@@ -98,8 +99,3 @@ def _shared_buckets(module: ModuleType) -> None:
             make()
 
     ddp._ddp_init_helper = _ddp_init_helper
-
-
-def _leave_ours_alone(module: ModuleType) -> None:
-    """Traced, our methods would end in errors, or in calls of the engine with numbers that are none."""
-    module.add("ringside")

@@ -29,7 +29,7 @@ class RingsideWork(dist.Work):
         rank: This rank.
         outputs: The tensors that hold the result when it is done.
         turn: Its place among the group's collectives; None: it is done.
-        limit_s: Longest wait where `wait` is told none, seconds; None: as long as the engine lets it.
+        limit_s: Longest wait where `wait` is given none, seconds; None: as long as the engine lets it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RingsideWork(dist.Work):
         self._guard = threading.Lock()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Return True when it is done; without a timeout it may be carried out here.
+        """Return True when it is done; without a timeout it may run here.
 
         Args:
             timeout: Longest wait; not positive: as long as the group's own timeout lets it.
@@ -94,15 +94,16 @@ class RingsideWork(dist.Work):
     def get_future(self) -> Future[list[torch.Tensor]]:
         """Return a future of the tensors that hold the result; waiting for it raises what went wrong."""
 
+        # One future for all callers, completed by the thread that runs the collective; each call returns a check of it.
         with self._guard:
             fresh = self._future is None
             future = self._future = self._future or Future()
         if fresh:
-            tell = functools.partial(_complete, future, self._outputs)
+            complete = functools.partial(_complete, future, self._outputs)
             if self._turn is None:
-                tell()
+                complete()
             else:
-                self._turn.when_done(tell)
+                self._turn.when_done(complete)
 
         def check(done: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
             error = self.exception()
@@ -118,7 +119,7 @@ class RingsideWork(dist.Work):
 
 
 def _complete(future: Future[list[torch.Tensor]], outputs: list[torch.Tensor]) -> None:
-    """Give a future its result; once, though it may be told twice where Ctrl-C came in between."""
+    """Give a future its result; once, though it may be called twice where Ctrl-C came in between."""
     if not future.done():
         future.set_result(outputs)
 

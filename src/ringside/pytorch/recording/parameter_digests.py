@@ -31,13 +31,13 @@ from ringside.monitor.verdict import VerdictEvent
 from ringside.pytorch.store import group_store
 
 KEPT = 512
-KEPT_S = 10.0
-FEWEST_KEPT = 4
+KEPT_S = 10.0  # what is posted: the checks of so many seconds,
+FEWEST_KEPT = 4  # and never fewer than these
 LISTS_BYTES = 1 << 16
 """Room for the newest lists of digests per parameter; there are always two."""
-PATIENCE_S = 30.0
+PATIENCE_S = 30.0  # from the first check on, for ranks that have posted nothing
 PIECE = 1 << 21
-_SIGNED = 1 << 63
+_SIGNED = 1 << 63  # int64 is the widest integer that devices multiply; digests are uint64
 
 _log = logging.getLogger("ringside")
 _Kept = tuple[int, bytes]
@@ -46,7 +46,7 @@ _checks = msgspec.msgpack.Decoder(list[Check]).decode
 _lists = msgspec.msgpack.Decoder(list[_Kept]).decode
 
 
-class _Fetch(NamedTuple):
+class _PendingDigests(NamedTuple):
     """Digests of a device's parameters on their way to the host."""
 
     number: int
@@ -58,9 +58,9 @@ class _Fetch(NamedTuple):
 
 
 class ParameterDigests:
-    """What this rank says of one model's parameters.
+    """This rank's digests of one model's parameters.
 
-    `look` belongs to the training thread, `post` to the monitor's.
+    `check` belongs to the training thread, `post` to the monitor's.
 
     Args:
         store: The model's part of the job's store.
@@ -70,7 +70,7 @@ class ParameterDigests:
 
     Attributes:
         names: The parameters' names.
-        off: Whether it has given up.
+        off: Whether it takes no more digests.
     """
 
     def __init__(self, store: Store, rank: int, named: Sequence[tuple[str, torch.Tensor]], every: int) -> None:
@@ -79,36 +79,37 @@ class ParameterDigests:
         self._store, self._rank, self._every = store, rank, every
         self._parameters = [weakref.ref(parameter) for _, parameter in named]
         self._next = 1
-        self._fetch: _Fetch | None = None
+        self._pending: _PendingDigests | None = None
         self._guard = threading.Lock()
         self._kept: deque[Check] = deque(maxlen=KEPT)
         self._listed: deque[_Kept] = deque(maxlen=max(LISTS_BYTES // (8 * max(len(named), 1)), 2))
         self._news = False
 
-    def look(self, number: int, step: int) -> bool:
+    def check(self, number: int, step: int) -> bool:
         """Take digests, if it is time to; return whether it was.
 
         Args:
             number: Gradient synchronisations of the model so far.
             step: The training step that has just ended.
         """
-        if self._fetch is None and number < self._next:
+        if self._pending is None and number < self._next:
             return False
-        if self.off or _captures():
-            return False
-        if self._fetch is not None:
-            self._collect(self._fetch)
+        is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if self.off or (is_used and torch.cuda.is_current_stream_capturing()):
+            return False  # during a capture of a CUDA graph no event may be queried, and a digest would be part of it
+        if self._pending is not None:
+            self._collect(self._pending)
         if number < self._next:
             return False
         self._next = (number // self._every + 1) * self._every
         try:
-            self.take(number, step)
+            self.digest_parameters(number, step)
         except Exception as error:
-            self.give_up(error)
+            self.abort(error)
         return True
 
-    def give_up(self, error: Exception) -> None:
-        """Take no digests any more, and say so."""
+    def abort(self, error: Exception) -> None:
+        """Take no digests any more, and warn."""
         if not self.off:
             self.off = True
             with self._guard:
@@ -121,12 +122,17 @@ class ParameterDigests:
             )
 
     def post(self) -> None:
-        """Tell the others what is new."""
+        """Put what is new into the store, for rank 0."""
         with self._guard:
             if not self._news:
                 return
             self._news = False
-            checks, lists = self._newest(), list(self._listed)
+            kept, lists = list(self._kept), list(self._listed)
+        # The checks of the last seconds, and a few more: rank 0 reads those of all ranks at once. None at all where
+        # this rank takes no more digests: then it is not waited for.
+        since = kept[-1].at_s - KEPT_S if kept else 0.0
+        few = len(kept) - FEWEST_KEPT
+        checks = [check for index, check in enumerate(kept) if index >= few or check.at_s >= since]
         self._store.set(f"lists/{self._rank}", _encode(lists))  # type: ignore[arg-type]  # bytes are taken as they are
         self._store.set(f"checks/{self._rank}", _encode(checks))  # type: ignore[arg-type]
 
@@ -143,8 +149,8 @@ class ParameterDigests:
         few = len(self._kept) - FEWEST_KEPT
         return [check for index, check in enumerate(self._kept) if index >= few or check.at_s >= since]
 
-    def take(self, number: int, step: int) -> None:
-        """Digest the parameters as they are now, as the look of that number, after that step."""
+    def digest_parameters(self, number: int, step: int) -> None:
+        """Digest the parameters as they are now, as the check of that number, after that step."""
         parameters = [parameter for ref in self._parameters if (parameter := ref()) is not None]
         if len(parameters) < len(self._parameters):
             self.off = True  # the model is gone, or its parameters were replaced by others
@@ -157,30 +163,41 @@ class ParameterDigests:
                     values[place] = digest(parameter)
                 else:
                     elsewhere.setdefault(parameter.device, []).append(place)
-            fetch = _Fetch(number, step, time.monotonic(), values, [], [])
+            pending = _PendingDigests(number, step, time.monotonic(), values, [], [])
             for places in elsewhere.values():
-                _send_for(fetch, places, parameters)
-        self._collect(fetch)
+                digests = torch.stack([device_digest(parameters[place]) for place in places])
+                if not digests.is_cuda:
+                    pending.parts.append((places, digests.cpu()))
+                    continue
+                # Into pinned memory, so that the copy is queued behind the work of this stream, and not waited for.
+                host = torch.empty(len(places), dtype=torch.int64, pin_memory=True)
+                with torch.cuda.device(digests.device):
+                    host.copy_(digests, non_blocking=True)
+                    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    event.record()
+                pending.parts.append((places, host))
+                pending.events.append(event)
+        self._collect(pending)
 
-    def _collect(self, fetch: _Fetch) -> None:
-        """Put a finished check where it will be told; one that is still under way is looked for later."""
-        if not all(event.query() for event in fetch.events):
-            self._fetch = fetch
+    def _collect(self, pending: _PendingDigests) -> None:
+        """Keep a check for `post`; one that the device still works on is collected by a later `check`."""
+        if not all(event.query() for event in pending.events):
+            self._pending = pending
             return
-        self._fetch = None
-        for places, host in fetch.parts:
+        self._pending = None
+        for places, host in pending.parts:
             for place, value in zip(places, host.tolist(), strict=True):
-                fetch.values[place] = value % (2 * _SIGNED)
-        listed = np.array(fetch.values, dtype=np.uint64).tobytes()
+                pending.values[place] = value % (2 * _SIGNED)
+        listed = np.array(pending.values, dtype=np.uint64).tobytes()
         combined = twins.digest(np.frombuffer(listed, np.uint8))
         with self._guard:
-            self._kept.append(Check(fetch.number, fetch.step, combined, fetch.at_s))
-            self._listed.append((fetch.number, listed))
+            self._kept.append(Check(pending.number, pending.step, combined, pending.at_s))
+            self._listed.append((pending.number, listed))
             self._news = True
 
 
 class DigestComparison:
-    """Rank 0's part: reads what all ranks say of one model and judges it.
+    """Rank 0's part: reads all ranks' digests of one model and compares them.
 
     Args:
         store: The model's part of the job's store.
@@ -201,38 +218,40 @@ class DigestComparison:
         self.digests = digests
         self._store, self._now = store, now
         self._replicas = ReplicaCheck(range(size), digests.names, model)
-        self._patience: float | None = None
-        self._met = False
+        self._deadline: float | None = None
+        self._all_posted = False
 
     def changes(self) -> list[VerdictEvent]:
         """Return the verdicts, and those that are over, since the last call."""
         checks, _ = self.digests.own()
         if not checks or checks[-1].number <= self._replicas.judged or len(self._replicas.ranks) < 2:
             return []
-        if not self._met and not self._all_there():
+        if not self._all_posted and not self._have_posted():
             return []
-        told = {rank: _checks(raw) for rank, raw in self._read("checks").items()}
-        self._replicas.without([rank for rank, given in told.items() if not given])
-        return self._replicas.judge({**told, 0: checks}, self._lists)
+        posted = {rank: _checks(raw) for rank, raw in self._read("checks").items()}
+        self._replicas.without([rank for rank, its_checks in posted.items() if not its_checks])
+        return self._replicas.judge({**posted, 0: checks}, self._lists)
 
-    def _all_there(self) -> bool:
-        """Whether every rank has told something; who never does is left out after a while."""
+    def _have_posted(self) -> bool:
+        """Whether every rank has posted something; a rank that never does is left out after a while."""
         others = self._replicas.ranks[1:]
-        self._met = self._store.check([f"checks/{rank}" for rank in others])
-        if self._patience is None:
-            self._patience = self._now() + PATIENCE_S
-        if not self._met and self._now() > self._patience:
+        self._all_posted = self._store.check([f"checks/{rank}" for rank in others])
+        if self._deadline is None:
+            self._deadline = self._now() + PATIENCE_S
+        if not self._all_posted and self._now() > self._deadline:
             missing = [rank for rank in others if not self._store.check([f"checks/{rank}"])]
             _log.warning("ranks %s take no part in comparing parameters", ", ".join(map(str, missing)))
             self._replicas.without(missing)
-            self._met = True
-        return self._met
+            self._all_posted = True
+        return self._all_posted
 
-    def _read(self, what: str) -> dict[int, bytes]:
+    def _read(self, kind: str) -> dict[int, bytes]:
         others = self._replicas.ranks[1:]
-        keys = [f"{what}/{rank}" for rank in others]
+        keys = [f"{kind}/{rank}" for rank in others]
         try:
-            values = [value for few in _few(keys) for value in self._store.multi_get(few)]
+            # 64 at a time: a store sends no more than so many of the larger lists at once.
+            parts = [keys[begin : begin + 64] for begin in range(0, len(keys), 64)]
+            values = [value for part in parts for value in self._store.multi_get(part)]
         except (AttributeError, NotImplementedError, RuntimeError):  # not every store can
             values = [self._store.get(key) for key in keys]
         return dict(zip(others, values, strict=True))
@@ -243,18 +262,13 @@ class DigestComparison:
         return {rank: digests for rank, digests in sorted(found.items()) if digests is not None}
 
 
-def _few(keys: list[str]) -> list[list[str]]:
-    """Return keys in parts whose values a store can send at once."""
-    return [keys[begin : begin + 64] for begin in range(0, len(keys), 64)]
-
-
 def _list_of(number: int, kept: Sequence[_Kept]) -> list[int] | None:
     raw = next((raw for of, raw in kept if of == number), None)
     return None if raw is None else np.frombuffer(raw, np.uint64).tolist()
 
 
 def agree_on_digests(group: dist.ProcessGroup, every: int) -> int:
-    """Return what rank 0 of the group wants. A collective."""
+    """Return rank 0's number of steps between two comparisons. A collective."""
     store = group_store(group, "digests")
     if dist.get_rank(group) == 0:
         store.set("every", str(every))
@@ -293,37 +307,22 @@ def device_digest(tensor: torch.Tensor, piece: int = PIECE) -> torch.Tensor:
         piece: So many words of 8 bytes are digested at once, as that takes a few times their memory.
     """
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    value = _constant(_start(tensor.dtype, tuple(tensor.shape)), raw.device)
-    for first in range(0, len(raw), 8 * piece):
-        value = _extend(value, raw[first : first + 8 * piece])
-    return value
-
-
-def _extend(value: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """Return a device's digest extended by some bytes: whole blocks, or the last ones."""
+    start = _start(tensor.dtype, tuple(tensor.shape))
+    signed = start - 2 * _SIGNED if start >= _SIGNED else start
+    value = torch.full((), signed, dtype=torch.int64, device=raw.device)
     row = 8 * twins.DIGEST_BLOCK
-    if len(raw) % row or raw.storage_offset() % 8:
-        raw = torch.nn.functional.pad(raw, (0, -len(raw) % row))
-    words = raw.view(torch.int64).view(-1, twins.DIGEST_BLOCK)
-    mixed = (words >> 31).bitwise_and_((1 << 33) - 1).bitwise_xor_(words)
-    sums = mixed.mul_(_weights(words.device)).sum(1)
-    powers = _powers(len(sums), words.device)
-    return value * powers[0] + (sums * powers[1:]).sum()
-
-
-def _send_for(fetch: _Fetch, places: list[int], parameters: Sequence[torch.Tensor]) -> None:
-    """Compute the digests of one device's parameters there and send them to the host."""
-    values = torch.stack([device_digest(parameters[place]) for place in places])
-    if not values.is_cuda:
-        fetch.parts.append((places, values.cpu()))
-        return
-    host = torch.empty(len(places), dtype=torch.int64, pin_memory=True)
-    with torch.cuda.device(values.device):
-        host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-    fetch.parts.append((places, host))
-    fetch.events.append(event)
+    for first in range(0, len(raw), 8 * piece):
+        part = raw[first : first + 8 * piece]
+        if len(part) % row or part.storage_offset() % 8:  # the last one, or one that cannot be viewed as words
+            part = torch.nn.functional.pad(part, (0, -len(part) % row))
+        # As `_core.digest`: every block's words are mixed, weighted and summed, and the sums are a polynomial's
+        # coefficients, all of it modulo 2**64.
+        words = part.view(torch.int64).view(-1, twins.DIGEST_BLOCK)
+        mixed = (words >> 31).bitwise_and_((1 << 33) - 1).bitwise_xor_(words)
+        sums = mixed.mul_(_weights(words.device)).sum(1)
+        powers = _powers(len(sums), words.device)
+        value = value * powers[0] + (sums * powers[1:]).sum()
+    return value
 
 
 @functools.lru_cache(maxsize=1024)
@@ -344,12 +343,3 @@ def _powers(blocks: int, device: torch.device) -> torch.Tensor:
     with np.errstate(over="ignore"):
         descending = np.cumprod(powers[::-1], dtype=np.uint64)[::-1].copy()
     return torch.from_numpy(descending.view(np.int64)).to(device)
-
-
-def _captures() -> bool:
-    """Tell whether a CUDA graph is being recorded, in which nothing may be asked."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
-
-
-def _constant(value: int, device: torch.device) -> torch.Tensor:
-    return torch.full((), value - 2 * _SIGNED if value >= _SIGNED else value, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""Rank 0's part of a session: everybody's records come in; verdicts, alerts and the run directory come of them."""
+"""Rank 0's part of a session: takes in all ranks' records, and makes verdicts, alerts and the run directory of them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.isolation import Guard
 from ringside.pytorch.recording.parameter_digests import DigestComparison
 from ringside.pytorch.recording.record_transport import RecordReceiver
-
-READY = "chief"
-"""The store holds this key once there is somebody who takes records in."""
+from ringside.pytorch.recording.store_calls import READY
 
 _log = logging.getLogger("ringside")
 
@@ -42,7 +40,7 @@ _log = logging.getLogger("ringside")
 class Rank0Recorder:
     """Rank 0's part: collects everybody's records, listens for verdicts, writes the run.
 
-    `fetch`, `take`, `compare` and `finish` belong to the monitor's thread.
+    `receive`, `add`, `compare` and `finish` belong to the monitor's thread; `note` and `put_event` to any.
 
     Args:
         store: The session's part of the job's store.
@@ -62,58 +60,55 @@ class Rank0Recorder:
         self.listeners: list[Callable[[Verdict], None]] = []
         self.comparisons: list[DigestComparison] = []
         self._inbox = RecordReceiver(store, info.world_size)
-        self._hangs: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
+        self._outside: dict[tuple[str, tuple[int, ...], int], Verdict] = {}  # of the hang watch and of digests
         info = msgspec.structs.replace(info, name=as_text(self.path.name))
         self._writer = RunWriter(self.path, info)
         self._entry = register(self.path, info.world_size, info.started_unix)
-        self._alarm = AlertService(info, self.path, serve=_serve_metrics)
+        self._alerts = AlertService(info, self.path, serve=_serve_metrics)
         watchers = standard_watchers(info.world_size, info.hosts)
-        listeners = [self._hear, self._alarm.record]
+        listeners = [self._on_event, self._alerts.record]
         self.collector = StepCollector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
-        self.collector.note("started", **({"metrics": self._alarm.url} if self._alarm.url else {}))
-        self._guard = threading.RLock()
-        self._news: deque[Verdict] = deque()
-        self._fuse = Guard("watching this job")
+        self.collector.note("started", **({"metrics": self._alerts.url} if self._alerts.url else {}))
+        self._lock = threading.RLock()
+        self._new_verdicts: deque[Verdict] = deque()
+        self._guard = Guard("watching this job")
         self.closed = False
         store.set(READY, "1")
 
     @property
     def verdicts(self) -> list[Verdict]:
         """The verdicts so far, with their prices so far."""
-        with self._guard:
-            return [*self.collector.verdicts, *self._hangs.values()]
+        with self._lock:
+            return [*self.collector.verdicts, *self._outside.values()]
 
     def note(self, kind: str, fields: dict[str, Any]) -> None:
         """Put an event into the run."""
-        with self._guard:
+        with self._lock:
             self.collector.note(kind, **fields)
-        self._spread()
+        self._call_listeners()
 
-    def tell(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take in what the hang watch and the comparison of parameters tell."""
+    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Put an event of the hang watch or of the comparison of parameters into the run, and keep its verdict."""
         if kind in ("verdict", "repaired"):
             verdict = msgspec.convert(fields["verdict"], Verdict)
-            with self._guard:
-                self._hangs[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
+            with self._lock:
+                self._outside[verdict.kind, tuple(verdict.ranks), verdict.detected_step] = verdict
         self.note(kind, fields)
 
-    def fetch(self) -> list[StepRecord]:
+    def receive(self) -> list[StepRecord]:
         """Return the records that have arrived, from the store."""
         return self._inbox.poll()
 
-    def take(self, records: list[StepRecord]) -> None:
-        """Take in records; should that fail they are fetched as before, so that the store does not fill up."""
-        with self._guard:
+    def add(self, records: list[StepRecord]) -> None:
+        """Take in records; should that fail they are received as before, so that the store does not fill up."""
+        with self._lock:
             if not self.closed:
-                self._fuse.run(self._take, records)
-        self._spread()
-
-    def _take(self, records: list[StepRecord]) -> None:
-        self.collector.add(records)
-        self._alarm.tick(records, self.collector)
+                self._guard.run(self.collector.add, records)
+                self._guard.run(self._alerts.tick, records, self.collector)
+        self._call_listeners()
 
     def compare(self) -> None:
-        """Tell of replicas that have drifted apart, or are the same again."""
+        """Report replicas that have drifted apart, or are the same again."""
         for comparison in list(self.comparisons):
             try:
                 changes = comparison.changes()
@@ -121,27 +116,27 @@ class Rank0Recorder:
                 raise  # the store is gone, and not only for this
             except Exception as error:
                 changes = []
-                comparison.digests.give_up(error)
+                comparison.digests.abort(error)
             for change in changes:
                 verdict = msgspec.to_builtins(change.verdict)
-                self.tell(change.kind, {"step": change.verdict.detected_step, "verdict": verdict})
+                self.put_event(change.kind, {"step": change.verdict.detected_step, "verdict": verdict})
             if comparison.digests.off:
                 self.comparisons.remove(comparison)
 
-    def finish(self, patience_s: float, asking: Callable[[], AbstractContextManager[None]]) -> None:
-        """Collect until every rank has said that it is done, or for a few seconds; then write the end.
+    def finish(self, patience_s: float, store_call: Callable[[], AbstractContextManager[None]]) -> None:
+        """Collect until every rank has reported that it is done, or for a few seconds; then write the end.
 
         Args:
             patience_s: How long to wait for the others.
-            asking: Entered whenever the store is asked.
+            store_call: Entered whenever the store is called.
         """
         deadline = time.monotonic() + patience_s
         try:
             while self._inbox.open and time.monotonic() < deadline:
-                with asking():
-                    records = self.fetch()
-                self.take(records)
-                with asking():
+                with store_call():
+                    records = self.receive()
+                self.add(records)
+                with store_call():
                     self.compare()
                 time.sleep(0.01)  # the store has no way to wait for one of several keys
         finally:
@@ -149,17 +144,17 @@ class Rank0Recorder:
 
     def close(self) -> None:
         """Write the end of the run, its summary and its report, as far as the disk allows; once."""
-        with self._guard:
+        with self._lock:
             if self.closed:
                 return
             self.closed = True
-            self._fuse.run(self.collector.close)
-        self._spread()
+            self._guard.run(self.collector.close)
+        self._call_listeners()
         try:
             self.write_end()
         finally:
             unregister(self._entry)
-            self._alarm.close()
+            self._alerts.close()
 
     def write_end(self) -> None:
         """Write the summary and the report."""
@@ -172,27 +167,26 @@ class Rank0Recorder:
         except Exception as error:
             _log.warning("the summary of %s could not be written: %s", self.path, error)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
+        """The collector has put an event into the run, with the lock held."""
         if event["kind"] != "verdict":
             return
         verdict = msgspec.convert(event["verdict"], Verdict)
         if "RINGSIDE_LAUNCHED" not in os.environ:  # the launcher prints verdicts itself
-            _log.warning("%s", watch.sentence(verdict))
-        self._news.append(verdict)
+            _log.warning("%s", watch.log_line(verdict))
+        self._new_verdicts.append(verdict)
 
-    def _spread(self) -> None:
-        """Tell the listeners, with nothing locked: they may wait for a thread that asks for the verdicts."""
+    def _call_listeners(self) -> None:
+        """Give new verdicts to the listeners, with nothing locked: they may wait for a thread that reads `verdicts`."""
         with contextlib.suppress(IndexError):  # another thread was quicker
-            while self._news:
-                self._tell_all(self._news.popleft())
-
-    def _tell_all(self, verdict: Verdict) -> None:
-        for listener in list(self.listeners):
-            try:
-                listener(verdict)
-            except Exception:
-                self.listeners.remove(listener)
-                _log.exception("a listener for verdicts raised and will not be called again")
+            while self._new_verdicts:
+                verdict = self._new_verdicts.popleft()
+                for listener in list(self.listeners):
+                    try:
+                        listener(verdict)
+                    except Exception:
+                        self.listeners.remove(listener)
+                        _log.exception("a listener for verdicts raised and will not be called again")
 
 
 def _serve_metrics(endpoint: Endpoint, snapshot: Callable[[], MetricsSnapshot]) -> Server:
@@ -204,7 +198,7 @@ def _serve_metrics(endpoint: Endpoint, snapshot: Callable[[], MetricsSnapshot]) 
 
 def run_directory(given: str | os.PathLike[str] | None) -> Path:
     """Return where a run is to be written: as given, else `RINGSIDE_RUN_DIR`, else a new one under `runs/`."""
-    asked = given or os.environ.get("RINGSIDE_RUN_DIR")
-    if asked:
-        return Path(asked)
+    requested = given or os.environ.get("RINGSIDE_RUN_DIR")
+    if requested:
+        return Path(requested)
     return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -86,8 +86,8 @@ class RecordReceiver:
 
     def __init__(self, store: Store, ranks: int) -> None:
         self._open = set(range(ranks))
-        self._damaged = False
-        self._post: _Post = _Boxes(store, ranks) if can_append(store) else _Letters(store, self._open)
+        self._is_damaged = False
+        self._channel: _Channel = _AppendChannel(store, ranks) if can_append(store) else _KeyChannel(store, self._open)
 
     @property
     def open(self) -> bool:
@@ -97,22 +97,20 @@ class RecordReceiver:
     def poll(self) -> list[StepRecord]:
         """Return what has arrived since the last call; of one rank in the order in which it was sent."""
         records: list[StepRecord] = []
-        for rank, batch in self._post.fetch():
+        for rank, batch in self._channel.receive():
             try:
                 arrived = decode(batch)
             except UNDECODABLE as error:
-                self._say_damaged(rank, error)
+                # Warned of once; the rest of what that rank sends may be whole.
+                level = logging.DEBUG if self._is_damaged else logging.WARNING
+                self._is_damaged = True
+                message = "records of rank %d are damaged and are left out: %s; training goes on"
+                _log.log(level, message, rank, error)
                 continue
             if not arrived:
                 self._open.discard(rank)
             records += arrived
         return records
-
-    def _say_damaged(self, rank: int, error: Exception) -> None:
-        """Say so, once."""
-        level = logging.DEBUG if self._damaged else logging.WARNING
-        self._damaged = True
-        _log.log(level, "records of rank %d are damaged and are left out: %s; training goes on", rank, error)
 
 
 def can_append(store: Store) -> bool:
@@ -137,14 +135,14 @@ class _Appending(Protocol):
     def delete_key(self, key: str) -> bool: ...
 
 
-class _Post(Protocol):
+class _Channel(Protocol):
     """A way in which batches come to rank 0."""
 
-    def fetch(self) -> Iterator[tuple[int, bytes | memoryview]]:
+    def receive(self) -> Iterator[tuple[int, bytes | memoryview]]:
         """Yield rank and batch of whatever has arrived since the last call."""
 
 
-class _Boxes:
+class _AppendChannel:
     """Boxes that ranks append to. How much was read of each is remembered; one that grows meanwhile is not emptied."""
 
     def __init__(self, store: Store, ranks: int) -> None:
@@ -153,31 +151,28 @@ class _Boxes:
         for key in self._read:
             self._store.append(key, b"")  # now it is there, and whoever reads it need not wait
 
-    def fetch(self) -> Iterator[tuple[int, bytes | memoryview]]:
+    def receive(self) -> Iterator[tuple[int, bytes | memoryview]]:
         for key, content in zip(self._read, self._store.multi_get(list(self._read)), strict=True):
             begin = self._read[key]
             if len(content) > begin:
-                self._read[key] = self._empty(key, content) if len(content) >= EMPTIED_BYTES else len(content)
-                yield from _unpacked(content, begin)
-
-    def _empty(self, key: str, content: bytes) -> int:
-        """Empty a box that holds what was read of it, and no more; return how much of it has been read."""
-        if len(content) > BOX_BYTES:  # rank 0 has been away for minutes; what comes this very moment is lost
-            self._store.delete_key(key)
-            self._store.append(key, b"")
-            return 0
-        left = self._store.compare_set(key, content, b"")
-        return len(content) if left else 0
+                self._read[key] = len(content)
+                if len(content) > BOX_BYTES:  # rank 0 has been away for minutes; what comes this very moment is lost
+                    self._store.delete_key(key)
+                    self._store.append(key, b"")
+                    self._read[key] = 0
+                elif len(content) >= EMPTIED_BYTES and not self._store.compare_set(key, content, b""):
+                    self._read[key] = 0  # it held what was read, and no more: now it is empty
+                yield from _frames(content, begin)
 
 
-class _Letters:
+class _KeyChannel:
     """A key per batch, deleted once it is read."""
 
     def __init__(self, store: Store, ranks: set[int]) -> None:
         self._store, self._ranks = store, ranks
         self._next = dict.fromkeys(ranks, 0)
 
-    def fetch(self) -> Iterator[tuple[int, bytes | memoryview]]:
+    def receive(self) -> Iterator[tuple[int, bytes | memoryview]]:
         for rank in sorted(self._ranks):
             while rank in self._ranks and self._store.check([key := _letter(rank, self._next[rank])]):
                 batch = self._store.get(key)
@@ -187,7 +182,7 @@ class _Letters:
                 yield rank, batch
 
 
-def _unpacked(content: bytes, begin: int) -> Iterator[tuple[int, memoryview]]:
+def _frames(content: bytes, begin: int) -> Iterator[tuple[int, memoryview]]:
     """Yield rank and batch of the frames in a box, from `begin` on."""
     view = memoryview(content)
     while begin + _FRAME.size <= len(content):

@@ -1,4 +1,4 @@
-"""Adds to a rank's records what the kernel and its GPU's driver say of it; should that fail, it is said and dropped."""
+"""Adds to a rank's records what the kernel and its GPU's driver report; dropped with a warning should that fail."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class RankVitals:
     """The vitals of this process. All but `step_ended` is called by one thread, which is not the one that trains.
 
     Args:
-        signs: Who asks the kernel.
+        signs: Reads them.
     """
 
     def __init__(self, signs: VitalSigns | None = None) -> None:
         self._signs: VitalSigns | None = signs or VitalSigns()
         self._gpu: str | None = None
-        self._looked = not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+        self._is_gpu_known = not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 
     def step_ended(self) -> None:
         """Called by the thread that trains: only there it can be seen which GPU it uses."""
-        if self._looked or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if self._is_gpu_known or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return
-        self._looked = True
+        self._is_gpu_known = True
         with contextlib.suppress(RuntimeError, AssertionError):
             uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
             self._gpu = None if uuid is None else str(uuid)
@@ -39,12 +39,13 @@ class RankVitals:
     def add_to(self, records: list[StepRecord]) -> list[StepRecord]:
         """Return a batch of records, ascending, with the vitals of the time since the last batch in the oldest.
 
-        So whoever goes through them step by step knows what was the matter while it was.
+        So a reader that goes step by step knows them for the steps that they are about.
         """
         if self._signs is None or not records:
             return records
         try:
-            self._open_gpu(self._signs)
+            if self._gpu is not None:  # here, not on the training thread: to load the driver's library takes long
+                self._signs.gpu, self._gpu = open_gpu(self._gpu), None
             return [msgspec.structs.replace(records[0], vitals=self._signs.since()), *records[1:]]
         except Exception as error:
             self._drop(error)
@@ -60,7 +61,7 @@ class RankVitals:
             self._drop(error)
 
     def close(self) -> None:
-        """Let go of the kernel's files and the driver."""
+        """Close the kernel's files and the driver."""
         signs, self._signs = self._signs, None
         if signs is not None:
             signs.close()
@@ -68,7 +69,3 @@ class RankVitals:
     def _drop(self, error: Exception) -> None:
         _log.error("what the kernel knows of this rank is not recorded any more; all else goes on", exc_info=error)
         self.close()
-
-    def _open_gpu(self, signs: VitalSigns) -> None:
-        if self._gpu is not None:
-            signs.gpu, self._gpu = open_gpu(self._gpu), None

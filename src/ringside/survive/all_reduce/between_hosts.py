@@ -69,9 +69,9 @@ class NetExchange:
         seat: This member.
         generation: Whom with.
         layout: How sums are laid out.
-        meeting: Where acknowledgements are shown.
-        lookout: Waits for the others.
-        phases: Where this process is.
+        rendezvous: Where acknowledgements are shown.
+        peer_wait: Waits for the others.
+        failpoints: Where this process is.
         open_transport: Makes groups of two, one for each link that is used.
     """
 
@@ -80,13 +80,13 @@ class NetExchange:
         seat: MemberId,
         generation: Generation,
         layout: HostLayout,
-        meeting: Rendezvous,
-        lookout: PeerWait,
-        phases: Failpoints,
+        rendezvous: Rendezvous,
+        peer_wait: PeerWait,
+        failpoints: Failpoints,
         open_transport: OpenTransport,
     ) -> None:
         self.seat, self.generation, self._layout = seat, generation, layout
-        self._meeting, self._lookout, self._phases = meeting, lookout, phases
+        self._rendezvous, self._peer_wait, self._failpoints = rendezvous, peer_wait, failpoints
         self._me = generation.members.index(seat)
         self.slots = [np.zeros(layout.size_bytes, dtype=np.uint8) for _ in layout.slots[seat.rank]]
         self._way = way_around(generation)
@@ -108,20 +108,31 @@ class NetExchange:
             GaveUp, Superseded: It cannot be finished.
         """
         if len(self.generation.members) == 1:
-            self._alone(into)
+            add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
             return
         if self._gone:
-            raise self._parted()
+            # No order of the members avoids the broken links: those who stay go on without the others, who wait a
+            # moment for that proposal.
+            if self.seat not in self._gone:
+                raise GaveUp(*self._gone)
+            until = time.monotonic() + _JUDGE_S
+            while time.monotonic() < until:
+                self._peer_wait.attend(())
+                self._peer_wait.pause(_LOOK_S)
+            raise GaveUp()
         if self._exchange is None:
-            self._exchange = Exchange(self._finished(self._opening))
-        self._phases.reached("before_send")
-        reduce = self._gather if self._per_micro_batch else self._reduce
+            self._exchange = Exchange(self._wait_for(self._opening))
+        self._failpoints.reached("before_send")
+        # One sum per rank is added up on its way; several per rank travel as they are, and are added up in order.
+        slots_of = self._layout.slots.items()
+        per_micro_batch = any(len(slots) > 1 or slots not in ((), (rank,)) for rank, slots in slots_of)
+        reduce = self._gather if per_micro_batch else self._reduce
         under_way = self._thread.submit(lambda: reduce(into))
-        self._phases.reached("after_send")
-        self._finished(under_way)
-        self._phases.reached("after_sum")
+        self._failpoints.reached("after_send")
+        self._wait_for(under_way)
+        self._failpoints.reached("after_sum")
 
-    def tell_own(self, seconds: float) -> None:
+    def publish_own_time(self, seconds: float) -> None:
         """Say what a micro-batch took here, seconds."""
         self._own[self.seat.rank] = seconds
 
@@ -131,23 +142,23 @@ class NetExchange:
 
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
-        self._meeting.say(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
+        self._rendezvous.publish(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
 
     def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
         """Return the acknowledgements that the others show for an attempt."""
         found = []
         for seat in self.generation.members:
-            data = None if seat == self.seat else self._meeting.registers.read(self._ack_key(seat))
+            data = None if seat == self.seat else self._rendezvous.registers.read(self._ack_key(seat))
             if data is not None:
                 shown = decode(data, _shown, "an acknowledgement")
                 self._own[seat.rank] = shown.own_s
                 found.append(shown.ack)
         return [ack for ack in found if ack.tag == tag]
 
-    def ring(self, step: int) -> None:
+    def announce_decision(self, step: int) -> None:
         """Nothing is told: the others look at the register."""
 
-    def rung(self, step: int) -> bool:
+    def may_be_decided(self, step: int) -> bool:
         """Tell whether it is worth looking at the register, which it always is."""
         return True
 
@@ -161,14 +172,7 @@ class NetExchange:
         self._thread.stop(timeout_s=0.0)
         self.slots = []
 
-    # ------------------------------------------------------------------------------------------ carrying
-
-    @property
-    def _per_micro_batch(self) -> bool:
-        return any(len(slots) > 1 or slots not in ((), (rank,)) for rank, slots in self._layout.slots.items())
-
-    def _alone(self, into: Bytes) -> None:
-        add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
+    # ------------------------------------------------------------------------------------------ the exchange
 
     def _reduce(self, into: Bytes) -> None:
         """Add up one sum per rank on the way."""
@@ -184,7 +188,7 @@ class NetExchange:
 
     def _noticed(self, fold: Fold) -> Fold:
         def noticed(sources: Sequence[int], target: int, elements: int) -> None:
-            self._phases.reached("mid_chunk")
+            self._failpoints.reached("mid_chunk")
             fold(sources, target, elements)
 
         return noticed
@@ -201,7 +205,7 @@ class NetExchange:
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
         call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
         ExchangeRun(self._exchange, plan, held if gather else [memory], 1, make_fold(_BYTE, _SUM), call).run()
-        self._phases.reached("mid_chunk")
+        self._failpoints.reached("mid_chunk")
         placed = [
             (of, own[at * size : (at + 1) * size])
             for rank, own in zip(ranks, held, strict=True)
@@ -209,21 +213,21 @@ class NetExchange:
         ]
         add_up(self._layout.runs, [part for _, part in sorted(placed, key=lambda each: each[0])], into, 0, size)
 
-    def _finished(self, work: Work) -> Any:
+    def _wait_for(self, work: Work) -> Any:
         """Wait for what the thread does; attend to other things meanwhile."""
         others = [seat for seat in self.generation.members if seat != self.seat]
         try:
-            self._lookout.wait(lambda: [] if work.is_completed() else others)
+            self._peer_wait.wait(lambda: [] if work.is_completed() else others)
             return work.wait(0)
         except Superseded:
             self.close()
             raise
         except LinkError as error:
-            raise self._blamed(error.cause) from None
+            raise self._attribute(error.cause) from None
         except (RuntimeError, SignatureMismatch):  # others are at another generation
             raise GaveUp() from None
 
-    def _blamed(self, cause: LinkFailure) -> GaveUp:
+    def _attribute(self, cause: LinkFailure) -> GaveUp:
         """Find out whether a member is dead or only the link to it: give its heart time to beat.
 
         One that left knows better why: its proposal is awaited.
@@ -231,30 +235,15 @@ class NetExchange:
         seat, left = self.generation.members[cause.vertex], cause.kind == "left"
         until = time.monotonic() + _JUDGE_S * (1 + left)
         while time.monotonic() < until:
-            if seat in self._lookout.dead():
+            if seat in self._peer_wait.dead():
                 return GaveUp(seat)
-            self._lookout.attend(())
-            self._lookout.pause(_LOOK_S)
-        return GaveUp() if left else self._without_link(seat)
-
-    def _without_link(self, seat: MemberId) -> GaveUp:
-        """Go around the link to a member; where there is no way, without those who are cut off."""
+            self._peer_wait.attend(())
+            self._peer_wait.pause(_LOOK_S)
+        if left:
+            return GaveUp()
+        # It lives, so the link is broken: go around it, or where there is no way, on without those that are cut off.
         gone, link = blamed(self.generation, self.seat, seat)
         return GaveUp(*gone, broken=link)
-
-    def _parted(self) -> GaveUp:
-        """Have those who stay go on without the others, who wait for them to say so."""
-        if self.seat not in self._gone:
-            return GaveUp(*self._gone)
-        self._wait_for_others(_JUDGE_S)
-        return GaveUp()
-
-    def _wait_for_others(self, longest_s: float) -> None:
-        """Wait for the proposal of somebody who knows better."""
-        until = time.monotonic() + longest_s
-        while time.monotonic() < until:
-            self._lookout.attend(())
-            self._lookout.pause(_LOOK_S)
 
     def _ack_key(self, seat: MemberId) -> str:
         return f"{self.generation.incarnation}/ack/{seat.rank}/{seat.epoch}"

@@ -51,11 +51,30 @@ class FlatGradient:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = list(parameters)
         for parameter in self._parameters:
-            _check(parameter)
-        self._order = sorted(range(len(parameters)), key=lambda at: str(parameters[at].dtype))
+            if parameter.device.type != "cpu":
+                raise UnsupportedError(
+                    f"a parameter is on {parameter.device}: exactly-once training keeps gradients in host memory, so "
+                    "move the model to the CPU"
+                )
+            if parameter.layout != torch.strided:
+                raise UnsupportedError(f"a parameter is {parameter.layout}: exactly-once training takes dense ones")
+            dtype_code(parameter.dtype)  # raises for a dtype that cannot be added up
+
+        # Laid out by dtype, each dtype's elements in one run, so that one kernel call adds them all.
         self._places = [0] * len(parameters)
         self.runs: list[AttemptRun] = []
-        self.size_bytes = self._lay_out()
+        end = 0
+        for dtype in sorted({str(p.dtype) for p in self._parameters}):
+            start = end
+            members = [k for k, p in enumerate(self._parameters) if str(p.dtype) == dtype]
+            for k in members:
+                self._places[k] = end
+                end += self._parameters[k].numel() * self._parameters[k].element_size()
+            first = self._parameters[members[0]]
+            count = (end - start) // first.element_size()
+            self.runs.append(AttemptRun(dtype_code(first.dtype), first.element_size(), start, count))
+            end += -end % ALIGN_BYTES
+        self.size_bytes = end
 
     def views(self, memory: Bytes | torch.Tensor) -> list[torch.Tensor]:
         """Return the gradient of every parameter as a view of memory (uint8 [size_bytes]), in the model's order."""
@@ -64,20 +83,6 @@ class FlatGradient:
             raw[place : place + p.numel() * p.element_size()].view(p.dtype).view(p.shape)
             for p, place in zip(self._parameters, self._places, strict=True)
         ]
-
-    def _lay_out(self) -> int:
-        end = 0
-        for dtype in sorted({str(p.dtype) for p in self._parameters}):
-            start = end
-            members = [at for at in self._order if str(self._parameters[at].dtype) == dtype]
-            for at in members:
-                self._places[at] = end
-                end += self._parameters[at].numel() * self._parameters[at].element_size()
-            first = self._parameters[members[0]]
-            count = (end - start) // first.element_size()
-            self.runs.append(AttemptRun(dtype_code(first.dtype), first.element_size(), start, count))
-            end += -end % ALIGN_BYTES
-        return end
 
 
 def add_up(runs: Sequence[AttemptRun], sources: Sequence[Bytes], target: Bytes, first: int, last: int) -> None:
@@ -103,14 +108,3 @@ def slice_of(size_bytes: int, part: int, parts: int) -> tuple[int, int]:
     blocks = -(-size_bytes // ALIGN_BYTES)
     first, last = (min(blocks * (part + i) // parts * ALIGN_BYTES, size_bytes) for i in (0, 1))
     return first, last
-
-
-def _check(parameter: torch.Tensor) -> None:
-    if parameter.device.type != "cpu":
-        raise UnsupportedError(
-            f"a parameter is on {parameter.device}: exactly-once training keeps gradients in host memory, so move the "
-            "model to the CPU"
-        )
-    if parameter.layout != torch.strided:
-        raise UnsupportedError(f"a parameter is {parameter.layout}: exactly-once training takes dense ones")
-    dtype_code(parameter.dtype)

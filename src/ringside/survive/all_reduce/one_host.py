@@ -123,12 +123,12 @@ class HostSums:
         """This rank's gradients, uint8 [size_bytes] each, to be written until it says READY."""
         return self.views[self.rank].slots
 
-    def say(self, word: AttemptWord, value: int) -> None:
+    def write_word(self, word: AttemptWord, value: int) -> None:
         """Say something to the peers, after all that was written before."""
         _fence()
         self.views[self.rank].words[word] = value
 
-    def heard(self, rank: int, word: AttemptWord) -> int:
+    def read_word(self, rank: int, word: AttemptWord) -> int:
         """Return what a rank says."""
         value = int(self.views[rank].words[word])
         _fence()
@@ -136,7 +136,7 @@ class HostSums:
 
     def silent(self, word: AttemptWord, value: int) -> list[int]:
         """Return the members that have not said `value` yet."""
-        return [rank for rank in self._members if self.heard(rank, word) != value]
+        return [rank for rank in self._members if self.read_word(rank, word) != value]
 
     def add_up(self, halfway: Callable[[], object] = int) -> None:
         """Add up this rank's slice of all gradients; everybody is READY.
@@ -144,7 +144,11 @@ class HostSums:
         Args:
             halfway: Called when half of it is done.
         """
-        placed = [(of, slot) for rank in self._members for of, slot in self._held(rank)]
+        placed = [
+            (order, slot)
+            for rank in self._members
+            for order, slot in zip(self.layout.slots[rank], self.views[rank].slots, strict=True)
+        ]
         sources = [slot for _, slot in sorted(placed, key=lambda each: each[0])]
         first, last = self._slice(self.rank)
         middle = first + slice_of(last - first, 0, 2)[1]
@@ -165,9 +169,6 @@ class HostSums:
 
     def _slice(self, rank: int) -> tuple[int, int]:
         return slice_of(self.layout.size_bytes, self._members.index(rank), len(self._members))
-
-    def _held(self, rank: int) -> list[tuple[int, NDArray[np.uint8]]]:
-        return list(zip(self.layout.slots[rank], self.views[rank].slots, strict=True))
 
 
 def _fence() -> None:
@@ -191,9 +192,9 @@ class HostExchange:
         seat: This member.
         generation: Whom with.
         layout: How arenas are laid out.
-        meeting: Where members say where theirs lie.
-        lookout: Waits for the others.
-        phases: Where this process is.
+        rendezvous: Where members say where theirs lie.
+        peer_wait: Waits for the others.
+        failpoints: Where this process is.
     """
 
     def __init__(
@@ -201,15 +202,15 @@ class HostExchange:
         seat: MemberId,
         generation: Generation,
         layout: HostLayout,
-        meeting: Rendezvous,
-        lookout: PeerWait,
-        phases: Failpoints,
+        rendezvous: Rendezvous,
+        peer_wait: PeerWait,
+        failpoints: Failpoints,
     ) -> None:
         self.seat, self.generation = seat, generation
         self._seats = {member.rank: member for member in generation.members}
         self._sums = HostSums(seat.rank, layout)
-        self._meeting, self._lookout, self._phases = meeting, lookout, phases
-        meeting.show(generation.incarnation, generation.number, seat, self._sums.address)
+        self._rendezvous, self._peer_wait, self._failpoints = rendezvous, peer_wait, failpoints
+        rendezvous.publish_arena(generation.incarnation, generation.number, seat, self._sums.address)
 
     @property
     def slots(self) -> list[Bytes]:
@@ -222,31 +223,34 @@ class HostExchange:
         Raises:
             GaveUp, Superseded: It cannot be finished.
         """
-        self._meet_all()
-        self._phases.reached("before_send")
-        self._sums.say(AttemptWord.READY, step + 1)
-        self._phases.reached("after_send")
+        for rank, seat in self._seats.items():
+            if rank not in self._sums.views:
+                self._peer_wait.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
+        self._failpoints.reached("before_send")
+        self._sums.write_word(AttemptWord.READY, step + 1)
+        self._failpoints.reached("after_send")
         self._await(AttemptWord.READY, step)
-        self._sums.add_up(lambda: self._phases.reached("mid_chunk"))
-        self._sums.say(AttemptWord.SUMMED, step + 1)
-        self._phases.reached("after_sum")
+        self._sums.add_up(lambda: self._failpoints.reached("mid_chunk"))
+        self._sums.write_word(AttemptWord.SUMMED, step + 1)
+        self._failpoints.reached("after_sum")
         self._await(AttemptWord.SUMMED, step)
         self._sums.collect(into)
 
-    def tell_own(self, seconds: float) -> None:
+    def publish_own_time(self, seconds: float) -> None:
         """Say what a micro-batch took here, seconds."""
-        self._sums.say(AttemptWord.OWN_NS, int(1e9 * seconds))
+        self._sums.write_word(AttemptWord.OWN_NS, int(1e9 * seconds))
 
     def own_times(self) -> dict[int, float]:
         """Return what a micro-batch took every member that has said so, seconds."""
-        said = {rank: 1e-9 * self._sums.heard(rank, AttemptWord.OWN_NS) for rank in self._sums.views}
+        said = {rank: 1e-9 * self._sums.read_word(rank, AttemptWord.OWN_NS) for rank in self._sums.views}
         return {rank: seconds for rank, seconds in said.items() if seconds > 0}
 
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
-        self._sums.say(AttemptWord.DIGEST, int(ack.digest, 16))
-        self._sums.say(AttemptWord.STATE, int(ack.state or "0", 16))
-        self._sums.say(AttemptWord.ACKNOWLEDGED, ack.tag.step + 1)
+        # ACKNOWLEDGED is written last: a reader that sees it sees the digests before it.
+        self._sums.write_word(AttemptWord.DIGEST, int(ack.digest, 16))
+        self._sums.write_word(AttemptWord.STATE, int(ack.state or "0", 16))
+        self._sums.write_word(AttemptWord.ACKNOWLEDGED, ack.tag.step + 1)
 
     def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
         """Return the acknowledgements that the others show for an attempt.
@@ -255,14 +259,24 @@ class HostExchange:
             tag: The attempt.
             checked: Whether digests of the state belong to them.
         """
-        met = [rank for rank in self._seats if rank != self.seat.rank and self._meets(rank)]
-        return [self._shown(rank, tag, checked) for rank in met if self._has(rank, AttemptWord.ACKNOWLEDGED, tag.step)]
+        acks = []
+        for rank, seat in self._seats.items():
+            if rank == self.seat.rank:
+                continue
+            # After the last step nobody has waited for a member that joined: its memory may not be mapped yet.
+            with contextlib.suppress(GaveUp):  # its death is noticed otherwise
+                is_mapped = rank in self._sums.views or not self._unmet(seat)
+                if is_mapped and self._has(rank, AttemptWord.ACKNOWLEDGED, tag.step):
+                    digest = f"{self._sums.read_word(rank, AttemptWord.DIGEST):016x}"
+                    state = f"{self._sums.read_word(rank, AttemptWord.STATE):016x}" if checked else ""
+                    acks.append(Acknowledgement(tag, seat, digest, state))
+        return acks
 
-    def ring(self, step: int) -> None:
+    def announce_decision(self, step: int) -> None:
         """Tell the members that a step is decided, so that they read how."""
-        self._sums.say(AttemptWord.DECIDED, step + 1)
+        self._sums.write_word(AttemptWord.DECIDED, step + 1)
 
-    def rung(self, step: int) -> bool:
+    def may_be_decided(self, step: int) -> bool:
         """Tell whether the leader says that a step is decided."""
         leader = self.generation.leader.rank
         return leader in self._sums.views and self._has(leader, AttemptWord.DECIDED, step)
@@ -271,19 +285,8 @@ class HostExchange:
         """Let go of all memory."""
         self._sums.close()
 
-    def _meet_all(self) -> None:
-        for rank, seat in self._seats.items():
-            if rank not in self._sums.views:
-                self._lookout.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
-
-    def _meets(self, rank: int) -> bool:
-        """Tell whether a member's memory can be read; after the last step nobody has waited for that."""
-        with contextlib.suppress(GaveUp):  # its death is noticed otherwise
-            return rank in self._sums.views or not self._unmet(self._seats[rank])
-        return False
-
     def _unmet(self, seat: MemberId) -> list[MemberId]:
-        address = self._meeting.shown(self.generation.incarnation, self.generation.number, seat)
+        address = self._rendezvous.arena_of(self.generation.incarnation, self.generation.number, seat)
         if address is None:
             return [seat]
         try:
@@ -293,17 +296,13 @@ class HostExchange:
         return []
 
     def _await(self, word: AttemptWord, step: int) -> None:
-        self._lookout.wait(lambda: [self._seats[rank] for rank in self._sums.silent(word, step + 1)])
+        self._peer_wait.wait(lambda: [self._seats[rank] for rank in self._sums.silent(word, step + 1)])
 
     def _has(self, rank: int, word: AttemptWord, step: int) -> bool:
-        return self._sums.heard(rank, word) == step + 1
-
-    def _shown(self, rank: int, tag: Tag, checked: bool) -> Acknowledgement:
-        digest, state = (f"{self._sums.heard(rank, word):016x}" for word in (AttemptWord.DIGEST, AttemptWord.STATE))
-        return Acknowledgement(tag, self._seats[rank], digest, state if checked else "")
+        return self._sums.read_word(rank, word) == step + 1
 
 
 def own_slots(generation: Generation, rank: int, per_micro_batch: bool) -> tuple[int, ...]:
     """Return what a member's slots hold, as numbers in the order of addition: micro-batches, or all of a rank's."""
-    mine = generation.micro_batches_of(rank)
-    return mine if per_micro_batch else (rank,) if mine else ()
+    own = generation.micro_batches_of(rank)
+    return own if per_micro_batch else (rank,) if own else ()

@@ -81,15 +81,12 @@ class Failpoints:
         return cls(rank, tuple(parse_trap(spec) for spec in filter(None, environ.get(TRAP, "").split(";"))))
 
     def reached(self, phase: str) -> None:
-        """Say that this process is there."""
+        """Let happen what is to happen to this process there."""
         for trap in self.traps:
-            if self._is_at(trap, phase):
+            here, there = (self.rank, self.epoch, self.incarnation), (trap.rank, trap.epoch, trap.incarnation)
+            if here == there and phase == trap.phase and self.step >= trap.step:
                 self.traps = tuple(other for other in self.traps if other is not trap)
                 self.spring(trap.signum)
-
-    def _is_at(self, trap: Failpoint, phase: str) -> bool:
-        here = (self.rank, self.epoch, self.incarnation, phase)
-        return here == (trap.rank, trap.epoch, trap.incarnation, trap.phase) and self.step >= trap.step
 
 
 def parse_trap(spec: str) -> Failpoint:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ringside.errors import MismatchError, RingsideError
 from ringside.survive.cluster.peers import BEATS_S, Peer, PeerMark, PeerPlace, own_place
 from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.protocol.decision import MemberId
 
-__all__ = ["KnownWorkers", "take_seat"]
+__all__ = ["KnownWorkers", "claim_member"]
 
 
 class KnownWorkers:
-    """Whom this worker knows; as long as it is open, this process shows that it is a worker.
+    """The workers that this one has looked up; as long as it is open, this process is marked as a worker.
 
     Args:
-        meeting: Where workers say where they run.
-        silent_s: Tells for how long one that is elsewhere has not given a sign of life, seconds.
+        rendezvous: Where workers publish where they run.
+        silent_s: Returns for how long a worker of another host has given no sign of life, seconds.
     """
 
-    def __init__(self, meeting: Rendezvous, silent_s: Callable[[MemberId], float]) -> None:
-        self._meeting, self._silent_s = meeting, silent_s
+    def __init__(self, rendezvous: Rendezvous, silent_s: Callable[[MemberId], float]) -> None:
+        self._rendezvous, self._silent_s = rendezvous, silent_s
         self._machine = own_place().machine
         self._mark = PeerMark()
         self._peers: dict[MemberId, Peer] = {}
@@ -34,13 +34,13 @@ class KnownWorkers:
             RingsideError: It never said where it runs.
         """
         if seat not in self._peers:
-            place = self._meeting.place(incarnation, seat)
+            place = self._rendezvous.place(incarnation, seat)
             if place is None:
                 raise RingsideError(f"{seat} never said where it runs: is the store shared by two jobs?")
             self._peers[seat] = Peer(place, self._machine, lambda: self._silent_s(seat))
         return self._peers[seat]
 
-    def bury(self, seat: MemberId, incarnation: int) -> None:
+    def ensure_dead(self, seat: MemberId, incarnation: int) -> None:
         """Make sure that a worker of this host that was left out is dead.
 
         Raises:
@@ -50,29 +50,31 @@ class KnownWorkers:
         if not peer.is_this_process and peer.here and not peer.put_to_death():
             raise RingsideError(f"{seat} was suspected and does not die (process {peer.place.pid}): end it by hand")
 
-    def forget(self) -> None:
-        """Let go of all of them."""
+    def close_all(self) -> None:
+        """Close the handles of all processes."""
         for peer in self._peers.values():
             peer.close()
         self._peers.clear()
 
     def close(self) -> None:
-        """Let go of all of them, and be no worker any more."""
-        self.forget()
+        """Close the handles of all processes, and be no worker any more."""
+        self.close_all()
         self._mark.close()
 
 
 # -------------------------------------------------------------------------------------------------
-# A worker arrives: it takes its rank's next seat, unless another living process is that rank already.
+# A worker arrives: it claims its rank's next epoch, unless another living process is that rank already.
 
 _SIGN_S = 0.02
 
 
-def take_seat(meeting: Rendezvous, known: KnownWorkers, incarnation: int, rank: int, place: PeerPlace) -> MemberId:
-    """Return the seat that this process has taken.
+def claim_member(
+    rendezvous: Rendezvous, known: KnownWorkers, incarnation: int, rank: int, place: PeerPlace
+) -> MemberId:
+    """Return the id that this process has claimed: its rank, with an epoch that no process had before.
 
     Args:
-        meeting: The job's names in the store.
+        rendezvous: The job's names in the store.
         known: Whom this worker knows.
         incarnation: In which incarnation.
         rank: Of which rank.
@@ -81,25 +83,21 @@ def take_seat(meeting: Rendezvous, known: KnownWorkers, incarnation: int, rank: 
     Raises:
         MismatchError: Another living process is the same rank of this job.
     """
-    seat = meeting.claim(incarnation, rank, place)
+    seat = rendezvous.claim(incarnation, rank, place)
     earlier = {MemberId(rank, epoch) for epoch in range(1, seat.epoch)}
-    others = {one: peer for one in earlier if not (peer := known.peer(one, incarnation)).is_this_process}
-    alive = [one for one, peer in others.items() if peer.here and not peer.ended()]
-    away = [one for one, peer in others.items() if not peer.here]
-    for one in alive or _giving_signs(meeting, away, incarnation):
+    others = {other: peer for other in earlier if not (peer := known.peer(other, incarnation)).is_this_process}
+    alive = [other for other, peer in others.items() if peer.here and not peer.ended()]
+
+    # Of processes on other hosts nothing is known but their signs of life: one may be awaited for so long.
+    away = [] if alive else [other for other, peer in others.items() if not peer.here]
+    last, until = {other: rendezvous.beat_of(incarnation, other) for other in away}, time.monotonic() + BEATS_S
+    while not alive and any(last.values()) and time.monotonic() < until:
+        alive = [other for other in away if rendezvous.beat_of(incarnation, other) != last[other]]
+        if not alive:
+            time.sleep(_SIGN_S)  # signs come through the store, which has nothing to wait on
+    if alive:
         raise MismatchError(
-            f"rank {rank} of this job runs already, as process {others[one].place.pid}: two jobs share one "
+            f"rank {rank} of this job runs already, as process {others[alive[0]].place.pid}: two jobs share one "
             "store and name; give this one another MASTER_PORT or --rdzv-id"
         )
     return seat
-
-
-def _giving_signs(meeting: Rendezvous, seats: Sequence[MemberId], incarnation: int) -> list[MemberId]:
-    """Return those of some processes on other hosts that give a new sign of life while it may be awaited."""
-    until = time.monotonic() + BEATS_S
-    last = {seat: meeting.beat_of(incarnation, seat) for seat in seats}
-    while any(last.values()) and time.monotonic() < until:
-        if found := [seat for seat in seats if meeting.beat_of(incarnation, seat) != last[seat]]:
-            return found
-        time.sleep(_SIGN_S)  # signs come through the store, which has nothing to wait on
-    return []

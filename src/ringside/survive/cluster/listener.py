@@ -1,4 +1,4 @@
-"""A thread that looks at the store while the worker computes: mail, and the newest generation."""
+"""A thread that polls the store while the worker computes: mail, signs of life, and the newest generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringside.survive.protocol.generation import Generation, decode_generation, 
 
 EVERY_S = 0.05
 MOST_S = 0.25
-"""What a look that comes late counts for: a process that got no processor time has not heard the others' silence."""
+"""What a poll that comes late counts for: a process that got no processor time has not heard the others' silence."""
 
 _log = logging.getLogger("ringside")
 
@@ -26,7 +26,7 @@ class WorkerListener:
     """Turns what comes into events.
 
     Args:
-        meeting: One of its own, over registers that nobody else waits for.
+        rendezvous: One of its own, over registers that nobody else waits for.
         incarnation: Of which incarnation.
         seat: Whose mail.
         answer: Called with every knock; it must not wait.
@@ -40,7 +40,7 @@ class WorkerListener:
 
     def __init__(
         self,
-        meeting: Rendezvous,
+        rendezvous: Rendezvous,
         incarnation: int,
         seat: MemberId,
         answer: Callable[[Knock], object] = id,
@@ -49,13 +49,13 @@ class WorkerListener:
         self.newest: Generation | None = None
         self.addresses: dict[tuple[str, MemberId], Address | None] = {}
         self.unreached: dict[MemberId, tuple[MemberId, ...]] = {}
-        self._meeting, self._incarnation, self._seat, self._answer = meeting, incarnation, seat, answer
+        self._rendezvous, self._incarnation, self._seat, self._answer = rendezvous, incarnation, seat, answer
         self._beats: dict[MemberId, tuple[int | None, float]] = {}
-        self._number, self._listened_s, self._looked = 0, 0.0, clock()
+        self._number, self._listened_s, self._polled = 0, 0.0, clock()
         self._clock = clock
         self._found: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="ringside-survive-listener", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ringside-survive-listener", daemon=True)
         self._thread.start()
 
     def events(self) -> list[Event]:
@@ -75,43 +75,41 @@ class WorkerListener:
         self._end.set()
         self._thread.join(timeout=1.0)
 
-    def _listen(self) -> None:
+    def _run(self) -> None:
         try:
             while not self._end.wait(EVERY_S):
-                self.look()
+                self.poll()
         except RingsideError as error:
             _log.debug("nothing is heard from the store any more: %s", error)  # the worker's own calls say so too
 
-    def look(self) -> None:
-        """Look once at what the others say."""
-        data = self._meeting.registers.read(generation_key(self._incarnation))
+    def poll(self) -> None:
+        """Read once what the others have written: generations, signs of life, messages."""
+        data = self._rendezvous.registers.read(generation_key(self._incarnation))
         newest = None if data is None else decode_generation(data)
         if newest is not None and (self.newest is None or newest.number > self.newest.number):
             self.newest = newest
             self._found.put(GenerationRead(newest))
-        self._beat()
-        for message in self._meeting.receive(self._incarnation, self._seat):
-            if isinstance(message, Knock):
-                self._answer(message)
-            else:
-                self._found.put(self._event(message))
 
-    def _beat(self) -> None:
-        """Give a sign of life, and look for those that were asked after."""
+        # A sign of life of this process, then those of the processes that `silent_s` was asked about. Silence is
+        # measured in time that was listened, so that a pause of this process is not taken for the others'.
         self._number += 1
         now = self._clock()
-        self._listened_s, self._looked = self._listened_s + min(now - self._looked, MOST_S), now
-        self._meeting.beat(self._incarnation, self._seat, self._number)
+        self._listened_s, self._polled = self._listened_s + min(now - self._polled, MOST_S), now
+        self._rendezvous.beat(self._incarnation, self._seat, self._number)
         for seat, (known, _) in list(self._beats.items()):
-            latest = self._meeting.beat_of(self._incarnation, seat)
+            latest = self._rendezvous.beat_of(self._incarnation, seat)
             if latest != known:
                 self._beats[seat] = latest, self._listened_s
 
-    def _event(self, message: Joining | Offered | Acknowledged) -> Event:
-        if isinstance(message, Joining):
-            self.unreached[message.seat] = message.unreached
-            return JoinRequested(message.seat)
-        if isinstance(message, Acknowledged):
-            return AckSeen(message.ack)
-        self.addresses[str(message.offer.tag), message.offer.seat] = message.address
-        return StateOffered(message.offer)
+        for message in self._rendezvous.receive(self._incarnation, self._seat):
+            match message:
+                case Knock():
+                    self._answer(message)
+                case Joining(seat, unreached):
+                    self.unreached[seat] = unreached
+                    self._found.put(JoinRequested(seat))
+                case Acknowledged(ack):
+                    self._found.put(AckSeen(ack))
+                case Offered(offer, address):
+                    self.addresses[str(offer.tag), offer.seat] = address
+                    self._found.put(StateOffered(offer))

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 
 from ringside.engine.net.rank_map import machine_id
-from ringside.processes import Process, hold
+from ringside.processes import hold
 from ringside.survive.state.kept import START
 
 BEATS_S = 2.0
@@ -67,10 +67,10 @@ def own_place(life: int = 0, step: int = 0) -> PeerPlace:
 def comes_again(place: PeerPlace, machine: str) -> bool:
     """Tell whether a process may live, or somebody who starts it again; elsewhere that is not known."""
     numbers = ((place.pid, place.started), place.keeper)
-    return place.machine != machine or any(pid and _runs(pid, started) for pid, started in numbers)
+    return place.machine != machine or any(pid and _is_running(pid, started) for pid, started in numbers)
 
 
-def _runs(pid: int, started: int) -> bool:
+def _is_running(pid: int, started: int) -> bool:
     state, began = state_of(pid)
     return state not in "XZ" and began == started
 
@@ -93,13 +93,12 @@ def is_worker(pid: int) -> bool:
     """Tell whether a process of this host and user shows that it is a worker of this process's own job."""
     with contextlib.suppress(OSError):
         if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
-            return any(_is_mark(path, pid) for path in Path(f"/proc/{pid}/fd").iterdir())
-    return False
-
-
-def _is_mark(path: Path, pid: int) -> bool:
-    with contextlib.suppress(OSError):  # a descriptor that was closed meanwhile
-        return os.readlink(path) == f"/memfd:{_mark_name()} (deleted)" and path.read_bytes() == str(pid).encode()
+            name, own_number = f"/memfd:{_mark_name()} (deleted)", str(pid).encode()
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):  # a descriptor that was closed meanwhile
+                    # The number tells the worker from its children, which may have inherited the memory.
+                    if os.readlink(path) == name and path.read_bytes() == own_number:
+                        return True
     return False
 
 
@@ -115,7 +114,7 @@ class Peer:
     Args:
         place: Where it says it runs.
         machine: This process's own machine.
-        silent_s: Tells for how long one that is elsewhere has not given a sign of life, seconds.
+        silent_s: Returns for how long a worker of another host has given no sign of life, seconds.
 
     Attributes:
         here: Whether it is on this host.
@@ -124,7 +123,11 @@ class Peer:
     def __init__(self, place: PeerPlace, machine: str, silent_s: Callable[[], float] = float) -> None:
         self.place, self.here = place, place.machine == machine
         self._silent_s = silent_s
-        self._process = self._held() if self.here else None
+        process = hold(place.pid) if self.here else None
+        if process is not None and state_of(place.pid)[1] != place.started:
+            process.close()  # the number belongs to a later process: the worker has ended
+            process = None
+        self._process = process
 
     @property
     def is_this_process(self) -> bool:
@@ -155,17 +158,10 @@ class Peer:
         return self._process.wait(KILL_S)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the handle; the process goes on."""
         if self._process is not None:
             self._process.close()
             self._process = None
-
-    def _held(self) -> Process | None:
-        process = hold(self.place.pid)
-        if process is not None and state_of(self.place.pid)[1] != self.place.started:
-            process.close()
-            return None
-        return process
 
 
 def state_of(pid: int) -> tuple[str, int]:

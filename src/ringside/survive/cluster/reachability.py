@@ -20,7 +20,7 @@ from ringside.survive.protocol.decision import MemberId
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 PATIENCE_S = 5.0
 """How long one end waits for the other to come, seconds."""
-_LET_GO_S = 1.0
+_CLOSE_S = 1.0
 _ANSWERED, _KNOCKED = 0, 1
 
 _log = logging.getLogger("ringside")
@@ -32,7 +32,7 @@ class ReachabilityProbe:
     Args:
         seat: Who knocks.
         incarnation: In which incarnation.
-        meeting: Where it is said that it knocks.
+        rendezvous: Where it is said that it knocks.
         open_transport: Makes a group of two.
         clock: Seconds.
 
@@ -44,53 +44,53 @@ class ReachabilityProbe:
         self,
         seat: MemberId,
         incarnation: int,
-        meeting: Rendezvous,
+        rendezvous: Rendezvous,
         open_transport: OpenTransport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seat, self._incarnation, self._meeting = seat, incarnation, meeting
+        self._seat, self._incarnation, self._rendezvous = seat, incarnation, rendezvous
         self._open, self._clock = open_transport, clock
         self._thread: Worker | None = None
         self._under_way: Work | None = None
         self._number = 0
-        self._forget(())
+        self._begin_anew(())
 
-    def let_in(self, members: Sequence[MemberId]) -> bool:
+    def may_ask(self, members: Sequence[MemberId]) -> bool:
         """Tell whether one of some members can be reached; knock, if that is not known. It is not waited for."""
         if tuple(members) != self._members:
-            self._forget(tuple(members))
+            self._begin_anew(tuple(members))
         if self._under_way is not None and self._under_way.is_completed():
-            self._take_note(self._under_way)
-        if not self._let_in and self._under_way is None and self._clock() >= self._not_before:
-            self._knock(self._members[self._tried % len(self._members)])
-        return self._let_in
+            self._finish_knock(self._under_way)
+        if not self._reached_one and self._under_way is None and self._clock() >= self._not_before:
+            # Knock at the next one: a message for it, and one end of a connection, which it opens the other end of.
+            member = self._members[self._tried % len(self._members)]
+            self._number += 1
+            knock = Knock(self._seat, self._number)
+            self._rendezvous.send(self._incarnation, member, knock)
+            name = knock_name(self._incarnation, knock, member)
+            self._thread, self._under_way = _open_and_close(self._open, name, _KNOCKED)
+        return self._reached_one
 
     def close(self) -> None:
         """Wait a moment for a knock that is under way."""
         if self._thread is not None:
-            self._thread.join(_LET_GO_S)
+            self._thread.join(_CLOSE_S)
 
-    def _forget(self, members: tuple[MemberId, ...]) -> None:
+    def _begin_anew(self, members: tuple[MemberId, ...]) -> None:
         """Begin anew: others are there now."""
-        self._members, self._let_in, self._under_way, self._tried = members, False, None, 0
+        self._members, self._reached_one, self._under_way, self._tried = members, False, None, 0
         self._pause_s, self._not_before = FIRST_PAUSE_S, 0.0
         self.unreached: set[MemberId] = set()
 
-    def _knock(self, member: MemberId) -> None:
-        self._number += 1
-        knock = Knock(self._seat, self._number)
-        self._meeting.send(self._incarnation, member, knock)
-        name = knock_name(self._incarnation, knock, member)
-        self._thread, self._under_way = _opening(self._open, name, _KNOCKED)
-
-    def _take_note(self, work: Work) -> None:
+    def _finish_knock(self, work: Work) -> None:
         member = self._members[self._tried % len(self._members)]
-        self._under_way, self._let_in = None, work.exception() is None
-        if self._let_in:
+        self._under_way, self._reached_one = None, work.exception() is None
+        if self._reached_one:
             self.unreached.discard(member)
             return
         self.unreached.add(member)
         self._tried += 1
+        # All were tried in vain: pause, each time for twice as long.
         if self._tried % len(self._members) == 0:
             whom = name_ranks(tuple(seat.rank for seat in self._members))
             _log.warning(
@@ -115,15 +115,15 @@ class ReachabilityResponder:
 
     def answer(self, knock: Knock) -> None:
         """Open the connection that a process asks for; it is not waited for."""
-        carry, name = self._open, knock_name(self._incarnation, knock, self._seat)
-        if carry is not None:
+        open_transport, name = self._open, knock_name(self._incarnation, knock, self._seat)
+        if open_transport is not None:
             self._threads = [thread for thread in self._threads if not thread.idle]
-            self._threads.append(_opening(carry, name, _ANSWERED)[0])
+            self._threads.append(_open_and_close(open_transport, name, _ANSWERED)[0])
 
     def close(self) -> None:
         """Wait a moment for those who still knock."""
         for thread in self._threads:
-            thread.join(_LET_GO_S)
+            thread.join(_CLOSE_S)
 
 
 def knock_name(incarnation: int, knock: Knock, member: MemberId) -> str:
@@ -132,7 +132,7 @@ def knock_name(incarnation: int, knock: Knock, member: MemberId) -> str:
     return f"{incarnation}/knock/{seat.rank}.{seat.epoch}/{member.rank}.{member.epoch}/{knock.number}"
 
 
-def _opening(open_transport: OpenTransport, name: str, end: int) -> tuple[Worker, Work]:
+def _open_and_close(open_transport: OpenTransport, name: str, end: int) -> tuple[Worker, Work]:
     """Return a thread that opens a connection and closes it again, and its work."""
     until = time.monotonic() + PATIENCE_S
     thread = Worker("ringside-survive-knock")

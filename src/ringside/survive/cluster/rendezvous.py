@@ -87,7 +87,7 @@ class Rendezvous:
     def __init__(self, registers: Registers, ranks: int) -> None:
         self.registers, self.ranks = registers, ranks
         self._sent: dict[str, int] = {}
-        self._said: dict[str, bytes] = {}
+        self._published: dict[str, bytes] = {}
         self._read: dict[str, int] = {}
 
     # ------------------------------------------------------------------------------------------ incarnations and seats
@@ -105,7 +105,7 @@ class Rendezvous:
             self.registers.swap(_INCARNATION, None if stands is None else encode(stands), encode(incarnation))
 
     def claim(self, incarnation: int, rank: int, place: PeerPlace) -> MemberId:
-        """Take a rank's next seat and say where its process runs."""
+        """Claim a rank's next epoch, and publish where its process runs."""
         epoch = 1
         while True:
             seat = MemberId(rank, epoch)
@@ -131,16 +131,14 @@ class Rendezvous:
             stands = self.registers.read(key)
             if stands is not None:
                 return decode(stands, _seats, "the list of founders")
-            come = self._come(incarnation, alive)
-            coming = {seat.rank for seat in come}.union(filter(self.refused, range(self.ranks)))
-            if come and (len(coming) == self.ranks or time.monotonic() > deadline):
-                self.registers.create(key, encode(come))
+            newest = (self.newest(incarnation, rank) for rank in range(self.ranks))
+            present = tuple(seat for seat in newest if seat is not None and alive(seat))
+            # A rank that was refused does not come: it is not waited for.
+            settled = {seat.rank for seat in present}.union(filter(self.refused, range(self.ranks)))
+            if present and (len(settled) == self.ranks or time.monotonic() > deadline):
+                self.registers.create(key, encode(present))  # the first list that is written counts, for all
             else:
                 time.sleep(_LOOK_S)  # a store has nothing to wait on for a process that has not come
-
-    def _come(self, incarnation: int, alive: Callable[[MemberId], bool]) -> tuple[MemberId, ...]:
-        newest = (self.newest(incarnation, rank) for rank in range(self.ranks))
-        return tuple(seat for seat in newest if seat is not None and alive(seat))
 
     def newest(self, incarnation: int, rank: int) -> MemberId | None:
         """Return a rank's last process; None: it never had one."""
@@ -150,17 +148,17 @@ class Rendezvous:
         return seat if seat.epoch else None
 
     def refuse(self, rank: int, place: PeerPlace) -> None:
-        """Say that a process of a rank is no member of this job and does not come again."""
-        self.say(f"refused/{rank}", encode(place))
+        """Publish that a process of a rank is no member of this job and does not come again."""
+        self.publish(f"refused/{rank}", encode(place))
 
     def refused(self, rank: int) -> PeerPlace | None:
         """Return where a process of a rank ran that is no member of this job; None: there was none."""
         data = self.registers.read(f"refused/{rank}")
         return None if data is None else decode(data, _places, "a worker's place")
 
-    def say_final(self, where: str) -> None:
-        """Say where the final state lies, for who cannot have it."""
-        self.say("final", where.encode())
+    def publish_final(self, where: str) -> None:
+        """Publish where the final state lies, for ranks that cannot have it."""
+        self.publish("final", where.encode())
 
     def final(self) -> str:
         """Return where the final state lies; "": nobody has said so."""
@@ -168,25 +166,26 @@ class Rendezvous:
 
     # ------------------------------------------------------------------------------------------ what members show
 
-    def show(self, incarnation: int, generation: int, seat: MemberId, address: Address) -> None:
-        """Say where a member's arena of a generation lies."""
+    def publish_arena(self, incarnation: int, generation: int, seat: MemberId, address: Address) -> None:
+        """Publish where a member's arena of a generation lies."""
         self.registers.create(_arena_key(incarnation, generation, seat), encode(address))
 
-    def shown(self, incarnation: int, generation: int, seat: MemberId) -> Address | None:
+    def arena_of(self, incarnation: int, generation: int, seat: MemberId) -> Address | None:
         """Return where a member's arena lies; None: it has not said so yet."""
         data = self.registers.read(_arena_key(incarnation, generation, seat))
         return None if data is None else decode(data, _addresses, "the address of an arena")
 
-    def say(self, key: str, value: bytes) -> None:
+    def publish(self, key: str, value: bytes) -> None:
         """Have a register that only this process writes hold a value."""
-        stands = self.registers.swap(key, self._said.get(key), value)
+        # Usually what stands is what was written last; else another process of this rank has written, and is over.
+        stands = self.registers.swap(key, self._published.get(key), value)
         if stands is not None and stands != value:
             self.registers.swap(key, stands, value)
-        self._said[key] = value
+        self._published[key] = value
 
     def beat(self, incarnation: int, seat: MemberId, number: int) -> None:
         """Give a sign of life."""
-        self.say(_beat_key(incarnation, seat), encode(number))
+        self.publish(_beat_key(incarnation, seat), encode(number))
 
     def beat_of(self, incarnation: int, seat: MemberId) -> int | None:
         """Return a process's latest sign of life; None: it has given none."""
@@ -198,6 +197,7 @@ class Rendezvous:
         """Put a message into a process's box; messages of one sender arrive in order."""
         box, data = _box(incarnation, to), encode(message)
         number = self._sent.get(box, 0)
+        # Every message has a register of its own; senders race for the next free one.
         while self.registers.create(f"{box}/{number}", data) != data:
             number += 1
         self._sent[box] = number + 1

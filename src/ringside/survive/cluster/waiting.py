@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ringside.survive.cluster.peers import Peer
@@ -11,7 +11,8 @@ from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Link
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
-_LOOK_AROUND_S = 0.002
+_CHECK_S = 0.002
+"""Between two checks of whether members live, seconds."""
 
 
 class GaveUp(Exception):
@@ -65,7 +66,7 @@ class PeerWait:
     pause: Callable[[float], object] = time.sleep
     _stopped_since: dict[MemberId, float] = field(default_factory=dict)
     _dead: list[MemberId] = field(default_factory=list)
-    _looked: float = -1.0
+    _checked: float = -1.0
 
     def wait(self, late: Callable[[], Sequence[MemberId]]) -> None:
         """Return when nobody is late any more.
@@ -77,27 +78,28 @@ class PeerWait:
             Superseded: There is nothing to wait for any more.
         """
         began = attended = self.clock()
-        for pause_s in _pauses():
+        pause_s = 0.0
+        while True:
             missing = late()
             if not missing:
                 return
             now = self.clock()
-            if now - attended > _LOOK_AROUND_S:
+            if now - attended > _CHECK_S:
                 attended = now
-                self.attend([*self.dead(), *self._silent(missing, now - began)])
+                patient = now - began <= self.patience.silent_s
+                silent = [] if patient else [seat for seat in missing if seat in self.peers]
+                self.attend([*self.dead(), *silent])
             self.pause(pause_s)
+            pause_s = min(max(_FIRST_PAUSE_S, 1.5 * pause_s), _LONGEST_PAUSE_S)
 
     def dead(self) -> list[MemberId]:
         """Return the members that are known to have ended, or were stopped for too long, as of a moment ago."""
-        if self.clock() - self._looked > _LOOK_AROUND_S:
-            self._looked = self.clock()
-            self._dead = [seat for seat in self.peers if self._given_up(seat)]
+        if self.clock() - self._checked > _CHECK_S:
+            self._checked = self.clock()
+            self._dead = [seat for seat in self.peers if self._is_dead(seat)]
         return self._dead
 
-    def _silent(self, late: Sequence[MemberId], waited_s: float) -> list[MemberId]:
-        return [seat for seat in late if seat in self.peers] if waited_s > self.patience.silent_s else []
-
-    def _given_up(self, seat: MemberId) -> bool:
+    def _is_dead(self, seat: MemberId) -> bool:
         peer, now = self.peers[seat], self.clock()
         if peer.ended():
             return True
@@ -105,10 +107,3 @@ class PeerWait:
             self._stopped_since.pop(seat, None)
             return False
         return now - self._stopped_since.setdefault(seat, now) > self.patience.stopped_s
-
-
-def _pauses() -> Iterator[float]:
-    pause_s = 0.0
-    while True:
-        yield pause_s
-        pause_s = min(max(_FIRST_PAUSE_S, 1.5 * pause_s), _LONGEST_PAUSE_S)

@@ -100,12 +100,13 @@ class StepWork:
             batch = self._collate([self._dataset[index] for index in indices.tolist()])
             loss = self._backward(batch, views)
         views[-1] += loss
-        self._take_in_replaced()
+        # Buffers are put back, and what they moved by is added up: every micro-batch begins with the same ones.
+        self._restore_replaced_buffers()
         for buffer, was, moved in zip(self._buffers, before, views[len(self._parameters) : -1], strict=True):
             moved += buffer.to(moved.dtype) - was.to(moved.dtype)
             buffer.copy_(was)
 
-    def _take_in_replaced(self) -> None:
+    def _restore_replaced_buffers(self) -> None:
         """Have every buffer that a module replaced (`self.ema = ...`) hold the new value, and be the module's again.
 
         Raises:
@@ -114,19 +115,17 @@ class StepWork:
         for module, known in self._known:
             for name in {**known, **module._buffers} if known or module._buffers else ():
                 buffer, new = known.get(name), module._buffers.get(name)
-                if new is not buffer:
-                    self._take_in(module, name, buffer, new)
-
-    def _take_in(self, module: nn.Module, name: str, buffer: Tensor | None, new: Tensor | None) -> None:
-        if buffer is not None and new is not None and (new.shape, new.dtype) == (buffer.shape, buffer.dtype):
-            buffer.copy_(new.detach())
-        elif name not in module._non_persistent_buffers_set:
-            raise UsageError(
-                f"the buffer {name} of a {type(module).__name__} was {_kind(buffer)} and became {_kind(new)} in the "
-                "loss: register it before training as it will be, or with persistent=False if it only keeps what can "
-                "be computed again"
-            )
-        module._buffers[name] = buffer
+                if new is buffer:
+                    continue
+                if buffer is not None and new is not None and (new.shape, new.dtype) == (buffer.shape, buffer.dtype):
+                    buffer.copy_(new.detach())
+                elif name not in module._non_persistent_buffers_set:
+                    raise UsageError(
+                        f"the buffer {name} of a {type(module).__name__} was {_kind(buffer)} and became {_kind(new)} "
+                        "in the loss: register it before training as it will be, or with persistent=False if it only "
+                        "keeps what can be computed again"
+                    )
+                module._buffers[name] = buffer
 
     def _backward(self, batch: Any, views: Sequence[Tensor]) -> float:
         for parameter, view in zip(self._parameters, views, strict=False):
@@ -172,17 +171,14 @@ class StepWork:
         optimizer.step()
         for parameter in self._parameters:
             parameter.grad = None
-        self._move_buffers(views[len(self._parameters) :], self._counted(step))
-        return float(loss) / len(self._samples.of_step(step))
 
-    def _move_buffers(self, moves: Sequence[Tensor], counted: int) -> None:
-        for buffer, moved in zip(self._buffers, moves, strict=True):
+        # Buffers move by the mean over the micro-batches that had samples; whole numbers are rounded towards 0.
+        samples = len(self._samples.of_step(step))
+        counted = min(self._samples.micro_batches, samples)
+        for buffer, moved in zip(self._buffers, views[len(self._parameters) :], strict=True):
             mean = moved.div(counted, rounding_mode=None if buffer.is_floating_point() else "trunc")
             buffer.copy_(buffer.to(mean.dtype) + mean)
-
-    def _counted(self, step: int) -> int:
-        """Return how many micro-batches of a step have samples."""
-        return min(self._samples.micro_batches, len(self._samples.of_step(step)))
+        return float(loss) / samples
 
 
 def _kind(buffer: Tensor | None) -> str:

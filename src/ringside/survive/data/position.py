@@ -58,10 +58,10 @@ class Position:
         plain: dict[str, Any] = msgspec.to_builtins(saved)
         return plain
 
-    def refuse_others(self, said: Any) -> None:
+    def refuse_others(self, stated: Any) -> None:
         """Raise `MismatchError`, with what differs, unless this job may go on from what a checkpoint says."""
         try:
-            saved = msgspec.convert(said, Saved)
+            saved = msgspec.convert(stated, Saved)
         except msgspec.ValidationError as error:
             raise MismatchError(f"the checkpoint does not say where it is in the samples ({error})") from None
         told = {what: (self._passport.get(what), saved.passport.get(what)) for what in COMPARED}

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ringside.errors import UsageError
 from ringside.survive.protocol.events import DrainWanted, QuotasWanted
-from ringside.survive.protocol.settings import GAIN_WORTH, fair_quotas, gain, step_seconds
+from ringside.survive.protocol.settings import GAIN_WORTH, balanced_quotas, gain, step_seconds
 
 Mode = Literal["alert", "rebalance", "drain"]
 MODES: tuple[Mode, ...] = ("alert", "rebalance", "drain")
@@ -64,7 +64,7 @@ class Stragglers:
     done: list[tuple[Rebalance, float | None]] = field(default_factory=list)
     _rows: deque[dict[int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _generation: int = 0
-    _told: frozenset[int] = frozenset()
+    _reported: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -88,36 +88,40 @@ class Stragglers:
         self._rows.append(dict(seconds))
         if len(self._rows) < WINDOW:
             return None
-        middles = {rank: median(row[rank] for row in self._rows) for rank in sorted(quotas)}
-        self._measure(quotas, middles)
-        return self._judge(quotas, middles)
+        medians = {rank: median(row[rank] for row in self._rows) for rank in sorted(quotas)}
+        self._measure_gain(quotas)
 
-    def _judge(self, quotas: Mapping[int, int], middles: Mapping[int, float]) -> QuotasWanted | DrainWanted | None:
-        slow = self._hopeless(middles)
-        if self.mode == "drain" and slow is not None:
+        # A rank that is hopelessly slow is drained, where that is wanted.
+        slowest = max(medians, key=lambda rank: medians[rank])
+        others = [s for rank, s in medians.items() if rank != slowest]
+        if self.mode == "drain" and others and medians[slowest] > HOPELESS * median(others):
             self._rows.clear()
-            _log.warning("rank %d takes more than %g times as long as the others: it is drained", slow, HOPELESS)
-            return DrainWanted(slow)
-        ranks, before = tuple(middles), tuple(quotas[rank] for rank in middles)
-        after = fair_quotas(list(middles.values()), sum(before))
-        won = gain(list(middles.values()), before, after)
-        seconds = step_seconds(list(middles.values()), before)
-        if won < GAIN_WORTH or seconds < SHORTEST_S or 0 in after:
+            _log.warning("rank %d takes more than %g times as long as the others: it is drained", slowest, HOPELESS)
+            return DrainWanted(slowest)
+
+        # What other quotas would gain: said, and done where that is wanted.
+        ranks, before = tuple(medians), tuple(quotas[rank] for rank in medians)
+        after = balanced_quotas(list(medians.values()), sum(before))
+        won = gain(list(medians.values()), before, after)
+        longest_s = step_seconds(list(medians.values()), before)
+        if won < GAIN_WORTH or longest_s < SHORTEST_S or 0 in after:
             return None
-        self._tell(middles, before, after, won)
+        if slowest not in self._reported or self.mode != "alert":
+            self._reported |= {slowest}
+            _log.warning(
+                "rank %d takes %.1f times as long per micro-batch as the fastest: quotas %s instead of %s make "
+                "computing %.0f %% shorter%s",
+                *(slowest, medians[slowest] / min(medians.values()), after, before, 100 * won),
+                "" if self.mode == "rebalance" else " (on_straggler='rebalance')",
+            )
         if self.mode != "rebalance":
             return None
         self._rows.clear()
-        self.done.append((Rebalance(ranks, before, after, won, seconds), None))
+        self.done.append((Rebalance(ranks, before, after, won, longest_s), None))
         return QuotasWanted(tuple(zip(ranks, after, strict=True)))
 
-    def _hopeless(self, middles: Mapping[int, float]) -> int | None:
-        slowest = max(middles, key=lambda rank: middles[rank])
-        others = [s for rank, s in middles.items() if rank != slowest]
-        return slowest if others and middles[slowest] > HOPELESS * median(others) else None
-
-    def _measure(self, quotas: Mapping[int, int], middles: Mapping[int, float]) -> None:
-        """Say what the latest change has gained, once its quotas have been in force for a window."""
+    def _measure_gain(self, quotas: Mapping[int, int]) -> None:
+        """Log what the latest change has gained, once its quotas have been in force for a window."""
         if not self.done or self.done[-1][1] is not None:
             return
         change = self.done[-1][0]
@@ -127,16 +131,3 @@ class Stragglers:
         measured = 1.0 - took / change.seconds_before
         self.done[-1] = change, measured
         _log.info("new quotas: computing takes %.0f %% less, %.0f %% foretold", 100 * measured, 100 * change.predicted)
-
-    def _tell(self, middles: Mapping[int, float], before: tuple[int, ...], after: tuple[int, ...], won: float) -> None:
-        slowest = max(middles, key=lambda rank: middles[rank])
-        if slowest in self._told and self.mode == "alert":
-            return
-        self._told |= {slowest}
-        times = middles[slowest] / min(middles.values())
-        _log.warning(
-            "rank %d takes %.1f times as long per micro-batch as the fastest: quotas %s instead of %s make computing "
-            "%.0f %% shorter%s",
-            *(slowest, times, after, before, 100 * won),
-            "" if self.mode == "rebalance" else " (on_straggler='rebalance')",
-        )

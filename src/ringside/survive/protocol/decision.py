@@ -42,19 +42,19 @@ Digest = Annotated[str, msgspec.Meta(max_length=128)]
 encode = msgspec.msgpack.Encoder().encode
 
 
-def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
+def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], name: str) -> T:
     """Return the record that bytes stand for.
 
     Raises:
         RingsideError: They are too many, or no such record.
     """
     if len(data) > MOST_BYTES:
-        raise RingsideError(f"{what} of {len(data)} bytes is not one of ours: is the store shared with another job?")
+        raise RingsideError(f"{name} of {len(data)} bytes is not one of ours: is the store shared with another job?")
     try:
         return decoder.decode(data)
     except UNDECODABLE as error:
         raise RingsideError(
-            f"{what} cannot be read ({error}): another job, or another version of ringside, uses this store"
+            f"{name} cannot be read ({error}): another job, or another version of ringside, uses this store"
         ) from None
 
 

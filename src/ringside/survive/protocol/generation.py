@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,8 +17,8 @@ __all__ = [
     "Fence",
     "Generation",
     "MembershipChange",
+    "assign_micro_batches",
     "closing",
-    "dealt",
     "decode_generation",
     "encode_generation",
     "ending",
@@ -110,8 +110,8 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(number for number, owner in enumerate(self.owners) if owner == rank)
 
 
-def dealt(owners: Sequence[int], quotas: Mapping[int, int]) -> tuple[int, ...]:
-    """Return who computes which micro-batch: everybody keeps what they had, as far as the quotas go.
+def assign_micro_batches(owners: Sequence[int], quotas: Mapping[int, int]) -> tuple[int, ...]:
+    """Return which rank computes which micro-batch: every rank keeps what it had, as far as the quotas go.
 
     So survivors compute of a step only what the dead rank owed; what they have done already stays theirs.
 
@@ -125,12 +125,13 @@ def dealt(owners: Sequence[int], quotas: Mapping[int, int]) -> tuple[int, ...]:
     if sum(quotas.values()) != len(owners):
         raise UsageError(f"quotas {dict(quotas)} do not add up to {len(owners)} micro-batches")
     left = dict(quotas)
-    kept: list[int | None] = []
+    kept: list[int | None] = []  # None: the owner has gone, or its quota is used up
     for owner in owners:
         stays = left.get(owner, 0) > 0
         if stays:
             left[owner] -= 1
         kept.append(owner if stays else None)
+    # What nobody keeps goes to those with quota left, the lowest rank first.
     spare = (rank for rank in sorted(left) for _ in range(left[rank]))
     return tuple(next(spare) if owner is None else owner for owner in kept)
 
@@ -158,7 +159,7 @@ def generation_key(incarnation: int) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# Which generation should follow: a pure function of the one that stands and of what a member wishes.
+# Which generation should follow: a pure function of the one that stands and of what a member would change.
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class MembershipChange:
         )
 
     def left_after(self, base: Generation) -> MembershipChange:
-        """Return what is still wished for once a generation stands."""
+        """Return what is still to be changed once a generation stands."""
         epochs = base.epochs
         waiting = frozenset(new for new in self.newcomers if new.epoch > epochs.get(new.rank, -1))
         quotas = self.quotas if self._wants_other_quotas(base) else ()
@@ -232,35 +233,49 @@ class MembershipChange:
 
 
 def successor(
-    base: Generation, wishes: MembershipChange, step: int | None, settled: bool, share_out: Quotas
+    base: Generation, change: MembershipChange, step: int | None, settled: bool, share_out: Quotas
 ) -> Generation:
     """Return the generation that follows `base`.
 
     Args:
         base: What stands; its successor has the next number.
-        wishes: What is to change.
+        change: What is to change.
         step: The step that the maker is at; None: it has no state.
         settled: The maker has state and `base` is in force for it: in no generation before can a step be committed.
-        share_out: Gives quotas where the wishes name none.
+        share_out: Gives quotas where the change names none.
     """
-    arriving = wishes.arriving(base)
-    leaving = wishes.lost(base) | {seat for seat in base.members if seat.rank in wishes.drains}
+    arriving = change.arriving(base)
+    leaving = change.lost(base) | {seat for seat in base.members if seat.rank in change.drains}
     members = tuple(sorted((set(base.members) - leaving) | arriving))
     ranks = tuple(seat.rank for seat in members)
-    same = set(ranks) == set(base.ranks) and not wishes.quotas
-    at = base.step if step is None else step
-    last = step if wishes.ends and settled and base.last is None else base.last
-    quotas = wishes.quotas_of(ranks, base.owners, share_out)
+
+    # Ownership of micro-batches stays where it can: what survivors have computed of the step is used again.
+    same = set(ranks) == set(base.ranks) and not change.quotas
+    owners = base.owners
+    if ranks and not same:
+        owners = assign_micro_batches(base.owners, change.quotas_of(ranks, base.owners, share_out))
+
+    # Who brings no state. Once a step was committed in `base`, all of its members had it: they acknowledged.
+    begins = base.step if step is None else step
+    committed_in_base = settled and begins > base.step + 1
+    without_state = () if committed_in_base else base.joining
+    joining = tuple(seat.rank for seat in members if seat in arriving or seat.rank in without_state)
+
+    # A link is gone around while both of its processes stay; of a process that has gone it means nothing any more.
+    staying = {seat.rank for seat in set(members) & set(base.members)}
+    broken = tuple(link for link in sorted(set(base.broken) | change.broken) if staying.issuperset(link))
+
+    last = step if change.ends and settled and base.last is None else base.last
     return Generation(
         incarnation=base.incarnation,
         number=base.number + 1,
-        step=at,
-        attempt=base.attempt + 1 if at == base.step else 0,
+        step=begins,
+        attempt=base.attempt + 1 if begins == base.step else 0,
         members=members,
-        owners=base.owners if same or not ranks else dealt(base.owners, quotas),
-        joining=_joining(base, members, arriving, worked=settled and at > base.step + 1),
-        broken=_broken(base, wishes, {seat.rank for seat in set(members) & set(base.members)}),
-        drained=tuple(sorted(set(base.drained) | wishes.drains)) if last is None else (),
+        owners=owners,
+        joining=joining,
+        broken=broken,
+        drained=tuple(sorted(set(base.drained) | change.drains)) if last is None else (),
         left=tuple(MemberId(rank, epoch) for rank, epoch in sorted(base.epochs.items()) if rank not in ranks),
         unsettled=unsettled_after(base, settled),
         last=last,
@@ -288,19 +303,6 @@ def ending(base: Generation, last: int, final: str, ranks: int) -> Generation:
 def unsettled_after(base: Generation, settled: bool) -> tuple[tuple[int, int], ...]:
     """Return the generations up to `base` in which a step could still be committed."""
     return (*(() if settled else base.unsettled), (base.number, base.step))
-
-
-def _broken(base: Generation, wishes: MembershipChange, staying: set[int]) -> tuple[Link, ...]:
-    """Return the links to go around: those of a process that has gone say nothing of the one that comes."""
-    return tuple(link for link in sorted(set(base.broken) | wishes.broken) if staying.issuperset(link))
-
-
-def _joining(
-    base: Generation, members: Iterable[MemberId], arriving: frozenset[MemberId], worked: bool
-) -> tuple[int, ...]:
-    """Return who brings no state: once a step was committed in a generation, all of its members had it."""
-    before = () if worked else base.joining
-    return tuple(seat.rank for seat in members if seat in arriving or seat.rank in before)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol import transitions
 from ringside.survive.protocol.state import Instructions, MemberPhase, MemberState
 
-_ASK = (i.ReadGeneration, i.ProposeGeneration, i.TryCommit, i.TryAbort, i.EndGeneration, i.ReadDecision)
+_REGISTER_CALLS = (i.ReadGeneration, i.ProposeGeneration, i.TryCommit, i.TryAbort, i.EndGeneration, i.ReadDecision)
 
 
 class Member(MemberState):
@@ -20,62 +20,66 @@ class Member(MemberState):
         """Take an event; return what is to be done, in order."""
         if self.phase is MemberPhase.ENDED:
             return []
-        found = _HANDLERS[type(event)](self, event)
-        if self.unanswered is None and any(isinstance(instruction, _ASK) for instruction in found):
+        instructions = _HANDLERS[type(event)](self, event)
+        # The clock of `store_patience_s` starts with the first call that is not answered; an answer stops it.
+        if self.unanswered is None and any(isinstance(instruction, _REGISTER_CALLS) for instruction in instructions):
             self.unanswered = self.now
-        return found
+        return instructions
 
 
 def _tick(member: MemberState, event: e.Tick) -> Instructions:
-    """Time has passed."""
+    """Time has passed: every `retry_s` what may have been lost is repeated, by what the member is about."""
     member.now = event.now
     if member.unanswered is not None and member.now - member.unanswered > member.settings.store_patience_s:
         return transitions.store_is_gone(member)
     if member.now - member.asked < member.settings.retry_s:
         return []
+    # Forgetting the proposal lets the same one be made again: the compare-and-set of the last one may have been lost.
     member.asked, member.proposal = member.now, None
-    return [i.ReadGeneration(), *_AGAIN[member.phase](member)]
-
-
-def _resolve_again(member: MemberState) -> Instructions:
-    return [*transitions.consider(member), *transitions.abort(member)]
+    return [i.ReadGeneration(), *_REPEAT[member.phase](member)]
 
 
 _HANDLERS: dict[type, Callable[[MemberState, Any], Instructions]] = {
+    # time, and what registers answer
     e.Started: transitions.started,
     e.Tick: _tick,
     e.GenerationRead: transitions.generation_read,
+    e.DecisionRead: transitions.decision_read,
+    e.GenerationEnded: transitions.generation_ended,
+    e.StoreLost: transitions.store_lost,
+    # a step
     e.NewerHeardOf: transitions.newer_heard_of,
     e.WorkDone: transitions.work_done,
     e.ResultReady: transitions.result_ready,
     e.AckSeen: transitions.ack_seen,
-    e.DecisionRead: transitions.decision_read,
-    e.GenerationEnded: transitions.fence_on,
-    e.StoreLost: transitions.store_lost,
+    # who takes part
     e.AttemptFailed: transitions.attempt_failed,
     e.PeerSuspected: transitions.peer_suspected,
     e.DrainWanted: transitions.drain_wanted,
     e.QuotasWanted: transitions.quotas_wanted,
     e.JoinRequested: transitions.join_requested,
+    # state changes hands
     e.StateOffered: transitions.state_offered,
     e.StateFetched: transitions.state_fetched,
     e.FetchFailed: transitions.fetch_failed,
     e.NobodyLeft: transitions.nobody_left,
+    # the end
     e.StateKept: transitions.state_kept,
     e.EndWanted: transitions.end_wanted,
     e.RanksGone: transitions.ranks_gone,
 }
 
-_AGAIN: dict[MemberPhase, Callable[[MemberState], Instructions]] = {
+_REPEAT: dict[MemberPhase, Callable[[MemberState], Instructions]] = {
     MemberPhase.OUTSIDE: transitions.ask_to_join,
     MemberPhase.FETCHING: transitions.fetch_again,
-    MemberPhase.WORKING: transitions.consider,
-    MemberPhase.EXCHANGING: transitions.consider,
+    # Own work is repeated by nobody: here only a change of the membership may be due.
+    MemberPhase.WORKING: transitions.propose_change,
+    MemberPhase.EXCHANGING: transitions.propose_change,
     MemberPhase.VOTING: transitions.vote_again,
-    MemberPhase.RESOLVING: _resolve_again,
-    MemberPhase.FENCING: transitions.close_again,
-    MemberPhase.KEEPING: transitions.consider,
-    MemberPhase.CLOSING: transitions.wait_on,
+    MemberPhase.RESOLVING: transitions.abort_again,
+    MemberPhase.FENCING: transitions.close_incarnation,
+    MemberPhase.KEEPING: transitions.propose_change,
+    MemberPhase.CLOSING: transitions.wait_for_all,
 }
 
 __all__ = ["Member"]

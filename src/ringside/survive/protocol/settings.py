@@ -1,4 +1,4 @@
-"""What the state machine of a member is told once: the job's shape, its patience, and the rules it keeps."""
+"""What is settled once for a member's state machine: the job's shape, its patience, and the rules it keeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ringside.errors import UsageError
 
-__all__ = ["ProtocolSettings", "Quotas", "Rules", "Stretch", "evenly"]
+__all__ = ["ProtocolSettings", "Quotas", "Rules", "Stretch"]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -23,13 +23,13 @@ GAIN_WORTH = 0.05
 """A step must become shorter by at least this share before quotas change."""
 
 
-def even_quotas(ranks: int, micro_batches: int) -> tuple[int, ...]:
-    """Return equal quotas; the first ranks take what does not divide."""
-    share, rest = divmod(micro_batches, ranks)
-    return tuple(share + (rank < rest) for rank in range(ranks))
+def equal_quotas(ranks: Sequence[int], micro_batches: int) -> tuple[int, ...]:
+    """Return equal quotas, the first ranks taking what does not divide."""
+    share, rest = divmod(micro_batches, len(ranks))
+    return tuple(share + (k < rest) for k in range(len(ranks)))
 
 
-def fair_quotas(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]:
+def balanced_quotas(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]:
     """Return the quotas with which the rank that finishes last finishes earliest.
 
     Args:
@@ -45,6 +45,7 @@ def fair_quotas(seconds: Sequence[float], micro_batches: int) -> tuple[int, ...]
     if not seconds or not all(0 < s < math.inf for s in seconds):
         raise UsageError(f"quotas need a time above 0 seconds of every rank, not {list(seconds)}")
     quotas = [0] * len(seconds)
+    # When each rank would finish one more micro-batch: the next one goes to the earliest.
     next_end = [(own, rank) for rank, own in enumerate(seconds)]
     heapq.heapify(next_end)
     for _ in range(micro_batches):
@@ -69,11 +70,6 @@ Quotas = Callable[[Sequence[int], int], Sequence[int]]
 """Ranks, ascending, and the number of micro-batches → how many each takes."""
 Stretch = Callable[[int], tuple[int, int]]
 """Step → position of its first sample in the job's sequence of samples, and how many."""
-
-
-def evenly(ranks: Sequence[int], micro_batches: int) -> Sequence[int]:
-    """Return equal quotas, the first ranks taking what does not divide."""
-    return even_quotas(len(ranks), micro_batches)
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class ProtocolSettings:
     samples: Stretch
     steps: int | None = None
     mean: bool = True
-    quotas: Quotas = evenly
+    quotas: Quotas = equal_quotas
     checkpoint_every: int = 0
     least_members: int = 1
     ranks: int = 0

@@ -48,7 +48,7 @@ class MemberState:
         step: The next step its state is good for; None: no state.
         own: Its acknowledgement of the private copy it holds; None: it holds none.
         acks: The newest acknowledgement of every member.
-        wishes: What it would change in the membership.
+        change: What it would change in the membership.
         founders: All processes that begin the incarnation together; (): it joins what there is.
         entered_at: The step at which it entered the generation in force; -1: it has entered none.
         offer: The offer of state that it takes up; None: none.
@@ -69,7 +69,7 @@ class MemberState:
         self.step: int | None = None
         self.own: e.Acknowledgement | None = None
         self.acks: dict[MemberId, e.Acknowledgement] = {}
-        self.wishes = MembershipChange()
+        self.change = MembershipChange()
         self.founders: tuple[MemberId, ...] = ()
         self.entered_at = -1
         self.offer: e.RankOffered | None = None
@@ -117,7 +117,7 @@ class MemberState:
         """Everything that its further behaviour depends on, hashable, but for the settings and the time."""
         timeless = (self.seat, self.incarnation, self.phase, self.generation, self.newest, self.step, self.own)
         acks = tuple(sorted(self.acks.items()))
-        wanted = (self.wishes, self.founders, self.entered_at, self.offer, self.fence, self.proposal, self.gone)
+        wanted = (self.change, self.founders, self.entered_at, self.offer, self.fence, self.proposal, self.gone)
         return (*timeless, acks, *wanted)
 
     def is_own(self, seat: MemberId) -> bool:
@@ -131,7 +131,7 @@ class MemberState:
     def suspect(self, *seats: MemberId) -> None:
         """Wish to go on without some processes; nobody suspects himself."""
         others = {seat for seat in seats if not self.is_own(seat)}
-        self.wishes = replace(self.wishes, suspects=self.wishes.suspects | others)
+        self.change = replace(self.change, suspects=self.change.suspects | others)
 
     def enter_phase(self, phase: MemberPhase) -> None:
         """Come into a phase, now."""

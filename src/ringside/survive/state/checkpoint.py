@@ -85,7 +85,19 @@ class Checkpoints:
         """
         if self._writer is not None and self._writer.is_alive():
             return False
-        self._writer = threading.Thread(target=self._try_writing, args=(tree,), name="ringside-checkpoint", daemon=True)
+
+        def write() -> None:
+            try:
+                self.write(tree)
+                self._failing = False
+            except Exception as error:  # what goes wrong in DCP comes in several types
+                # Warn once until a checkpoint can be written again; training goes on meanwhile.
+                level = logging.INFO if self._failing else logging.WARNING
+                problem = f"no checkpoint of step {tree['step']} ({_first_line(error)})"
+                _log.log(level, "%s: training goes on, the one before stays; make room in %s", problem, self.directory)
+                self._failing = True
+
+        self._writer = threading.Thread(target=write, name="ringside-checkpoint", daemon=True)
         self._writer.start()
         return True
 
@@ -106,26 +118,16 @@ class Checkpoints:
                 _log.warning("%s is skipped for the one before it: %s", path, error)
         return None
 
-    def _try_writing(self, tree: dict[str, Any]) -> None:
-        try:
-            self.write(tree)
-            self._failing = False
-        except Exception as error:  # what goes wrong in DCP comes in several types
-            self._tell(f"no checkpoint of step {tree['step']} ({_first_line(error)})")
-
-    def _tell(self, what: str) -> None:
-        """Warn once until a checkpoint can be written again; training goes on meanwhile."""
-        level = logging.INFO if self._failing else logging.WARNING
-        _log.log(level, "%s: training goes on, the one before stays; make room in %s", what, self.directory)
-        self._failing = True
-
     def write(self, tree: dict[str, Any]) -> Path:
         """Write a state and return where it is now; errors are those of the disk, and leave nothing behind."""
         path = self.directory / f"step-{tree['step']:08d}"
         if _holds(path, tree):
             return path
         self.directory.mkdir(parents=True, exist_ok=True)
-        beside = self.directory / f".{path.name}-{_own_mark()}-{secrets.token_hex(4)}"
+        # The name tells this writer from all others, on whatever host: who is dead can be seen by it.
+        place = own_place()
+        writer = f"{_short(place.machine)}-{place.pid}-{place.started}"
+        beside = self.directory / f".{path.name}-{writer}-{secrets.token_hex(4)}"
         beside.mkdir()
         try:
             self._remove_leftovers(now=beside.stat().st_mtime)
@@ -195,7 +197,9 @@ def read(path: Path) -> dict[str, Any]:
         RingsideError: It is torn, or another state than was written.
     """
     try:
-        about = _about(path)
+        with dcp_files.open_file(path / _ABOUT) as file:
+            about = msgspec.json.decode(file.read(_MOST_ABOUT_BYTES), type=About)
+        # Digests first: nothing of a file is decoded that is not what was written.
         for name, digest in about.files.items():
             if _file_digest(path / Path(name).name) != digest:
                 raise RingsideError(f"{name} is not what was written")
@@ -207,11 +211,6 @@ def read(path: Path) -> dict[str, Any]:
     if not whole:
         raise RingsideError("its content is not what was written")
     return tree
-
-
-def _about(path: Path) -> About:
-    with dcp_files.open_file(path / _ABOUT) as file:
-        return msgspec.json.decode(file.read(_MOST_ABOUT_BYTES), type=About)
 
 
 def _holds(path: Path, tree: dict[str, Any]) -> bool:
@@ -238,12 +237,6 @@ def _file_digest(path: Path) -> str:
         while piece := file.read(_PIECE_BYTES):
             whole.update(piece)
     return whole.hexdigest()
-
-
-def _own_mark() -> str:
-    """Return what tells this process from all others, on whatever host."""
-    place = own_place()
-    return f"{_short(place.machine)}-{place.pid}-{place.started}"
 
 
 def _is_abandoned(path: Path, writer: re.Match[str], now: float) -> bool:

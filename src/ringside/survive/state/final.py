@@ -64,12 +64,12 @@ class Final:
         try:
             if tried:
                 raise OSError("a process was killed over it")
-            os.truncate(kept.fd, kept.at + STATE_AT + size)
-            os.posix_fallocate(kept.fd, kept.at + STATE_AT, size)  # an error, and not a signal when it is written
-            pack(tree, _mapped(kept.fd, kept.at, STATE_AT + size, mmap.PROT_READ | mmap.PROT_WRITE)[STATE_AT:])
+            os.truncate(kept.fd, kept.offset + STATE_AT + size)
+            os.posix_fallocate(kept.fd, kept.offset + STATE_AT, size)  # an error, and not a signal when it is written
+            pack(tree, _mapped(kept.fd, kept.offset, STATE_AT + size, mmap.PROT_READ | mmap.PROT_WRITE)[STATE_AT:])
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.truncate(kept.fd, kept.at + STATE_AT)  # half a state takes memory, too
+                os.truncate(kept.fd, kept.offset + STATE_AT)  # half a state takes memory, too
             head = replace(head, directory=_written(tree, head, error), lies=Lies.IN_FILE)
         kept.head = replace(head, stage=Stage.KEPT)
         return digest
@@ -83,7 +83,7 @@ class Final:
             if head.lies is not Lies.HERE:
                 return final_state(head.directory)
             return _checked(
-                _mapped(kept.fd, kept.at, STATE_AT + head.size_bytes, mmap.PROT_READ)[STATE_AT:], head.digest
+                _mapped(kept.fd, kept.offset, STATE_AT + head.size_bytes, mmap.PROT_READ)[STATE_AT:], head.digest
             )
         except (RingsideError, ValueError, OSError) as error:
             _log.warning("the state that was kept cannot be used: %s", error)
@@ -149,8 +149,8 @@ def _written(tree: dict[str, Any], head: Head, no_memory: OSError) -> str:
     return path
 
 
-def _mapped(fd: int, at: int, size: int, access: int) -> Bytes:
-    return np.frombuffer(mmap.mmap(fd, size, prot=access, offset=at), dtype=np.uint8)
+def _mapped(fd: int, offset: int, size: int, access: int) -> Bytes:
+    return np.frombuffer(mmap.mmap(fd, size, prot=access, offset=offset), dtype=np.uint8)
 
 
 __all__ = ["Final", "final_state"]

@@ -80,9 +80,9 @@ class Kept:
         at: Where the part begins, bytes, at the beginning of a page.
     """
 
-    def __init__(self, fd: int | None = None, at: int = 0) -> None:
+    def __init__(self, fd: int | None = None, offset: int = 0) -> None:
         self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC) if fd is None else fd
-        self.at = at
+        self.offset = offset
         if fd is None:
             os.truncate(self.fd, STATE_AT)
 
@@ -107,7 +107,7 @@ class Kept:
         """Return the part for what is trained after this; it begins where this ends, which is over."""
         head = self.head
         size = head.size_bytes if head.lies is Lies.HERE else 0
-        return Kept(self.fd, self.at + STATE_AT + -(-size // STATE_AT) * STATE_AT)
+        return Kept(self.fd, self.offset + STATE_AT + -(-size // STATE_AT) * STATE_AT)
 
     @property
     def newest(self) -> Kept:
@@ -119,12 +119,12 @@ class Kept:
 
     @property
     def _has_head(self) -> bool:
-        return os.pread(self.fd, len(_MAGIC), self.at) == _MAGIC
+        return os.pread(self.fd, len(_MAGIC), self.offset) == _MAGIC
 
     @property
     def head(self) -> Head:
         """What stands there now."""
-        data = os.pread(self.fd, STATE_AT, self.at)
+        data = os.pread(self.fd, STATE_AT, self.offset)
         if not data.startswith(_MAGIC):
             return Head()
         _, progress, stage, step, digest, size_bytes, lies, length = _HEAD.unpack_from(data)
@@ -136,7 +136,7 @@ class Kept:
         name = os.fsencode(head.directory)
         name = name if len(name) <= _MOST_DIRECTORY else b""
         numbers = (head.progress, head.stage, head.step, head.digest, head.size_bytes, head.lies, len(name))
-        os.pwrite(self.fd, _HEAD.pack(_MAGIC, *numbers) + name, self.at)
+        os.pwrite(self.fd, _HEAD.pack(_MAGIC, *numbers) + name, self.offset)
 
     def progressed(self, steps: int) -> None:
         """Note that so many steps are in the state of this rank's worker."""
@@ -157,11 +157,11 @@ class Kept:
             self.head = replace(head, lies=Lies.SAVED)
             return head.directory
         with new_file(head.step, head.directory) as (file, path):
-            at, end = self.at + STATE_AT, self.at + STATE_AT + head.size_bytes
-            while at < end:
-                piece = os.pread(self.fd, min(_PIECE_BYTES, end - at), at)
+            offset, end = self.offset + STATE_AT, self.offset + STATE_AT + head.size_bytes
+            while offset < end:
+                piece = os.pread(self.fd, min(_PIECE_BYTES, end - offset), offset)
                 os.write(file, piece)
-                at += len(piece)
+                offset += len(piece)
             os.write(file, head.digest.to_bytes(DIGEST_BYTES, "little"))
             os.fsync(file)
         return path

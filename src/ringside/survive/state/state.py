@@ -56,20 +56,20 @@ def take_apart(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     return _walk(tree, "", tensors), tensors
 
 
-def _walk(at: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if isinstance(at, torch.Tensor):
+def _walk(node: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(node, torch.Tensor):
         while path in tensors:
             path += "'"  # a key with a dot in it may read like two
-        tensors[path] = at.detach()
+        tensors[path] = node.detach()
         return {_TENSOR: path}
     below = f"{path}." if path else ""
-    if isinstance(at, dict):
-        return {key: _walk(value, f"{below}{key}", tensors) for key, value in at.items()}
-    if isinstance(at, list | tuple):
-        return [_walk(value, f"{below}{place}", tensors) for place, value in enumerate(at)]
-    if not isinstance(at, _PLAIN):
-        raise UnsupportedError(f"{path} is a {type(at).__name__}: a state holds tensors and plain values")
-    return at
+    if isinstance(node, dict):
+        return {key: _walk(value, f"{below}{key}", tensors) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_walk(value, f"{below}{place}", tensors) for place, value in enumerate(node)]
+    if not isinstance(node, _PLAIN):
+        raise UnsupportedError(f"{path} is a {type(node).__name__}: a state holds tensors and plain values")
+    return node
 
 
 def put_together(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:

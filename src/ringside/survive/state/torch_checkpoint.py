@@ -87,7 +87,7 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     """
     with open_file(path / METADATA) as file:
         metadata = _Plain(io.BytesIO(file.read(_MOST_METADATA_BYTES))).load()
-    return {index.fqn: _tensor(path, at) for index, at in metadata.storage_data.items()}
+    return {index.fqn: _tensor(path, stored) for index, stored in metadata.storage_data.items()}
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -99,15 +99,15 @@ def open_file(path: Path) -> BufferedReader:
     return os.fdopen(fd, "rb")
 
 
-def _tensor(path: Path, at: Any) -> torch.Tensor:
+def _tensor(path: Path, stored: Any) -> torch.Tensor:
     """Return a tensor of those that lie in a file one behind the other, each as `torch.save` writes it."""
-    if not _DATA.fullmatch(at.relative_path):
-        raise ValueError(f"a tensor in {at.relative_path}")
-    with open_file(path / at.relative_path) as file:
-        if not 0 <= at.offset <= at.offset + at.length <= os.fstat(file.fileno()).st_size:
-            raise ValueError(f"{at.relative_path} is cut")
-        file.seek(at.offset)
-        archive = zipfile.ZipFile(io.BytesIO(file.read(at.length)))
+    if not _DATA.fullmatch(stored.relative_path):
+        raise ValueError(f"a tensor in {stored.relative_path}")
+    with open_file(path / stored.relative_path) as file:
+        if not 0 <= stored.offset <= stored.offset + stored.length <= os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{stored.relative_path} is cut")
+        file.seek(stored.offset)
+        archive = zipfile.ZipFile(io.BytesIO(file.read(stored.length)))
     parts = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in parts.values()):
         raise ValueError("a compressed tensor")
@@ -116,10 +116,10 @@ def _tensor(path: Path, at: Any) -> torch.Tensor:
     made_of = _Plain(io.BytesIO(archive.read(parts["data.pkl"]))).load().arguments
     (_, dtype, key, *_), first, shape, strides, *_, last = made_of
     memory = bytearray(archive.read(parts[f"data/{key}"]))
-    return _laid_out(memory, last if isinstance(last, torch.dtype) else dtype, first, shape, strides)
+    return _strided(memory, last if isinstance(last, torch.dtype) else dtype, first, shape, strides)
 
 
-def _laid_out(
+def _strided(
     memory: bytearray, dtype: torch.dtype, first: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> torch.Tensor:
     """Return the tensor that memory holds, once it is sure to lie inside."""

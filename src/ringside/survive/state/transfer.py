@@ -1,4 +1,8 @@
-"""State changes hands: a member offers it to those who join, and a joiner takes it over, checked by its digest."""
+"""State is transferred: a member offers it to ranks that join, and a joiner loads it, checked by its digest.
+
+On one host the joiner maps a sealed copy of the owner's (`StateServer`). Between hosts a thread of the owner sends it
+over a group of two that only this transfer uses (`StateSender`, `receive`). `StateTransfer` is one worker's part.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +29,25 @@ from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from ringside.survive.state.state import Given, JobState, take_over
 
-__all__ = ["Handover", "StateSender", "StateServer", "gift_name", "giver_for", "receive"]
+__all__ = ["StateSender", "StateServer", "StateTransfer", "choose_giver", "receive", "transfer_name"]
 
 
 # -------------------------------------------------------------------------------------------------
-# A state given to a process on another host: over a group of two that only this gift uses.
+# To a process on another host: its size (int64), then the bytes in pieces, over a group of two.
 
 Bytes = NDArray[np.uint8]
 PIECE_BYTES = 1 << 22
 MOST_BYTES = 1 << 44
+"""A size that is announced as more is none: the other end is no worker of ours."""
 _GIVER, _TAKER = 0, 1
 
 
 class StateSender:
-    """A state on its way, carried by a thread.
+    """A state on its way: a thread sends it.
 
     Args:
         open_transport: Makes the group.
-        name: The gift's, see `gift_name`.
+        name: The transfer's, see `transfer_name`.
         memory: The state, uint8 [n]; it must not change.
     """
 
@@ -50,40 +55,55 @@ class StateSender:
         self._thread = Worker("ringside-survive-gift")
         self._transport: Transport | None = None
         self._wanted = True
-        self._work = self._thread.submit(lambda: self._give(open_transport, name, memory))
+
+        def send() -> None:
+            self._transport = transport = open_transport(name, _GIVER, 2, lambda: self._wanted)
+            length = np.array([len(memory)], dtype=np.int64).view(np.uint8)
+            for piece in (length, *_pieces(memory)):
+                transport.send(_TAKER, piece).wait()
+
+        self._work = self._thread.submit(send)
 
     def close(self) -> None:
-        """Give up, if it has not arrived."""
+        """Abort the transfer, if it has not arrived."""
         self._wanted = False
         if self._transport is not None:
             self._transport.fail(LinkFailure("left", _GIVER))
             self._transport.close(patience_s=0.0)
         self._thread.stop(timeout_s=0.0)
 
-    def _give(self, open_transport: OpenTransport, name: str, memory: Bytes) -> None:
-        self._transport = open_transport(name, _GIVER, 2, lambda: self._wanted)
-        length = np.array([len(memory)], dtype=np.int64).view(np.uint8)
-        for piece in (length, *_pieces(memory)):
-            self._transport.send(_TAKER, piece).wait()
-
 
 def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], object]) -> Bytes:
-    """Take a gift and return it, uint8 [n].
+    """Receive a state, uint8 [n].
 
     Args:
         open_transport: Makes the group.
-        name: The gift's.
-        wait: Returns when work is done, or raises to give up.
+        name: The transfer's.
+        wait: Returns when work is done, or raises to abort.
 
     Raises:
         RingsideError: It did not arrive.
     """
     thread, opened, over = Worker("ringside-survive-gift"), list[Transport](), Event()
+
+    def receive_all() -> Bytes:
+        transport = open_transport(name, _TAKER, 2, lambda: not over.is_set())
+        opened.append(transport)
+        length = np.zeros(8, dtype=np.uint8)
+        transport.receive(_GIVER, length).wait()
+        size = int(length.view(np.int64)[0])
+        if not 0 < size < MOST_BYTES:
+            raise RingsideError(f"a state of {size} bytes was announced")
+        memory = np.empty(size, dtype=np.uint8)
+        for piece in _pieces(memory):
+            transport.receive(_GIVER, piece).wait()
+        return memory
+
     try:
-        work = thread.submit(lambda: _take(open_transport, name, opened, lambda: not over.is_set()))
+        work = thread.submit(receive_all)
         wait(work)
-        taken: Bytes = work.wait(0)
-        return taken
+        received: Bytes = work.wait(0)
+        return received
     except (LinkError, RuntimeError) as error:
         raise RingsideError(f"the connection broke ({error})") from None
     finally:
@@ -94,23 +114,9 @@ def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], obj
         thread.stop(timeout_s=0.0)
 
 
-def gift_name(tag: Tag, giver: MemberId, taker: MemberId) -> str:
-    """Return what a gift is called: no two have one name."""
+def transfer_name(tag: Tag, giver: MemberId, taker: MemberId) -> str:
+    """Return the name of a transfer, in the store: no two have one name."""
     return f"{tag.incarnation}/gift/{tag.generation}/{giver.rank}.{giver.epoch}/{taker.rank}.{taker.epoch}"
-
-
-def _take(open_transport: OpenTransport, name: str, opened: list[Transport], wanted: Callable[[], bool]) -> Bytes:
-    transport = open_transport(name, _TAKER, 2, wanted)
-    opened.append(transport)
-    length = np.zeros(8, dtype=np.uint8)
-    transport.receive(_GIVER, length).wait()
-    size = int(length.view(np.int64)[0])
-    if not 0 < size < MOST_BYTES:
-        raise RingsideError(f"a state of {size} bytes was announced")
-    memory = np.empty(size, dtype=np.uint8)
-    for piece in _pieces(memory):
-        transport.receive(_GIVER, piece).wait()
-    return memory
 
 
 def _pieces(memory: Bytes) -> list[Bytes]:
@@ -119,23 +125,23 @@ def _pieces(memory: Bytes) -> list[Bytes]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Giving the own state away: a packed copy in sealed memory for who can see it, sent to who cannot.
+# Offering the own state: a packed copy in sealed memory for processes of this host, sent to others.
 
 
 class StateServer:
-    """What one member gives to those who join; it stays as it is until they have it.
+    """The state that one member offers to ranks that join; the copy stays as it is until they have it.
 
     Args:
         state: The state; it is copied when the first one asks.
         tag: Names the generation and the step that the state begins.
-        seat: Who gives.
-        carry: Makes groups between hosts; None: there is one host.
+        seat: Whose it is.
+        open_transport: Makes groups between hosts; None: there is one host.
     """
 
-    def __init__(self, state: JobState, tag: Tag, seat: MemberId, carry: OpenTransport | None) -> None:
+    def __init__(self, state: JobState, tag: Tag, seat: MemberId, open_transport: OpenTransport | None) -> None:
         self.tag = tag
-        self._seat, self._carry, self._given = seat, carry, Given(state)
-        self._gifts: dict[MemberId, StateSender] = {}
+        self._seat, self._open_transport, self._copy = seat, open_transport, Given(state)
+        self._senders: dict[MemberId, StateSender] = {}
 
     def address_for(self, taker: MemberId, here: bool) -> Address | None:
         """Return where a process finds the state; None: it is being sent.
@@ -144,17 +150,18 @@ class StateServer:
             taker: Who joins.
             here: Whether it is on this host.
         """
-        if here or self._carry is None:
-            return self._given.address
-        if taker not in self._gifts:
-            self._gifts[taker] = StateSender(self._carry, gift_name(self.tag, self._seat, taker), self._given.bytes)
+        if here or self._open_transport is None:
+            return self._copy.address
+        if taker not in self._senders:
+            name = transfer_name(self.tag, self._seat, taker)
+            self._senders[taker] = StateSender(self._open_transport, name, self._copy.bytes)
         return None
 
     def close(self) -> None:
-        """Let go of the copy, and of what is under way."""
-        for gift in self._gifts.values():
-            gift.close()
-        self._given.close()
+        """Abort what is under way, and unmap the copy."""
+        for sender in self._senders.values():
+            sender.close()
+        self._copy.close()
 
 
 Addresses = Mapping[tuple[str, MemberId], Address | None]
@@ -163,8 +170,8 @@ Addresses = Mapping[tuple[str, MemberId], Address | None]
 _log = logging.getLogger("ringside")
 
 
-class Handover:
-    """One worker's part in that.
+class StateTransfer:
+    """One worker's part: what it offers, and what it receives.
 
     Args:
         job: Whose state.
@@ -176,10 +183,10 @@ class Handover:
     def __init__(self, job: SurviveJob) -> None:
         self._job = job
         self.unreached: set[MemberId] = set()
-        self._giver: StateServer | None = None
+        self._server: StateServer | None = None
 
     def offer(self, tag: Tag, seat: MemberId, takers: Sequence[MemberId], known: KnownWorkers) -> None:
-        """Tell some who join where they find the state; what is given stays as it is until it is taken back.
+        """Let some joiners know where they find the state; what is offered stays as it is until it is withdrawn.
 
         Args:
             tag: The attempt that the state begins.
@@ -187,34 +194,34 @@ class Handover:
             takers: Who joins.
             known: Whom this worker knows.
         """
-        if self._giver is None or self._giver.tag != tag:
-            self.take_back()
-            self._giver = StateServer(self._job.state, tag, seat, self._job.open_transport)
-        said = e.RankOffered(tag, seat, f"{self._job.state.digest():016x}")
+        if self._server is None or self._server.tag != tag:
+            self.withdraw()
+            self._server = StateServer(self._job.state, tag, seat, self._job.open_transport)
+        message = e.RankOffered(tag, seat, f"{self._job.state.digest():016x}")
         for taker in takers:
-            address = self._giver.address_for(taker, known.peer(taker, tag.incarnation).here)
-            self._job.meeting.send(tag.incarnation, taker, Offered(said, address))
+            address = self._server.address_for(taker, known.peer(taker, tag.incarnation).here)
+            self._job.rendezvous.send(tag.incarnation, taker, Offered(message, address))
 
-    def take_back(self) -> None:
-        """End what was offered."""
-        if self._giver is not None:
-            self._giver.close()
-        self._giver = None
+    def withdraw(self) -> None:
+        """Close what was offered."""
+        if self._server is not None:
+            self._server.close()
+        self._server = None
 
-    def fetch(
-        self, fetch: i.FetchState, seat: MemberId, addresses: Addresses, lookout: PeerWait | None
+    def receive(
+        self, fetch: i.FetchState, seat: MemberId, addresses: Addresses, peer_wait: PeerWait | None
     ) -> e.Event | None:
-        """Take the state over that was offered; return what has become of it, None: it is not wanted any more.
+        """Load the state that was offered; return what has become of it, None: it is not wanted any more.
 
         Args:
             fetch: Which.
             seat: Who takes it.
             addresses: Where states lie, by offer.
-            lookout: Waits for the owner meanwhile.
+            peer_wait: Waits for the owner meanwhile.
         """
         try:
-            given = self._given(fetch, seat, addresses[str(fetch.tag), fetch.source], lookout)
-            take_over(self._job.state, given, int(fetch.digest, 16))
+            packed = self._packed_state(fetch, seat, addresses[str(fetch.tag), fetch.source], peer_wait)
+            take_over(self._job.state, packed, int(fetch.digest, 16))
         except Superseded:
             return None
         except (RingsideError, KeyError) as error:
@@ -223,24 +230,24 @@ class Handover:
             return e.FetchFailed(fetch.tag)
         return e.StateFetched(fetch.tag, f"{self._job.state.digest():016x}")
 
-    def _given(
-        self, fetch: i.FetchState, seat: MemberId, address: Address | None, lookout: PeerWait | None
+    def _packed_state(
+        self, fetch: i.FetchState, seat: MemberId, address: Address | None, peer_wait: PeerWait | None
     ) -> NDArray[np.uint8]:
         """Return the packed state: from the owner's memory, or sent by it."""
-        carry = self._job.open_transport
+        open_transport = self._job.open_transport
         if address is not None:
             return read_only(address)
-        if carry is None or lookout is None:
+        if open_transport is None or peer_wait is None:
             raise RingsideError("there is no connection between hosts")
 
         def wait(work: Work) -> None:
-            lookout.wait(lambda: [] if work.is_completed() else [fetch.source])
+            peer_wait.wait(lambda: [] if work.is_completed() else [fetch.source])
 
-        return receive(carry, gift_name(fetch.tag, fetch.source, seat), wait)
+        return receive(open_transport, transfer_name(fetch.tag, fetch.source, seat), wait)
 
 
-def giver_for(taker: MemberId, record: Generation, unreached: Collection[MemberId]) -> MemberId:
-    """Return who gives a joiner the state: the first that has brought it, or gets it here, and can be reached.
+def choose_giver(taker: MemberId, record: Generation, unreached: Collection[MemberId]) -> MemberId:
+    """Return the member that gives a joiner the state: the first that brought it, or joins too, and can be reached.
 
     Args:
         taker: Who joins.

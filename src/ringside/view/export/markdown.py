@@ -9,7 +9,7 @@ from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.run.algorithm_changes import revision_notes
 from ringside.monitor.run.records import RunInfo
 from ringside.text import duration, share, size
-from ringside.view.verdict_text import all_is_well, no_verdict, tell
+from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 SHOWN_RANKS = 16
 
@@ -21,43 +21,18 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         summary: The content of `summary.json`.
         info: The content of `run.json`.
     """
-    parts = [
-        f"# {escape(info.name)}",
-        *_verdicts(summary),
-        *(f"*{escape(words)}*" for words in revision_notes(summary)),
-        _figures(summary, info),
-        *_answers(summary),
-        _ranks(summary),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    sections = [f"# {escape(info.name)}"]
+    verdicts = [verdict_text(content, summary) for content in summary["verdicts"]]
+    if not verdicts:
+        sections.append(f"**{escape(no_verdict(summary))}** {escape(all_is_well(summary))}")
+    for verdict in verdicts:
+        lines = (("When", verdict.when), ("Why", verdict.why), ("Price", verdict.price), ("Next", verdict.next))
+        items = "\n".join(f"- **{name}**: {escape(text)}" for name, text in lines if text)
+        sections.append(f"## {escape(verdict.headline)}\n\n{items}")
+    sections += [f"*{escape(change)}*" for change in revision_notes(summary)]
 
-
-def escape(text: str) -> str:
-    """Return text that Markdown and the HTML in it leave as it is."""
-    text = " ".join(text.split())
-    for character in "\\`*_[]|#":
-        text = text.replace(character, "\\" + character)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _verdicts(summary: dict[str, Any]) -> list[str]:
-    told = [tell(content, summary) for content in summary["verdicts"]]
-    if not told:
-        return [f"**{escape(no_verdict(summary))}** {escape(all_is_well(summary))}"]
-    return [
-        f"## {escape(one.headline)}\n\n"
-        + "\n".join(
-            f"- **{name}**: {escape(text)}"
-            for name, text in (("When", one.when), ("Why", one.why), ("Price", one.price), ("Next", one.next))
-            if text
-        )
-        for one in told
-    ]
-
-
-def _figures(summary: dict[str, Any], info: RunInfo) -> str:
     step, sync, overhead = summary["step_seconds"], summary["sync"], summary["overhead"]
-    rows = [
+    figures = [
         ("steps", str(summary["steps"])),
         ("ranks", f"{info.world_size} on {len(set(info.hosts)) or 1} host(s)"),
         ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
@@ -66,26 +41,18 @@ def _figures(summary: dict[str, Any], info: RunInfo) -> str:
         ("payload per step", size(sync["payload_bytes_per_step"])),
         ("Ringside's own time per step", duration(overhead["seconds_per_step"])),
     ]
-    return _table(("figure", "value"), [(name, escape(value)) for name, value in rows])
+    sections.append(_table(("figure", "value"), [(name, escape(value)) for name, value in figures]))
 
-
-def _answers(summary: dict[str, Any]) -> list[str]:
     answers = read_answers(summary.get("questions"))
-    if not answers:
-        return []
-    lines = [
-        f"- {QUESTIONS[name]} **{_word(answer.answer)}.** {escape(answer.words)}"
-        for name, answer in answers.items()
-        if name in QUESTIONS
-    ]
-    return ["## Four questions\n\n" + "\n".join(lines)]
+    if answers:
+        signs = {None: "cannot be told", True: "yes", False: "no"}
+        shown = [
+            f"- {QUESTIONS[name]} **{signs[answer.answer]}.** {escape(answer.words)}"
+            for name, answer in answers.items()
+            if name in QUESTIONS
+        ]
+        sections.append("## Four questions\n\n" + "\n".join(shown))
 
-
-def _word(answer: bool | None) -> str:
-    return "cannot be told" if answer is None else "yes" if answer else "no"
-
-
-def _ranks(summary: dict[str, Any]) -> str:
     ranks = sorted(summary["ranks"], key=lambda rank: -(rank["excess_ratio"] or 0.0))
     rows = [
         (
@@ -98,7 +65,16 @@ def _ranks(summary: dict[str, Any]) -> str:
         for rank in ranks[:SHOWN_RANKS]
     ]
     rest = f"\n\nThe slowest {SHOWN_RANKS} of {len(ranks)} ranks." if len(ranks) > SHOWN_RANKS else ""
-    return "## Ranks\n\n" + _table(("rank", "host", "own", "wait", "excess"), rows) + rest
+    sections.append("## Ranks\n\n" + _table(("rank", "host", "own", "wait", "excess"), rows) + rest)
+    return "\n\n".join(sections) + "\n"
+
+
+def escape(text: str) -> str:
+    """Return text that Markdown and the HTML in it leave as it is."""
+    text = " ".join(text.split())
+    for character in "\\`*_[]|#":
+        text = text.replace(character, "\\" + character)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -66,7 +66,10 @@ def write_events(path: Path, events: Iterable[Trace]) -> int:
     """Write trace events, compressed where the name ends in `.gz`; return how many, or raise `RingsideError`."""
     count = 0
     try:
-        with user_file(path) as file, _packed(file) if path.suffix == ".gz" else nullcontext(file) as out:
+        with user_file(path) as file, ExitStack() as stack:
+            out = file
+            if path.suffix == ".gz":
+                out = cast("BinaryIO", stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb")))
             out.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
             for event in events:
                 out.write(b",\n" * (count > 0) + json.dumps(event, separators=(",", ":")).encode())
@@ -77,15 +80,14 @@ def write_events(path: Path, events: Iterable[Trace]) -> int:
     return count
 
 
-def _packed(file: BinaryIO) -> AbstractContextManager[BinaryIO]:
-    return cast("AbstractContextManager[BinaryIO]", gzip.GzipFile(fileobj=file, mode="wb"))
-
-
 def trace_events(info: RunInfo, records: list[StepRecord], verdicts: list[Verdict]) -> Iterator[Trace]:
     """Yield the events of a trace, times in microseconds from the beginning of the first step."""
     shift = clock_shifts(records, info.world_size)
     begin = min(_begin(record, shift) for record in records)
-    yield from _names(info, {record.rank for record in records})
+    for rank in sorted({record.rank for record in records}):
+        host = f" · {info.hosts[rank]}" if rank < len(info.hosts) and info.hosts[rank] else ""
+        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}{host}"}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
     by_step: dict[int, list[_Laid]] = {}
     for record in sorted(records, key=lambda record: (record.step, record.rank)):
         laid = _Laid(record, 1e6 * (_begin(record, shift) - begin))
@@ -111,6 +113,7 @@ def clock_shifts(records: list[StepRecord], ranks: int) -> Floats:
     ends = np.full((len(steps), ranks), np.nan)
     for record in records:
         ends[rows[record.step], record.rank] = record.ended_unix - record.optimizer_seconds
+    # Clocks are compared by the ends of synchronisations, step by step.
     apart = ends - row_medians(ends)[:, None]
     known = ~np.isnan(apart).all(axis=0)
     shifts = np.zeros(ranks)
@@ -167,12 +170,14 @@ class _Laid:
 def _arrows(row: list[_Laid], ranks: int) -> Iterator[Trace]:
     """Arrows from the rank that arrived last to those that waited for it."""
     last = min(row, key=lambda laid: laid.waited)
+    # Nobody was waited for in this step.
     if last.arrived <= last.backward:
         return
     worth = [laid for laid in row if laid is not last and laid.waited > WORTH_AN_ARROW * (laid.end - laid.begin)]
     begin = last.arrived - INSIDE_US
     for laid in sorted(worth, key=lambda laid: -laid.waited)[:ARROWS]:
         end = max(laid.arrived + laid.waited - INSIDE_US, laid.arrived)
+        # Both ends must lie inside a slice: a viewer binds them to the one around them.
         first = max(min(begin, end), last.backward)
         if first > end:
             continue
@@ -183,13 +188,6 @@ def _arrows(row: list[_Laid], ranks: int) -> Iterator[Trace]:
 
 def _begin(record: StepRecord, shift: Floats) -> float:
     return float(record.ended_unix - record.step_seconds - shift[record.rank])
-
-
-def _names(info: RunInfo, ranks: set[int]) -> Iterator[Trace]:
-    for rank in sorted(ranks):
-        host = f" · {info.hosts[rank]}" if rank < len(info.hosts) and info.hosts[rank] else ""
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}{host}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
 
 
 # -------------------------------------------------------------------------------------------------
@@ -224,35 +222,40 @@ def write_timeline(path: Path, timeline: Timeline) -> int:
 
 def timeline_events(timeline: Timeline) -> Iterator[Trace]:
     """Yield the events, times in microseconds."""
-    yield from _perfetto_timeline_names(timeline)
+    schedule = timeline.schedule
+    for vertex in range(schedule.vertices + 1):
+        name = f"rank {vertex}" if vertex < schedule.ranks else f"switch {vertex}"
+        name = "critical path" if vertex == schedule.vertices else name
+        order = -1 if vertex == schedule.vertices else vertex
+        yield {"ph": "M", "name": "process_name", "pid": vertex, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": vertex, "args": {"sort_index": order}}
+        for track, text in ((SENDS, "sends"), (TAKES, "is sent"), (WORKS, "works")) * (vertex < schedule.vertices):
+            yield {"ph": "M", "name": "thread_name", "pid": vertex, "tid": track, "args": {"name": text}}
     for rank, seconds in timeline.late.items():
         if seconds > 0:
             yield _slice("late", rank, WORKS, 0.0, seconds)
-    yield from _messages(timeline)
-    yield from _path(timeline)
+    yield from _message_events(timeline)
+    # The critical path has a track of its own, below the vertices'.
+    for hop in timeline.critical_path:
+        where = f"rank {hop.src}" if hop.src == hop.dst else f"{hop.src} > {hop.dst}"
+        args = {"round": hop.round, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
+        yield _slice(where, schedule.vertices, SENDS, hop.begin_s, hop.end_s, **args)
 
 
-def _messages(timeline: Timeline) -> Iterator[Trace]:
+def _message_events(timeline: Timeline) -> Iterator[Trace]:
+    """Yield every message as a slice at both ends and an arrow, which begins and ends inside of them."""
     number = count()
     for sent in timeline.sent():
         rows = zip(sent.src.tolist(), sent.dst.tolist(), sent.size_bytes.tolist(), strict=True)
         times = zip(sent.begin_s.tolist(), sent.leave_s.tolist(), sent.arrive_s.tolist(), strict=True)
-        for (src, dst, carried), (begin, leave, arrive) in zip(rows, times, strict=True):
-            args = {"round": sent.round, "bytes": carried}
-            yield _slice(f"to {dst}, {size(carried)}", src, SENDS, begin, leave, **args)
-            yield _slice(f"from {src}, {size(carried)}", dst, TAKES, begin, arrive, **args)
+        for (src, dst, nbytes), (begin, leave, arrive) in zip(rows, times, strict=True):
+            args = {"round": sent.round, "bytes": nbytes}
+            yield _slice(f"to {dst}, {size(nbytes)}", src, SENDS, begin, leave, **args)
+            yield _slice(f"from {src}, {size(nbytes)}", dst, TAKES, begin, arrive, **args)
             common = {"cat": "message", "name": "message", "id": next(number)}
             yield {"ph": "s", **common, "ts": _us(begin), "pid": src, "tid": SENDS}
             end = max(_us(arrive) - INSIDE_US, _us(begin))
             yield {"ph": "f", "bp": "e", **common, "ts": round(end, 3), "pid": dst, "tid": TAKES}
-
-
-def _path(timeline: Timeline) -> Iterator[Trace]:
-    track = timeline.schedule.vertices
-    for hop in timeline.critical_path:
-        where = f"rank {hop.src}" if hop.src == hop.dst else f"{hop.src} > {hop.dst}"
-        args = {"round": hop.round, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
-        yield _slice(where, track, SENDS, hop.begin_s, hop.end_s, **args)
 
 
 def _slice(name: str, vertex: int, track: int, begin: float, end: float, **args: float) -> Trace:
@@ -262,15 +265,3 @@ def _slice(name: str, vertex: int, track: int, begin: float, end: float, **args:
 
 def _us(seconds: float) -> float:
     return round(1e6 * seconds, 3)
-
-
-def _perfetto_timeline_names(timeline: Timeline) -> Iterator[Trace]:
-    schedule = timeline.schedule
-    for vertex in range(schedule.vertices + 1):
-        name = f"rank {vertex}" if vertex < schedule.ranks else f"switch {vertex}"
-        name = "critical path" if vertex == schedule.vertices else name
-        order = -1 if vertex == schedule.vertices else vertex
-        yield {"ph": "M", "name": "process_name", "pid": vertex, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": vertex, "args": {"sort_index": order}}
-        for track, what in ((SENDS, "sends"), (TAKES, "is sent"), (WORKS, "works")) * (vertex < schedule.vertices):
-            yield {"ph": "M", "name": "thread_name", "pid": vertex, "tid": track, "args": {"name": what}}

@@ -10,7 +10,7 @@ import logging
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from ringside.monitor.alerts.book import Alert, as_text
+from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import RANK_FIELDS, STEP_BUCKETS_S, MetricsSnapshot
 from ringside.monitor.alerts.settings import Endpoint
 from ringside.monitor.stats import Floats
@@ -56,12 +56,10 @@ class RunMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric family, always in the same order."""
-        figures = self._figures
-        yield from _run(figures)
-        yield from _steps(figures)
-        yield from _ranks(figures)
-        yield from _verdicts(figures)
-        yield from _monitor(figures)
+        yield from _job_metrics(self._figures)
+        yield from _rank_metrics(self._figures)
+        yield from _verdict_metrics(self._figures)
+        yield from _monitor_metrics(self._figures)
 
 
 def render(figures: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
@@ -72,7 +70,7 @@ def render(figures: MetricsSnapshot, accept: str = "") -> tuple[bytes, str]:
     return encoder(registry), content_type
 
 
-def _run(figures: MetricsSnapshot) -> Iterator[Metric]:
+def _job_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
     info = figures.info
     labels = {
         "run": info.name,
@@ -81,13 +79,11 @@ def _run(figures: MetricsSnapshot) -> Iterator[Metric]:
         "version": info.versions.get("ringside", ""),
     }
     family = GaugeMetricFamily("ringside_run_info", "The run; always 1.", labels=list(labels))
-    family.add_metric([_label(value) for value in labels.values()], 1)
+    # Somebody else's texts as labels: of bounded length and fit for a terminal; prometheus_client escapes them.
+    family.add_metric([printable_lines(as_text(value[:LABEL_CHARACTERS])) for value in labels.values()], 1)
     yield family
     yield _gauge("ringside_run_start_time_seconds", "When the run began, seconds since 1970.", info.started_unix)
     yield _gauge("ringside_ranks", "Ranks of the job.", info.world_size)
-
-
-def _steps(figures: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("ringside_steps", "Training steps completed.", figures.steps)
     edges = [*(repr(edge) for edge in STEP_BUCKETS_S), "+Inf"]
     counts = np.cumsum(figures.step_counts)
@@ -107,7 +103,7 @@ def _steps(figures: MetricsSnapshot) -> Iterator[Metric]:
     yield _counter("ringside_samples", "Samples (or tokens) worked on, over all ranks.", sums["samples"])
 
 
-def _ranks(figures: MetricsSnapshot) -> Iterator[Metric]:
+def _rank_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
     shown = ranks_shown(figures.rank_recent["own_seconds"])
     for name in RANK_FIELDS:
         totals = figures.rank_totals[name]
@@ -115,8 +111,15 @@ def _ranks(figures: MetricsSnapshot) -> Iterator[Metric]:
         for rank in shown:
             family.add_metric([str(rank)], float(totals[rank]))
         yield family
+    # However many ranks there are: how the last steps spread over all of them.
     for name in RANK_FIELDS:
-        yield _statistics(name, figures.rank_recent[name])
+        text = f"Seconds per step over the last steps, over all ranks: {WHAT[name]}."
+        spread = GaugeMetricFamily(f"ringside_recent_{name}", text, labels=["of"])
+        recent = figures.rank_recent[name]
+        known = recent[np.isfinite(recent)]
+        for statistic, quantile in STATISTICS.items() if known.size else ():
+            spread.add_metric([statistic], float(np.quantile(known, quantile)))
+        yield spread
 
 
 def ranks_shown(own: Floats) -> list[int]:
@@ -131,26 +134,20 @@ def ranks_shown(own: Floats) -> list[int]:
     return sorted(int(rank) for rank in worst)
 
 
-def _statistics(field: str, recent: Floats) -> Metric:
-    family = GaugeMetricFamily(
-        f"ringside_recent_{field}",
-        f"Seconds per step over the last steps, over all ranks: {WHAT[field]}.",
-        labels=["of"],
-    )
-    known = recent[np.isfinite(recent)]
-    for name, quantile in STATISTICS.items() if known.size else ():
-        family.add_metric([name], float(np.quantile(known, quantile)))
-    return family
-
-
-def _verdicts(figures: MetricsSnapshot) -> Iterator[Metric]:
+def _verdict_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
     active = GaugeMetricFamily("ringside_verdict_active", "1 while a verdict holds.", labels=["kind", "rank"])
     excess = GaugeMetricFamily(
         "ringside_verdict_excess_ratio",
         "How much longer the culprit's own time was than the others' when the verdict was reached; 0.12 is 12 %.",
         labels=["kind", "rank"],
     )
-    for (kind, rank), ratio in sorted(_by_rank(figures.active).items()):
+    # A verdict on several ranks counts for each, one on none for rank ""; of too many the largest.
+    ratios: dict[tuple[str, str], float] = {}
+    for alert in figures.active:
+        for culprit in [str(rank) for rank in alert.ranks[:RANKS_SHOWN]] or [""]:
+            ratios[alert.kind, culprit] = alert.verdict.excess_ratio
+    largest = sorted(ratios.items(), key=lambda item: -_finite(item[1]))[:RANKS_SHOWN]
+    for (kind, rank), ratio in sorted(dict(largest).items()):
         active.add_metric([kind, rank], 1)
         excess.add_metric([kind, rank], _finite(ratio))
     yield active
@@ -166,16 +163,7 @@ def _verdicts(figures: MetricsSnapshot) -> Iterator[Metric]:
     )
 
 
-def _by_rank(active: Iterable[Alert]) -> dict[tuple[str, str], float]:
-    """Return the excess by (kind, rank); a verdict on several ranks counts for each, one on none for rank ""."""
-    found: dict[tuple[str, str], float] = {}
-    for alert in active:
-        for rank in [str(rank) for rank in alert.ranks[:RANKS_SHOWN]] or [""]:
-            found[alert.kind, rank] = alert.verdict.excess_ratio
-    return dict(sorted(found.items(), key=lambda item: -_finite(item[1]))[:RANKS_SHOWN])
-
-
-def _monitor(figures: MetricsSnapshot) -> Iterator[Metric]:
+def _monitor_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
     sums = figures.job_totals
     yield _counter(
         "ringside_overhead_seconds", "Ringside's own bookkeeping in steps, over all ranks.", sums["overhead_seconds"]
@@ -196,31 +184,28 @@ def _monitor(figures: MetricsSnapshot) -> Iterator[Metric]:
     for reason in ("late", "invalid", "missing"):
         dropped.add_metric([reason], getattr(figures, reason))
     yield dropped
-    told = CounterMetricFamily("ringside_notifications", "Alerts by what became of them.", labels=["hook", "outcome"])
+    outcomes = CounterMetricFamily(
+        "ringside_notifications", "Alerts by what became of them.", labels=["hook", "outcome"]
+    )
     for (hook, outcome), count in sorted(figures.notifications.items()):
-        told.add_metric([hook, outcome], count)
-    yield told
+        outcomes.add_metric([hook, outcome], count)
+    yield outcomes
 
 
-def _gauge(name: str, words: str, value: float) -> Metric:
+def _gauge(name: str, text: str, value: float) -> Metric:
     """A gauge without labels; one whose value is not known has no sample."""
-    family = GaugeMetricFamily(name, words)
+    family = GaugeMetricFamily(name, text)
     if math.isfinite(value):
         family.add_metric([], value)
     return family
 
 
-def _counter(name: str, words: str, value: float) -> Metric:
-    return CounterMetricFamily(name, words, value=value)
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
 
 
 def _finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0
-
-
-def _label(value: str) -> str:
-    """Text of somebody else's as a label: of bounded length and fit for a terminal; prometheus_client escapes it."""
-    return printable_lines(as_text(value[:LABEL_CHARACTERS]))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -261,12 +246,19 @@ class MetricsServer:
     """
 
     def __init__(self, endpoint: Endpoint, render: Render, *, reader_s: float = READER_S) -> None:
-        listening = _listen(endpoint)
+        listening = socket.socket(socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((endpoint.host, endpoint.port))
+            listening.listen(QUEUE)
+        except OSError:
+            listening.close()
+            raise
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         self.url = f"http://{host}:{listening.getsockname()[1]}/metrics"
         self._site = _Site(render, endpoint.token)
         self._reader_s = reader_s
-        self._asking, self._reading = _Places(), _Places()
+        self._requesting, self._reading = _Places(), _Places()
         self._loop, self._closed = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, args=(listening,), name="ringside-metrics", daemon=True)
         self._thread.start()
@@ -286,6 +278,7 @@ class MetricsServer:
         listening.listen(QUEUE)
         await self._closed.wait()
         server.close()
+        # Whoever is still connected is hung up on.
         readers = asyncio.all_tasks() - {asyncio.current_task()}
         for reader in readers:
             reader.cancel()
@@ -300,24 +293,12 @@ class MetricsServer:
             writer.transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with self._asking.taken():
+        with self._requesting.taken():
             head = await reader.readuntil(b"\r\n\r\n")
         with self._reading.taken():
             writer.transport.set_write_buffer_limits(0)  # drained: all of it is with the kernel
             writer.write(_Handler(head, self._site).answer)
             await writer.drain()
-
-
-def _listen(endpoint: Endpoint) -> socket.socket:
-    listening = socket.socket(socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((endpoint.host, endpoint.port))
-        listening.listen(QUEUE)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 class _Places:
@@ -330,6 +311,7 @@ class _Places:
     def taken(self) -> Iterator[None]:
         task = asyncio.current_task()
         assert task is not None
+        # A dict keeps the order of insertion: its first key is the longest here.
         if len(self._here) >= PLACES:
             longest = next(iter(self._here))
             del self._here[longest]
@@ -369,19 +351,16 @@ class _Handler(BaseHTTPRequestHandler):
         """Serve the page."""
         if self.path.split("?")[0] != "/metrics":
             self._answer(404, b"there is only /metrics here\n")
-        elif not self._may_read():
+            return
+        # A page behind which a web site points a name of its own here would not know the token.
+        token = self._site.token
+        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             self._answer(401, b"send the token: Authorization: Bearer ...\n", ("WWW-Authenticate", "Bearer"))
-        elif not self._is_asked_for_us():
+            return
+        if not token and not all(is_called(host, self._site.names) for host in self.headers.get_all("Host", [])):
             self._answer(421, b"this host is not called that; give its address, localhost, or set a token\n")
-        else:
-            self._page()
-
-    do_HEAD = do_GET
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Readers are not logged: stderr is the job's."""
-
-    def _page(self) -> None:
+            return
         try:
             page, kind = self._site.render(self.headers.get("Accept", ""))
         except Exception:
@@ -390,15 +369,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(200, page, ("Content-Type", kind))
 
-    def _may_read(self) -> bool:
-        given = self.headers.get("Authorization", "").encode("latin-1", "replace")
-        return not self._site.token or hmac.compare_digest(given, f"Bearer {self._site.token}".encode())
+    do_HEAD = do_GET
 
-    def _is_asked_for_us(self) -> bool:
-        """Whether no web page can be behind it that points a name of its own here; it would not know the token."""
-        return bool(self._site.token) or all(
-            is_called(host, self._site.names) for host in self.headers.get_all("Host", [])
-        )
+    def log_message(self, format: str, *args: Any) -> None:
+        """Readers are not logged: stderr is the job's."""
 
     def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
         self.send_response(status)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import json
 import math
 from collections.abc import Callable, Sequence
 
@@ -12,6 +10,7 @@ import numpy as np
 
 from ringside.monitor.stats import Floats
 from ringside.text import duration
+from ringside.view.html.markup import NOTHING, Markup, embed_json, fill
 
 POINTS = 400
 UNITS = 1000
@@ -52,7 +51,7 @@ def chart(
     marks: Sequence[ChartMark] = (),
     text: Callable[[float], str] = duration,
     from_zero: bool = True,
-) -> str:
+) -> Markup:
     """Return a `<figure>` with lines over training steps; readable without scripts, with numbers on hover.
 
     Args:
@@ -64,37 +63,71 @@ def chart(
         text: How to write a value.
         from_zero: Whether the axis begins at 0, unless all values lie close together far above it.
     """
-    at, series = _thin(np.asarray(steps, dtype=np.float64), series)
-    low, high = _span([line.values for line in series], from_zero)
-    first, last = (int(at[0]), int(at[-1])) if len(at) else (0, 0)
-    across = _scale(first, last)
-    up = _scale(low, high)
-    shapes = "".join(_shading(mark, first, last, across) for mark in marks)
-    shapes += "".join(_line(line, at, across, up) for line in series)
+    values_at, series = _thin(np.asarray(steps, dtype=np.float64), series)
+    low, high = _value_range([line.values for line in series], from_zero)
+    first, last = (int(values_at[0]), int(values_at[-1])) if len(values_at) else (0, 0)
+    x, y = _Scale(first, last), _Scale(low, high)
+
+    # Episodes lie under the lines: a shaded stretch, and its label on the side where there is room for it.
+    shapes, flags = [], []
+    for mark in marks:
+        until = last if mark.until is None else min(max(mark.until, first), last)
+        begin, end = x.place(min(max(mark.since, first), last)), x.place(until)
+        shapes.append(
+            fill(
+                '<rect class="episode" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>',
+                begin,
+                max(end - begin, 1),
+                UNITS,
+            )
+        )
+        side, edge = ("left", begin) if begin < 0.6 * UNITS else ("right", UNITS - begin)
+        flags.append(
+            fill(
+                '<span class="flag {side}" style="{side}:{percent:.2f}%">{label}</span>',
+                side=side,
+                percent=100 * edge / UNITS,
+                label=mark.label,
+            )
+        )
+    shapes += [_line(line, values_at, x, y) for line in series]
+
     data = {
-        "steps": [int(step) for step in at],
+        "steps": [int(step) for step in values_at],
         "series": [
             {"name": line.name, "style": line.style, "text": [text(value) for value in line.values]} for line in series
         ],
         "span": [first, last],
     }
-    spoken = "; ".join(f"{line.name}: {text(_median(line.values))}" for line in series[-8:])
-    return f"""<figure class="chart" id="{identity}">
-<figcaption>{html.escape(title)}</figcaption>
-<div class="legend">{"".join(_key(line) for line in series)}</div>
-<div class="plot" tabindex="0" role="img" aria-label="{html.escape(f"{title}. Medians: {spoken}.")}">
-<div class="y">{"".join(_tick(value, up, text) for value in ticks(low, high))}</div>
-<div class="area"><svg viewBox="0 0 {UNITS} {UNITS}" preserveAspectRatio="none" aria-hidden="true">
-{_grid(ticks(low, high), up)}{shapes}</svg>{"".join(_flag(mark, first, last, across) for mark in marks)}
+    medians = "; ".join(f"{line.name}: {text(_median(line.values))}" for line in series[-8:])
+    levels = ticks(low, high)
+    return fill(
+        """<figure class="chart" id="{identity}">
+<figcaption>{title}</figcaption>
+<div class="legend">{legend}</div>
+<div class="plot" tabindex="0" role="img" aria-label="{title}. Medians: {medians}.">
+<div class="y">{levels}</div>
+<div class="area"><svg viewBox="0 0 {units} {units}" preserveAspectRatio="none" aria-hidden="true">
+{grid}{shapes}</svg>{flags}
 <div class="cursor" hidden></div><div class="tip" hidden></div></div>
 <div class="x"><span>step {first}</span><span>{last}</span></div>
-</div><script type="application/json">{embedded(data)}</script></figure>"""
-
-
-def embedded(data: object) -> str:
-    """Return JSON that is safe inside a `<script>` element."""
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+</div><script type="application/json">{data}</script></figure>""",
+        identity=identity,
+        title=title,
+        legend=[fill('<span class="key {}"><i></i>{}</span>', line.style, line.name) for line in series],
+        medians=medians,
+        levels=[
+            fill('<span style="bottom:{:.2f}%">{}</span>', 100 * y.place(value) / UNITS, text(value))
+            for value in levels
+        ],
+        units=UNITS,
+        grid=[fill('<path class="grid" d="M0 {:.1f}H{}"/>', UNITS - y.place(value), UNITS) for value in levels],
+        shapes=shapes,
+        flags=flags,
+        first=first,
+        last=last,
+        data=embed_json(data),
+    )
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -125,11 +158,12 @@ def _thin(steps: Floats, series: Sequence[Series]) -> tuple[Floats, list[Series]
     return steps[::size], thinned
 
 
-def _span(values: Sequence[Floats], from_zero: bool) -> tuple[float, float]:
-    """The axis: up to the largest value, or a little above the usual ones where single values stand far out."""
+def _value_range(values: Sequence[Floats], from_zero: bool) -> tuple[float, float]:
+    """The axis: up to the largest value, or a little above the ordinary ones where single values stand far out."""
     known = np.concatenate([line[np.isfinite(line)] for line in values]) if values else np.empty(0)
     if not known.size:
         return 0.0, 1.0
+    # Single values far above the rest would press everything else flat: they are cut off.
     top = min(float(known.max()), 1.6 * float(np.quantile(known, 0.97)))
     bottom = float(np.quantile(known, 0.01))
     if from_zero and bottom < 0.6 * top:
@@ -138,61 +172,38 @@ def _span(values: Sequence[Floats], from_zero: bool) -> tuple[float, float]:
     return bottom - room, top + room
 
 
-def _scale(low: float, high: float) -> Callable[[float], float]:
-    width = (high - low) or 1.0
-    return lambda value: UNITS * (value - low) / width
+class _Scale:
+    """Values to places, 0 to `UNITS`."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low, self._width = low, (high - low) or 1.0
+
+    def place(self, value: float) -> float:
+        return UNITS * (value - self._low) / self._width
 
 
-def _line(line: Series, steps: Floats, across: Callable[[float], float], up: Callable[[float], float]) -> str:
-    band = ""
+def _line(line: Series, steps: Floats, x: _Scale, y: _Scale) -> Markup:
+    band = NOTHING
     if line.low is not None and line.high is not None:
         edge = [*zip(steps, line.high, strict=True), *zip(steps[::-1], line.low[::-1], strict=True)]
-        band = f'<path class="band" d="{_path(edge, across, up)}Z"/>'
+        band = fill('<path class="band" d="{}Z"/>', _path(edge, x, y))
     points = list(zip(steps, line.values, strict=True))
     if len(points) == 1:  # a single step: a short dash instead of an invisible line
         points = [(points[0][0], points[0][1]), (points[0][0] + 1, points[0][1])]
-    return f'{band}<path class="line {line.style}" d="{_path(points, across, up)}"/>'
+    return fill('{}<path class="line {}" d="{}"/>', band, line.style, _path(points, x, y))
 
 
-def _path(points: Sequence[tuple[float, float]], across: Callable[[float], float], up: Callable[[float], float]) -> str:
+def _path(points: Sequence[tuple[float, float]], x: _Scale, y: _Scale) -> str:
+    """Return SVG path data; the line is interrupted where a value is missing."""
     parts, pen = [], "M"
     for step, value in points:
         if not math.isfinite(value):
             pen = "M"
             continue
-        y = min(max(UNITS - up(value), 0.0), float(UNITS))
-        parts.append(f"{pen}{across(step):.1f} {y:.1f}")
+        height = min(max(UNITS - y.place(value), 0.0), float(UNITS))
+        parts.append(f"{pen}{x.place(step):.1f} {height:.1f}")
         pen = "L"
     return "".join(parts)
-
-
-def _grid(values: Sequence[float], up: Callable[[float], float]) -> str:
-    return "".join(f'<path class="grid" d="M0 {UNITS - up(value):.1f}H{UNITS}"/>' for value in values)
-
-
-def _shading(mark: ChartMark, first: int, last: int, across: Callable[[float], float]) -> str:
-    begin, end = _reach(mark, first, last, across)
-    return f'<rect class="episode" x="{begin:.1f}" y="0" width="{max(end - begin, 1):.1f}" height="{UNITS}"/>'
-
-
-def _flag(mark: ChartMark, first: int, last: int, across: Callable[[float], float]) -> str:
-    begin, _ = _reach(mark, first, last, across)
-    side = "left" if begin < 0.6 * UNITS else "right"
-    at = begin / 10 if side == "left" else 100 - begin / 10
-    return f'<span class="flag {side}" style="{side}:{at:.2f}%">{html.escape(mark.label)}</span>'
-
-
-def _reach(mark: ChartMark, first: int, last: int, across: Callable[[float], float]) -> tuple[float, float]:
-    until = last if mark.until is None else min(max(mark.until, first), last)
-    return across(min(max(mark.since, first), last)), across(until)
-
-
-def _tick(value: float, up: Callable[[float], float], text: Callable[[float], str]) -> str:
-    return f'<span style="bottom:{up(value) / 10:.2f}%">{html.escape(text(value))}</span>'
-
-
-def _key(line: Series) -> str:
-    return f'<span class="key {line.style}"><i></i>{html.escape(line.name)}</span>'
 
 
 def _median(values: Floats) -> float:

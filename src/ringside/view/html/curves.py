@@ -5,7 +5,6 @@ Like the report's charts the plot stretches with the page and its labels are HTM
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -14,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.view.html.charts import UNITS, embedded, ticks
+from ringside.view.html.charts import UNITS, ticks
+from ringside.view.html.markup import NOTHING, Markup, embed_json, fill
+from ringside.view.html.page import note_line
 
 Floats = NDArray[np.float64]
 Text = Callable[[float], str]
@@ -63,7 +64,7 @@ class Axis:
     marks: tuple[float, ...] = ()
 
 
-def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, note: str = "") -> str:
+def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, note: str = "") -> Markup:
     """Return a `<figure>`; readable without scripts, with numbers on hover.
 
     Args:
@@ -75,21 +76,36 @@ def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, 
         note: Below the caption.
     """
     across = _Scale(np.concatenate([line.x for line in lines]), x, 0.0)
-    up = _Scale(np.concatenate([_shown(line) for line in lines]), y, ROOM)
-    shapes = "".join(f'<path class="grid" d="M0 {UNITS - up.at(v):.1f}H{UNITS}"/>' for v in up.ticks)
-    shapes += "".join(_shape(line, across, up) for line in lines)
-    said = f'<p class="note">{html.escape(note)}</p>' if note else ""
+    # Bands are shown whole, so their ends count for the height as the lines do.
+    heights = [end for line in lines for end in (line.y, line.low, line.high) if end is not None]
+    up = _Scale(np.concatenate(heights), y, ROOM)
     spoken = "; ".join(
         f"{line.name}: {y.text(float(line.y[-1]))} at {x.text(float(line.x[-1]))}" for line in lines[-6:]
     )
-    return f"""<figure class="chart curves" id="{identity}"><figcaption>{html.escape(title)}</figcaption>{said}
-<div class="legend">{"".join(_key(line) for line in lines)}</div>
-<div class="plot" tabindex="0" role="img" aria-label="{html.escape(f"{title}. {spoken}.")}">
-<div class="y">{"".join(_tick(v, up, "bottom", y.text) for v in up.ticks)}</div>
-<div class="area"><svg viewBox="0 0 {UNITS} {UNITS}" preserveAspectRatio="none" aria-hidden="true">{shapes}</svg>
+    return fill(
+        """<figure class="chart curves" id="{identity}"><figcaption>{title}</figcaption>{note}
+<div class="legend">{legend}</div>
+<div class="plot" tabindex="0" role="img" aria-label="{title}. {spoken}.">
+<div class="y">{levels}</div>
+<div class="area"><svg viewBox="0 0 {units} {units}" preserveAspectRatio="none" aria-hidden="true">{grid}{shapes}</svg>
 <div class="cursor" hidden></div><div class="tip" hidden></div></div>
-<div class="xs">{"".join(_tick(v, across, "left", x.text) for v in across.ticks)}</div>
-</div><script type="application/json">{embedded(_data(lines, across, x, y))}</script></figure>"""
+<div class="xs">{places}</div>
+</div><script type="application/json">{data}</script></figure>""",
+        identity=identity,
+        title=title,
+        note=note_line(note),
+        legend=[
+            fill('<span class="key {}{}"><i></i>{}</span>', line.style, " dotted" if line.dots else "", line.name)
+            for line in lines
+        ],
+        spoken=spoken,
+        levels=[_tick(value, up, "bottom", y.text) for value in up.ticks],
+        units=UNITS,
+        grid=[fill('<path class="grid" d="M0 {:.1f}H{}"/>', UNITS - up.place(v), UNITS) for v in up.ticks],
+        shapes=[_draw_line(line, across, up) for line in lines],
+        places=[_tick(value, across, "left", x.text) for value in across.ticks],
+        data=embed_json(_hover_data(lines, across, x, y)),
+    )
 
 
 class _Scale:
@@ -104,10 +120,9 @@ class _Scale:
         low, high = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 1.0)
         more = room * ((high - low) or 1.0)
         self.low, self.high = low - more, high + more
-        plain = _decades(self.low, self.high) if axis.log else ticks(self.low, self.high)
-        self.ticks = list(axis.marks) or plain
+        self.ticks = list(axis.marks) or (_decades if axis.log else ticks)(self.low, self.high)
 
-    def at(self, value: float) -> float:
+    def place(self, value: float) -> float:
         shown = math.log10(value) if self._log else value
         return UNITS * (shown - self.low) / ((self.high - self.low) or 1.0)
 
@@ -115,6 +130,7 @@ class _Scale:
 def _decades(low: float, high: float) -> list[float]:
     """Return powers of ten between two logarithms, every second, third ... of many, halves too of few."""
     first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
+    # Within two decades 1, 2 and 5 of each are labelled.
     if last - first < 2:
         steps = [f * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for f in (1, 2, 5)]
         return [v for v in steps if low - 1e-9 <= math.log10(v) <= high + 1e-9]
@@ -122,55 +138,44 @@ def _decades(low: float, high: float) -> list[float]:
     return [10.0**power for power in range(first, last + 1, step)]
 
 
-def _shown(line: Curve) -> Floats:
-    parts = [line.y, *(end for end in (line.low, line.high) if end is not None)]
-    return np.concatenate(parts)
-
-
-def _shape(line: Curve, across: _Scale, up: _Scale) -> str:
+def _draw_line(line: Curve, across: _Scale, up: _Scale) -> Markup:
     if line.dots:
         places = "".join(f"M{a} {b}h0" for a, b in _places(line.x, line.y, across, up))
-        return f'<path class="dots {line.style}" d="{places}"/>'
-    band = ""
+        return fill('<path class="dots {}" d="{}"/>', line.style, places)
+    band = NOTHING
     if line.low is not None and line.high is not None:
         edge = [*_places(line.x, line.high, across, up), *_places(line.x[::-1], line.low[::-1], across, up)]
-        band = f'<path class="band {line.style}" d="M{"L".join(f"{a} {b}" for a, b in edge)}Z"/>' if edge else ""
+        if edge:
+            path = "L".join(f"{a} {b}" for a, b in edge)
+            band = fill('<path class="band {}" d="M{}Z"/>', line.style, path)
     points = "L".join(f"{a} {b}" for a, b in _places(line.x, line.y, across, up))
-    return f'{band}<path class="line {line.style}" d="M{points}"/>' if points else band
+    return fill('{}<path class="line {}" d="M{}"/>', band, line.style, points) if points else band
 
 
 def _places(x: Floats, y: Floats, across: _Scale, up: _Scale) -> list[tuple[float, float]]:
     known = [(float(a), float(b)) for a, b in zip(x, y, strict=True) if math.isfinite(b)]
-    return [(round(across.at(a), 1), round(UNITS - up.at(b), 1)) for a, b in known]
+    return [(round(across.place(a), 1), round(UNITS - up.place(b), 1)) for a, b in known]
 
 
-def _tick(value: float, scale: _Scale, side: str, text: Text) -> str:
+def _tick(value: float, scale: _Scale, side: str, text: Text) -> Markup:
     plain = re.sub(r"\.0+(?=\D|$)", "", text(value))  # 1 MB, not 1.00 MB
-    return f'<span style="{side}:{scale.at(value) / UNITS * 100:.2f}%">{html.escape(plain)}</span>'
+    return fill('<span style="{}:{:.2f}%">{}</span>', side, scale.place(value) / UNITS * 100, plain)
 
 
-def _key(line: Curve) -> str:
-    dots = " dotted" if line.dots else ""
-    return f'<span class="key {line.style}{dots}"><i></i>{html.escape(line.name)}</span>'
-
-
-def _data(lines: Sequence[Curve], across: _Scale, x: Axis, y: Axis) -> dict[str, object]:
-    """Return what the script shows: at every place the lines' values there."""
+def _hover_data(lines: Sequence[Curve], across: _Scale, x: Axis, y: Axis) -> dict[str, object]:
+    """Return what the script shows: at every place the lines' values there, with their bands."""
+    series = []
     places = sorted({float(value) for line in lines for value in line.x})
-    known = [dict(zip(line.x.tolist(), _texts(line, y.text), strict=True)) for line in lines]
+    for line in lines:
+        texts = [y.text(float(value)) for value in line.y]
+        if line.low is not None and line.high is not None:
+            ends = zip(texts, line.low.tolist(), line.high.tolist(), strict=True)
+            texts = [f"{middle} ({y.text(low)} to {y.text(high)})" for middle, low, high in ends]
+        known = dict(zip(line.x.tolist(), texts, strict=True))
+        series.append({"name": line.name, "style": line.style, "text": [known.get(value, "") for value in places]})
     return {
-        "steps": [round(across.at(value), 2) for value in places],
+        "steps": [round(across.place(value), 2) for value in places],
         "labels": [x.text(value) for value in places],
-        "series": [
-            {"name": line.name, "style": line.style, "text": [texts.get(value, "") for value in places]}
-            for line, texts in zip(lines, known, strict=True)
-        ],
+        "series": series,
         "span": [0, UNITS],
     }
-
-
-def _texts(line: Curve, text: Text) -> list[str]:
-    if line.low is None or line.high is None:
-        return [text(float(value)) for value in line.y]
-    ends = zip(line.y.tolist(), line.low.tolist(), line.high.tolist(), strict=True)
-    return [f"{text(middle)} ({text(low)} to {text(high)})" for middle, low, high in ends]

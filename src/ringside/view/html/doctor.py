@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
-from importlib import resources
 from itertools import groupby
 
-from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged
-from ringside.monitor.verdict import Verdict
+from ringside.doctor.findings import Findings, Lane, Note, Sheet
 from ringside.text import duration, figure, label, title
-from ringside.view.findings_text import tell, what_if_line
+from ringside.view.findings_text import finding_text, what_if_line
+from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.nccl_rings import rings_figure
-from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import answers_section
-
-# -------------------------------------------------------------------------------------------------
-# Lanes: what every rank did over time, waits marked.
+from ringside.view.html.page import (
+    answers_section,
+    figures,
+    note_line,
+    render_page,
+    table_figure,
+    verdict_section,
+)
 
 UNITS = 10_000.0
 """Width of a lane in its own coordinates; the page stretches it."""
@@ -29,186 +30,195 @@ KINDS = {
     "missing": "culprit: not there, or stopped",
 }
 TICKS = 5
-
-
-def lanes_figure(lanes: Sequence[Lane]) -> str:
-    """Return a `<figure>` with one lane per rank; all share their origin and scale."""
-    end = max((span.end_s for lane in lanes for span in lane.spans), default=0.0)
-    if end <= 0:
-        return ""
-    present = {span.kind for lane in lanes for span in lane.spans}
-    legend = "".join(
-        f'<span class="key"><i class="{kind}"></i>{words}</span>' for kind, words in KINDS.items() if kind in present
-    )
-    rows = "".join(_lane(lane, end) for lane in lanes)
-    ticks = "".join(f"<span>{duration(end * tick / TICKS)}</span>" for tick in range(TICKS + 1))
-    return f"""<figure class="lanes"><figcaption>{html.escape(lanes[0].title)}</figcaption>
-<p class="legend">{legend}</p><div class="rows">{rows}</div><div class="ticks">{ticks}</div></figure>"""
-
-
-def _lane(lane: Lane, end: float) -> str:
-    culprit = lane.note == "culprit"
-    bars = "".join(_bar(span, end) for span in lane.spans)
-    waits = sum(span.end_s - span.start_s for span in lane.spans if span.kind == "wait")
-    said = f"rank {lane.rank}: waited {duration(waits)}" + (", culprit" if culprit else "")
-    badge = '<em class="badge">verdict</em>' if culprit else ""
-    return f"""<div class="lane{" culprit" if culprit else ""}"><b>{lane.rank}{badge}</b>
-<svg viewBox="0 0 {UNITS:.0f} 10" preserveAspectRatio="none" role="img"
- aria-label="{html.escape(said)}">{bars}</svg></div>"""
-
-
-def _bar(span: TimeSpan, end: float) -> str:
-    x = UNITS * max(span.start_s, 0.0) / end
-    width = max(UNITS * (span.end_s - span.start_s) / end, 8.0)
-    name = html.escape(f"{span.name or KINDS.get(span.kind, span.kind)}, {duration(span.end_s - span.start_s)}")
-    kind = span.kind if span.kind in KINDS else "idle"
-    return f'<rect class="{kind}" x="{x:.0f}" y="0" width="{width:.0f}" height="10"><title>{name}</title></rect>'
-
-
 MOST_ROWS = 256
 OPEN_FILES = 12
+_OPEN = Markup(" open")
 
 
-def render_page(findings: Findings) -> str:
+def doctor_page(findings: Findings) -> str:
     """Return everything that was found as one self-contained page."""
     culprits = {rank for verdict in findings.verdicts for rank in verdict.ranks}
-    body = [
-        _header(findings),
-        _verdicts(findings),
-        _what_if(findings),
+    unjudged = NOTHING
+    if findings.unjudged:
+        unjudged = fill(
+            """<section class="details" aria-label="Not judged"><h2>What could not be judged, and why</h2>
+<dl>{}</dl></section>""",
+            [fill("<dt>{}</dt><dd>{}</dd>", line.what, line.why) for line in findings.unjudged],
+        )
+    sections = [
+        *_verdict_sections(findings),
+        _what_if_section(findings),
         answers_section(findings.questions),
         *(lanes_figure(list(group)) for _, group in groupby(findings.lanes, key=lambda lane: lane.title)),
         *(rings_figure(rings, culprits) for rings in findings.rings),
-        *(_sheet(sheet) for sheet in findings.sheets if sheet.rows),
-        _unjudged(findings.unjudged),
-        _files(findings.notes),
+        *(_sheet_table(sheet) for sheet in findings.sheets if sheet.rows),
+        unjudged,
+        _files_section(findings.notes),
+        Markup(
+            """<footer>Ringside's doctor reads files and runs nothing of them. Culprits are named in
+verdicts; ranks that only waited stand under “victims”.</footer>"""
+        ),
     ]
-    return without_controls(f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{_title(findings)} · Ringside</title>
-<style>{_asset("report.css")}{_asset("doctor.css")}</style></head>
-<body><main>{"".join(body)}<footer>Ringside's doctor reads files and runs nothing of them. Culprits are named in
-verdicts; ranks that only waited stand under “victims”.</footer></main></body></html>
-""")
-
-
-def _asset(name: str) -> str:
-    return resources.files("ringside.view").joinpath(name).read_text(encoding="utf-8")
-
-
-def _title(findings: Findings) -> str:
-    return html.escape(tell(findings.verdicts[0]).headline if findings.verdicts else "Nothing wrong was found")
-
-
-def _header(findings: Findings) -> str:
-    used = sum(note.used for note in findings.notes)
+    headline = finding_text(findings.verdicts[0]).headline if findings.verdicts else "Nothing wrong was found"
+    files = len(findings.notes)
+    read = f"{sum(note.used for note in findings.notes)} of {files} file{'' if files == 1 else 's'} read"
     kinds = sorted({note.kind for note in findings.notes if note.used and note.kind})
-    read = f"{used} of {len(findings.notes)} file{'' if len(findings.notes) == 1 else 's'} read"
-    return f"""<header><p class="brand">Ringside</p><p class="run">the doctor</p>
-<p class="meta">{html.escape(" · ".join([read, *kinds]))}</p></header>"""
+    return render_page(
+        headline, "the doctor", " · ".join([read, *kinds]), sections, styles=("report.css", "doctor.css")
+    )
 
 
-def _verdicts(findings: Findings) -> str:
+def _verdict_sections(findings: Findings) -> list[Markup]:
     if findings.verdicts:
-        return "".join(_verdict(verdict, first=index == 0) for index, verdict in enumerate(findings.verdicts))
+        sections = []
+        for index, verdict in enumerate(findings.verdicts):
+            text = finding_text(verdict)
+            cells = figures({name: value for name, value in verdict.evidence.items() if value != ""})
+            evidence = fill(
+                '<details class="evidence"{}><summary>Evidence</summary><dl>{}</dl></details>',
+                NOTHING if index else _OPEN,
+                cells,
+            )
+            sections.append(
+                verdict_section(
+                    f"\nverdict · {label(verdict.kind)}",
+                    text.headline,
+                    [("Why", text.why), ("Price", text.price), ("Next", text.next)],
+                    kind="bad",
+                    level=2 if index else 1,
+                    more=evidence if cells else NOTHING,
+                )
+            )
+        return sections
+    # Without a verdict: how far that can be trusted.
+    kind, mark = "open", "?"
     if not any(note.used for note in findings.notes):
-        return _no_verdict("open", "?", "Nothing here could be read.", "What each file is, stands below.")
-    if findings.unjudged:
-        said = "What could not be judged, and why, stands below."
-        return _no_verdict("open", "?", "Nothing wrong was found in what could be judged.", said)
-    return _no_verdict("well", "✓", "Nothing wrong was found.", "Every file that could be read agrees with that.")
+        headline, why = "Nothing here could be read.", "What each file is, stands below."
+    elif findings.unjudged:
+        headline = "Nothing wrong was found in what could be judged."
+        why = "What could not be judged, and why, stands below."
+    else:
+        kind, mark = "well", "✓"
+        headline, why = "Nothing wrong was found.", "Every file that could be read agrees with that."
+    return [verdict_section("verdict", headline, kind=kind, mark=mark, text=fill("<p>{}</p>", why))]
 
 
-def _no_verdict(kind: str, sign: str, headline: str, said: str) -> str:
-    return f"""<section class="verdict {kind}" aria-label="Verdict"><p class="sign">
-<span aria-hidden="true">{sign}</span>verdict</p><h1>{headline}</h1><p>{said}</p></section>"""
-
-
-def _verdict(verdict: Verdict, *, first: bool) -> str:
-    told = tell(verdict)
-    level = "h1" if first else "h2"
-    parts = (("Why", told.why), ("Price", told.price), ("Next", told.next))
-    rows = "".join(f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in parts if text)
-    kind = html.escape(label(verdict.kind))
-    return f"""<section class="verdict bad" aria-label="Verdict"><p class="sign"><span aria-hidden="true">!</span>
-verdict · {kind}</p><{level}>{html.escape(told.headline)}</{level}><dl>{rows}</dl>{_evidence(verdict, opened=first)}
-</section>"""
-
-
-def _evidence(verdict: Verdict, *, opened: bool) -> str:
-    cells = "".join(
-        f"<div><dt>{html.escape(title(name))}</dt><dd>{html.escape(figure(name, value))}</dd></div>"
-        for name, value in verdict.evidence.items()
-        if value != ""
-    )
-    state = " open" if opened else ""
-    return f'<details class="evidence"{state}><summary>Evidence</summary><dl>{cells}</dl></details>' if cells else ""
-
-
-def _what_if(findings: Findings) -> str:
+def _what_if_section(findings: Findings) -> Markup:
     if not findings.what_if:
-        return ""
+        return NOTHING
     known = {key: value for key, value in findings.what_if.items() if isinstance(value, int | float)}
-    cells = "".join(
-        f"<div><dt>{html.escape(title(key))}</dt><dd>{html.escape(figure(key, value))}</dd></div>"
-        for key, value in known.items()
-    )
     source = str(findings.what_if.get("source", ""))
-    more = [f"{one.get('source', 'another job')}: {what_if_line(one)}." for one in findings.more_what_if]
-    notes = "".join(
-        f'<p class="note">{html.escape(line)}</p>' for line in [source and f"Replayed: {source}.", *more] if line
+    lines = [f"Replayed: {source}."] if source else []
+    lines += [f"{other.get('source', 'another job')}: {what_if_line(other)}." for other in findings.more_what_if]
+    return fill(
+        """<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
+<dl class="tiles">{}</dl>{}</section>""",
+        figures(known),
+        map(note_line, lines),
     )
-    return f"""<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
-<dl class="tiles">{cells}</dl>{notes}</section>"""
 
 
-def _sheet(sheet: Sheet) -> str:
+# -------------------------------------------------------------------------------------------------
+# Lanes: what every rank did over time, waits marked.
+
+
+def lanes_figure(lanes: Sequence[Lane]) -> Markup:
+    """Return a `<figure>` with one lane per rank; all share their origin and scale."""
+    end = max((span.end_s for lane in lanes for span in lane.spans), default=0.0)
+    if end <= 0:
+        return NOTHING
+    present = {span.kind for lane in lanes for span in lane.spans}
+    rows = []
+    for lane in lanes:
+        culprit = lane.note == "culprit"
+        waits = sum(span.end_s - span.start_s for span in lane.spans if span.kind == "wait")
+        # A span is never narrower than can be seen, whatever its kind.
+        bars = [
+            fill(
+                '<rect class="{}" x="{:.0f}" y="0" width="{:.0f}" height="10"><title>{}, {}</title></rect>',
+                span.kind if span.kind in KINDS else "idle",
+                UNITS * max(span.start_s, 0.0) / end,
+                max(UNITS * (span.end_s - span.start_s) / end, 8.0),
+                span.name or KINDS.get(span.kind, span.kind),
+                duration(span.end_s - span.start_s),
+            )
+            for span in lane.spans
+        ]
+        rows.append(
+            fill(
+                """<div class="lane{culprit}"><b>{rank}{badge}</b>
+<svg viewBox="0 0 {units:.0f} 10" preserveAspectRatio="none" role="img"
+ aria-label="{label}">{bars}</svg></div>""",
+                culprit=" culprit" if culprit else "",
+                rank=lane.rank,
+                badge=Markup('<em class="badge">verdict</em>') if culprit else NOTHING,
+                units=UNITS,
+                label=f"rank {lane.rank}: waited {duration(waits)}" + (", culprit" if culprit else ""),
+                bars=bars,
+            )
+        )
+    return fill(
+        """<figure class="lanes"><figcaption>{title}</figcaption>
+<p class="legend">{legend}</p><div class="rows">{rows}</div><div class="ticks">{ticks}</div></figure>""",
+        title=lanes[0].title,
+        legend=[
+            fill('<span class="key"><i class="{}"></i>{}</span>', kind, text)
+            for kind, text in KINDS.items()
+            if kind in present
+        ],
+        rows=rows,
+        ticks=[fill("<span>{}</span>", duration(end * tick / TICKS)) for tick in range(TICKS + 1)],
+    )
+
+
+# -------------------------------------------------------------------------------------------------
+# Tables, and what was not judged.
+
+
+def _sheet_table(sheet: Sheet) -> Markup:
     marked = set(sheet.culprits)
-    order = sorted(range(len(sheet.rows)), key=lambda row: row not in marked) if len(sheet.rows) > 16 else None
-    shown = (order if order is not None else list(range(len(sheet.rows))))[:MOST_ROWS]
-    text = [
-        any(isinstance(row[column], str) for row in sheet.rows if column < len(row))
+    # Of a long table the culprits' rows come first: the end is cut off.
+    order = sorted(range(len(sheet.rows)), key=lambda row: row not in marked and len(sheet.rows) > 16)[:MOST_ROWS]
+    # Texts are aligned to the left, numbers to the right.
+    classes = [
+        Markup(' class="text"')
+        if any(isinstance(row[column], str) for row in sheet.rows if column < len(row))
+        else NOTHING
         for column in range(len(sheet.columns))
     ]
-    head = "".join(
-        f'<th scope="col"{_left(text[column])}>{html.escape(title(name))}</th>'
-        for column, name in enumerate(sheet.columns)
-    )
-    rows = "".join(_row(sheet, row, text, culprit=row in marked) for row in shown)
-    left_out = len(sheet.rows) - len(shown)
+    heads = [
+        fill('<th scope="col"{}>{}</th>', kind, title(name)) for kind, name in zip(classes, sheet.columns, strict=True)
+    ]
+    rows = []
+    for row in order:
+        cells = [
+            fill("<td{}>{}</td>", kind, figure(name, value))
+            for kind, name, value in zip(classes, sheet.columns, sheet.rows[row])  # noqa: B905 - rows may be shorter
+        ]
+        rows.append(fill("<tr{}>{}</tr>", Markup(" class=culprit") if row in marked else NOTHING, cells))
+    left_out = len(sheet.rows) - len(order)
     notes = [sheet.note, f"{left_out} more rows are in --json." if left_out else ""]
-    note = f'<p class="note">{html.escape(" ".join(filter(None, notes)))}</p>' if any(notes) else ""
-    return f"""<figure class="wide sheet"><figcaption>{html.escape(sheet.title)}</figcaption>{note}<div class="scroll">
-<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></figure>"""
+    return table_figure("wide sheet", sheet.title, heads, rows, " ".join(filter(None, notes)))
 
 
-def _row(sheet: Sheet, row: int, text: Sequence[bool], *, culprit: bool) -> str:
-    cells = "".join(
-        f"<td{_left(text[column])}>{html.escape(figure(sheet.columns[column], value))}</td>"
-        for column, value in enumerate(sheet.rows[row][: len(sheet.columns)])
-    )
-    return f"<tr{' class=culprit' if culprit else ''}>{cells}</tr>"
-
-
-def _left(text: bool) -> str:
-    return ' class="text"' if text else ""
-
-
-def _unjudged(lines: Sequence[Unjudged]) -> str:
-    if not lines:
-        return ""
-    rows = "".join(f"<dt>{html.escape(line.what)}</dt><dd>{html.escape(line.why)}</dd>" for line in lines)
-    return f"""<section class="details" aria-label="Not judged"><h2>What could not be judged, and why</h2>
-<dl>{rows}</dl></section>"""
-
-
-def _files(notes: Sequence[Note]) -> str:
-    rows = "".join(
-        f'<li class="{"used" if note.used else "left"}"><span aria-hidden="true">{"✓" if note.used else "✗"}</span>'
-        f"<div><b>{html.escape(note.file)}</b> <small>{html.escape(note.kind)}</small><p>{html.escape(note.text)}</p>"
-        "</div></li>"
+def _files_section(notes: Sequence[Note]) -> Markup:
+    rows = [
+        fill(
+            '<li class="{kind}"><span aria-hidden="true">{mark}</span>'
+            "<div><b>{file}</b> <small>{reader}</small><p>{text}</p></div></li>",
+            kind="used" if note.used else "left",
+            mark="✓" if note.used else "✗",
+            file=note.file,
+            reader=note.kind,
+            text=note.text,
+        )
         for note in sorted(notes, key=lambda note: note.used)
+    ]
+    return fill(
+        """<section class="details" aria-label="Files"><details{}><summary><h2>{}
+file{}</h2></summary><ul class="files">{}</ul></details></section>""",
+        _OPEN if len(notes) <= OPEN_FILES else NOTHING,
+        len(notes),
+        "" if len(notes) == 1 else "s",
+        rows,
     )
-    state = " open" if len(notes) <= OPEN_FILES else ""
-    return f"""<section class="details" aria-label="Files"><details{state}><summary><h2>{len(notes)}
-file{"" if len(notes) == 1 else "s"}</h2></summary><ul class="files">{rows}</ul></details></section>"""

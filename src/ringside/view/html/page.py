@@ -1,75 +1,179 @@
-"""What the predictor's pages have in common: one self-contained file each, in the report's style."""
+"""The shell of every page that is one self-contained file, and the sections that several of them have."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ringside.view.schedule.svg import asset
+from ringside.monitor.job.questions import QUESTIONS, Question
+from ringside.text import Number, figure, title
+from ringside.view.assets import read_asset
+from ringside.view.html.markup import NOTHING, Markup, fill, join
 from ringside.view.tui.console import without_controls
+from ringside.view.verdict_text import answer_sign, answer_text, as_sentence
 
-CSS = ("report.css", "doctor.css", "predict.css")
+PREDICTION_STYLES = ("report.css", "doctor.css", "predict.css")
 
 
-def page(title: str, what: str, body: Iterable[str], *, meta: str = "", css: Sequence[str] = (), js: str = "") -> str:
-    """Return a whole page.
+def render_page(
+    title: str,
+    subject: str,
+    meta: str,
+    sections: Iterable[Markup],
+    *,
+    styles: Sequence[str] = PREDICTION_STYLES,
+    scripts: Sequence[str] = (),
+) -> str:
+    """Return a whole page that needs no other file.
 
     Args:
         title: Of the window.
-        what: What the page is, beside the brand.
-        body: Its sections, HTML.
+        subject: What the page is about, beside the brand.
         meta: In small letters on the right.
-        css: Further style sheets of this package, before the predictor's own.
-        js: Its script.
+        sections: Its body.
+        styles: Style sheets of `static/`, in the order in which they override one another.
+        scripts: Scripts of `static/`.
     """
-    styles = "".join(asset(name) for name in (*css, *CSS))
-    return without_controls(f"""<!doctype html>
+    page = fill(
+        """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><title>{html.escape(title)} · Ringside</title><style>{styles}</style>
-</head><body><main><header><p class="brand">Ringside</p><p class="run">{html.escape(what)}</p>
-<p class="meta">{html.escape(meta)}</p></header>{"".join(body)}</main><script>{js}</script></body></html>
-""")
+<meta name="color-scheme" content="light dark"><title>{title} · Ringside</title><style>{styles}</style></head>
+<body><main><header><p class="brand">Ringside</p><p class="run">{subject}</p>
+<p class="meta">{meta}</p></header>{sections}</main>{scripts}</body></html>
+""",
+        title=title,
+        subject=subject,
+        meta=meta,
+        sections=sections,
+        # The package's own files stand as they are.
+        styles=join(Markup(read_asset(name)) for name in styles),
+        scripts=fill("<script>{}</script>", join(Markup(read_asset(name)) for name in scripts)) if scripts else NOTHING,
+    )
+    return without_controls(page)
 
 
-def verdict(sign: str, headline: str, lines: Iterable[tuple[str, str]], kind: str = "open") -> str:
-    """Return what is to be known first.
+def verdict_section(
+    sign: str,
+    headline: str,
+    lines: Iterable[tuple[str, str]] = (),
+    *,
+    kind: str = "open",
+    mark: str = "",
+    level: int = 1,
+    text: Markup = NOTHING,
+    more: Markup = NOTHING,
+) -> Markup:
+    """Return the section that a page begins with: its verdict.
 
     Args:
         sign: Above the headline, such as `what if`.
         headline: One sentence.
-        lines: Names and texts below it.
+        lines: Names and texts below it; lines without a text are left out.
         kind: `well`, `bad` or `open`: its colour.
+        mark: Beside the sign; by its kind where it is empty.
+        level: Of the headline: 1 for the first verdict of a page, 2 for others.
+        text: A paragraph between headline and lines.
+        more: Below the lines.
     """
-    mark = {"well": "✓", "bad": "!"}.get(kind, "=")
-    rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in lines if text)
-    return f"""<section class="verdict {kind}" aria-label="Verdict">
-<p class="sign"><span aria-hidden="true">{mark}</span>{html.escape(sign)}</p>
-<h1>{html.escape(headline)}</h1><dl>{rows}</dl></section>"""
-
-
-def tiles(cells: Iterable[tuple[str, str, str]]) -> str:
-    """Return figures: name, value, and what is to be said beside it."""
-    shown = "".join(
-        f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}<small>{html.escape(more)}</small></dd></div>"
-        for name, value, more in cells
+    rows = [fill("<dt>{}</dt><dd>{}</dd>", name, line) for name, line in lines if line]
+    return fill(
+        """<section class="verdict {kind}" aria-label="Verdict"><p class="sign">"""
+        """<span aria-hidden="true">{mark}</span>{sign}</p><h{level}>{headline}</h{level}>{text}
+{lines}{more}</section>""",
+        kind=kind,
+        mark=mark or {"well": "✓", "bad": "!"}.get(kind, "="),
+        sign=sign,
+        level=level,
+        headline=headline,
+        text=text,
+        lines=fill("<dl>{}</dl>", rows) if rows else NOTHING,
+        more=more,
     )
-    return f'<dl class="tiles">{shown}</dl>'
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
+def tiles(cells: Iterable[tuple[str, str, str]]) -> Markup:
+    """Return figures: name, value, and what stands beside it in small letters."""
+    shown = [
+        fill("<div><dt>{}</dt><dd>{}<small>{}</small></dd></div>", name, value, more) for name, value, more in cells
+    ]
+    return fill('<dl class="tiles">{}</dl>', shown)
+
+
+def figures(values: Mapping[str, Number]) -> list[Markup]:
+    """Return a name and a formatted value for each entry of a verdict's evidence or of a what-if."""
+    return [
+        fill("<div><dt>{}</dt><dd>{}</dd></div>", title(name), figure(name, value)) for name, value in values.items()
+    ]
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> Markup:
     """Return a table of texts; the first column is its heading."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in columns)
-    body = "".join(
-        f'<tr><th scope="row">{html.escape(row[0])}</th>'
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
-        + "</tr>"
+    body = [
+        fill('<tr><th scope="row">{}</th>{}</tr>', row[0], [fill("<td>{}</td>", cell) for cell in row[1:]])
         for row in rows
+    ]
+    return table_figure("wide prices", title, (column_head(name) for name in columns), body, note)
+
+
+def table_figure(kind: str, title: str, heads: Iterable[Markup], rows: Iterable[Markup], note: str = "") -> Markup:
+    """Return a table of finished cells with its caption and a note; wide ones scroll.
+
+    Args:
+        kind: CSS classes of the figure.
+        title: The caption.
+        heads: Its `<th>` elements.
+        rows: Its `<tr>` elements.
+        note: Above the table.
+    """
+    return fill(
+        """<figure class="{kind}"><figcaption>{title}</figcaption>{note}<div class="scroll">
+<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></figure>""",
+        kind=kind,
+        title=title,
+        note=note_line(note),
+        heads=heads,
+        rows=rows,
     )
-    said = f'<p class="note">{html.escape(note)}</p>' if note else ""
-    return f"""<figure class="wide prices"><figcaption>{html.escape(title)}</figcaption>{said}<div class="scroll">
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></figure>"""
 
 
-def footer(text: str) -> str:
-    """Return what is to be known last."""
-    return f"<footer>{html.escape(text)}</footer>"
+def column_head(name: str) -> Markup:
+    """Return the head of a column."""
+    return fill('<th scope="col">{}</th>', name)
+
+
+def note_line(text: str) -> Markup:
+    """Return a note; nothing where there is no text."""
+    return fill('<p class="note">{}</p>', text) if text else NOTHING
+
+
+def footer(text: str) -> Markup:
+    """Return what a page ends with."""
+    return fill("<footer>{}</footer>", text)
+
+
+def answers_section(answers: Mapping[str, Question]) -> Markup:
+    """Return the questions of a profile with answers and numbers as a section; empty if none was put.
+
+    Args:
+        answers: By their names in `QUESTIONS`.
+    """
+    rows = []
+    for name, text in QUESTIONS.items():
+        question = answers.get(name)
+        if question is not None:
+            rows.append(
+                fill(
+                    '<li><b class="{sign}">{sign}</b><div><p>{text}</p>'
+                    '<p class="words">{answer}</p><p class="numbers">{numbers}</p></div></li>',
+                    sign=answer_sign(question),
+                    text=text,
+                    answer=as_sentence(question.words) or answer_text(question),
+                    numbers=" · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items()),
+                )
+            )
+    if not rows:
+        return NOTHING
+    return fill(
+        """<section class="details" aria-label="Questions"><h2>Four questions of every profile</h2>
+<ul class="questions">{}</ul></section>""",
+        rows,
+    )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.laws.calibrate import Prediction
-from ringside.predict.score.score import Errors, Score, line_flags, summary
+from ringside.predict.score.score import Score, line_flags, summary
 from ringside.predict.tables.table import bus_factor
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves
-from ringside.view.html.page import footer, page, table, tiles, verdict
-from ringside.view.schedule.svg import asset
+from ringside.view.html.markup import NOTHING, Markup, fill
+from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 
 Floats = NDArray[np.float64]
 
@@ -32,102 +31,86 @@ NOTE = (
 
 def score_page(scores: Sequence[Score]) -> str:
     """Return the page; one file that needs no other. Of more than 24 tables the first have curves."""
-    total, scored = summary(scores), [one for one in scores if one.errors is not None]
-    body = [
-        verdict("predictions beside measurements", _headline(total.mape, len(scored)), _lines(scores)),
-        tiles(_tiles(scores)),
-        _overview(scored),
-        *(part for at, one in enumerate(scored[:MOST_TABLES]) for part in _pictures(one, at)),
-        _refused(scores),
+    total = summary(scores)
+    scored = [(score, score.errors) for score in scores if score.errors is not None]
+    headline = "No table could be scored."
+    if total.mape is not None:
+        headline = f"{error_percent(total.mape)} off"
+        headline += f", the median of {len(scored)} tables" if len(scored) > 1 else ""
+    mode = next((MODES.get(score.mode, score.mode) for score, _ in scored), "")
+    baselines = [f"{name.replace('_', ' ')} {error_percent(value)}" for name, value in total.baselines.items() if value]
+    lines = [
+        ("How", mode),
+        ("Band", f"holds {error_percent(total.band_coverage)} of {total.rows} rows; it is to hold 95 %"),
+        ("Beside it", ", ".join(baselines)),
+    ]
+    figures = [
+        ("mean error", error_percent(total.mape), "median over tables"),
+        ("from 1 MB up", error_percent(total.mape_large), "median over tables"),
+        ("bias", error_percent(total.bias), "below 0: predicted too fast"),
+        ("rows not used", str(sum(len(line_flags(score.table)) for score in scores)), "they fail the checks"),
+    ]
+    overview = [
+        (
+            score.table.name,
+            str(score.table.ranks or "?"),
+            str(len(score.scored)),
+            *map(error_percent, (errors.mape, errors.mape_large, score.band_coverage)),
+            size(errors.worst_size_bytes),
+        )
+        for score, errors in scored
+    ]
+    columns = ("table", "ranks", "rows scored", "off", "from 1 MB", "in band", "worst at")
+    unused = [(score.table.name, score.refused) for score in scores if score.refused]
+    unused += [
+        (f"{score.table.name}, line {flag.line}", flag.reason) for score in scores for flag in line_flags(score.table)
+    ]
+    sections = [
+        verdict_section("predictions beside measurements", headline, lines),
+        tiles(figures),
+        table("Every table", columns, overview) if overview else NOTHING,
+        *(_table_curves(score, index) for index, (score, _) in enumerate(scored[:MOST_TABLES])),
+        table("Not used", ("what", "why"), unused) if unused else NOTHING,
         footer(NOTE),
     ]
-    return page("Predictions beside measurements", "predict score", body, meta=_mode(scores), js=asset("report.js"))
+    return render_page("Predictions beside measurements", "predict score", mode, sections, scripts=("report.js",))
 
 
-def percent(value: float | None) -> str:
+def error_percent(value: float | None) -> str:
     """Return a ratio as a percentage of two or three digits."""
     return "–" if value is None else f"{digits(100 * value)} %"
 
 
-def _mode(scores: Sequence[Score]) -> str:
-    return next((MODES.get(one.mode, one.mode) for one in scores if one.errors is not None), "")
+def _table_curves(score: Score, index: int) -> Markup:
+    """Return time, bandwidth and error of one table over its sizes; `index` keeps the figures' ids apart."""
+    prediction, table = score.prediction, score.table
+    if prediction is None or not len(score.scored):
+        return NOTHING
+    measured = np.array([row.time_s for row in score.scored])
+    factor = bus_factor(table.collective, table.ranks) if table.ranks > 1 else 1.0
+    noun = "bus bandwidth" if table.ranks > 1 else "bandwidth"
+    sizes, low, high = prediction.sizes, prediction.low_s, prediction.high_s
+    moved = factor * sizes
+    times = _beside_measured(sizes, prediction.times_s, low, high, measured)
+    # The shortest time is the highest rate.
+    rates = _beside_measured(sizes, moved / prediction.times_s, moved / high, moved / low, moved / measured)
+    error = np.stack([low, high, measured]) / prediction.times_s - 1
+    errors = _beside_measured(sizes, np.zeros_like(sizes), *error)
+    return fill(
+        '<div class="pair">{}{}</div>{}',
+        curves(f"time-{index}", f"{table.name}: time", times, Axis(size), Axis(duration), score.words),
+        curves(
+            f"rate-{index}",
+            f"{table.name}: {noun}, GB/s",
+            rates,
+            Axis(size),
+            Axis(lambda value: digits(value / 1e9), log=False, low=0.0),
+        ),
+        curves(f"off-{index}", f"{table.name}: off by", errors, Axis(size), Axis(error_percent, log=False, low=0.0)),
+    )
 
 
-def _headline(mape: float | None, tables: int) -> str:
-    if mape is None:
-        return "No table could be scored."
-    return f"{percent(mape)} off" + (f", the median of {tables} tables" if tables > 1 else "")
-
-
-def _lines(scores: Sequence[Score]) -> Iterator[tuple[str, str]]:
-    total = summary(scores)
-    yield "How", _mode(scores)
-    yield "Band", f"holds {percent(total.band_coverage)} of {total.rows} rows; it is to hold 95 %"
-    others = [f"{name.replace('_', ' ')} {percent(value)}" for name, value in total.baselines.items() if value]
-    yield "Beside it", ", ".join(others)
-
-
-def _tiles(scores: Sequence[Score]) -> Iterator[tuple[str, str, str]]:
-    total = summary(scores)
-    yield "mean error", percent(total.mape), "median over tables"
-    yield "from 1 MB up", percent(total.mape_large), "median over tables"
-    yield "bias", percent(total.bias), "below 0: predicted too fast"
-    yield "rows not used", str(sum(len(line_flags(one.table)) for one in scores)), "they fail the checks"
-
-
-def _overview(scored: Sequence[Score]) -> str:
-    rows = [_row(one, one.errors) for one in scored if one.errors is not None]
-    columns = ("table", "ranks", "rows scored", "off", "from 1 MB", "in band", "worst at")
-    return table("Every table", columns, rows) if rows else ""
-
-
-def _row(one: Score, errors: Errors) -> tuple[str, ...]:
-    counts = one.table.name, str(one.table.ranks or "?"), str(len(one.scored))
-    ratios = map(percent, (errors.mape, errors.mape_large, one.band_coverage))
-    return *counts, *ratios, size(errors.worst_size_bytes)
-
-
-def _pictures(one: Score, at: int) -> Iterator[str]:
-    told = one.prediction
-    if told is None or not len(one.scored):
-        return
-    measured = np.array([row.time_s for row in one.scored])
-    factor = bus_factor(one.table.collective, one.table.ranks) if one.table.ranks > 1 else 1.0
-    name, said = one.table.name, one.words
-    yield '<div class="pair">'
-    yield curves(f"time-{at}", f"{name}: time", _both(told, measured), Axis(size), Axis(duration), said)
-    rates = _both(told, measured, factor)
-    what = "bus bandwidth" if one.table.ranks > 1 else "bandwidth"
-    yield curves(f"rate-{at}", f"{name}: {what}, GB/s", rates, Axis(size), Axis(_giga, log=False, low=0.0))
-    yield "</div>"
-    ratio = Axis(percent, log=False, low=0.0)
-    yield curves(f"off-{at}", f"{name}: off by", _residuals(told, measured), Axis(size), ratio)
-
-
-def _both(told: Prediction, measured: Floats, factor: float | None = None) -> list[Curve]:
-    """Return what was predicted and what was measured: times, or with a factor rates."""
-    if factor is None:
-        ends = told.times_s, told.low_s, told.high_s
-        seen = measured
-    else:
-        moved = factor * told.sizes
-        ends = moved / told.times_s, moved / told.high_s, moved / told.low_s
-        seen = moved / measured
-    line = Curve("predicted, 95 % band", told.sizes, *ends[:1], "s0", *ends[1:])
-    return [line, Curve("measured", told.sizes, seen, "culprit", dots=True)]
-
-
-def _residuals(told: Prediction, measured: Floats) -> list[Curve]:
-    low, high = told.low_s / told.times_s - 1, told.high_s / told.times_s - 1
-    band = Curve("predicted, 95 % band", told.sizes, np.zeros_like(told.sizes), "s0", low, high)
-    return [band, Curve("measured", told.sizes, measured / told.times_s - 1, "culprit", dots=True)]
-
-
-def _refused(scores: Sequence[Score]) -> str:
-    rows = [(one.table.name, one.refused) for one in scores if one.refused]
-    rows += [(f"{one.table.name}, line {flag.line}", flag.reason) for one in scores for flag in line_flags(one.table)]
-    return table("Not used", ("what", "why"), rows) if rows else ""
-
-
-def _giga(value: float) -> str:
-    return digits(value / 1e9)
+def _beside_measured(sizes: Floats, predicted: Floats, low: Floats, high: Floats, measured: Floats) -> list[Curve]:
+    """A line with its band, and dots."""
+    line = Curve("predicted, 95 % band", sizes, predicted, "s0", low, high)
+    return [line, Curve("measured", sizes, measured, "culprit", dots=True)]

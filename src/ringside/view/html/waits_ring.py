@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from ringside.monitor.stats import Floats, usable
 from ringside.text import duration
+from ringside.view.html.markup import NOTHING, Markup, fill
 
 MOST_NAMES = 32
 RADIUS = 150.0
@@ -41,10 +41,14 @@ def longest_waits(own: Floats, waits: Floats, most: int) -> list[Wait]:
     least = 0.02 * float(seconds.max())
     order = np.argsort(seconds, axis=None)[::-1][:most]
     pairs = (divmod(int(index), len(awaited)) for index in order)
-    return [(rank, int(awaited[at]), float(seconds[rank, at])) for rank, at in pairs if seconds[rank, at] > least]
+    return [
+        (rank, int(awaited[column]), float(seconds[rank, column]))
+        for rank, column in pairs
+        if seconds[rank, column] > least
+    ]
 
 
-def ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> str:
+def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup:
     """Return a `<figure>`: ranks on a ring, arrows from who waited to whom they waited for.
 
     Args:
@@ -53,55 +57,88 @@ def ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> str:
         culprits: Ranks named by a verdict; marked by a double outline and the word, not by colour alone.
     """
     most = max((seconds for _, _, seconds in arrows), default=0.0)
-    lines = "".join(_arrow(*arrow, ranks, most, arrow[1] in culprits) for arrow in reversed(arrows))
-    nodes = "".join(_node(rank, ranks, rank in culprits) for rank in range(ranks))
-    said = "; ".join(f"rank {a} waited {duration(s)} per step for rank {b}" for a, b, s in arrows[:8])
-    items = "".join(_item(*arrow, awaited_is_culprit=arrow[1] in culprits) for arrow in arrows[:6])
-    return f"""<figure class="ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
-<svg viewBox="0 0 420 420" role="img" aria-label="{html.escape(said or "nobody waited for anybody")}">
+    texts = [f"rank {a} waited {duration(seconds)} per step for rank {b}" for a, b, seconds in arrows]
+    items = [
+        fill(
+            "<li{}><b>{} → {}</b> {} per step</li>",
+            Markup(' class="culprit"') if awaited in culprits else NOTHING,
+            waiting,
+            awaited,
+            duration(seconds),
+        )
+        for waiting, awaited, seconds in arrows[:6]
+    ]
+    return fill(
+        """<figure class="ring"><figcaption>Who waited for whom</figcaption><div class="ringbox">
+<svg viewBox="0 0 420 420" role="img" aria-label="{label}">
 <defs><marker id="tip" viewBox="0 0 8 8" refX="5" refY="4" markerUnits="userSpaceOnUse" markerWidth="14"
  markerHeight="14" orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head"/></marker><marker id="tipc"
  viewBox="0 0 8 8" refX="5" refY="4" markerUnits="userSpaceOnUse" markerWidth="22" markerHeight="22"
  orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head culprit"/></marker></defs>
-<circle class="track" cx="{CENTRE}" cy="{CENTRE}" r="{RADIUS}"/>{lines}{nodes}</svg>
+<circle class="track" cx="{centre}" cy="{centre}" r="{radius}"/>{arrows}{nodes}</svg>
 <div><p class="note">An arrow points from a rank that waited to the rank it waited for; its width is the time per
-step.</p><ol class="waits">{items or "<li>Nobody waited.</li>"}</ol></div></div></figure>"""
-
-
-def _item(waiting: int, awaited: int, seconds: float, *, awaited_is_culprit: bool) -> str:
-    mark = ' class="culprit"' if awaited_is_culprit else ""
-    return f"<li{mark}><b>{waiting} → {awaited}</b> {html.escape(duration(seconds))} per step</li>"
-
-
-def _arrow(waiting: int, awaited: int, seconds: float, ranks: int, most: float, culprit: bool) -> str:
-    """A curve between two nodes, bent towards the centre, that ends at the outline of the awaited one."""
-    (x0, y0), (x1, y1) = _place(waiting, ranks), _place(awaited, ranks)
-    bend = 0.30 if ranks > 2 else 0.0
-    mx, my = (x0 + x1) / 2, (y0 + y1) / 2
-    offset = 26.0
-    length = math.hypot(x1 - x0, y1 - y0) or 1.0
-    nx, ny = (y1 - y0) / length, (x0 - x1) / length
-    cx, cy = mx + bend * (CENTRE - mx) + offset * nx, my + bend * (CENTRE - my) + offset * ny
-    ax, ay = _towards(x0, y0, cx, cy, _size(ranks) + 3)
-    bx, by = _towards(x1, y1, cx, cy, _size(ranks) + (14 if culprit else 9))
-    width = 1.0 + (5.0 if ranks <= MOST_NAMES else 2.0) * seconds / most
-    kind, tip = ("wait culprit", "tipc") if culprit else ("wait", "tip")
-    label = html.escape(f"rank {waiting} waited {duration(seconds)} per step for rank {awaited}")
-    return (
-        f'<path class="{kind}" d="M{ax:.1f} {ay:.1f}Q{cx:.1f} {cy:.1f} {bx:.1f} {by:.1f}"'
-        f' stroke-width="{width:.1f}" marker-end="url(#{tip})"><title>{label}</title></path>'
+step.</p><ol class="waits">{items}</ol></div></div></figure>""",
+        label="; ".join(texts[:8]) or "nobody waited for anybody",
+        centre=CENTRE,
+        radius=RADIUS,
+        # The longest is drawn last, over the others.
+        arrows=[
+            _arrow(*arrow, ranks, most, arrow[1] in culprits, text)
+            for arrow, text in reversed(list(zip(arrows, texts, strict=True)))
+        ],
+        nodes=[_node(rank, ranks, rank in culprits) for rank in range(ranks)],
+        items=items or Markup("<li>Nobody waited.</li>"),
     )
 
 
-def _node(rank: int, ranks: int, culprit: bool) -> str:
-    (x, y), size = _place(rank, ranks), _size(ranks)
-    outline = f'<circle class="halo" cx="{x:.1f}" cy="{y:.1f}" r="{size + 5:.1f}"/>' if culprit else ""
-    name = f'<text x="{x:.1f}" y="{y:.1f}">{rank}</text>' if ranks <= MOST_NAMES else ""
-    lx, ly = _towards(x, y, CENTRE, CENTRE, -(size + 20))
-    label = "slow" if name else f"rank {rank}"
-    word = f'<text class="word" x="{lx:.1f}" y="{ly:.1f}">{label}</text>' if culprit else ""
-    kind = "node culprit" if culprit else "node"
-    return f'{outline}<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}"/>{name}{word}'
+def _arrow(waiting: int, awaited: int, seconds: float, ranks: int, most: float, culprit: bool, label: str) -> Markup:
+    """A curve between two nodes, bent towards the centre, that ends at the outline of the awaited one."""
+    (x0, y0), (x1, y1) = _place(waiting, ranks), _place(awaited, ranks)
+    bend = 0.30 if ranks > 2 else 0.0
+    # Moved sideways as well, so that two ranks that wait for each other have two arrows.
+    offset = 26.0
+    length = math.hypot(x1 - x0, y1 - y0) or 1.0
+    nx, ny = (y1 - y0) / length, (x0 - x1) / length
+    mx, my = (x0 + x1) / 2, (y0 + y1) / 2
+    cx, cy = mx + bend * (CENTRE - mx) + offset * nx, my + bend * (CENTRE - my) + offset * ny
+    start = _towards(x0, y0, cx, cy, _node_size(ranks) + 3)
+    end = _towards(x1, y1, cx, cy, _node_size(ranks) + (14 if culprit else 9))
+    return fill(
+        '<path class="{kind}" d="M{ax:.1f} {ay:.1f}Q{cx:.1f} {cy:.1f} {bx:.1f} {by:.1f}"'
+        ' stroke-width="{width:.1f}" marker-end="url(#{tip})"><title>{label}</title></path>',
+        kind="wait culprit" if culprit else "wait",
+        ax=start[0],
+        ay=start[1],
+        cx=cx,
+        cy=cy,
+        bx=end[0],
+        by=end[1],
+        width=1.0 + (5.0 if ranks <= MOST_NAMES else 2.0) * seconds / most,
+        tip="tipc" if culprit else "tip",
+        label=label,
+    )
+
+
+def _node(rank: int, ranks: int, culprit: bool) -> Markup:
+    (x, y), size = _place(rank, ranks), _node_size(ranks)
+    named = ranks <= MOST_NAMES
+    name = fill('<text x="{:.1f}" y="{:.1f}">{}</text>', x, y, rank) if named else NOTHING
+    halo = word = NOTHING
+    if culprit:
+        halo = fill('<circle class="halo" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"/>', x, y, size + 5)
+        outside = _towards(x, y, CENTRE, CENTRE, -(size + 20))
+        label = "slow" if named else f"rank {rank}"
+        word = fill('<text class="word" x="{:.1f}" y="{:.1f}">{}</text>', *outside, label)
+    return fill(
+        '{halo}<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{size:.1f}"/>{name}{word}',
+        halo=halo,
+        kind="node culprit" if culprit else "node",
+        x=x,
+        y=y,
+        size=size,
+        name=name,
+        word=word,
+    )
 
 
 def _place(rank: int, ranks: int) -> tuple[float, float]:
@@ -109,7 +146,8 @@ def _place(rank: int, ranks: int) -> tuple[float, float]:
     return CENTRE + RADIUS * math.cos(angle), CENTRE + RADIUS * math.sin(angle)
 
 
-def _size(ranks: int) -> float:
+def _node_size(ranks: int) -> float:
+    """The radius of a node: many stand beside one another without touching."""
     return min(22.0, 0.42 * 2 * math.pi * RADIUS / max(ranks, 1))
 
 

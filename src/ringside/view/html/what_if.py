@@ -9,10 +9,20 @@ from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share
 from ringside.view.html.gantt import gantt
-from ringside.view.html.page import footer, page, table, tiles, verdict
+from ringside.view.html.markup import Markup
+from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.plan_text import hardware
-from ringside.view.schedule.svg import asset
-from ringside.view.what_if_text import PARTS, Rates, asked, ends_of, positive, prices, sentence, sure, way
+from ringside.view.what_if_text import (
+    PARTS,
+    Rates,
+    absolute,
+    band_ends,
+    change_text,
+    difference_text,
+    played_algorithm,
+    prices,
+    with_band,
+)
 
 NOTE = (
     "Own work waits for the slowest rank. The pictures show one bucket's all-reduce from when the first rank has come "
@@ -35,62 +45,59 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     """
     longer = answer.delta.value
     kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
-    headline = sentence(answer)
-    body = [
-        verdict(f"what if {asked(change)}", headline[:1].upper() + headline[1:] + ".", _lines(answer, played[1]), kind),
-        tiles(_tiles(answer, rates)),
+    headline = difference_text(answer)
+    before, after = answer.step_s
+    steps = " → ".join(map(with_band, answer.steps)) + (f", {share(after / before - 1)}" if before else "")
+    then = played[1]
+    lines = [
+        ("Step", steps),
+        ("Guilty", "; ".join(map(str, then.blamed[:PARTS])) if then is not None else ""),
+        ("Where", hardware(answer.before.topology)),
+        *(("Extrapolated", why) for why in answer.extrapolated),
+    ]
+    parts = [timeline.shares if timeline is not None else {} for timeline in played]
+    names = sorted({*parts[0], *parts[1]}, key=lambda name: -parts[1].get(name, 0.0))
+    rows = [(name, *(duration(part.get(name, 0.0)) for part in parts)) for name in names]
+    shares = [table("What the critical path consists of", ("", "before", "after"), rows)] if rows else []
+    sections = [
+        verdict_section(f"what if {change_text(change)}", headline[:1].upper() + headline[1:] + ".", lines, kind=kind),
+        tiles(_figures(answer, rates)),
         *_pictures(played),
-        *_shares(played),
+        *shares,
         footer(NOTE),
     ]
     ranks = answer.before.topology.ranks
-    return page(f"What if {asked(change)}", "what if", body, meta=f"{ranks} ranks", js=asset("report.js"))
+    return render_page(f"What if {change_text(change)}", "what if", f"{ranks} ranks", sections, scripts=("report.js",))
 
 
-def _lines(answer: Answer, after: Timeline | None) -> Iterator[tuple[str, str]]:
-    before, then = answer.step_s
-    ends = " → ".join(map(sure, answer.steps))
-    yield "Step", ends + (f", {share(then / before - 1)}" if before else "")
-    yield "Guilty", "; ".join(map(str, after.blamed[:PARTS])) if after is not None else ""
-    yield "Where", hardware(answer.before.topology)
-    for why in answer.extrapolated:
-        yield "Extrapolated", why
-
-
-def _tiles(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
+def _figures(answer: Answer, rates: Rates) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and remark of every tile."""
     hours = answer.rank_hours_per_day
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
         most = f"of {24 * answer.after.topology.ranks}"
-        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{ends_of(positive(hours), digits)}, {most}"
-        for text in prices(positive(hours), rates):
+        yield f"rank-hours a day {word}", digits(abs(hours.value)), f"{band_ends(absolute(hours), digits)}, {most}"
+        for text in prices(absolute(hours), rates):
             value, _, more = text.partition(" (")
             yield "price a day", value, more.replace(")", ",", 1)
         yield "own work", *_change(work(answer.before), work(answer.after))
-    yield "left of synchronisation", *_change(*(one.seconds for one in answer.left))
-    before, after = (one.bucket for one in answer.left)
+    yield "left of synchronisation", *_change(*(left.seconds for left in answer.left))
+    before, after = (left.bucket for left in answer.left)
     if before is not None and after is not None:
         yield "one bucket", *_change(before, after)
 
 
 def _change(before: Band, after: Band) -> tuple[str, str]:
     """Return the value of a tile, and its band and what was before."""
-    return duration(after.value), f"{ends_of(after)}; before {duration(before.value)}, {ends_of(before)}"
+    return duration(after.value), f"{band_ends(after)}; before {duration(before.value)}, {band_ends(before)}"
 
 
-def _pictures(played: Pair) -> Iterator[str]:
-    longest = max((one.seconds for one in played if one is not None), default=0.0)
+def _pictures(played: Pair) -> Iterator[Markup]:
+    longest = max((timeline.seconds for timeline in played if timeline is not None), default=0.0)
     for timeline, title in zip(played, ("Before", "After"), strict=True):
         if timeline is not None:
             alike = timeline.seconds * TOO_SHORT > longest
-            text = f"{title}: {duration(timeline.seconds)}, {way(timeline)} among {timeline.schedule.ranks} ranks"
+            ranks = f"{played_algorithm(timeline)} among {timeline.schedule.ranks} ranks"
+            text = f"{title}: {duration(timeline.seconds)}, {ranks}"
             note = f"Guilty: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
             yield gantt(timeline, text, longest if alike else None, note)
-
-
-def _shares(played: Pair) -> Iterator[str]:
-    before, after = (one.shares if one is not None else {} for one in played)
-    names = sorted({*before, *after}, key=lambda name: -after.get(name, 0.0))
-    rows = [(name, duration(before.get(name, 0.0)), duration(after.get(name, 0.0))) for name in names]
-    if rows:
-        yield table("What the critical path consists of", ("", "before", "after"), rows)

@@ -104,41 +104,46 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
         _change(name, figure(before)[warm_up_steps:], figure(after)[warm_up_steps:], rng)
         for name, figure in FIGURES.items()
     ]
+    # What explains a difference before any figure does.
+    settings = (
+        ("ranks", before.ranks, after.ranks),
+        ("hosts", len(set(before.info.hosts)), len(set(after.info.hosts))),
+        ("engine", before.info.engine, after.info.engine),
+        ("payload per step", *(run.summary["sync"]["payload_bytes_per_step"] for run in (before, after))),
+        *((name, before.info.versions.get(name), after.info.versions.get(name)) for name in ("torch", "ringside")),
+    )
     return RunComparison(
         step=changes[0],
         changes=[change for change in changes if change.before > 0 or change.after > 0],
         new_verdicts=_without(after.verdicts, before.verdicts),
         gone_verdicts=_without(before.verdicts, after.verdicts),
-        remarks=_remarks(before, after),
+        remarks=[f"{name} differs: {first} and {second}" for name, first, second in settings if first != second],
     )
 
 
 def _change(name: str, before: Floats, after: Floats, rng: np.random.Generator) -> RunChange:
-    medians = [_median(values) for values in (before, after)]
-    drawn = [_resampled(values[np.isfinite(values)], rng) for values in (before, after)]
+    known = [values[np.isfinite(values)] for values in (before, after)]
+    medians = [float(np.median(values)) if values.size else 0.0 for values in known]
+    drawn = [_resample_medians(values, rng) for values in known]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = drawn[1] / drawn[0] - 1.0
-    known = ratios[np.isfinite(ratios)]
-    low, high = np.quantile(known, [0.025, 0.975]) if known.size else (math.nan, math.nan)
+    ratios = ratios[np.isfinite(ratios)]
+    low, high = np.quantile(ratios, [0.025, 0.975]) if ratios.size else (math.nan, math.nan)
     ratio = medians[1] / medians[0] - 1.0 if medians[0] > 0 else math.nan
     return RunChange(name=name, before=medians[0], after=medians[1], ratio=ratio, low=float(low), high=float(high))
 
 
-def _resampled(values: Floats, rng: np.random.Generator) -> Floats:
+def _resample_medians(values: Floats, rng: np.random.Generator) -> Floats:
     """Medians of series drawn from blocks of neighbouring steps, float64 [RESAMPLES]."""
     if not values.size:
         return np.full(RESAMPLES, np.nan)
+    # Neighbouring steps are alike, so blocks are drawn (moving block bootstrap, Künsch 1989), not steps.
     length = max(len(values) // BLOCKS, 1)
     count = -(-len(values) // length)
     begins = rng.integers(0, len(values) - length + 1, (RESAMPLES, count))
     rows = (begins[:, :, None] + np.arange(length)).reshape(RESAMPLES, -1)[:, : len(values)]
     medians: Floats = np.median(values[rows], axis=1)
     return medians
-
-
-def _median(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else 0.0
 
 
 def _of_ranks(values: Floats, of: Callable[..., Floats]) -> Floats:
@@ -149,16 +154,6 @@ def _of_ranks(values: Floats, of: Callable[..., Floats]) -> Floats:
 
 
 def _without(some: list[Verdict], others: list[Verdict]) -> list[Verdict]:
+    # Whether it is the same verdict: its kind and ranks; since when differs from run to run.
     known = {(verdict.kind, tuple(verdict.ranks)) for verdict in others}
     return [verdict for verdict in some if (verdict.kind, tuple(verdict.ranks)) not in known]
-
-
-def _remarks(before: Run, after: Run) -> list[str]:
-    pairs = (
-        ("ranks", before.ranks, after.ranks),
-        ("hosts", len(set(before.info.hosts)), len(set(after.info.hosts))),
-        ("engine", before.info.engine, after.info.engine),
-        ("payload per step", *(run.summary["sync"]["payload_bytes_per_step"] for run in (before, after))),
-        *((name, before.info.versions.get(name), after.info.versions.get(name)) for name in ("torch", "ringside")),
-    )
-    return [f"{name} differs: {one} and {other}" for name, one, other in pairs if one != other]

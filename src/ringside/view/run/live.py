@@ -6,6 +6,7 @@ anew: a view stays open over a restart of the job.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -50,7 +51,7 @@ class ShownFinding:
         verdict: As it was reached.
         meter: Adds up its price; None for verdicts that have none.
         over: Whether its episode has ended.
-        final: What it cost in all, as told when it ended, rank-seconds; 0: not told.
+        final: What it cost in all, as recorded when it ended, rank-seconds; 0: not recorded.
     """
 
     verdict: Verdict
@@ -73,7 +74,7 @@ class RunFollower:
     Attributes:
         info: What is known from its start; None before.
         step: The newest step of any rank, −1 before the first.
-        of: How many steps are planned; 0 where nobody said.
+        of: How many steps are planned; 0 where that is not known.
         stage: What is going on: `starting`, `training`, `comparison`, `ended`.
         done: How far the comparison is, 0 to 1.
         findings: The verdicts so far, in order.
@@ -109,8 +110,9 @@ class RunFollower:
 
         Events come first: a verdict's price grows with the steps after it, which may have been read at once with it.
         """
-        found = [self._hear_carefully(event) for event in events]
+        found = [self._read_event(event) for event in events]
         for record in records:  # the collector writes a step's records together
+            # The first record of a newer step closes the one before, whoever is missing from it.
             if record.step > self.step:
                 self._complete()
                 self.step = record.step
@@ -122,22 +124,20 @@ class RunFollower:
 
     def figures(self) -> list[RankFigures]:
         """Return each rank's figures."""
-        return [
-            RankFigures(
-                rank, *(self._middle(rank, name) for name in ("own_seconds", "wait_seconds", "exposed_seconds"))
-            )
-            for rank in range(self.ranks)
-        ]
+        figures = []
+        for rank in range(self.ranks):
+            medians = []
+            for name in ("own_seconds", "wait_seconds", "exposed_seconds"):
+                values = [getattr(row[rank], name) for row in self._rows if rank in row]
+                values = [value for value in values if math.isfinite(value)]
+                medians.append(float(np.median(values)) if values else math.nan)
+            figures.append(RankFigures(rank, *medians))
+        return figures
 
-    def middle(self, name: str) -> float:
+    def median(self, name: str) -> float:
         """Return the median of one field of the records over the last steps and all ranks; NaN if there are none."""
         values = [getattr(record, name) for row in self._rows for record in row.values()]
         return float(np.nanmedian(values)) if values else math.nan
-
-    def _middle(self, rank: int, name: str) -> float:
-        values = [getattr(row[rank], name) for row in self._rows if rank in row]
-        values = [value for value in values if math.isfinite(value)]
-        return float(np.median(values)) if values else math.nan
 
     def _complete(self) -> None:
         if not self._row:
@@ -155,46 +155,37 @@ class RunFollower:
         self._rows.append(self._row)
         self._row = {}
 
-    def _hear_carefully(self, event: Event) -> ShownFinding | None:
+    def _read_event(self, event: Event) -> ShownFinding | None:
         """Anybody may have written the file: an event that is not what it should be is passed over."""
         try:
-            return self._hear(event)
-        except (TypeError, ValueError, OverflowError):
-            return None
-
-    def _hear(self, event: Event) -> ShownFinding | None:
-        kind = event["kind"]
-        if kind == "stage":
-            self.stage = str(event.get("stage", self.stage))
-            if self.stage == "training":
-                self.of = int(event.get("of", 0))
-            else:
-                self.done = event.get("done", 0) / max(event.get("of", 1), 1)
-        elif kind == "comparison":
-            self.comparison = {key: value for key, value in event.items() if key not in ("kind", "unix")}
-        elif kind in ("verdict", "repaired"):
-            return self._judge(event)
-        elif (revised := read_revised(event)) is not None:
-            self.revised.append(revised)
+            kind = event["kind"]
+            if kind == "stage":
+                self.stage = str(event.get("stage", self.stage))
+                if self.stage == "training":
+                    self.of = int(event.get("of", 0))
+                else:
+                    self.done = event.get("done", 0) / max(event.get("of", 1), 1)
+            elif kind == "comparison":
+                self.comparison = {key: value for key, value in event.items() if key not in ("kind", "unix")}
+            elif kind == "verdict":
+                verdict = msgspec.convert(event.get("verdict"), Verdict)
+                if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
+                    return None
+                # Of one rank that holds the others up every further step adds to the price.
+                has_meter = verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1
+                self.findings.append(ShownFinding(verdict, meter_of(verdict) if has_meter else None))
+                return self.findings[-1]
+            elif kind == "repaired":
+                verdict = msgspec.convert(event.get("verdict"), Verdict)
+                same = (verdict.kind, verdict.ranks)
+                for finding in self.findings:
+                    if (finding.verdict.kind, finding.verdict.ranks) == same and not finding.over:
+                        finding.over, finding.final = True, verdict.cost_rank_seconds
+            elif (revised := read_revised(event)) is not None:
+                self.revised.append(revised)
+        except (TypeError, ValueError, OverflowError, *UNDECODABLE):
+            pass
         return None
-
-    def _judge(self, event: Event) -> ShownFinding | None:
-        try:
-            verdict = msgspec.convert(event.get("verdict"), Verdict)
-        except UNDECODABLE:
-            return None
-        if event["kind"] == "repaired":
-            for finding in self.findings:
-                if (finding.verdict.kind, finding.verdict.ranks) == (verdict.kind, verdict.ranks) and not finding.over:
-                    finding.over, finding.final = True, verdict.cost_rank_seconds
-            return None
-        meter = None
-        if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
-            return None
-        if verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1:
-            meter = meter_of(verdict)
-        self.findings.append(ShownFinding(verdict, meter))
-        return self.findings[-1]
 
 
 Floats32 = NDArray[np.float32]
@@ -274,17 +265,25 @@ class LiveRun:
             RingsideError: The run cannot be read (damaged, of a newer Ringside, permission, disk).
         """
         self.fresh, self.fresh_events = [], []
-        identity = self._look()
+        # Another run.json is another run: this directory was begun anew.
+        identity = None
+        with contextlib.suppress(OSError):
+            status = (self.path / RUN).stat()
+            identity = status.st_ino, status.st_mtime_ns
         if identity is not None and identity != self._identity:
             reader = RunReader(self.path)
             self._begin(reader.info)
             self._reader, self._identity = reader, identity
         if self._reader is None:
             return False
-        records, events = self._read(self._reader), self._reader.poll_events()
+        if not self.behind:
+            self._unread = self._reader.iterate()
+        records = list(islice(self._unread, self._at_once))
+        self.behind = len(records) == self._at_once
+        events = self._reader.poll_events()
         if records or events:
             self.fresh, self.fresh_events = records, events
-            self._take(records)
+            self._keep(records)
             self.events = [*self.events, *events][-EVENTS_KEPT:]
             self.following.feed(records, events)
             self.ended |= any(event["kind"] == "ended" for event in events)
@@ -321,7 +320,14 @@ class LiveRun:
         if info is None:
             return []
         order = self._order()[-FEW:]
-        own, wait, wire = (_medians(self._values[FIELDS.index(f"{name}_seconds"), order]) for name in _SHOWN)
+        # Medians over the last steps; ranks that recorded none of them stay NaN.
+        medians = np.full((3, self.ranks), np.nan, dtype=np.float32)
+        for row, name in zip(medians, ("own_seconds", "wait_seconds", "wire_seconds"), strict=True):
+            values = self._values[FIELDS.index(name), order]
+            known = ~np.isnan(values).all(axis=0)
+            if known.any():
+                row[known] = np.nanmedian(values[:, known], axis=0)
+        own, wait, wire = medians
         excess = _excess(own)
         named: dict[int, list[str]] = {}
         for finding in self.following.findings:
@@ -341,26 +347,13 @@ class LiveRun:
             for rank in range(self.ranks)
         ]
 
-    def _read(self, reader: RunReader) -> list[StepRecord]:
-        if not self.behind:
-            self._unread = reader.iterate()
-        records = list(islice(self._unread, self._at_once))
-        self.behind = len(records) == self._at_once
-        return records
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            status = (self.path / RUN).stat()
-        except OSError:
-            return None
-        return status.st_ino, status.st_mtime_ns
-
     def _begin(self, info: RunInfo | None) -> None:
         self.restarts += info is not None and self.info is not None
         self.following = RunFollower()
         self.events, self.ended, self.behind = [], False, False
         self.version += 1
         ranks = info.world_size if info is not None else 0
+        # Fewer steps of many ranks: memory is bounded by cells, whatever the job.
         kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), FEW)
         self._values = np.full((len(FIELDS), kept, ranks), np.nan, dtype=np.float32)
         self._steps = np.full(kept, -1, dtype=np.int64)
@@ -368,10 +361,12 @@ class LiveRun:
         if info is not None:
             self.following.start(info)
 
-    def _take(self, records: list[StepRecord]) -> None:
+    def _keep(self, records: list[StepRecord]) -> None:
+        """Put records into the ring of steps: a step's slot is its number modulo their count; older ones are void."""
         kept, ranks = len(self._steps), self.ranks
         for record in records:
             slot, step = record.step % kept, record.step
+            # A slot that a newer step holds stays: late records of old steps are void.
             if not 0 <= record.rank < ranks or not self._steps[slot] <= step < MOST_STEPS:
                 continue
             if self._steps[slot] != step:
@@ -381,6 +376,7 @@ class LiveRun:
             self._newest[record.rank] = max(self._newest[record.rank], step)
 
     def _order(self) -> NDArray[np.intp]:
+        # Slots that were never used hold step -1.
         order = np.argsort(self._steps, kind="stable")
         return order[self._steps[order] >= 0]
 
@@ -397,17 +393,6 @@ class LiveRun:
         }
 
 
-_SHOWN = ("own", "wait", "wire")
-
-
-def _medians(rows: Floats32) -> Floats32:
-    medians = np.full(rows.shape[1], np.nan, dtype=np.float32)
-    known = ~np.isnan(rows).all(axis=0)
-    if known.any():
-        medians[known] = np.nanmedian(rows[:, known], axis=0)
-    return medians
-
-
 def _excess(own: Floats32) -> NDArray[np.float64]:
     """Each rank's own time over the median of all others', minus 1."""
     known = np.isfinite(own)
@@ -416,6 +401,7 @@ def _excess(own: Floats32) -> NDArray[np.float64]:
         return excess
     ordered = np.sort(own[known])
     for rank in np.flatnonzero(known):
+        # The median of the others: this rank's own value is taken out of the sorted ones.
         others = np.delete(ordered, int(np.searchsorted(ordered, own[rank])))
         excess[rank] = own[rank] / np.median(others) - 1.0
     return excess

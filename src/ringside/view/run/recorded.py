@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +18,9 @@ from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration, share
+from ringside.view.html.markup import NOTHING, fill
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import all_is_well, no_verdict, tell
+from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 if TYPE_CHECKING:
     import pandas
@@ -71,7 +71,7 @@ class Run:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """What was found, in order."""
-        return [tell(content, self.summary).verdict for content in self.summary["verdicts"]]
+        return [verdict_text(content, self.summary).verdict for content in self.summary["verdicts"]]
 
     @cached_property
     def step_seconds(self) -> Floats:
@@ -115,10 +115,11 @@ class Run:
         steps, ranks = np.meshgrid(self.steps, np.arange(self.ranks), indexing="ij")
         columns = {"step": steps.ravel(), "rank": ranks.ravel()}
         frame = pandas.DataFrame({**columns, **{name: self._table[name].ravel() for name in FIELDS}})
+        # Steps that a rank did not record are no rows.
         return frame[~frame["own_seconds"].isna()].reset_index(drop=True)
 
     def __repr__(self) -> str:
-        found = "; ".join(tell(content, self.summary).headline for content in self.summary["verdicts"])
+        found = "; ".join(verdict_text(content, self.summary).headline for content in self.summary["verdicts"])
         return f"<Run {self.info.name!r}: {self.summary['steps']} steps of {self.ranks} ranks. {found or self._calm()}>"
 
     def _calm(self) -> str:
@@ -126,28 +127,36 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The verdict, and a table of the ranks, the slowest first: for notebooks, light or dark."""
-        told = [tell(content, self.summary) for content in self.summary["verdicts"]]
-        if told:
-            words = "".join(
-                f"<p><b>{html.escape(one.headline)}</b> {html.escape(one.when)}<br>{html.escape(one.why)}<br>"
-                f"Price: {html.escape(one.price)}</p>"
-                for one in told
-            )
-        else:
-            words = f"<p><b>{html.escape(self._calm())}</b> {html.escape(all_is_well(self.summary))}</p>"
-        return without_controls(f"<div>{words}{self._rank_rows()}</div>")
-
-    def _rank_rows(self) -> str:
+        texts = [verdict_text(content, self.summary) for content in self.summary["verdicts"]]
+        verdicts = [
+            fill("<p><b>{}</b> {}<br>{}<br>Price: {}</p>", text.headline, text.when, text.why, text.price)
+            for text in texts
+        ]
+        calm = fill("<p><b>{}</b> {}</p>", self._calm(), all_is_well(self.summary)) if not texts else NOTHING
         ranks = sorted(self.rank_table(), key=lambda rank: -(rank["excess_ratio"] or 0.0))
-        rows = "".join(
-            f"<tr><th>{rank['rank']}</th><td>{html.escape(str(rank['host']))}</td>"
-            f"<td>{duration(rank['own_seconds_median'])}</td><td>{duration(rank['wait_seconds_median'])}</td>"
-            f"<td>{share(rank['excess_ratio'])}</td></tr>"
+        rows = [
+            fill(
+                "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                rank["rank"],
+                str(rank["host"]),
+                duration(rank["own_seconds_median"]),
+                duration(rank["wait_seconds_median"]),
+                share(rank["excess_ratio"]),
+            )
             for rank in ranks[:SHOWN_RANKS]
+        ]
+        rest = NOTHING
+        if len(ranks) > SHOWN_RANKS:
+            rest = fill("<caption>the slowest {} of {} ranks</caption>", SHOWN_RANKS, len(ranks))
+        page = fill(
+            "<div>{verdicts}{calm}<table>{rest}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>",
+            verdicts=verdicts,
+            calm=calm,
+            rest=rest,
+            heads=[fill("<th>{}</th>", name) for name in ("rank", "host", "own", "wait", "excess")],
+            rows=rows,
         )
-        rest = f"<caption>the slowest {SHOWN_RANKS} of {len(ranks)} ranks</caption>" if len(ranks) > SHOWN_RANKS else ""
-        heads = "".join(f"<th>{name}</th>" for name in ("rank", "host", "own", "wait", "excess"))
-        return f"<table>{rest}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        return without_controls(page)
 
     def _repr_json_(self) -> dict[str, Any]:
         content: dict[str, Any] = msgspec.to_builtins(self.summary)

@@ -34,17 +34,26 @@ def recorded_step(run: Run, topology: Topology | None = None) -> PredictedStep:
     table, whole = whole_steps(run.table)
     if whole.sum() < LEAST_STEPS:
         raise UsageError(f"{run.info.name}: all ranks recorded {whole.sum()} steps, {LEAST_STEPS} are needed")
-    figure = {name: _usual(table[name]) for name in ("payload_bytes", "collectives", "busy_seconds", "wire_seconds")}
-    figure["latency_seconds"] = _usual(table["latency_seconds"])
+    figure = {name: _median(table[name]) for name in ("payload_bytes", "collectives", "busy_seconds", "wire_seconds")}
+    figure["latency_seconds"] = _median(table["latency_seconds"])
     if not figure["payload_bytes"]:
         raise UsageError(f"{run.info.name} recorded no gradient bytes: nothing was synchronised")
+    # What collectives of a size take: the run's buckets, and an empty one where that is known.
+    count = max(round(figure["collectives"]), 1)
+    bucket = figure["payload_bytes"] / count
+    bucket_s = (figure["busy_seconds"] or figure["wire_seconds"]) / count
+    measured: list[tuple[float, float]] = []
+    if bucket_s > 0 and bucket > LATENCY_BYTES:
+        if 0 < figure["latency_seconds"] < bucket_s:
+            measured.append((LATENCY_BYTES, figure["latency_seconds"]))
+        measured.append((bucket, bucket_s))
     return PredictedStep(
         topology=topology,
         size_bytes=figure["payload_bytes"],
         own_s=table["own_seconds"][whole],
-        buckets=max(round(figure["collectives"]), 1),
+        buckets=count,
         exposed_s=table["exposed_seconds"][whole].min(axis=1),
-        measured=_measured(figure),
+        measured=tuple(measured),
     )
 
 
@@ -61,16 +70,7 @@ def host_sizes(run: Run) -> list[int]:
     return [len(list(group)) for _, group in itertools.groupby(run.info.hosts)] or [run.ranks]
 
 
-def _usual(values: np.ndarray) -> float:
+def _median(values: np.ndarray) -> float:
     """Return the median of what was recorded; 0 where nothing was."""
     known = values[np.isfinite(values) & (values > 0)]
     return float(np.median(known)) if known.size else 0.0
-
-
-def _measured(figure: dict[str, float]) -> tuple[tuple[float, float], ...]:
-    """Return sizes of collectives and what they took: the run's buckets, and an empty one where that is known."""
-    count = max(round(figure["collectives"]), 1)
-    took = (figure["busy_seconds"] or figure["wire_seconds"]) / count
-    bucket = figure["payload_bytes"] / count
-    points = [(LATENCY_BYTES, figure["latency_seconds"])] if 0 < figure["latency_seconds"] < took else []
-    return (*points, (bucket, took)) if took > 0 and bucket > LATENCY_BYTES else ()

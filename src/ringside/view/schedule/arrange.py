@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ringside.view.schedule.frames import ScheduleFrames
@@ -16,14 +16,14 @@ NEAR = 9
 PADDING = 7
 
 
-def arranged(story: ScheduleFrames) -> GraphLayout:
+def arrange_vertices(story: ScheduleFrames) -> GraphLayout:
     """Return the picture of a schedule with everything in its place."""
     shape = shape_of(story)
     if shape.kind == "line":
-        return _line(story, shape)
+        return _arrange_line(story, shape)
     if shape.kind == "tree":
-        return _trees(story, shape)
-    return _circle(story, shape)
+        return _arrange_trees(story, shape)
+    return _arrange_circle(story, shape)
 
 
 def _sizes(story: ScheduleFrames, stripes: int = 1) -> Sizes:
@@ -33,17 +33,29 @@ def _sizes(story: ScheduleFrames, stripes: int = 1) -> Sizes:
 # ---- circle
 
 
-def _circle(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
+def _arrange_circle(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     sizes, s = _sizes(story), story.schedule
-    slots = _slots(shape)
+    slots = _angles(shape)
     boxed = [_centred(sizes, vertex, story.shown[vertex]) for vertex in shape.centre]
     least = 0.0 if len(shape.order) == 1 else 84.0 if len(shape.order) == 2 and not boxed else 112.0
     if boxed:
         inner = max(math.hypot(*corner) for node in boxed for corner in _box_corners(node))
         least = max(least, inner + 92)
-    radius = _smallest(least, lambda r: _fits(story, sizes, shape, slots, r))
+    # The smallest circle, in steps of 4 %, on which nothing touches.
+    radius = least
+    while radius and not _fits(story, sizes, shape, slots, radius):
+        radius *= 1.04
+    # What is in the middle stands side by side.
+    widths = [2 * _box_corners(node)[-1][0] + 10 for node in boxed]
+    starts = [sum(widths[:i]) - sum(widths) / 2 for i in range(len(boxed))]
+    centre = [_moved(node, start + wide / 2, 0) for node, start, wide in zip(boxed, starts, widths, strict=True)]
     rim = [_on_rim(sizes, rank, story.shown[rank], angle, radius) for rank, angle in slots.items()]
-    nodes = sorted([*rim, *_spread(boxed)], key=lambda node: node.vertex)
+    nodes = sorted([*rim, *centre], key=lambda node: node.vertex)
+    rails: tuple[tuple[int, int], ...] = ()
+    if shape.closed:
+        rails = tuple(zip(shape.order, [*shape.order[1:], shape.order[0]], strict=True))
+    elif len(shape.centre) == 1 and not shape.hosts:
+        rails = tuple((shape.centre[0], rank) for rank in shape.order)
     layout = GraphLayout(
         sizes,
         tuple(nodes),
@@ -53,20 +65,12 @@ def _circle(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
         # Arrows that cross the circle meet in its middle: their labels stay near their senders.
         label_at=0.36 if shape.closed or s.ranks == 2 else 0.3,
         alone_at=0.5 if shape.closed or shape.centre or s.ranks == 2 else 0.3,
-        rails=_rails(shape),
+        rails=rails,
     )
-    return replace(layout, rooms=tuple(_rooms(layout, shape)))
+    return replace(layout, rooms=tuple(_host_outlines(layout, shape)))
 
 
-def _rails(shape: ScheduleShape) -> tuple[tuple[int, int], ...]:
-    if shape.closed:
-        return tuple(zip(shape.order, [*shape.order[1:], shape.order[0]], strict=True))
-    if len(shape.centre) == 1 and not shape.hosts:
-        return tuple((shape.centre[0], rank) for rank in shape.order)
-    return ()
-
-
-def _slots(shape: ScheduleShape) -> dict[int, float]:
+def _angles(shape: ScheduleShape) -> dict[int, float]:
     """Return every rank's angle, clockwise from the right; the first rank, or host, is on top."""
     places = [(rank, float(i)) for i, rank in enumerate(shape.order)]
     total, first = float(len(shape.order)), 0.0
@@ -76,13 +80,6 @@ def _slots(shape: ScheduleShape) -> dict[int, float]:
         total, first = total + 1.2 * len(shape.hosts), (len(shape.hosts[0]) - 1) / 2
     quarter = math.pi if total == 2 else math.pi / 2
     return {rank: 2 * math.pi * (slot - first) / total - quarter for rank, slot in places}
-
-
-def _smallest(radius: float, fits: Callable[[float], bool]) -> float:
-    if radius:
-        while not fits(radius):
-            radius *= 1.04
-    return radius
 
 
 def _fits(story: ScheduleFrames, sizes: Sizes, shape: ScheduleShape, slots: dict[int, float], radius: float) -> bool:
@@ -127,22 +124,13 @@ def _box_corners(node: GraphNode) -> list[Point]:
     return [(x, y) for x in (left, right) for y in (top, bottom)]
 
 
-def _spread(nodes: Sequence[GraphNode]) -> list[GraphNode]:
-    """Place the nodes in the middle beside each other."""
-    if not nodes:
-        return []
-    widths = [2 * _box_corners(node)[-1][0] + 10 for node in nodes]
-    starts = [sum(widths[:i]) - sum(widths) / 2 for i in range(len(nodes))]
-    return [_moved(node, start + wide / 2, 0) for node, start, wide in zip(nodes, starts, widths, strict=True)]
-
-
 def _moved(node: GraphNode, dx: float, dy: float) -> GraphNode:
     left, top, right, bottom = node.box or (node.x, node.y, node.x, node.y)
     card = (node.card[0] + dx, node.card[1] + dy)
     return replace(node, x=node.x + dx, y=node.y + dy, card=card, box=(left + dx, top + dy, right + dx, bottom + dy))
 
 
-def _rooms(layout: GraphLayout, shape: ScheduleShape) -> list[Room]:
+def _host_outlines(layout: GraphLayout, shape: ScheduleShape) -> list[Room]:
     """Outline every host: a piece of the ring that its ranks and their cells lie on."""
     rooms = []
     for number, host in enumerate(shape.hosts):
@@ -154,21 +142,14 @@ def _rooms(layout: GraphLayout, shape: ScheduleShape) -> list[Room]:
         low, high = min(turns) - 0.025, max(turns) + 0.025
         outer = max(math.hypot(u, v) for u, v in corners) + 6
         inner = math.hypot(ranks[0].x, ranks[0].y) - layout.sizes.disc - 10
-        rooms.append(
-            Room(
-                _sector(centre, low, high, inner, outer),
-                f"host {number}",
-                _polar(outer + 14 + 22 * abs(math.cos(centre)), centre),
-            )
-        )
+        # The outline: along the outer arc, and back along the inner one.
+        count = max(2, math.ceil((high - low) / 0.05))
+        arc = [centre + low + (high - low) * i / count for i in range(count + 1)]
+        points = [_polar(outer, turn) for turn in arc] + [_polar(inner, turn) for turn in reversed(arc)]
+        outline = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z"
+        beyond = _polar(outer + 14 + 22 * abs(math.cos(centre)), centre)
+        rooms.append(Room(outline, f"host {number}", beyond))
     return rooms
-
-
-def _sector(centre: float, low: float, high: float, inner: float, outer: float) -> str:
-    count = max(2, math.ceil((high - low) / 0.05))
-    turns = [centre + low + (high - low) * i / count for i in range(count + 1)]
-    points = [_polar(outer, turn) for turn in turns] + [_polar(inner, turn) for turn in reversed(turns)]
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z"
 
 
 def _polar(radius: float, angle: float) -> Point:
@@ -178,7 +159,7 @@ def _polar(radius: float, angle: float) -> Point:
 # ---- line
 
 
-def _line(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
+def _arrange_line(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     """Lay the ranks along a line, in rows that turn round at their ends."""
     sizes, n = _sizes(story), len(shape.order)
     columns = n if n <= 4 else math.ceil(math.sqrt(1.4 * n))
@@ -197,7 +178,7 @@ def _line(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
 # ---- trees
 
 
-def _trees(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
+def _arrange_trees(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     """Draw a tree with its root on top; a second one below, upside down, so that the leaves of both meet."""
     sizes = _sizes(story, len(shape.trees))
     stripe_of = [0] * len(story.members)
@@ -205,11 +186,11 @@ def _trees(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     for stripe, tree in enumerate(shape.trees):
         for part in tree.parts:
             stripe_of[part] = stripe
-        planted = _planted(sizes, tree, shape.order, alone=len(shape.trees) == 1)
-        nodes += [replace(node, stripe=stripe) for node in planted]
+        placed = _place_tree(sizes, tree, shape.order, alone=len(shape.trees) == 1)
+        nodes += [replace(node, stripe=stripe) for node in placed]
     notes: tuple[tuple[str, Point, int], ...] = ()
     if len(shape.trees) == 2:
-        nodes, notes = _facing(story, shape, nodes)
+        nodes, notes = _turn_second(story, shape, nodes)
     layout = GraphLayout(
         sizes, tuple(nodes), tuple(stripe_of), bend=0.1, labels=len(shape.order) <= MOST_LABELS // 2, notes=notes
     )
@@ -230,7 +211,7 @@ def _beside(sizes: Sizes, vertex: int, parts: tuple[int, ...]) -> GraphNode:
     return GraphNode(vertex, parts, disc, 0, (disc + sizes.disc + 5, -high / 2 - 2), (-across, -down, across, down))
 
 
-def _planted(sizes: Sizes, tree: Tree, ranks: Sequence[int], *, alone: bool) -> list[GraphNode]:
+def _place_tree(sizes: Sizes, tree: Tree, ranks: Sequence[int], *, alone: bool) -> list[GraphNode]:
     column = columns_of(tree, ranks)
     boxes = {rank: (_centred if alone and len(ranks) <= 8 else _beside)(sizes, rank, tree.parts) for rank in ranks}
     depth = {rank: tree.depth(rank) for rank in ranks}
@@ -266,7 +247,7 @@ def _in_order(tree: Tree, rank: int) -> list[int]:
     return [*before, rank, *after]
 
 
-def _facing(
+def _turn_second(
     story: ScheduleFrames, shape: ScheduleShape, nodes: Sequence[GraphNode]
 ) -> tuple[list[GraphNode], tuple[tuple[str, Point, int], ...]]:
     """Turn the second tree upside down and put it below the first."""
@@ -281,15 +262,13 @@ def _facing(
         turned.append(_moved(node, 0, foot + 62 + half + (deepest - y) - y))
     left = min(node.box[0] for node in [*first, *turned] if node.box)
     right = max(node.box[2] for node in [*first, *turned] if node.box)
-    names = [_span(story, tree) for tree in shape.trees]
+    names = []
+    for tree in shape.trees:
+        chunks = story.chunks_of(tree.parts)
+        names.append(f"c{chunks[0]}" if len(chunks) == 1 else f"c{chunks[0]} to c{chunks[-1]}")
     x = (left + right) / 2
     notes = ((f"↑ tree 1: {names[0]}", (x, foot + 20), 0), (f"↓ tree 2: {names[1]}", (x, foot + 42), 1))
     return [*first, *turned], notes
-
-
-def _span(story: ScheduleFrames, tree: Tree) -> str:
-    chunks = story.chunks_of(tree.parts)
-    return f"c{chunks[0]}" if len(chunks) == 1 else f"c{chunks[0]} to c{chunks[-1]}"
 
 
 def _bottom(node: GraphNode) -> float:

@@ -18,10 +18,11 @@ import numpy as np
 
 from ringside.errors import UsageError
 from ringside.schedule import Audit, Schedule, verify
-from ringside.view.schedule.arrange import arranged
-from ringside.view.schedule.frames import Frame, ScheduleFrames
+from ringside.view.assets import read_asset
+from ringside.view.schedule.arrange import arrange_vertices
+from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
-from ringside.view.schedule.svg import MOST_PANELS, asset, frame_svg, look_of, rank_colour, sheet_svg
+from ringside.view.schedule.svg import MOST_PANELS, frame_svg, look_of, rank_colour, sheet_svg
 from ringside.view.schedule.text import caption, counted, messages_in_words
 
 # More messages than this are put into words by pattern, not one by one.
@@ -41,7 +42,7 @@ def schedule_svg(schedule: Schedule, round: int) -> str:
     if not 0 <= round <= schedule.rounds:
         raise UsageError(f"{schedule.name} of {schedule.ranks} ranks has rounds 0 to {schedule.rounds}, not {round}")
     story = ScheduleFrames(schedule)
-    return frame_svg(next(islice(story.frames(), round, None)), arranged(story))
+    return frame_svg(next(islice(story.frames(), round, None)), arrange_vertices(story))
 
 
 def schedule_sheet(schedule: Schedule, title: str = "") -> str:
@@ -58,7 +59,7 @@ def schedule_sheet(schedule: Schedule, title: str = "") -> str:
     shown = list(islice(story.frames(), MOST_PANELS))
     left_out = max(0, schedule.rounds - MOST_PANELS)
     heading = f"{title or _title(schedule)}: {counted(schedule.chunks, 'chunk')}, {counted(schedule.rounds, 'round')}"
-    return sheet_svg(shown, arranged(story), heading, left_out)
+    return sheet_svg(shown, arrange_vertices(story), heading, left_out)
 
 
 def schedule_html(schedule: Schedule, title: str = "") -> str:
@@ -72,16 +73,23 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
         UsageError: The schedule is too large for a picture.
     """
     story = ScheduleFrames(schedule)
-    layout = arranged(story)
-    first, captions = _told(story)
+    layout = arrange_vertices(story)
+    # One frame at a time, as many are large; a caption needs what the next one completes.
+    frames, captions = story.frames(), []
+    first = before = next(frames)
+    for frame in frames:
+        captions.append(caption(before, frame.complete))
+        before = frame
+    captions.append(caption(before, None))
     steps = [story.messages(k) for k in range(schedule.rounds)]
     many = any(look_of(len(messages), schedule.ranks) != "full" for messages in steps)
     every = sum(map(len, steps)) <= MOST_WORDS
     words = [messages_in_words(story, messages) if every else text for messages, text in zip(steps, captions)]  # noqa: B905
+    items = [f'<li value="{k}" id="words-{k}">{escape(text)}</li>' for k, text in enumerate(words)]
     fields = {
         "title": escape(title or _title(schedule)),
         "facts": _facts(verify(schedule), story),
-        "css": asset("drawing_svg.css") + asset("drawing_page.css"),
+        "css": read_asset("schedule/drawing_svg.css") + read_asset("schedule/drawing_page.css"),
         "svg": frame_svg(first, layout, style=False),
         "least": f"{min(0.4 * layout.box[2], 1000):.0f}",
         "most": f"{1.3 * layout.box[2]:.0f}",
@@ -91,25 +99,15 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
         "span": f"of 0 to {schedule.rounds - 1}" if schedule.rounds else "",
         "last": str(schedule.rounds),
         "legend": _legend(story, layout, many),
-        "words": "".join(_item(k, text) for k, text in enumerate(words)) or "<li>Nothing is sent.</li>",
+        "words": "".join(items) or "<li>Nothing is sent.</li>",
         "data": json.dumps(page_data(story, layout, captions), separators=(",", ":")).replace("</", "<\\/"),
-        "js": asset("drawing_cells.js") + asset("drawing.js"),
+        "js": read_asset("schedule/drawing_cells.js") + read_asset("schedule/drawing.js"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda hole: fields[hole[1]], asset("drawing.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda hole: fields[hole[1]], read_asset("schedule/drawing.html"))
 
 
 def _title(schedule: Schedule) -> str:
     return f"{schedule.name}, {counted(schedule.ranks, 'rank')}"
-
-
-def _told(story: ScheduleFrames) -> tuple[Frame, list[str]]:
-    """Return the first frame and what is said under each; one frame at a time, as many are large."""
-    frames, captions = story.frames(), []
-    first = before = next(frames)
-    for frame in frames:
-        captions.append(caption(before, frame.complete))
-        before = frame
-    return first, [*captions, caption(before, None)]
 
 
 def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str]) -> dict[str, Any]:
@@ -120,7 +118,16 @@ def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str
     """
     s, links = story.schedule, _Links(layout)
     rounds = [links.coded(story, k) for k in range(s.rounds)]
-    everybody = story.holders.all() and story.wanted[: s.ranks].all()
+    # Of every node its vertex, its parts (None: all), columns, pitch and offset of its cells, its disc.
+    across, down = layout.sizes.pitch
+    cards = []
+    for index, node in enumerate(layout.nodes):
+        x, y = next(iter(layout.cell_at(index)), (0.0, 0.0))
+        parts = None if len(node.parts) == len(layout.stripe_of) else list(node.parts)
+        places = (across, down, x, y, node.x, node.y)
+        columns = layout.sizes.columns(len(node.parts))
+        cards.append([node.vertex, parts, columns, *(round(value, 1) for value in places)])
+    everybody = story.holders.all() and story.required[: s.ranks].all()
     return {
         "ranks": s.ranks,
         "switches": s.switches,
@@ -128,7 +135,7 @@ def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str
         "parts": len(story.members),
         "chunks": [list(chunks) for chunks in story.members] if len(story.members) < s.chunks else None,
         "holders": None if everybody else [np.flatnonzero(column).tolist() for column in story.holders.T],
-        "wants": None if everybody else [np.flatnonzero(column).tolist() for column in story.wanted.T],
+        "wants": None if everybody else [np.flatnonzero(column).tolist() for column in story.required.T],
         "colours": [rank_colour(rank, s.ranks) for rank in range(s.ranks)],
         "strips": layout.sizes.strips,
         "labels": layout.labels,
@@ -136,25 +143,11 @@ def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str
         "cell": layout.sizes.cell,
         "disc": layout.sizes.disc,
         "trees": layout.stripes,
-        "cards": _cards(layout),
+        "cards": cards,
         "links": links.drawn,
         "rounds": rounds,
         "captions": list(captions),
     }
-
-
-def _cards(layout: GraphLayout) -> list[list[Any]]:
-    """Return for every node its vertex, its parts (None: all), columns, pitch and offset of its cells, its disc."""
-    across, down = layout.sizes.pitch
-    every = len(layout.stripe_of)
-    cards = []
-    for index, node in enumerate(layout.nodes):
-        x, y = next(iter(layout.cell_at(index)), (0.0, 0.0))
-        parts = None if len(node.parts) == every else list(node.parts)
-        columns = layout.sizes.columns(len(node.parts))
-        places = (across, down, x, y, node.x, node.y)
-        cards.append([node.vertex, parts, columns, *(round(value, 1) for value in places)])
-    return cards
 
 
 class _Links:
@@ -172,17 +165,13 @@ class _Links:
             for stripe in range(self._layout.stripes):
                 parts = [part for part in message.parts if self._layout.stripe_of[part] == stripe]
                 if parts:
-                    link = self._link(message.src, message.dst, stripe)
-                    code += [2 * link + message.reducing, len(parts), *parts]
+                    ends = self._layout.node(message.src, stripe), self._layout.node(message.dst, stripe)
+                    if ends not in self._number:
+                        self._number[ends] = len(self.drawn)
+                        curve = self._layout.curve(*ends)
+                        self.drawn.append([*ends, *(round(value, 1) for point in curve for value in point)])
+                    code += [2 * self._number[ends] + message.reducing, len(parts), *parts]
         return code
-
-    def _link(self, src: int, dst: int, stripe: int) -> int:
-        ends = self._layout.node(src, stripe), self._layout.node(dst, stripe)
-        if ends not in self._number:
-            self._number[ends] = len(self.drawn)
-            curve = self._layout.curve(*ends)
-            self.drawn.append([*ends, *(round(value, 1) for point in curve for value in point)])
-        return self._number[ends]
 
 
 def _facts(audit: Audit, story: ScheduleFrames) -> str:
@@ -217,7 +206,3 @@ def _legend(story: ScheduleFrames, layout: GraphLayout, many: bool) -> str:
     if many:
         texts.append("point at a rank to see its messages alone")
     return "</span><span>".join(texts)
-
-
-def _item(k: int, text: str) -> str:
-    return f'<li value="{k}" id="words-{k}">{escape(text)}</li>'

@@ -62,7 +62,7 @@ class Frame:
         """Which parts are complete where they are wanted, bool [vertices, parts]."""
         story = self.story
         right = self.held == story.holders.T if story.once else (self.held > 0) == story.holders.T
-        found: NDArray[np.bool_] = right.all(axis=2) & story.wanted
+        found: NDArray[np.bool_] = right.all(axis=2) & story.required
         return found
 
     @cached_property
@@ -121,16 +121,17 @@ class ScheduleFrames:
     def members(self) -> tuple[tuple[int, ...], ...]:
         """The chunks of every part, ascending."""
         s = self.schedule
-        ways: list[list[object]] = [[] for _ in range(s.chunks)]
+        histories: list[list[object]] = [[] for _ in range(s.chunks)]
         for table in (s.collective.holds(s.ranks, s.chunks), s.collective.wants(s.ranks, s.chunks)):
             for chunk in range(s.chunks):
-                ways[chunk].append(table[:, chunk].tobytes())
+                histories[chunk].append(table[:, chunk].tobytes())
+        # A chunk's whole history is its key: those with the same one are drawn as one part.
         for k, step in enumerate(self.steps):
             for src, dst, chunk, reducing in step:
-                ways[chunk].append((k, src, dst, reducing))
+                histories[chunk].append((k, src, dst, reducing))
         alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-        for chunk, way in enumerate(ways):
-            alike[tuple(way)].append(chunk)
+        for chunk, history in enumerate(histories):
+            alike[tuple(history)].append(chunk)
         return tuple(tuple(chunks) for chunks in alike.values())
 
     @cached_property
@@ -154,7 +155,7 @@ class ScheduleFrames:
         return self.schedule.collective.holds(self.schedule.ranks, self.schedule.chunks, self._first)
 
     @cached_property
-    def wanted(self) -> NDArray[np.bool_]:
+    def required(self) -> NDArray[np.bool_]:
         """Where the result of a part must be at the end, bool [vertices, parts]."""
         s = self.schedule
         wants = s.collective.wants(s.ranks, s.chunks, self._first)
@@ -163,7 +164,7 @@ class ScheduleFrames:
     @property
     def to_complete(self) -> int:
         """How many chunks must be complete at the end, over all ranks."""
-        return int(self.wanted.sum(axis=0) @ self.weights)
+        return int(self.required.sum(axis=0) @ self.weights)
 
     @property
     def _first(self) -> NDArray[np.int64]:
@@ -175,7 +176,8 @@ class ScheduleFrames:
         s, parts = self.schedule, len(self.members)
         if parts <= MOST_RANKS or len(self.steps) == 0:
             return (tuple(range(parts)),) * s.vertices
-        touched = self.wanted.copy()
+        # What a vertex starts with, must end with, or ever receives.
+        touched = self.required.copy()
         touched[: s.ranks] |= self.holders
         for k in range(s.rounds):
             for message in self.messages(k):

@@ -243,16 +243,16 @@ class Pills:
         r = layout.sizes.disc
         self._taken = [(node.x - r, node.y - r, node.x + r, node.y + r) for node in layout.nodes]
 
-    def free(self, curve: Curve, at: float, wide: float, high: float) -> Point | None:
+    def place(self, curve: Curve, offset: float, wide: float, high: float) -> Point | None:
         """Return where the middle of a label goes on an arrow, and take that place; None if there is no free one.
 
         Args:
             curve: The arrow.
-            at: Where it would rather be, as a share of the arrow's length.
+            offset: Where it would rather be, as a share of the arrow's length.
             wide: Its width.
             high: Its height.
         """
-        for t in (at, *TRIED):
+        for t in (offset, *TRIED):
             x, y = on_curve(curve, t)
             left, top, right, bottom = x - wide / 2, y - high / 2, x + wide / 2, y + high / 2
             if not any(left < c and a < right and top < d and b < bottom for a, b, c, d in self._taken):

@@ -6,7 +6,7 @@ Read off the links that it uses, not off its name, so that an algorithm of one's
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,7 +77,10 @@ def shape_of(story: ScheduleFrames) -> ScheduleShape:
     if cycle := _cycle(arcs, s.ranks):
         return ScheduleShape("circle", cycle, closed=True)
     edges = _undirected(arcs)
-    if (hub := _hub(edges, s.ranks)) is not None:
+    # A hub is the end of every link.
+    common = set.intersection(*(set(edge) for edge in edges)) if s.ranks >= 4 and len(edges) == s.ranks - 1 else set()
+    if common:
+        hub = common.pop()
         return ScheduleShape("circle", tuple(rank for rank in ranks if rank != hub), (hub,))
     if (path := _path(edges, s.ranks)) and (s.ranks != 3 or path == ranks):
         return ScheduleShape("line", path)
@@ -91,17 +94,14 @@ def hosts_of(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     if schedule.name.startswith("hierarchical") and schedule.parameters:
         first = schedule.parameters[0]
         if isinstance(first, tuple) and all(isinstance(inner, Schedule) for inner in first):
-            return _cut([inner.ranks for inner in first])
+            sizes = [inner.ranks for inner in first]
+            starts = [sum(sizes[:i]) for i in range(len(sizes))]
+            return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
         names = schedule.parameters[1] if len(schedule.parameters) == 2 else None
         if isinstance(first, Schedule) and first.ranks == schedule.ranks:
             renamed = names if isinstance(names, tuple) else tuple(range(schedule.ranks))
             return tuple(tuple(int(renamed[rank]) for rank in host) for host in hosts_of(first))
     return ()
-
-
-def _cut(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
 
 
 def _undirected(arcs: Iterable[Edge]) -> set[Edge]:
@@ -118,6 +118,7 @@ def _neighbours(edges: Iterable[Edge]) -> dict[int, list[int]]:
 
 def _cycle(arcs: set[Edge], n: int) -> tuple[int, ...]:
     """Return the ranks around the ring that the arcs are, from rank 0 on; () if they are none."""
+    # Every rank has one successor; from rank 0 on they must lead through all and back.
     following = dict(arcs)
     if n < 3 or len(arcs) != n or len(following) != n:
         return ()
@@ -125,14 +126,6 @@ def _cycle(arcs: set[Edge], n: int) -> tuple[int, ...]:
     while len(order) < n and order[-1] in following:
         order.append(following[order[-1]])
     return tuple(order) if len(set(order)) == n and following.get(order[-1]) == 0 else ()
-
-
-def _hub(edges: set[Edge], n: int) -> int | None:
-    """Return the rank that all edges have in common, if there is one for every other rank."""
-    if n < 4 or len(edges) != n - 1:
-        return None
-    common = set.intersection(*(set(edge) for edge in edges))
-    return common.pop() if common else None
 
 
 def _path(edges: set[Edge], n: int) -> tuple[int, ...]:
@@ -143,6 +136,7 @@ def _path(edges: set[Edge], n: int) -> tuple[int, ...]:
         return ()
     order = [min(ends)]
     while len(order) < n:
+        # On a line only one neighbour is not where one came from.
         ahead = [rank for rank in near[order[-1]] if rank not in order[-2:]]
         if not ahead:
             return ()
@@ -152,7 +146,7 @@ def _path(edges: set[Edge], n: int) -> tuple[int, ...]:
 
 def _trees(story: ScheduleFrames) -> tuple[Tree, ...]:
     """Return the one or two trees that the parts run over; () if they do not."""
-    ways: dict[tuple[frozenset[Edge], int | None], list[int]] = defaultdict(list)
+    uses: dict[tuple[frozenset[Edge], int | None], list[int]] = defaultdict(list)
     arcs: dict[int, set[tuple[int, int, bool]]] = defaultdict(set)
     for step in story.steps:
         for src, dst, chunk, reducing in step:
@@ -160,19 +154,15 @@ def _trees(story: ScheduleFrames) -> tuple[Tree, ...]:
                 arcs[story.part_of[chunk]].add((src, dst, reducing))
     for part in range(len(story.members)):
         edges = frozenset(_undirected((src, dst) for src, dst, _ in arcs[part]))
-        ways[edges, _root(arcs[part], story.schedule.ranks)].append(part)
-        if len(ways) > 2:
+        # The root is the only rank that adds up and never hands a part sum on, or hands out and never receives.
+        handing = {src for src, _, reducing in arcs[part] if reducing}
+        receiving = {dst for _, dst, _ in arcs[part]}
+        roots = set(range(story.schedule.ranks)) - (handing or receiving)
+        uses[edges, roots.pop() if len(roots) == 1 else None].append(part)
+        if len(uses) > 2:
             return ()
-    trees = [_rooted(edges, root, parts, story.schedule.ranks) for (edges, root), parts in ways.items()]
+    trees = [_rooted(edges, root, parts, story.schedule.ranks) for (edges, root), parts in uses.items()]
     return tuple(tree for tree in trees if tree) if all(trees) else ()
-
-
-def _root(arcs: set[tuple[int, int, bool]], n: int) -> int | None:
-    """Return the only rank that adds up and never hands a part sum on, or that hands out and never receives."""
-    handing = {src for src, _, reducing in arcs if reducing}
-    receiving = {dst for _, dst, _ in arcs}
-    found = set(range(n)) - (handing or receiving)
-    return found.pop() if len(found) == 1 else None
 
 
 def _rooted(edges: frozenset[Edge], root: int | None, parts: list[int], n: int) -> Tree | None:
@@ -184,6 +174,7 @@ def _rooted(edges: frozenset[Edge], root: int | None, parts: list[int], n: int) 
         rank = row.pop()
         for other in near[rank]:
             if other != parent.get(rank):
+                # Reached twice: no tree.
                 if other in parent or other == root:
                     return None
                 parent[other] = rank

@@ -25,15 +25,23 @@ def counted(count: int, noun: str) -> str:
 
 
 def caption(frame: Frame, complete_after: int | None) -> str:
-    """Say what a frame shows.
+    """Return what a frame shows.
 
     Args:
         frame: The frame.
         complete_after: How many chunks are complete after its round; None for the end.
     """
+    story, messages, s = frame.story, frame.messages, frame.story.schedule
     if complete_after is None:
-        return _end(frame)
-    story, messages = frame.story, frame.messages
+        after = f"After {counted(s.rounds, 'round')}"
+        if frame.complete < story.to_complete:
+            return f"{after} only {frame.complete} of {counted(story.to_complete, 'chunk')} are complete."
+        if s.collective.name == "barrier":
+            return f"{after} every rank knows that all have arrived."
+        if str(s.collective) == "all_reduce":
+            return f"{after} every rank holds the complete sum of every chunk."
+        kind = str(s.collective).replace("_", "-", s.collective.name.count("_"))
+        return f"{after} the {kind} is complete: every chunk is where it is wanted."
     if len(messages) <= LISTED:
         what = messages_in_words(story, messages)
     else:
@@ -41,19 +49,6 @@ def caption(frame: Frame, complete_after: int | None) -> str:
         carrying = "" if moved == len(messages) else f" with {counted(moved, 'chunk')}"
         what = f"{counted(len(messages), 'message')}{carrying}: {_pattern(story.schedule, messages)}"
     return f"{what} Then {complete_after} of {counted(story.to_complete, 'chunk')} are complete."
-
-
-def _end(frame: Frame) -> str:
-    story, s = frame.story, frame.story.schedule
-    after = f"After {counted(s.rounds, 'round')}"
-    if frame.complete < story.to_complete:
-        return f"{after} only {frame.complete} of {counted(story.to_complete, 'chunk')} are complete."
-    if s.collective.name == "barrier":
-        return f"{after} every rank knows that all have arrived."
-    if str(s.collective) == "all_reduce":
-        return f"{after} every rank holds the complete sum of every chunk."
-    kind = str(s.collective).replace("_", "-", s.collective.name.count("_"))
-    return f"{after} the {kind} is complete: every chunk is where it is wanted."
 
 
 def vertex_name(schedule: Schedule, vertex: int) -> str:
@@ -76,15 +71,14 @@ def messages_in_words(story: ScheduleFrames, messages: Sequence[Message]) -> str
     """List the messages of a round: `Rank 0 sends c3 to rank 1, which adds it; ...`."""
     if not messages:
         return "Nothing is sent."
-    sentence = "; ".join(_in_words(story, message) for message in messages) + "."
+    clauses = []
+    for message in messages:
+        chunks = story.chunks_of(message.parts)
+        src, dst = (vertex_name(story.schedule, vertex) for vertex in (message.src, message.dst))
+        use = f"{'adds' if message.reducing else 'keeps'} {'it' if len(chunks) == 1 else 'them'}"
+        clauses.append(f"{src} sends {span(chunks)} to {dst}, which {use}")
+    sentence = "; ".join(clauses) + "."
     return sentence[0].upper() + sentence[1:]
-
-
-def _in_words(story: ScheduleFrames, message: Message) -> str:
-    chunks = story.chunks_of(message.parts)
-    src, dst = (vertex_name(story.schedule, vertex) for vertex in (message.src, message.dst))
-    use = f"{'adds' if message.reducing else 'keeps'} {'it' if len(chunks) == 1 else 'them'}"
-    return f"{src} sends {span(chunks)} to {dst}, which {use}"
 
 
 def _pattern(s: Schedule, messages: Sequence[Message]) -> str:
@@ -94,31 +88,23 @@ def _pattern(s: Schedule, messages: Sequence[Message]) -> str:
     adding = sum(m.reducing for m in messages)
     use = "adds" if adding == len(messages) else "keeps" if not adding else f"adds ({adding}) or keeps"
     if len({*sends.tolist(), *receives.tolist()}) == 1:
-        whom = _whom(s, messages, int(sends[0]))
+        # All alike: the same distance, everybody, or so many each.
+        distances = {(m.dst - m.src) % s.ranks for m in messages}
+        if distances == {1}:
+            whom = "to its right neighbour"
+        elif len(distances) == 1:
+            whom = f"to the rank {distances.pop()} further on"
+        elif sends[0] == s.ranks - 1:
+            whom = "to all others"
+        else:
+            whom = f"to {counted(int(sends[0]), 'rank')}"
         return f"every rank sends {whom}, and {use} what it receives."
-    senders, receivers = (_vertices(s, np.flatnonzero(counts).tolist()) for counts in (sends, receives))
-    return (
-        f"{senders} {'sends' if np.count_nonzero(sends) == 1 else 'send'} to {receivers}; a receiver {use} what comes."
-    )
-
-
-def _whom(s: Schedule, messages: Sequence[Message], each: int) -> str:
-    distances = {(m.dst - m.src) % s.ranks for m in messages}
-    if distances == {1}:
-        return "to its right neighbour"
-    if len(distances) == 1:
-        return f"to the rank {distances.pop()} further on"
-    if each == s.ranks - 1:
-        return "to all others"
-    return f"to {counted(each, 'rank')}"
-
-
-def _vertices(s: Schedule, vertices: Sequence[int]) -> str:
-    if len(vertices) == 1:
-        return vertex_name(s, vertices[0])
-    return counted(
-        len(vertices), "rank" if max(vertices) < s.ranks else "switch" if min(vertices) >= s.ranks else "node"
-    )
+    ends = []
+    for vertices in (np.flatnonzero(sends).tolist(), np.flatnonzero(receives).tolist()):
+        kind = "rank" if max(vertices) < s.ranks else "switch" if min(vertices) >= s.ranks else "node"
+        ends.append(vertex_name(s, vertices[0]) if len(vertices) == 1 else counted(len(vertices), kind))
+    verb = "sends" if np.count_nonzero(sends) == 1 else "send"
+    return f"{ends[0]} {verb} to {ends[1]}; a receiver {use} what comes."
 
 
 WIDTH = 80
@@ -137,42 +123,37 @@ def schedule_text(schedule: Schedule, title: str = "") -> str:
     Raises:
         UsageError: The schedule is too large to be shown.
     """
-    return "\n".join(_lines(ScheduleFrames(schedule), title or schedule.name)) + "\n"
+    story = ScheduleFrames(schedule)
+    shape = shape_of(story)
+    facts = (counted(schedule.ranks, "rank"), counted(schedule.chunks, "chunk"), counted(schedule.rounds, "round"))
+    lines = [f"{title or schedule.name} · " + " · ".join(facts)]
 
-
-def _lines(story: ScheduleFrames, title: str) -> Iterator[str]:
-    s, shape = story.schedule, shape_of(story)
-    facts = (counted(s.ranks, "rank"), counted(s.chunks, "chunk"), counted(s.rounds, "round"))
-    yield f"{title} · " + " · ".join(facts)
-    yield from _wrapped(_key(story), "")
-    yield from _sketch(story, shape)
-    for frame in story.frames():
-        yield ""
-        yield frame.name.lower()
-        if frame.round < s.rounds:
-            yield from _wrapped(_messages(frame), "  ")
-        yield from _table(frame, shape)
-
-
-def _key(story: ScheduleFrames) -> str:
-    several = int(story.holders.sum(axis=0).max(initial=1)) > 1
+    # How to read it.
     cells = "a cell names the ranks whose contributions it contains"
     if not _named(story):
+        several = int(story.holders.sum(axis=0).max(initial=1)) > 1
         cells = f"a cell shows their share: {LEVELS[1]} one rank's, {LEVELS[-1]} all" if several else "█ is there"
-    alike = "" if len(story.members) == story.schedule.chunks else "; chunks that travel alike share a column"
-    return f"+ adds, = overwrites; rows are ranks, columns chunks; {cells}, when the round starts{alike}"
+    alike = "" if len(story.members) == schedule.chunks else "; chunks that travel alike share a column"
+    key = f"+ adds, = overwrites; rows are ranks, columns chunks; {cells}, when the round starts{alike}"
+    lines += [*_wrapped(key, ""), *_sketch(story, shape)]
+
+    for frame in story.frames():
+        lines += ["", frame.name.lower()]
+        if frame.round < schedule.rounds:
+            lines += _wrapped(_messages(frame), "  ")
+        lines += _table(frame, shape)
+    return "\n".join(lines) + "\n"
 
 
 def _messages(frame: Frame) -> str:
-    parts = [_message(frame.story, message) for message in frame.messages]
+    """A round's messages, as `0→1 +c3`; a no-break space keeps each on one line."""
+    parts = []
+    for message in frame.messages:
+        src, dst = (_vertex(frame.story, vertex) for vertex in (message.src, message.dst))
+        chunks = span(frame.story.chunks_of(message.parts)).replace(", c", ",").replace("-c", "-")
+        parts.append(f"{src}→{dst}\u00a0{'+' if message.reducing else '='}{chunks}")
     shown = parts if len(parts) <= MOST_MESSAGES else [*parts[:60], f"… and {len(parts) - 60} more"]
     return "  ".join(shown) or "nothing is sent"
-
-
-def _message(story: ScheduleFrames, message: Message) -> str:
-    src, dst = (_vertex(story, vertex) for vertex in (message.src, message.dst))
-    what = span(story.chunks_of(message.parts)).replace(", c", ",").replace("-c", "-")
-    return f"{src}→{dst}\u00a0{'+' if message.reducing else '='}{what}"
 
 
 def _vertex(story: ScheduleFrames, vertex: int) -> str:
@@ -242,16 +223,16 @@ def _table(frame: Frame, shape: ScheduleShape) -> Iterator[str]:
         for vertex in range(story.schedule.vertices):
             if vertex in firsts:
                 yield "  ---"
-            cells = (_cell(frame, vertex, part, named) for part in block)
+            cells = []
+            for part in block:
+                holders: NDArray[np.int64] = np.flatnonzero(story.holders[:, part])
+                present = (frame.held[vertex, part, holders] > 0).tolist()
+                if named:
+                    ranks = zip(holders.tolist(), present, strict=True)
+                    cells.append("".join(str(rank) if there else "·" for rank, there in ranks))
+                elif sum(present) in (0, len(present)):
+                    cells.append(LEVELS[-1] if all(present) else LEVELS[0])
+                else:  # something, but not all: never the blocks of nothing or of everything
+                    cells.append(LEVELS[max(1, 4 * sum(present) // len(present))])
             row = "".join(cell.ljust(_width(story)) if named else cell for cell in cells)
             yield f"  {_vertex(story, vertex):>3}   {row}".rstrip()
-
-
-def _cell(frame: Frame, vertex: int, part: int, named: bool) -> str:
-    holders: NDArray[np.int64] = np.flatnonzero(frame.story.holders[:, part])
-    present = (frame.held[vertex, part, holders] > 0).tolist()
-    if named:
-        return "".join(str(rank) if there else "·" for rank, there in zip(holders.tolist(), present, strict=True))
-    if sum(present) in (0, len(present)):
-        return LEVELS[-1] if all(present) else LEVELS[0]
-    return LEVELS[max(1, 4 * sum(present) // len(present))]

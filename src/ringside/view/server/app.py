@@ -1,10 +1,9 @@
-"""Serves the live page until it is told to stop."""
+"""Serves the live page until it is asked to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import html
 import socket
 import time
 from collections import Counter
@@ -22,15 +21,16 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.text import moment
+from ringside.view.html.markup import fill
 from ringside.view.server.feed import PageFeed
 from ringside.view.server.guard import HttpGuard, listen, users_of
-from ringside.view.server.runs import Listed, Runs
+from ringside.view.server.runs import Runs
 
 # -------------------------------------------------------------------------------------------------
 # The page over HTTP: its files, the run as JSON, and its state as it changes (Server-Sent Events).
 
 HEARTBEAT_S = 10.0
-LOOK_S = 0.2
+POLL_S = 0.2
 PAGE = "index.html"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 HIDDEN = ("runs.html",)
@@ -53,10 +53,14 @@ def make_app(runs: Runs, *, stopping: Callable[[], bool] = lambda: False) -> Sta
             Route(f"{prefix}/api/rank", handlers.rank),
             Route(f"{prefix}/events", handlers.events),
             Route(f"{prefix}/metrics", handlers.metrics),
-            Route(f"{prefix}/web/{{name}}", _file),
+            Route(f"{prefix}/web/{{name}}", handlers.file),
         ]
-    routes += [Route("/runs", handlers.index), Route("/grafana.json", _dashboard), Route("/favicon.ico", _no_icon)]
-    return Starlette(routes=routes, exception_handlers={_NoSuchRun: _not_there})
+    routes += [
+        Route("/runs", handlers.index),
+        Route("/grafana.json", handlers.dashboard),
+        Route("/favicon.ico", handlers.icon),
+    ]
+    return Starlette(routes=routes, exception_handlers={_NoSuchRun: handlers.no_such_run})
 
 
 class _Handlers:
@@ -65,10 +69,10 @@ class _Handlers:
 
     async def page(self, request: Request) -> Response:
         await self._feed(request)
-        return _asset(PAGE)
+        return _file_response(PAGE)
 
     async def now(self, request: Request) -> Response:
-        """The newest state (see `serve_now.now`), for pages and for `ringside top http://...`."""
+        """The newest state (see `state.now`), for pages and for `ringside top http://...`."""
         feed = await self._feed(request)
         return Response(feed.state()[1], media_type="application/json")
 
@@ -97,8 +101,34 @@ class _Handlers:
 
     async def index(self, request: Request) -> Response:
         listed = await anyio.to_thread.run_sync(self._runs.listed)
-        page = _text("runs.html").replace("<!--rows-->", "".join(_row(run) for run in listed))
+        rows = []
+        for run in listed:
+            ranks = f"{run.ranks} rank{'' if run.ranks == 1 else 's'}" if run.ranks else "not readable"
+            state = "pill live" if run.live else "pill"
+            rows.append(
+                fill(
+                    '<li><a href="run/{key}/"><b>{name}</b>{state}<span>{ranks}</span><span>{began}</span></a></li>',
+                    key=run.key,
+                    name=run.name,
+                    state=fill('<span class="{}">{}</span>', state, "live" if run.live else "recorded"),
+                    ranks=ranks,
+                    began=moment(run.started_unix) if run.started_unix else "",
+                )
+            )
+        page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", "".join(rows))
         return Response(page, media_type="text/html")
+
+    async def file(self, request: Request) -> Response:
+        return _file_response(request.path_params["name"])
+
+    async def dashboard(self, request: Request) -> Response:
+        return _file_response("grafana.json")
+
+    async def icon(self, request: Request) -> Response:
+        return Response(status_code=204)
+
+    def no_such_run(self, request: Request, error: Exception) -> Response:
+        return PlainTextResponse("there is no such run: see /runs for those there are\n", status_code=404)
 
     async def _feed(self, request: Request) -> PageFeed:
         key = request.path_params.get("key")
@@ -113,26 +143,26 @@ async def _stream(feed: PageFeed, last_id: str, stopping: Callable[[], bool]) ->
 
     A reader that comes back with the id it saw last is sent nothing that it has.
     """
-    seen, told = last_id, time.monotonic()
+    seen, sent_at = last_id, time.monotonic()
     yield b"retry: 1000\n\n"
     while not stopping():
         number, state = feed.state()
         name = f"{feed.epoch}-{number}"
         if name != seen:
             yield b"id: %s\nevent: now\ndata: %s\n\n" % (name.encode(), state)
-            seen, told = name, time.monotonic()
-        elif time.monotonic() - told > HEARTBEAT_S:
+            seen, sent_at = name, time.monotonic()
+        elif time.monotonic() - sent_at > HEARTBEAT_S:
             yield b": still here\n\n"
-            told = time.monotonic()
-        await asyncio.sleep(LOOK_S)
+            sent_at = time.monotonic()
+        await asyncio.sleep(POLL_S)
 
 
 def _metrics(feed: PageFeed, accept: str) -> Response:
     try:
         from ringside.view.export.prometheus import render
     except ImportError:
-        words = "metrics need prometheus_client: pip install 'ringside[metrics]'\n"
-        return PlainTextResponse(words, status_code=501)
+        message = "metrics need prometheus_client: pip install 'ringside[metrics]'\n"
+        return PlainTextResponse(message, status_code=501)
     figures = feed.figures()
     if figures is None:
         return PlainTextResponse("the run has not begun\n", status_code=503)
@@ -140,44 +170,20 @@ def _metrics(feed: PageFeed, accept: str) -> Response:
     return Response(page, headers={"content-type": kind})
 
 
-async def _file(request: Request) -> Response:
-    return _asset(request.path_params["name"])
-
-
-async def _dashboard(request: Request) -> Response:
-    return _asset("grafana.json")
-
-
-async def _no_icon(request: Request) -> Response:
-    return Response(status_code=204)
-
-
-def _asset(name: str) -> Response:
+def _file_response(name: str) -> Response:
     """One of the page's own files; the names are those in the package, so no address leads out of it."""
     suffix = name[name.rfind(".") :]
-    if suffix not in KINDS or name in HIDDEN or name not in _files():
+    file = _page_files().get(name)
+    if suffix not in KINDS or name in HIDDEN or file is None:
         return PlainTextResponse("there is no such file\n", status_code=404)
-    return Response(_text(name), media_type=KINDS[suffix])
+    return Response(file.read_text(encoding="utf-8"), media_type=KINDS[suffix])
 
 
-def _files() -> dict[str, Traversable]:
+def _page_files() -> dict[str, Traversable]:
     """The page's files by name; it shares the report's style."""
-    view = resources.files("ringside.view")
-    return {"report.css": view.joinpath("report.css"), **{file.name: file for file in view.joinpath("web").iterdir()}}
-
-
-def _text(name: str) -> str:
-    return _files()[name].read_text(encoding="utf-8")
-
-
-def _row(run: Listed) -> str:
-    ranks = f"{run.ranks} rank{'' if run.ranks == 1 else 's'}" if run.ranks else "not readable"
-    began = moment(run.started_unix) if run.started_unix else ""
-    state = '<span class="pill live">live</span>' if run.live else '<span class="pill">recorded</span>'
-    return (
-        f'<li><a href="run/{run.key}/"><b>{html.escape(run.name)}</b>{state}'
-        f"<span>{ranks}</span><span>{began}</span></a></li>"
-    )
+    static = resources.files("ringside.view").joinpath("static")
+    shared = {"report.css": static.joinpath("report.css")}
+    return {**shared, **{file.name: file for file in static.joinpath("live").iterdir()}}
 
 
 def _number(request: Request, name: str, otherwise: int = 0) -> int:
@@ -191,49 +197,43 @@ class _NoSuchRun(Exception):
     """An address of a run that is not listed."""
 
 
-def _not_there(request: Request, error: Exception) -> Response:
-    return PlainTextResponse("there is no such run: see /runs for those there are\n", status_code=404)
-
-
 OPEN_AT_MOST = 512
 """Connections, of which a page takes two: beyond it, one of whoever has most of them is closed."""
-ASKING_S = 20.0
+REQUEST_TIMEOUT_S = 20.0
 """Within which a connection has to send a whole request, from its beginning and from each answer."""
 
 
 class PageConnection(H11Protocol):
     """A connection that cannot keep others out by being slow: uvicorn itself waits for a request for ever."""
 
-    asking_s = ASKING_S
+    request_timeout_s = REQUEST_TIMEOUT_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, if need be somebody else's."""
+        """Take a place; where all are taken, another connection is closed for it."""
         super().connection_made(transport)
         self._since = self.loop.time()
-        self._asking = self.loop.call_later(self.asking_s, self._close_if_idle)
-        if len(self.connections) >= OPEN_AT_MOST:
-            leaves = self._to_leave()
-            self.connections.discard(leaves)
-            leaves.transport.abort()
-
-    def _to_leave(self) -> Any:
-        """Return a connection of the user who has most of them: one that asks for nothing, else the oldest."""
+        self._request_timer = self.loop.call_later(self.request_timeout_s, self._close_if_idle)
+        if len(self.connections) < OPEN_AT_MOST:
+            return
+        # Of the user who has most connections, one that waits for no answer has to go, else the oldest.
         known = users_of(self.transport.get_extra_info("sockname")[1])
-        open_ones: list[Any] = list(self.connections)
-        users = [known.get(tuple(one.transport.get_extra_info("peername", ())[:2])) for one in open_ones]
+        connections: list[Any] = list(self.connections)
+        users = [known.get(tuple(each.transport.get_extra_info("peername", ())[:2])) for each in connections]
         [(most, _)] = Counter(users).most_common(1)
-        others = [one for one, user in zip(open_ones, users, strict=True) if user == most and one is not self]
-        return min(others, key=lambda one: (not one.is_idle, one._since))
+        others = [each for each, user in zip(connections, users, strict=True) if user == most and each is not self]
+        evicted = min(others, key=lambda each: (not each.is_idle, each._since))
+        self.connections.discard(evicted)
+        evicted.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave the place."""
-        self._asking.cancel()
+        self._request_timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Let the time for the next request begin."""
-        self._asking.cancel()
-        self._asking = self.loop.call_later(self.asking_s, self._close_if_idle)
+        self._request_timer.cancel()
+        self._request_timer = self.loop.call_later(self.request_timeout_s, self._close_if_idle)
         super().on_response_complete()
 
     @property
@@ -265,7 +265,10 @@ class PageServer:
 
     def __init__(self, runs: Runs, host: str, port: int, *, token: str = "", names: Iterable[str] = ()) -> None:
         self._runs, self._socket = runs, listen(host, port)
-        self.url = _url(self._socket, host)
+        address, bound_port = self._socket.getsockname()[:2]
+        # An address that stands for all of the host's is none that a browser can open.
+        name = socket.gethostname() if address in ("0.0.0.0", "::") else address
+        self.url = f"http://{f'[{name}]' if ':' in name else name}:{bound_port}/"
         guard = HttpGuard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
         config = uvicorn.Config(
             guard, log_level="error", access_log=False, server_header=False, ws="none", http=PageConnection,
@@ -274,15 +277,15 @@ class PageServer:
         self._server = uvicorn.Server(config)
 
     def is_stopping(self) -> bool:
-        """Whether it has been told to stop."""
+        """Whether it was asked to stop."""
         return self._server.should_exit
 
     def stop(self) -> None:
-        """Tell it to stop; from any thread."""
+        """Ask it to stop; from any thread."""
         self._server.should_exit = True
 
     def run(self) -> None:
-        """Serve until it is told to stop, or by SIGINT and SIGTERM on the main thread."""
+        """Serve until it is asked to stop, or by SIGINT and SIGTERM on the main thread."""
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -297,24 +300,18 @@ def serve(
     *,
     token: str = "",
     names: Iterable[str] = (),
-    tell: Callable[[str], None] = lambda url: None,
+    on_start: Callable[[str], None] = lambda url: None,
 ) -> int:
     """Serve the page until Ctrl-C; return 0. The arguments are those of `PageServer`.
 
     Args:
-        tell: Called with the page's address before it is served.
+        on_start: Called with the page's address before it is served.
 
     Raises:
         UsageError: The port cannot be had.
     """
     server = PageServer(runs, host, port, token=token, names=names)
-    tell(server.url)
+    on_start(server.url)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
     return 0
-
-
-def _url(listening: socket.socket, host: str) -> str:
-    address, port = listening.getsockname()[:2]
-    name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(address, address)
-    return f"http://{f'[{name}]' if ':' in name else name}:{port}/"

@@ -20,12 +20,11 @@ from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, STEPS, RunReader
-from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.registry import running_runs
 from ringside.monitor.summary import assess_run
 from ringside.view.run.live import LiveRun
 from ringside.view.server.history import CELLS, History, Rows
-from ringside.view.server.state import now, packed
+from ringside.view.server.state import packed, page_state
 
 POLL_S = 0.3
 QUIET_S = 5.0
@@ -63,7 +62,7 @@ class PageFeed:
         self._guard = threading.Lock()
         self._stop = threading.Event()
         self._live = LiveRun(path, at_once=AT_ONCE)
-        self._said: tuple[Any, ...] = ()
+        self._shown: tuple[Any, ...] = ()
         self._trouble, self._begun = "", 0
         self._settled: dict[str, Any] | None = None
         self._begin()
@@ -77,7 +76,7 @@ class PageFeed:
         self._thread.join()
 
     def state(self) -> tuple[int, bytes]:
-        """Return the newest state: its number, and what `serve_now.now` says, as JSON."""
+        """Return the newest state: its number, and what `state.page_state` returns, as JSON."""
         self.asked = time.monotonic()
         return self.number, self._state
 
@@ -119,7 +118,7 @@ class PageFeed:
         while not self._stop.is_set():
             began = time.monotonic()
             try:
-                self._look()
+                self._poll()
                 self._trouble = ""
             except RingsideError as error:
                 self._trouble = str(error)
@@ -127,18 +126,34 @@ class PageFeed:
                 if not self._trouble:
                     _log.warning("%s cannot be followed", self.path, exc_info=True)
                 self._trouble = f"this run directory cannot be followed: {type(error).__name__}: {error}"
-            self._publish()
+            # A state is sent only where something differs from the one that was sent before.
+            stage = self._stage()
+            shown = (self._live.version, stage, self._trouble, bool(self._settled))
+            if shown != self._shown:
+                try:
+                    self._state = self._encode(stage)
+                    self._shown, self.number = shown, self.number + 1
+                except Exception:
+                    _log.warning("%s: its state cannot be sent", self.path, exc_info=True)
             if self._trouble or not self._live.behind:
                 self._stop.wait(max(self._poll_s, time.monotonic() - began))  # at most half of one core
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         following = self._live.following
         changed = self._live.poll()
         with self._guard:
+            # Another run began in the directory: everything starts anew.
             if self._live.following is not following:
                 self._begin()
             if changed:
-                self._take()
+                fresh = self._live.fresh
+                self._history.add(self._ledger.reading(fresh))
+                for event in self._live.fresh_events:
+                    self._book.record(event)
+                if self._tally is not None and self._collector is not None:
+                    self._collector.add(fresh)
+                    self._book.tick(self._collector.newest)
+                    self._tally.add(fresh, self._collector)
         self._settle(changed)
 
     def _begin(self) -> None:
@@ -147,17 +162,8 @@ class PageFeed:
         self._history = History(self._live.ranks, cells=self._cells)
         self._ledger, self._settled = LinkLedger(), None
         self._book = AlertBook(info.name if info else "", str(self.path.absolute()))
-        self._tally, self._collector = _tally(info)
-
-    def _take(self) -> None:
-        fresh = self._live.fresh
-        self._history.take(self._ledger.reading(fresh))
-        for event in self._live.fresh_events:
-            self._book.record(event)
-        if self._tally is not None and self._collector is not None:
-            self._collector.add(fresh)
-            self._book.tick(self._collector.newest)
-            self._tally.add(fresh, self._collector)
+        self._tally = MetricCounters(info) if info else None
+        self._collector = StepCollector(info.world_size, watchers=[]) if info else None
 
     def _settle(self, changed: bool) -> None:
         """Judge a run that goes on no more from all its records, once."""
@@ -169,17 +175,18 @@ class PageFeed:
             return
         self._settled = {}
         with contextlib.suppress(RingsideError, OSError):
+            # Very large runs keep the summary that was written at their end, if there is one.
             if (self.path / STEPS).stat().st_size <= JUDGED_BYTES:
                 self._settled, _ = assess_run(RunReader(self.path))
             else:
                 self._settled = RunReader(self.path).summary() or {}
 
     def _is_abandoned(self) -> bool:
-        return self._age_s() > self._quiet_s and not self._is_running()
-
-    def _is_running(self) -> bool:
+        """Whether nobody writes it any more: no process here, and nothing new for a while."""
+        if self._age_s() <= self._quiet_s:
+            return False
         path = self.path.absolute()
-        return any(entry.directory == path for entry in running_runs())
+        return not any(entry.directory == path for entry in running_runs())
 
     def _age_s(self) -> float:
         try:
@@ -187,21 +194,9 @@ class PageFeed:
         except OSError:
             return 0.0
 
-    def _publish(self) -> None:
-        stage = self._stage()
-        said = (self._live.version, stage, self._trouble, bool(self._settled))
-        if said == self._said:
-            return
-        try:
-            self._state = self._encode(stage)
-        except Exception:
-            _log.warning("%s: its state cannot be told", self.path, exc_info=True)
-            return
-        self._said, self.number = said, self.number + 1
-
     def _stage(self) -> str:
         if self._live.info is None:
-            return "waiting" if self._said or not (self.path / RUN).exists() else "reading"
+            return "waiting" if self._shown or not (self.path / RUN).exists() else "reading"
         if self._live.behind:
             return "reading"
         if self._live.ended:
@@ -209,16 +204,10 @@ class PageFeed:
         return "quiet" if self._is_abandoned() else "stalled" if self._age_s() > STALLED_S else "live"
 
     def _encode(self, stage: str) -> bytes:
-        content = now(self._live, self._ledger.totals(), self._settled or None)
+        content = page_state(self._live, self._ledger.totals(), self._settled or None)
         last = time.time() - self._age_s()
         return msgspec.json.encode({**content, **self._place(), "serial": self._history.serial, "state": stage,
                                     "last_record_unix": last, "trouble": self._trouble})  # fmt: skip
-
-
-def _tally(info: RunInfo | None) -> tuple[MetricCounters | None, StepCollector | None]:
-    if info is None:
-        return None, None
-    return MetricCounters(info), StepCollector(info.world_size, watchers=[])
 
 
 def packed_rows(rows: Rows) -> dict[str, Any]:

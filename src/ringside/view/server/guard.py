@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import hmac
@@ -10,7 +11,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Container, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
@@ -111,15 +112,20 @@ class HttpGuard:
             await _answer(send, 405, "this page is for reading: GET and HEAD only\n", ("allow", ", ".join(METHODS)))
         elif not is_called(headers.get("host", ""), self._names):
             await _answer(send, 421, "this host is not called that; see --allow-host in docs/serve.md\n")
-        elif not self._token or self._knows(headers):
+        elif not self._token or self._is_authorized(headers):
             await self._app(scope, receive, send)
-        elif self._equals(_asked(scope).get("token", "").encode()):
-            await self._let_in(scope, send)
+        elif self._equals(_query_fields(scope).get("token", "").encode()):
+            # Keep the token out of addresses that are bookmarked, logged and sent on.
+            rest = urlencode([(name, value) for name, value in _query_fields(scope).items() if name != "token"])
+            path = scope["path"].rsplit("/", 1)[-1]
+            where = f"./{quote(path)}" + (f"?{rest}" if rest else "")
+            cookie = f"{COOKIE}={self._pass}; HttpOnly; SameSite=Strict; Path=/"
+            await _answer(send, 303, "", ("location", where), ("set-cookie", cookie))
         else:
             words = "a token is needed: open this page with ?token=..., or send Authorization: Bearer ...\n"
             await _answer(send, 401, words, ("www-authenticate", "Bearer"))
 
-    def _knows(self, headers: dict[str, str]) -> bool:
+    def _is_authorized(self, headers: dict[str, str]) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._equals(given.strip().encode("latin-1", "replace")):
             return True
@@ -129,17 +135,9 @@ class HttpGuard:
     def _equals(self, given: bytes) -> bool:
         return hmac.compare_digest(given, self._token)
 
-    async def _let_in(self, scope: Scope, send: Send) -> None:
-        """Keep the token out of addresses that are bookmarked, logged and sent on."""
-        rest = urlencode([(name, value) for name, value in _asked(scope).items() if name != "token"])
-        path = scope["path"].rsplit("/", 1)[-1]
-        where = f"./{quote(path)}" + (f"?{rest}" if rest else "")
-        cookie = f"{COOKIE}={self._pass}; HttpOnly; SameSite=Strict; Path=/"
-        await _answer(send, 303, "", ("location", where), ("set-cookie", cookie))
 
-
-def _asked(scope: Scope) -> dict[str, str]:
-    """The fields of the query; none where there are more than we ever ask for."""
+def _query_fields(scope: Scope) -> dict[str, str]:
+    """The fields of the query; none where there are more than any page sends."""
     try:
         return dict(parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=64))
     except ValueError:
@@ -149,6 +147,7 @@ def _asked(scope: Scope) -> dict[str, str]:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
+            # What the application set itself stays.
             given = {name.lower() for name, _ in message["headers"]}
             more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in given]
             message = {**message, "headers": [*message["headers"], *more]}
@@ -205,9 +204,18 @@ def listen(host: str, port: int) -> socket.socket:
 
 def holder(port: int) -> str:
     """Return in words which process of this host listens on a port, and which job it belongs to."""
-    inodes = _listeners(port)
+    # The inodes of the sockets that listen on the port, at any of this host's addresses.
+    inodes = set()
+    for fields in _tcp_sockets():
+        if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+            inodes.add(f"socket:[{fields[9]}]")
     for process in Path("/proc").iterdir():
-        if process.name.isdigit() and inodes & _sockets(process):
+        open_files = set()
+        with contextlib.suppress(OSError):  # another user's, or gone by now
+            for file in (process / "fd").iterdir() if process.name.isdigit() else ():
+                with contextlib.suppress(OSError):
+                    open_files.add(os.readlink(file))
+        if inodes & open_files:
             pid = int(process.name)
             job = next((f" of the job {entry.directory}" for entry in running_runs() if entry.pid == pid), "")
             return f"process {pid}{job} ({_command(process)})"
@@ -217,50 +225,25 @@ def holder(port: int) -> str:
 def users_of(port: int) -> dict[tuple[str, int], int]:
     """Return which user of this host is at the other end of the connections to a port, by address and port there."""
     found = {}
+    for fields in _tcp_sockets():
+        (own, own_port), (_, other_port) = (end.split(":") for end in fields[1:3])
+        if int(other_port, 16) == port:
+            # Words in this machine's order.
+            words = [bytes.fromhex(own[begin : begin + 8]) for begin in range(0, len(own), 8)]
+            data = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+            address = socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+            found[address, int(own_port, 16)] = int(fields[7])
+    return found
+
+
+def _tcp_sockets() -> Iterator[list[str]]:
+    """Yield the fields of every TCP socket of this host, as the kernel lists them."""
     for table in ("tcp", "tcp6"):
         try:
             lines = Path("/proc/net", table).read_text().splitlines()[1:]
         except OSError:
             continue
-        for fields in (line.split() for line in lines):
-            (own, own_port), (_, other_port) = (end.split(":") for end in fields[1:3])
-            if int(other_port, 16) == port:
-                found[_numeric(own), int(own_port, 16)] = int(fields[7])
-    return found
-
-
-def _numeric(address: str) -> str:
-    """Return an address as the kernel's tables have it, words in this machine's order, as people write it."""
-    words = [bytes.fromhex(address[at : at + 8]) for at in range(0, len(address), 8)]
-    data = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
-
-
-def _listeners(port: int) -> set[str]:
-    """The inodes of the sockets that listen on a port, in any of this host's addresses."""
-    found = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path("/proc/net", table).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for fields in (line.split() for line in lines):
-            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{fields[9]}]")
-    return found
-
-
-def _sockets(process: Path) -> set[str]:
-    found = set()
-    try:
-        for file in (process / "fd").iterdir():
-            try:
-                found.add(os.readlink(file))
-            except OSError:
-                continue
-    except OSError:
-        return set()
-    return found
+        yield from (line.split() for line in lines)
 
 
 def _command(process: Path) -> str:
@@ -268,6 +251,7 @@ def _command(process: Path) -> str:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return "gone by now"
+    # What follows an option that is called token is a secret.
     text = " ".join(word if "token" not in before else "..." for before, word in zip(["", *words], words, strict=False))
     text = "".join(character if character.isprintable() else "?" for character in text).strip()
     return text if len(text) <= COMMAND_CHARACTERS else text[: COMMAND_CHARACTERS - 1] + "…"

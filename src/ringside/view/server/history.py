@@ -77,11 +77,21 @@ class History:
     def __len__(self) -> int:
         return len(self._index)
 
-    def take(self, records: Iterable[StepRecord]) -> None:
-        """Take in records, in any order; of ranks that do not exist and of impossible steps none."""
-        batch = [one for one in records if 0 <= one.rank < self.ranks and 0 <= one.step < MOST_STEPS]
+    def add(self, records: Iterable[StepRecord]) -> None:
+        """Add records, in any order; of ranks that do not exist and of impossible steps none."""
+        batch = [record for record in records if 0 <= record.rank < self.ranks and 0 <= record.step < MOST_STEPS]
+        # A row for every step that is new; where there is no room, every second row goes.
         for step in sorted({record.step for record in batch if record.step % self.stride == 0}):
-            self._place(step)
+            if step in self._index or step % self.stride:
+                continue
+            if len(self._index) >= self._most:
+                self._thin()
+                if step % self.stride:
+                    continue
+            if len(self._index) == len(self._steps):
+                self._room(min(2 * len(self._steps), max(self._most, 16)))
+            row = self._index[step] = len(self._index)
+            self._steps[row] = step
         batch = [record for record in batch if record.step in self._index]
         rows = np.array([self._index[record.step] for record in batch], dtype=np.intp)
         ranks = np.array([record.rank for record in batch], dtype=np.intp)
@@ -92,7 +102,11 @@ class History:
             known = np.isfinite(values) & (values >= 0)
             np.add.at(self._sums[index], rows[known], values[known])
             np.add.at(self._counts[index], rows[known], 1)
-        self._touch(np.unique(rows))
+        # Rows that changed get new serials, in the order of their steps.
+        changed = np.unique(rows)
+        changed = changed[np.argsort(self._steps[changed], kind="stable")]
+        self._serials[changed] = self.serial + 1 + np.arange(len(changed))
+        self.serial += len(changed)
 
     def since(self, serial: int, *, cells: int = 2_000_000) -> Rows:
         """Return the rows that are newer than a serial, oldest change first, at most `cells` steps × ranks of them."""
@@ -102,8 +116,8 @@ class History:
         most = max(cells // max(self.ranks, 1), 1)
         chosen = changed[:most]
         own, wait, wire = (decode(self._codes[index, chosen]) for index in range(3))
-        lines, late, worst = _of_own(own)
-        lines |= {"wait": _middle(wait), "wire": _middle(wire)}
+        lines, late, worst = _own_lines(own)
+        lines |= {"wait": _row_medians(wait), "wire": _row_medians(wire)}
         for index, name in enumerate(MEANS):
             with np.errstate(invalid="ignore"):
                 mean = self._sums[index, chosen] / self._counts[index, chosen]
@@ -117,24 +131,8 @@ class History:
         values = decode(self._codes[:, order, rank])
         return self._steps[order], {name.removesuffix("_seconds"): values[i] for i, name in enumerate(FIELDS)}
 
-    def _place(self, step: int) -> None:
-        if step in self._index or step % self.stride:
-            return
-        if len(self._index) >= self._most:
-            self._thin()
-            if step % self.stride:
-                return
-        if len(self._index) == len(self._steps):
-            self._room(min(2 * len(self._steps), max(self._most, 16)))
-        row = self._index[step] = len(self._index)
-        self._steps[row] = step
-
-    def _touch(self, rows: NDArray[np.intp]) -> None:
-        rows = rows[np.argsort(self._steps[rows], kind="stable")]
-        self._serials[rows] = self.serial + 1 + np.arange(len(rows))
-        self.serial += len(rows)
-
     def _thin(self) -> None:
+        """Double the stride until there is room: rows of other steps go, and the rest moves up."""
         while len(self._index) >= self._most:
             self.stride *= 2
             kept = [row for step, row in self._index.items() if step % self.stride == 0]
@@ -174,12 +172,13 @@ _DECODED = (LEAST_S * np.exp(_GRAIN * (np.arange(65_536) - 1.0))).astype(np.floa
 _DECODED[:2] = np.nan, 0.0
 
 
-def _of_own(own: Floats32) -> tuple[dict[str, Floats32], NDArray[np.uint8], NDArray[np.int32]]:
+def _own_lines(own: Floats32) -> tuple[dict[str, Floats32], NDArray[np.uint8], NDArray[np.int32]]:
     """The lines and the lateness that own times [rows, ranks] give."""
     rows, ranks = own.shape
     known = np.isfinite(own)
     full = known.any(axis=1)
     quantiles = np.full((4, rows), np.nan, dtype=np.float32)
+    # Rows without a gap need no nanquantile, which is the slower one.
     whole = known.all(axis=1) & full
     for chosen, find in ((whole, np.quantile), (full & ~whole, np.nanquantile)):
         if chosen.any():
@@ -187,11 +186,12 @@ def _of_own(own: Floats32) -> tuple[dict[str, Floats32], NDArray[np.uint8], NDAr
     worst = np.where(full, np.argmax(np.where(known, own, -1.0), axis=1) if ranks else -1, -1).astype(np.int32)
     with np.errstate(invalid="ignore", divide="ignore"):
         excess = np.clip(own / quantiles[1][:, None] - 1.0, 0.0, 1.0)
+    # The root spends the 254 codes on small differences; 0 means unknown.
     late = np.where(np.isfinite(excess), 1 + np.rint(254 * np.sqrt(np.nan_to_num(excess))), 0).astype(np.uint8)
     return dict(zip(("own_low", "own", "own_high", "own_most"), quantiles, strict=True)), late, worst
 
 
-def _middle(values: Floats32) -> Floats32:
+def _row_medians(values: Floats32) -> Floats32:
     middle = np.full(len(values), np.nan, dtype=np.float32)
     known = np.isfinite(values).any(axis=1)
     if known.any():

@@ -95,7 +95,11 @@ class Runs:
             if entry is not None:
                 ranks, started = entry.world_size, entry.started_unix
             else:
-                ranks, started = _said(path)
+                try:
+                    info = RunReader(path).info
+                    ranks, started = info.world_size, info.started_unix
+                except RingsideError:
+                    ranks, started = 0, 0.0
             found.append(Listed(key_of(path), path, as_text(path.name), entry is not None, ranks, started))
         self._known.update({run.key: run.path for run in found})
         return found[:MOST_LISTED]
@@ -110,25 +114,16 @@ class Runs:
     def _feed(self, key: str) -> PageFeed:
         with self._guard:
             if key not in self._feeds:
-                self._drop_idle(key_of(self._first))
+                # Feeds that nobody asks, and the longest idle ones where there are too many; the first run's stays.
+                first = key_of(self._first)
+                others = sorted((feed.asked, other) for other, feed in self._feeds.items() if other != first)
+                for asked, other in others:
+                    if time.monotonic() - asked > IDLE_S or len(self._feeds) >= MOST_FEEDS:
+                        self._feeds.pop(other).close()
                 self._feeds[key] = self._make(self._known[key])
             return self._feeds[key]
-
-    def _drop_idle(self, kept: str) -> None:
-        others = sorted((feed.asked, key) for key, feed in self._feeds.items() if key != kept)
-        for asked, key in others:
-            if time.monotonic() - asked > IDLE_S or len(self._feeds) >= MOST_FEEDS:
-                self._feeds.pop(key).close()
 
 
 def key_of(path: Path) -> str:
     """Return what a run is called in addresses."""
     return hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:12]
-
-
-def _said(path: Path) -> tuple[int, float]:
-    try:
-        info = RunReader(path).info
-    except RingsideError:
-        return 0, 0.0
-    return info.world_size, info.started_unix

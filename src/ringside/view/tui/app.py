@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -20,8 +20,8 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from ringside.view.tui.console import fit, printable
-from ringside.view.tui.rank_table import SORTS, RankTable, SortOrder, Sparks, arrange, fit_columns, heading
-from ringside.view.tui.source import RunSource, Snapshot, look
+from ringside.view.tui.rank_table import SORTS, RankTable, SortOrder, Sparks, arrange_ranks, fit_columns, heading_line
+from ringside.view.tui.source import RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import STALE_S, all_verdicts, first_line, rank_detail, verdict_block
 
 REFRESH_S = 0.5
@@ -76,7 +76,7 @@ class Page(Screen[None]):
         super().__init__()
         self.rank = rank
         self._write, self._heading, self._utf8 = write, title, utf8
-        self._said: Text | None = None
+        self._shown: Text | None = None
 
     def compose(self) -> ComposeResult:
         """Make the page's parts."""
@@ -99,8 +99,8 @@ class Page(Screen[None]):
         if part is None:
             return
         text = fit(self._write(max(self.app.size.width, 1)), self._utf8)
-        if text != self._said or (self._said and text.spans != self._said.spans):
-            self._said = text
+        if text != self._shown or (self._shown and text.spans != self._shown.spans):
+            self._shown = text
             part.update(text)
 
     def action_back(self) -> None:
@@ -114,6 +114,9 @@ class Page(Screen[None]):
 
 class TopApp(App[None]):
     """The screen of `ringside top`.
+
+    It has many methods because textual finds what a key or an event does by a method's name: most of them are its
+    bindings, of a line each.
 
     Args:
         source: The run.
@@ -172,9 +175,9 @@ class TopApp(App[None]):
         self.snapshot: Snapshot | None = None
         self._source, self._remark, self._utf8 = source, remark, utf8
         self._refresh_s, self._clock = refresh_s, clock
-        self._looking = False
+        self._polling = False
         self._changed_s = clock()
-        self._said: dict[str, Text] = {}
+        self._shown: dict[str, Text] = {}
 
     def compose(self) -> ComposeResult:
         """Make the screen's parts."""
@@ -190,29 +193,29 @@ class TopApp(App[None]):
         self.theme = THEMES[0]
         self.query_one(RankTable).focus()
         self.show_snapshot()
-        self._begin_look()
+        self._begin_poll()
         if self._refresh_s is not None:
-            self.set_interval(self._refresh_s, self._begin_look)
+            self.set_interval(self._refresh_s, self._begin_poll)
 
     def on_resize(self, event: events.Resize) -> None:
         """Lay out anew."""
         self.call_after_refresh(self.show_snapshot)
 
-    def _begin_look(self) -> None:
-        if not self.paused and not self._looking:
+    def _begin_poll(self) -> None:
+        if not self.paused and not self._polling:
             self.run_worker(self.refresh_now(), exit_on_error=True)
 
     async def refresh_now(self) -> None:
         """Look at the run once and show it."""
-        if self._looking:
+        if self._polling:
             return
-        self._looking = True
+        self._polling = True
         try:
             page = self.screen
             rank = page.rank if isinstance(page, Page) else None
-            snapshot = await _in_thread(partial(look, self._source, rank))
+            snapshot = await _in_thread(partial(take_snapshot, self._source, rank))
         finally:
-            self._looking = False
+            self._polling = False
         if self.snapshot is None or snapshot.version != self.snapshot.version:
             self._changed_s = self._clock()
         if not self.paused:
@@ -225,16 +228,26 @@ class TopApp(App[None]):
         if not self.is_running or width < 1:
             return
         if snapshot is None:
-            self._say("title", Text(f"ringside top · reading {printable(self._source.where)}"[:width]))
+            self._update("title", Text(f"ringside top · reading {printable(self._source.where)}"[:width]))
             return
         if isinstance(self.screen, Page):
             self.screen.write()
         columns = fit_columns(snapshot, width)
-        shown = arrange(snapshot.ranks, self.order)
-        self._say("title", first_line(snapshot, width, remarks=self._remarks(snapshot, len(shown))))
-        self._say("verdicts", verdict_block(snapshot, width, max(min(height - 10, 9), min(height - 4, 2), 0)))
-        self._say("heading", Text(heading(columns, self.order)[:width], style="dim"))
-        self._say("keys", self._keys(width))
+        shown = arrange_ranks(snapshot.ranks, self.order)
+        stale_s = self._clock() - self._changed_s
+        remarks = []
+        if self.paused:
+            remarks.append("paused")
+        if self.order.filter:
+            remarks.append(f"{len(shown)} of {len(snapshot.ranks)} ranks")
+        if stale_s >= STALE_S and snapshot.stage != "ended" and not self.paused:
+            remarks.append(f"nothing new for {stale_s:.0f} s")
+        self._update("title", first_line(snapshot, width, remarks=remarks))
+        self._update("verdicts", verdict_block(snapshot, width, max(min(height - 10, 9), min(height - 4, 2), 0)))
+        self._update("heading", Text(heading_line(columns, self.order)[:width], style="dim"))
+        keys = Text(printable(self._remark) or KEYS, style="dim")
+        keys.truncate(width, overflow="ellipsis")
+        self._update("keys", keys)
         self._table.show(shown, columns, Sparks(snapshot.steps, snapshot.own_seconds, columns.spark))
 
     @property
@@ -245,31 +258,15 @@ class TopApp(App[None]):
     def _base(self) -> Screen[object]:
         return self.screen_stack[0]
 
-    def _say(self, name: str, text: Text) -> None:
+    def _update(self, name: str, text: Text) -> None:
         text = fit(text, self._utf8)
-        before = self._said.get(name)
+        before = self._shown.get(name)
         if before is None or before.plain != text.plain or before.spans != text.spans or before.style != text.style:
-            self._said[name] = text
+            self._shown[name] = text
             self._base.query_one(f"#{name}", Static).update(text)
 
-    def _remarks(self, snapshot: Snapshot, shown: int) -> Sequence[str]:
-        stale = self._clock() - self._changed_s
-        remarks = []
-        if self.paused:
-            remarks.append("paused")
-        if self.order.filter:
-            remarks.append(f"{shown} of {len(snapshot.ranks)} ranks")
-        if stale >= STALE_S and snapshot.stage != "ended" and not self.paused:
-            remarks.append(f"nothing new for {stale:.0f} s")
-        return remarks
-
-    def _keys(self, width: int) -> Text:
-        text = Text(printable(self._remark) or KEYS, style="dim")
-        text.truncate(width, overflow="ellipsis")
-        return text
-
     def on_key(self) -> None:
-        """The first key has been pressed: from now on the last line tells the keys."""
+        """The first key has been pressed: from now on the last line shows the keys."""
         if self._remark:
             self._remark = ""
             self.show_snapshot()
@@ -291,7 +288,7 @@ class TopApp(App[None]):
         self.paused = not self.paused
         self._changed_s = self._clock()
         self.show_snapshot()
-        self._begin_look()
+        self._begin_poll()
 
     def action_filter(self) -> None:
         """Ask for a filter."""
@@ -346,9 +343,9 @@ class TopApp(App[None]):
             return rank_detail(self.snapshot, rank, width) if self.snapshot else Text()
 
         self.push_screen(Page(write, "ringside top · one rank", rank=rank, utf8=self._utf8))
-        self.run_worker(self._fill(rank), exit_on_error=True)
+        self.run_worker(self._read_detail(rank), exit_on_error=True)
 
-    async def _fill(self, rank: int) -> None:
+    async def _read_detail(self, rank: int) -> None:
         """Read the records of a rank, also while the screen stands still."""
         records = await _in_thread(partial(self._source.records, rank))
         if self.snapshot is not None:

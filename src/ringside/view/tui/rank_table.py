@@ -42,7 +42,7 @@ class SortOrder:
     Args:
         sort: One of `SORTS`; times and excess begin with the largest, ranks with 0.
         reverse: The other way round.
-        filter: See `matches`.
+        filter: See `matches_filter`.
     """
 
     sort: str = "excess"
@@ -50,33 +50,33 @@ class SortOrder:
     filter: str = ""
 
 
-def arrange(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
+def arrange_ranks(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
     """Return the ranks to show, in order; what is not known comes last either way."""
-    shown = [one for one in ranks if matches(one, order.filter)]
+    shown = [rank for rank in ranks if matches_filter(rank, order.filter)]
     if order.sort == "rank":
-        return sorted(shown, key=lambda one: one.rank, reverse=order.reverse)
+        return sorted(shown, key=lambda rank: rank.rank, reverse=order.reverse)
     field, sign = _FIELDS[order.sort], 1.0 if order.reverse else -1.0
 
-    def key(one: RankNow) -> tuple[bool, float]:
-        value = getattr(one, field)
+    def key(rank: RankNow) -> tuple[bool, float]:
+        value = getattr(rank, field)
         return (False, sign * value) if math.isfinite(value) else (True, 0.0)
 
     return sorted(shown, key=key)
 
 
-def matches(one: RankNow, wanted: str) -> bool:
+def matches_filter(rank: RankNow, filter: str) -> bool:
     """Whether a rank is meant by a filter: `3`, `8-15`, a part of a host's name or of a verdict's kind; any of several
     between commas or spaces; all where there is nothing to find.
     """
-    words = [word for word in re.split(r"[,\s]+", wanted.lower()) if word]
-    return not words or any(_matches(one, word) for word in words)
-
-
-def _matches(one: RankNow, word: str) -> bool:
-    numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word)
-    if numbers:
-        return int(numbers[1]) <= one.rank <= int(numbers[2] or numbers[1])
-    return word in one.host.lower() or any(word in kind or word in kind.replace("_", "-") for kind in one.verdicts)
+    terms = [term for term in re.split(r"[,\s]+", filter.lower()) if term]
+    for term in terms:
+        numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", term)
+        if numbers:
+            if int(numbers[1]) <= rank.rank <= int(numbers[2] or numbers[1]):
+                return True
+        elif term in rank.host.lower() or any(term in kind or term in kind.replace("_", "-") for kind in rank.verdicts):
+            return True
+    return not terms
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,14 @@ TIME, EXCESS, FEWEST_SPARKS, MOST_SPARKS = 8, 10, 8, 60
 
 def fit_columns(snapshot: Snapshot, width: int) -> Columns:
     """Return columns for a run that fit `width` cells."""
-    hosts = {one.host for one in snapshot.ranks}
+    hosts = {rank.host for rank in snapshot.ranks}
     host = min(max((len(name) for name in hosts), default=0), 16) + 2 if len(hosts) > 1 else 0
-    verdict = max((len(_kinds(one)) for one in snapshot.ranks if one.verdicts), default=0)
+    verdict = max((len(_kinds(rank)) for rank in snapshot.ranks if rank.verdicts), default=0)
     sizes = {
         "rank": max(len(str(max(len(snapshot.ranks) - 1, 0))), 4) + 1, "excess": EXCESS, "own": TIME,
         "verdict": min(verdict, 24) + 2 if verdict else 0, "wait": TIME, "wire": TIME, "host": host,
     }  # fmt: skip
+    # In the order of importance: the first that does not fit is left out, and so on.
     room = width
     for name, size in sizes.items():
         sizes[name] = size if size <= room else 0
@@ -116,7 +117,7 @@ def fit_columns(snapshot: Snapshot, width: int) -> Columns:
     return Columns(spark=spark, **sizes)
 
 
-def heading(columns: Columns, order: SortOrder) -> str:
+def heading_line(columns: Columns, order: SortOrder) -> str:
     """Return the line above the rows; the column that they are sorted by has an arrow."""
     down = order.reverse == (order.sort == "rank")
 
@@ -134,32 +135,32 @@ def heading(columns: Columns, order: SortOrder) -> str:
     return "".join(parts)
 
 
-def row(one: RankNow, columns: Columns, sparks: str = "") -> str:
+def rank_line(rank: RankNow, columns: Columns, sparks: str = "") -> str:
     """Return one rank's line, without colours; one with an open verdict has a bar at its left and the verdict's name.
 
     Args:
-        one: The rank.
+        rank: The rank.
         columns: From `fit_columns`.
         sparks: From `Sparks`.
     """
-    number = f"{one.rank:>{columns.rank}}"
-    parts = [(MARK + number[1:] if one.verdicts else number) if columns.rank else ""]
+    number = f"{rank.rank:>{columns.rank}}"
+    parts = [(MARK + number[1:] if rank.verdicts else number) if columns.rank else ""]
     if columns.host:
-        parts.append("  " + set_cell_size(printable(one.host), columns.host - 2))
+        parts.append("  " + set_cell_size(printable(rank.host), columns.host - 2))
     for field in ("own", "wait", "wire"):
         if width := getattr(columns, field):
-            parts.append(f"{ms(getattr(one, f'{field}_seconds')):>{width}}")
+            parts.append(f"{ms(getattr(rank, f'{field}_seconds')):>{width}}")
     if columns.excess:
-        parts.append(f"{share(one.excess_ratio):>{columns.excess}}")
+        parts.append(f"{share(rank.excess_ratio):>{columns.excess}}")
     if columns.spark:
         parts.append("  " + sparks.ljust(columns.spark)[: columns.spark])
     if columns.verdict:
-        parts.append("  " + set_cell_size(_kinds(one), columns.verdict - 2))
+        parts.append("  " + set_cell_size(_kinds(rank), columns.verdict - 2))
     return "".join(parts)
 
 
-def _kinds(one: RankNow) -> str:
-    return ", ".join(kind.replace("_", " ") for kind in one.verdicts)
+def _kinds(rank: RankNow) -> str:
+    return ", ".join(kind.replace("_", " ") for kind in rank.verdicts)
 
 
 class Sparks:
@@ -175,6 +176,7 @@ class Sparks:
         self._means = _means(steps, values, cells)
         known = self._means[np.isfinite(self._means)]
         self._low = float(known.min()) if known.size else 0.0
+        # Single hiccups do not press all others flat.
         high = float(np.quantile(known, 0.995)) if known.size else 0.0
         self._scale = (len(SPARKS) - 1) / max(high - self._low, LEAST_SPREAD * self._low, 1e-9)
 
@@ -182,12 +184,11 @@ class Sparks:
         """Return one line, here a rank's; a gap where nothing is known."""
         if rank >= self._means.shape[1]:
             return ""
-        return "".join(self._block(float(value)) for value in self._means[:, rank])
-
-    def _block(self, value: float) -> str:
-        if not math.isfinite(value):
-            return " "
-        return SPARKS[min(round((value - self._low) * self._scale), len(SPARKS) - 1)]
+        top = len(SPARKS) - 1
+        return "".join(
+            SPARKS[min(round((value - self._low) * self._scale), top)] if math.isfinite(value) else " "
+            for value in self._means[:, rank].tolist()
+        )
 
 
 def _means(steps: NDArray[np.int64], own: NDArray[np.floating[Any]], cells: int) -> NDArray[np.float64]:
@@ -197,6 +198,7 @@ def _means(steps: NDArray[np.int64], own: NDArray[np.floating[Any]], cells: int)
     """
     if not len(steps) or cells <= 0:
         return np.empty((0, own.shape[1]))
+    # Training steps per group, so that all of them fit the cells.
     each = (int(steps[-1]) - int(steps[0])) // cells + 1
     groups = steps // each
     _, starts = np.unique(groups, return_index=True)
@@ -262,7 +264,9 @@ class RankTable(Widget, can_focus=True):
         """Move the cursor down, or up for negative numbers."""
         if self._ranks:
             place = self._place()
-            target = min(max((place or 0) + (lines if place is not None or lines < 0 else lines - 1), 0), self._last)
+            target = min(
+                max((place or 0) + (lines if place is not None or lines < 0 else lines - 1), 0), len(self._ranks) - 1
+            )
             self._cursor = self._ranks[target].rank
             self._follow()
             self._redraw()
@@ -277,12 +281,8 @@ class RankTable(Widget, can_focus=True):
         """Lines on the screen."""
         return max(self.size.height, 1)
 
-    @property
-    def _last(self) -> int:
-        return len(self._ranks) - 1
-
     def _place(self) -> int | None:
-        return next((index for index, one in enumerate(self._ranks) if one.rank == self._cursor), None)
+        return next((index for index, rank in enumerate(self._ranks) if rank.rank == self._cursor), None)
 
     def _follow(self) -> None:
         """Keep the cursor on the screen, and the screen inside the table."""
@@ -297,6 +297,7 @@ class RankTable(Widget, can_focus=True):
             self._drawn = drawn
             self.refresh()
             return
+        # Over a slow ssh line every line that is not sent counts.
         changed = [y for y, (new, old) in enumerate(zip(drawn, self._drawn, strict=True)) if new != old]
         self._drawn = drawn
         if changed:
@@ -306,11 +307,11 @@ class RankTable(Widget, can_focus=True):
         index = self._top + y
         if self._columns is None or self._sparks is None or not 0 <= index < len(self._ranks):
             return "", Style()
-        one = self._ranks[index]
-        sparks = self._sparks.line(one.rank) if self._columns.spark else ""
-        text = row(one, self._columns, sparks)
-        style = Style(bold=True, color="red") if one.verdicts else Style()
-        if one.rank == self._cursor:
+        rank = self._ranks[index]
+        sparks = self._sparks.line(rank.rank) if self._columns.spark else ""
+        text = rank_line(rank, self._columns, sparks)
+        style = Style(bold=True, color="red") if rank.verdicts else Style()
+        if rank.rank == self._cursor:
             style += Style(reverse=True)
         return text if self._utf8 else in_ascii(text), style
 

@@ -1,4 +1,4 @@
-"""A run seen over the network: what `ringside serve` says at /api, for `ringside top http://host:port`.
+"""A run seen over the network: what `ringside serve` sends at /api, for `ringside top http://host:port`.
 
 Every request is bounded in time and size, follows no redirect, and goes to the address itself, past any proxy. What
 comes back is validated like a file of somebody else's.
@@ -14,8 +14,9 @@ import math
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 import msgspec
 import numpy as np
@@ -35,12 +36,12 @@ TIMEOUT_S = 5.0
 WHOLE_S = 20.0
 MOST_BYTES = 64 << 20
 PAGES = 8
-"""Requests for steps in one look at most; what is left comes with the next."""
+"""Requests for steps in one poll at most; what is left comes with the next."""
 
 _Kind = TypeVar("_Kind")
 
 
-class _Told(msgspec.Struct, kw_only=True):
+class _Verdict(msgspec.Struct, kw_only=True):
     headline: str
     why: str = ""
     next: str = ""
@@ -62,7 +63,7 @@ class _Now(msgspec.Struct, kw_only=True):
     started_unix: float = 0.0
     hosts: list[str] = []
     host_of: str = ""
-    verdicts: list[_Told] = []
+    verdicts: list[_Verdict] = []
     figures: dict[str, str] = {}
     trouble: str = ""
     notes: list[str] = []
@@ -84,14 +85,6 @@ class _Rank(msgspec.Struct, kw_only=True):
     wire: str
 
 
-def _parts(url: str) -> SplitResult:
-    with contextlib.suppress(ValueError):  # no port, or half an IPv6 address
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
-            return parts
-    raise UsageError(f"{url!r} is no address; give for example http://127.0.0.1:8777")
-
-
 class Remote:
     """A run at an address where `ringside serve` answers.
 
@@ -107,10 +100,16 @@ class Remote:
     """
 
     def __init__(self, url: str, token: str = "") -> None:
-        parts = _parts(url)
-        asked = parse_qs(parts.query).get("token", [token])[0]
+        parts = None
+        with contextlib.suppress(ValueError):  # no port, or half an IPv6 address
+            split = urlsplit(url)
+            if split.scheme in ("http", "https") and split.hostname and split.port != 0:
+                parts = split
+        if parts is None:
+            raise UsageError(f"{url!r} is no address; give for example http://127.0.0.1:8777")
+        token = parse_qs(parts.query).get("token", [token])[0]
         self.where = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
-        self._headers = {"Authorization": f"Bearer {asked}"} if asked else {}
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
         self._now, self._body, self._version = _Now(), b"", 0
         self._epoch, self._since = "", 0
@@ -137,18 +136,24 @@ class Remote:
         return changed
 
     def snapshot(self) -> Snapshot:
-        """Return the run as far as it was told."""
+        """Return the run as far as it was received."""
         now = self._now
+        places = self._unpack(now.host_of, "<i4").tolist()
+        hosts = [now.hosts[place] if 0 <= place < len(now.hosts) else "" for place in places]
         steps = np.array(sorted(self._rows), dtype=np.int64)
         empty = np.empty((0, now.ranks), dtype=np.float32)
+        info = RunInfo(
+            schema=SCHEMA, name=now.name, started_unix=now.started_unix, command=[], world_size=now.ranks,
+            hosts=hosts, pids=[], engine=now.engine, algorithm=now.algorithm,
+        )  # fmt: skip
         return Snapshot(
             where=self.where,
-            info=self._info(),
+            info=info if now.ranks else None,
             stage=now.stage,
             step=now.step,
             of=now.of,
-            ranks=self._ranks(),
-            verdicts=tuple(one for one in map(_open, now.verdicts) if one is not None),
+            ranks=self._ranks(hosts),
+            verdicts=tuple(verdict for verdict in map(_open_verdict, now.verdicts) if verdict is not None),
             steps=steps,
             own_seconds=np.stack([self._rows[int(step)] for step in steps]) if len(steps) else empty,
             version=self._version,
@@ -156,14 +161,14 @@ class Remote:
         )
 
     def records(self, rank: int) -> list[StepRecord]:
-        """Return the newest steps of one rank, oldest first: own, wait and wire; nothing else is told.
+        """Return the newest steps of one rank, oldest first: own, wait and wire; nothing else is sent.
 
         Raises:
             RingsideError: Nobody answers.
         """
-        told = self._decode(self._get(f"api/rank?{urlencode({'rank': rank})}"), _Rank)
-        steps = self._unpack(told.steps, "<f8")[-STEPS_KEPT:]
-        columns = [self._unpack(text, "<f4")[-STEPS_KEPT:] for text in (told.own, told.wait, told.wire)]
+        sent = self._decode(self._get(f"api/rank?{urlencode({'rank': rank})}"), _Rank)
+        steps = self._unpack(sent.steps, "<f8")[-STEPS_KEPT:]
+        columns = [self._unpack(text, "<f4")[-STEPS_KEPT:] for text in (sent.own, sent.wait, sent.wire)]
         return [
             StepRecord(
                 step=int(step), rank=rank, ended_unix=0.0, step_seconds=math.nan, own_seconds=float(own),
@@ -173,26 +178,12 @@ class Remote:
             if 0 <= step < LATEST_STEP
         ]  # fmt: skip
 
-    def _info(self) -> RunInfo | None:
+    def _ranks(self, hosts: Sequence[str]) -> tuple[RankNow, ...]:
         now = self._now
-        if not now.ranks:
-            return None
-        return RunInfo(
-            schema=SCHEMA, name=now.name, started_unix=now.started_unix, command=[], world_size=now.ranks,
-            hosts=self._hosts(), pids=[], engine=now.engine, algorithm=now.algorithm,
-        )  # fmt: skip
-
-    def _hosts(self) -> list[str]:
-        places = self._unpack(self._now.host_of, "<i4")
-        hosts = self._now.hosts
-        return [hosts[place] if 0 <= place < len(hosts) else "" for place in places.tolist()]
-
-    def _ranks(self) -> tuple[RankNow, ...]:
-        now, hosts = self._now, self._hosts()
         named: dict[int, list[str]] = {}
-        for one in now.verdicts:
-            for rank in () if one.over else one.ranks:
-                named.setdefault(rank, []).append(one.kind)
+        for verdict in now.verdicts:
+            for rank in () if verdict.over else verdict.ranks:
+                named.setdefault(rank, []).append(verdict.kind)
         own, wait, wire = (self._column(f"{name}_seconds", "<f4").tolist() for name in ("own", "wait", "wire"))
         excess, steps = self._column("excess_ratio", "<f4").tolist(), self._column("step", "<f8")
         return tuple(
@@ -210,37 +201,33 @@ class Remote:
         )
 
     def _column(self, name: str, kind: str) -> NDArray[Any]:
-        """One figure of every rank; NaN where it was not told."""
+        """One figure of every rank; NaN where it was not sent."""
         values = self._unpack(self._now.figures.get(name, ""), kind)[: self._now.ranks]
         return np.concatenate([values, np.full(self._now.ranks - len(values), np.nan)])
 
     def _read_rows(self) -> None:
         """Read the steps that are new: how late each rank was, which with the median is its own time again."""
         for _ in range(PAGES):
-            asked = urlencode({"since": self._since, "epoch": self._epoch})
-            rows = self._decode(self._get(f"api/steps?{asked}"), _Rows)
+            query = urlencode({"since": self._since, "epoch": self._epoch})
+            rows = self._decode(self._get(f"api/steps?{query}"), _Rows)
             if rows.epoch != self._epoch:
                 self._rows = {}
             self._epoch, self._since = rows.epoch, rows.since
-            if not self._take(rows):  # the job began (anew) between two requests: the next look asks for all
+            steps, codes = self._unpack(rows.steps, "<f8"), self._unpack(rows.late, "u1").astype(np.float32)
+            median = self._unpack(rows.lines.get("own", ""), "<f4")
+            if len(codes) != len(steps) * self._now.ranks or len(median) != len(steps):
+                # The job began (anew) between two requests: the next poll reads it all.
                 self._epoch, self._rows = "", {}
                 break
+            # A code is the root of the lateness, in 254 parts from 1 on; 0 where it is not known.
+            late = np.where(codes > 0, np.square((codes - 1) / 254), np.nan).reshape(len(steps), self._now.ranks)
+            own = (median[:, None] * (1 + late)).astype(np.float32)
+            known = np.isfinite(steps) & (steps >= 0) & (steps < LATEST_STEP)
+            self._rows.update({int(step): row for step, row in zip(steps[known], own[known], strict=True)})
+            for step in sorted(self._rows)[:-STEPS_KEPT]:
+                del self._rows[step]
             if not rows.more:
                 break
-
-    def _take(self, rows: _Rows) -> bool:
-        """Keep the newest steps; return whether they are of as many ranks as there are."""
-        steps, late = self._unpack(rows.steps, "<f8"), self._unpack(rows.late, "u1").astype(np.float32)
-        middle = self._unpack(rows.lines.get("own", ""), "<f4")
-        if len(late) != len(steps) * self._now.ranks or len(middle) != len(steps):
-            return False
-        late = np.where(late > 0, np.square((late - 1) / 254), np.nan).reshape(len(steps), self._now.ranks)
-        own = (middle[:, None] * (1 + late)).astype(np.float32)
-        known = np.isfinite(steps) & (steps >= 0) & (steps < LATEST_STEP)
-        self._rows.update({int(step): row for step, row in zip(steps[known], own[known], strict=True)})
-        for step in sorted(self._rows)[:-STEPS_KEPT]:
-            del self._rows[step]
-        return True
 
     def _unpack(self, text: str, kind: str) -> NDArray[Any]:
         try:
@@ -257,28 +244,24 @@ class Remote:
     def _get(self, path: str) -> bytes:
         request = urllib.request.Request(f"{self.where}/{path}", headers=self._headers)
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return self._read(answer)
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                until, parts, size = time.monotonic() + WHOLE_S, [], 0
+                while part := response.read1(1 << 20):
+                    parts.append(part)
+                    size += len(part)
+                    if size > MOST_BYTES or time.monotonic() > until:
+                        raise RingsideError(f"{self.where} sends more than a run has, or too slowly; look at it there")
+                return b"".join(parts)
         except urllib.error.HTTPError as error:
             error.close()
-            raise RingsideError(self._refused(error.code)) from None
+            if error.code in (401, 403):
+                hint = "add ?token=... to the address, or set RINGSIDE_SERVE_TOKEN"
+                raise RingsideError(f"{self.where} needs a token: {hint}") from None
+            hint = "give the address that `ringside serve` printed"
+            raise RingsideError(f"{self.where} answers with status {error.code}: {hint}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise RingsideError(f"{self.where} does not answer ({reason}); does `ringside serve` run there?") from None
-
-    def _read(self, answer: http.client.HTTPResponse) -> bytes:
-        until, parts, size = time.monotonic() + WHOLE_S, [], 0
-        while part := answer.read1(1 << 20):
-            parts.append(part)
-            size += len(part)
-            if size > MOST_BYTES or time.monotonic() > until:
-                raise RingsideError(f"{self.where} sends more than a run has, or too slowly; look at it there")
-        return b"".join(parts)
-
-    def _refused(self, status: int) -> str:
-        if status in (401, 403):
-            return f"{self.where} needs a token: add ?token=... to the address, or set RINGSIDE_SERVE_TOKEN"
-        return f"{self.where} answers with status {status}: give the address that `ringside serve` printed"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -288,13 +271,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow none."""
 
 
-def _open(told: _Told) -> Open | None:
+def _open_verdict(sent: _Verdict) -> Open | None:
     try:
         verdict = Verdict(
-            kind=told.kind, ranks=told.ranks, since_step=told.since_step, detected_step=told.since_step,
-            excess_ratio=math.nan, cause=told.why, advice=told.next,
+            kind=sent.kind, ranks=sent.ranks, since_step=sent.since_step, detected_step=sent.since_step,
+            excess_ratio=math.nan, cause=sent.why, advice=sent.next,
         )  # fmt: skip
     except ValueError:  # a kind that a newer version knows
         return None
-    words = told.headline[:1].lower() + told.headline[1:].rstrip(".")
-    return Open(verdict, told.cost_rank_seconds, told.over, words)
+    words = sent.headline[:1].lower() + sent.headline[1:].rstrip(".")
+    return Open(verdict, sent.cost_rank_seconds, sent.over, words)

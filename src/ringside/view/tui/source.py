@@ -51,7 +51,7 @@ class Snapshot:
         info: What was known at its start; None before.
         stage: `starting`, `training`, `comparison` or `ended`.
         step: The newest step of any rank, −1 before the first.
-        of: How many steps are planned; 0 where nobody said.
+        of: How many steps are planned; 0 where that is not known.
         ranks: Every rank's figures.
         verdicts: Those that are open first, then by time.
         steps: The training steps of `own_seconds`, ascending, int64 [steps].
@@ -92,7 +92,7 @@ class RunSource(Protocol):
         """Return the newest records of one rank, oldest first; empty where they cannot be had."""
 
 
-def look(source: RunSource, rank: int | None = None) -> Snapshot:
+def take_snapshot(source: RunSource, rank: int | None = None) -> Snapshot:
     """Poll once and return the run, with one rank's records where `rank` is given; trouble is part of the value."""
     trouble = ""
     try:
@@ -131,7 +131,14 @@ class Local:
         Raises:
             RingsideError: The run cannot be read (any more): it is of another schema, damaged, or not permitted.
         """
-        self._check()
+        # Why a new run cannot be read is raised once for each `run.json`; one that is not there yet is no trouble.
+        identity = self._checked
+        with contextlib.suppress(OSError):
+            status = (self._path / RUN).stat()
+            identity = status.st_ino, status.st_mtime_ns
+        if identity != self._checked:
+            RunReader(self._path)
+            self._checked = identity
         try:
             return self._live.poll()
         except (ValueError, TypeError, IndexError, OverflowError, KeyError) as error:
@@ -149,38 +156,26 @@ class Local:
             step=run.step,
             of=run.of,
             ranks=tuple(live.now()),
-            verdicts=tuple(Open(one.verdict, one.cost_rank_seconds, one.over) for one in live.findings),
+            verdicts=tuple(Open(finding.verdict, finding.cost_rank_seconds, finding.over) for finding in live.findings),
             steps=live.steps(),
             own_seconds=live.rows("own_seconds"),
             version=live.version,
-            notes=tuple(one.describe() for one in run.revised),
+            notes=tuple(change.describe() for change in run.revised),
         )
 
     def records(self, rank: int) -> list[StepRecord]:
         """Return the newest records of one rank, oldest first, as far as the end of the file holds them."""
-        with contextlib.suppress(OSError):
-            return _tail(self._path / STEPS, rank, self._tail_bytes)
+        with contextlib.suppress(OSError), open_regular(self._path / STEPS) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - self._tail_bytes, 0))
+            # Both ends of what is read may be torn.
+            lines = file.read(self._tail_bytes).split(b"\n")[int(size > self._tail_bytes) : -1]
+            sign = b'"rank":%d,' % rank  # before decoding: most lines are other ranks'
+            records = (decode_record(line) for line in lines if sign in line)
+            found = [
+                record
+                for record in records
+                if record is not None and record.rank == rank and 0 <= record.step < LATEST_STEP
+            ]
+            return sorted(found, key=lambda record: record.step)
         return []
-
-    def _check(self) -> None:
-        """Say why a new run cannot be read, once for each `run.json`; a run that is not there yet is no trouble."""
-        try:
-            status = (self._path / RUN).stat()
-        except OSError:
-            return
-        identity = status.st_ino, status.st_mtime_ns
-        if identity == self._checked:
-            return
-        RunReader(self._path)
-        self._checked = identity
-
-
-def _tail(path: Path, rank: int, tail_bytes: int) -> list[StepRecord]:
-    with open_regular(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(size - tail_bytes, 0))
-        lines = file.read(tail_bytes).split(b"\n")[int(size > tail_bytes) : -1]  # both ends may be torn
-    sign = b'"rank":%d,' % rank
-    records = (decode_record(line) for line in lines if sign in line)
-    found = [one for one in records if one is not None and one.rank == rank and 0 <= one.step < LATEST_STEP]
-    return sorted(found, key=lambda record: record.step)

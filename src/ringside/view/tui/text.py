@@ -16,9 +16,8 @@ from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline, percent
 from ringside.text import figure, ms, rank_time, share, title
-from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
-from ringside.view.tui.rank_table import SortOrder, Sparks, arrange, fit_columns, heading, row
+from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
 from ringside.view.verdict_text import FEWEST_STEPS
 
@@ -37,8 +36,19 @@ UNPRICED = ("dead_rank", "hang", "mismatch", "diverged", "broken_ring")
 def first_line(snapshot: Snapshot, width: int, *, remarks: Sequence[str] = ()) -> Text:
     """Return what is shown, how far it is, and remarks at the right, in `width` cells."""
     right = printable(" · ".join(remarks))
-    text = Text.assemble(("ringside top", "bold cyan"), " ", (_name(snapshot), "bold"))
-    text.append(f" · {_stage(snapshot)}")
+    text = Text.assemble(
+        ("ringside top", "bold cyan"),
+        " ",
+        (printable((snapshot.info.name if snapshot.info else "") or snapshot.where), "bold"),
+    )
+    stage = f"step {snapshot.step + 1}{f' of at most {snapshot.of}' if snapshot.of else ''}"
+    if snapshot.info is None:
+        stage = "no run yet"
+    elif snapshot.step < 0:
+        stage = "ended before its first step" if snapshot.stage == "ended" else "the ranks are starting"
+    elif snapshot.stage != "training":
+        stage = f"{printable(snapshot.stage)} · {stage}"
+    text.append(f" · {stage}")
     if snapshot.info is not None:
         text.append(f" · {snapshot.info.world_size} ranks · {printable(snapshot.info.engine)}", style="dim")
     room = max(width - len(right) - 1, 0) if right else width
@@ -49,23 +59,10 @@ def first_line(snapshot: Snapshot, width: int, *, remarks: Sequence[str] = ()) -
     return text
 
 
-def _name(snapshot: Snapshot) -> str:
-    return printable((snapshot.info.name if snapshot.info else "") or snapshot.where)
-
-
-def _stage(snapshot: Snapshot) -> str:
-    if snapshot.info is None:
-        return "no run yet"
-    if snapshot.step < 0:
-        return "ended before its first step" if snapshot.stage == "ended" else "the ranks are starting"
-    step = f"step {snapshot.step + 1}{f' of at most {snapshot.of}' if snapshot.of else ''}"
-    return step if snapshot.stage == "training" else f"{printable(snapshot.stage)} · {step}"
-
-
 def verdict_block(snapshot: Snapshot, width: int, height: int) -> Text:
     """Return the verdicts, those that are open first, in at most `height` lines of `width` cells.
 
-    The first is told with why, price and what to do, the others with a line each, as far as there is room; below them,
+    The first is shown with why, price and what to do, the others with a line each, as far as there is room; below them,
     the newest note.
     """
     if height < 3 or not snapshot.notes:
@@ -80,18 +77,25 @@ def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
         words, style = _no_verdict(snapshot)
         return _join(_paragraph("● ", words, width, style, lines=max(height, 1)), height)
     first, *others = snapshot.verdicts
+    # The first verdict needs four lines at least; further ones have a line each, three at most.
     below = min(len(others), max(height - 4, 0), 3)
-    lines = told(first, width, lines_each=2 if height - below >= 7 else 1)[: max(height - below, 1)]
-    for one in others[:below]:
-        lines += _paragraph("● ", headline_of(one), width, _style(one), lines=1)
+    lines = verdict_lines(first, width, lines_each=2 if height - below >= 7 else 1)[: max(height - below, 1)]
+    for verdict in others[:below]:
+        lines += _paragraph("● ", verdict_headline(verdict), width, _style(verdict), lines=1)
     hidden = len(others) - below
     if hidden > 0 and lines:
-        lines[-1] = _with_note(lines[-1], f"and {hidden} more: v", width)
+        # At the end of the last line, where it leaves something of that.
+        note = f"and {hidden} more: v"
+        room = width - len(note) - 2
+        if room >= 8:
+            last = lines[-1].copy()
+            last.truncate(room, overflow="ellipsis")
+            lines[-1] = last.append("  " + note, style="not bold dim")
     return _join(lines, height)
 
 
 def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
-    known = [one.excess_ratio for one in snapshot.ranks if math.isfinite(one.excess_ratio)]
+    known = [rank.excess_ratio for rank in snapshot.ranks if math.isfinite(rank.excess_ratio)]
     if snapshot.info is None or snapshot.step < 0:
         return f"waiting for the first step of {printable(snapshot.where)}", "dim"
     if snapshot.step + 1 < FEWEST_STEPS:
@@ -103,80 +107,73 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
     return f"no rank holds the job up; the slowest takes {percent(max(known))} longer than the others", "green"
 
 
-def told(one: Open, width: int, lines_each: int = 1000) -> list[Text]:
+def verdict_lines(verdict: Open, width: int, lines_each: int = 1000) -> list[Text]:
     """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
-    lines = _paragraph("● ", headline_of(one), width, _style(one), lines=lines_each)
-    for name, words, style in (("why", one.verdict.cause, ""), ("price", price(one), "bold"), ("do", _do(one), "")):
-        if words:
-            lines += _paragraph(f"  {name:<7}", words, width, style, lines=lines_each)
+    lines = _paragraph("● ", verdict_headline(verdict), width, _style(verdict), lines=lines_each)
+    advice = "" if verdict.over else verdict.verdict.advice
+    parts = (("why", verdict.verdict.cause, ""), ("price", price_text(verdict), "bold"), ("do", advice, ""))
+    for name, text, style in parts:
+        if text:
+            lines += _paragraph(f"  {name:<7}", text, width, style, lines=lines_each)
     return lines
 
 
-def price(one: Open) -> str:
+def price_text(verdict: Open) -> str:
     """Return what a verdict cost so far; nothing for kinds that have no price or where none could be measured."""
-    if one.verdict.kind in UNPRICED or not (math.isfinite(one.cost_rank_seconds) and one.cost_rank_seconds > 0):
+    cost = verdict.cost_rank_seconds
+    if verdict.verdict.kind in UNPRICED or not (math.isfinite(cost) and cost > 0):
         return ""
-    return f"{rank_time(one.cost_rank_seconds)} {'in all' if one.over else 'so far'}"
+    return f"{rank_time(cost)} {'in all' if verdict.over else 'so far'}"
 
 
-def headline_of(one: Open) -> str:
+def verdict_headline(verdict: Open) -> str:
     """Return who and since when, one sentence; whether it is over."""
-    verdict = one.verdict
-    return f"{one.words or headline(verdict)} since step {verdict.since_step}{' (over)' if one.over else ''}"
+    who, since = verdict.words or headline(verdict.verdict), verdict.verdict.since_step
+    return f"{who} since step {since}{' (over)' if verdict.over else ''}"
 
 
-def _do(one: Open) -> str:
-    return "" if one.over else one.verdict.advice
-
-
-def _style(one: Open) -> str:
-    return "yellow" if one.over else "bold red"
+def _style(verdict: Open) -> str:
+    return "yellow" if verdict.over else "bold red"
 
 
 def all_verdicts(snapshot: Snapshot, width: int) -> Text:
     """Return every verdict in full, and every note."""
     lines: list[Text] = []
-    for one in snapshot.verdicts:
-        lines += [*told(one, width), *_evidence(one, width), Text()]
+    for verdict in snapshot.verdicts:
+        lines += [*verdict_lines(verdict, width), *_evidence(verdict, width), Text()]
     lines = lines or [Text("No verdict so far.", style="green")]
-    return Text("\n").join([*lines, *(line for words in snapshot.notes for line in _note(words, width, 1000))])
+    return Text("\n").join([*lines, *(line for note in snapshot.notes for line in _note(note, width, 1000))])
 
 
-def _note(words: str, width: int, lines: int) -> list[Text]:
-    return _paragraph("○ ", words, width, "yellow", lines=lines)
+def _note(text: str, width: int, lines: int) -> list[Text]:
+    return _paragraph("○ ", text, width, "yellow", lines=lines)
 
 
 def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
     """Return what is known of one rank: its figures, its verdicts with evidence, its phases over steps, its vitals."""
-    one = next((each for each in snapshot.ranks if each.rank == rank), None)
-    if one is None:
+    figures = next((each for each in snapshot.ranks if each.rank == rank), None)
+    if figures is None:
         return Text(f"rank {rank} is not in this run any more", style="dim")
-    lines = [_who(snapshot, one), Text(_figures(one)), Text()]
+    pids = snapshot.info.pids if snapshot.info is not None else []
+    who = Text(f"rank {rank}", style="bold cyan")
+    who.append(f" · {printable(figures.host)}" if figures.host else "", style="bold")
+    if rank < len(pids):
+        who.append(f" · pid {pids[rank]}", style="dim")
+    who.append(f" · step {figures.step + 1}", style="dim")
+    times = (("own", figures.own_seconds), ("wait", figures.wait_seconds), ("wire", figures.wire_seconds))
+    medians = "  ".join(f"{name} {ms(value)}" for name, value in times)
+    lines = [who, Text(f"{medians}  excess {share(figures.excess_ratio)}"), Text()]
     for verdict in snapshot.verdicts:
         if rank in verdict.verdict.ranks:
-            lines += [*told(verdict, width), *_evidence(verdict, width), Text()]
+            lines += [*verdict_lines(verdict, width), *_evidence(verdict, width), Text()]
     lines += _phases(snapshot.detail, width)
     lines += _vitals(snapshot.detail, width)
     return Text("\n").join(lines)
 
 
-def _who(snapshot: Snapshot, one: RankNow) -> Text:
-    pids = snapshot.info.pids if snapshot.info is not None else []
-    text = Text(f"rank {one.rank}", style="bold cyan")
-    text.append(f" · {printable(one.host)}" if one.host else "", style="bold")
-    if one.rank < len(pids):
-        text.append(f" · pid {pids[one.rank]}", style="dim")
-    return text.append(f" · step {one.step + 1}", style="dim")
-
-
-def _figures(one: RankNow) -> str:
-    times = (("own", one.own_seconds), ("wait", one.wait_seconds), ("wire", one.wire_seconds))
-    return "  ".join(f"{name} {ms(value)}" for name, value in times) + f"  excess {share(one.excess_ratio)}"
-
-
-def _evidence(one: Open, width: int) -> list[Text]:
-    said = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in one.verdict.evidence.items())
-    return _paragraph("  facts  ", said, width, "dim", lines=1000) if said else []
+def _evidence(verdict: Open, width: int) -> list[Text]:
+    facts = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in verdict.verdict.evidence.items())
+    return _paragraph("  facts  ", facts, width, "dim", lines=1000) if facts else []
 
 
 def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
@@ -201,15 +198,16 @@ def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
 
 
 def _vitals(records: Sequence[StepRecord], width: int) -> list[Text]:
+    # Only some records carry vitals: the newest that does.
     found = next((record for record in reversed(records) if record.vitals is not None), None)
     if found is None or found.vitals is None:
         return []
-    said = {
+    known = {
         name: value for name, value in msgspec.structs.asdict(found.vitals).items()
         if value is not None and name not in ("reading_seconds", "gpu_reasons")
     }  # fmt: skip
-    period = said.pop("seconds", 0.0)
-    words = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in said.items())
+    period = known.pop("seconds", 0.0)
+    words = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in known.items())
     if not words:
         return []
     return [Text(), *_paragraph("  vitals ", f"{words} (in {ms(period)}, at step {found.step})", width, "", lines=9)]
@@ -226,15 +224,6 @@ def _paragraph(lead: str, words: str, width: int, style: str, *, lines: int) -> 
     for part in parts:
         part.truncate(max(width, 0))
     return parts
-
-
-def _with_note(line: Text, note: str, width: int) -> Text:
-    room = width - len(note) - 2
-    if room < 8:
-        return line
-    line = line.copy()
-    line.truncate(room, overflow="ellipsis")
-    return line.append("  " + note, style="not bold dim")
 
 
 def _join(lines: Iterable[Text], height: int) -> Text:
@@ -259,10 +248,10 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
     yield from (line.rstrip() for line in verdict_block(snapshot, width, 24).plain.split("\n"))
     columns = fit_columns(snapshot, width)
     yield ""
-    yield heading(columns, order).rstrip()
+    yield heading_line(columns, order).rstrip()
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
-    for one in arrange(snapshot.ranks, order):
-        yield row(one, columns, sparks.line(one.rank)).rstrip()
+    for rank in arrange_ranks(snapshot.ranks, order):
+        yield rank_line(rank, columns, sparks.line(rank.rank)).rstrip()
 
 
 def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
@@ -276,10 +265,10 @@ def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
         "of": snapshot.of,
         "trouble": snapshot.trouble,
         "verdicts": [
-            {**msgspec.to_builtins(one.verdict), "cost_rank_seconds": one.cost_rank_seconds, "over": one.over}
-            for one in snapshot.verdicts
+            {**msgspec.to_builtins(shown.verdict), "cost_rank_seconds": shown.cost_rank_seconds, "over": shown.over}
+            for shown in snapshot.verdicts
         ],
         "notes": list(snapshot.notes),
-        "ranks": [dataclasses.asdict(one) for one in arrange(snapshot.ranks, order)],
+        "ranks": [dataclasses.asdict(rank) for rank in arrange_ranks(snapshot.ranks, order)],
     })  # fmt: skip
     return content

@@ -1,0 +1,333 @@
+"""What a communicator between hosts tells who chooses its ways, and what carriers tell of what gradients took."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from tests.pytorch.groups import communicator, meeting_point, process_group  # noqa: E402
+from tests.support.ranks import on_ranks, place  # noqa: E402
+
+from ringside.engine.algorithm import AlgorithmSpec  # noqa: E402
+from ringside.engine.buffers import flatten  # noqa: E402
+from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
+from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
+from ringside.monitor.job.collectives import CollectiveSpan  # noqa: E402
+from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
+from ringside.pytorch.communicator import between_hosts  # noqa: E402
+from ringside.pytorch.ddp.reducers import NativeReducer, RingsideReducer, UserHookReducer  # noqa: E402
+from ringside.schedule import by_name  # noqa: E402
+
+from .training import ddp_ranks, group  # noqa: E402
+
+pytestmark = pytest.mark.native
+
+
+WAY = "recursive_doubling"  # of which small ones can be made ready
+
+
+class Chooser:
+    """Stands for a selector: always the same way; notes what it is told."""
+
+    def __init__(self, tries: bool, settled: bool = True) -> None:
+        self.tried, self.is_settled = tries, settled
+        self.told: list[tuple[Any, ...]] = []
+        self.version, self.calls, self.startup_s = 1, {7: 0}, 1.5
+        self.history = ["first", "second"]
+        self.listeners: list[Any] = []
+
+    def start(self) -> None:
+        pass
+
+    def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
+        self.told.append(("choose", size_bytes, dtype, op))
+        return AlgorithmSpec.parse(WAY)
+
+    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int) -> bool:
+        self.told.append(("tries", size_bytes, str(choice), dtype))
+        return self.tried
+
+    def assemble(self) -> None:
+        self.told.append(("assemble",))
+
+    def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, *, dtype: int) -> None:
+        self.told.append(("after", size_bytes, str(choice), dtype, 0 < seconds < 60))
+
+    def note(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
+        self.told.append(("note", size_bytes, str(choice), dtype, 0 < seconds < 60))
+
+    def settled(self, size_bytes: int) -> bool:
+        return self.is_settled
+
+    def size_class(self, size_bytes: int) -> int:
+        return 7
+
+    def explain(self, size_bytes: int) -> str:
+        return f"a table for {size_bytes}"
+
+    def heard(self) -> list[tuple[Any, ...]]:
+        told, self.told = self.told, []
+        return told
+
+
+def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
+    """All-reduce with a chooser: twice the same small one, a large one, buckets begun before others are finished."""
+    found: dict[str, Any] = {}
+    chooser, rehearsed = Chooser(tries, settled), []
+
+    def choose_by_it(across: Any, *_: Any, **how: Any) -> Chooser:
+        rehearse = across.rehearse
+        across.rehearse = lambda *words: (rehearsed.append(words[0]), rehearse(*words))
+        return chooser
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(between_hosts, "Tuner", choose_by_it)
+        comm = stack.enter_context(communicator(path, [0, 1], algorithm=None))
+        sums = [comm.all_reduce(torch.full((8,), 1.0 + comm.rank)).tolist() for _ in range(2 * EVERY_NOTED)]
+        found["sums"] = sums == [[3.0] * 8] * len(sums)
+        found["small"] = chooser.heard()
+        found["calls"] = chooser.calls[7]
+        chooser.version = 2
+        comm.all_reduce(torch.ones(8))
+        found["again"] = [word for word, *_ in chooser.heard()]
+        comm.all_reduce(torch.ones(8), algorithm="ring")  # it was asked for: nobody is told
+        comm.all_reduce(torch.ones(8), algorithm="ring")
+        comm.all_reduce(torch.ones(4), "avg", weights=1.0)
+        found["asked for"] = [word for word, *_ in chooser.heard()]
+        comm.all_reduce(torch.ones(LARGE_BYTES // 4))
+        comm.all_reduce(torch.ones(LARGE_BYTES // 4))
+        found["large"] = [word for word, *_ in chooser.heard()]
+        rehearsed.clear()
+        buckets = [torch.full((16,), float(number + comm.rank)) for number in range(3)]
+        finish = [
+            comm.start_storage(flatten(bucket), None, scale=0.5, stamp_ns=time.monotonic_ns()) for bucket in buckets
+        ]
+        found["left"] = [one is not None for one in finish]
+        found["done"] = comm.log.totals().collectives
+        for one in finish:
+            if one is not None:
+                one.wait()
+                one.wait()  # once is enough
+        found["buckets"] = [bucket.tolist() for bucket in buckets] == [[0.5 + number] * 16 for number in range(3)]
+        found["told"] = chooser.heard()
+        found["rehearsed"] = rehearsed
+        totals = comm.log.totals()
+        found["log"] = (totals.collectives, totals.payload_bytes, dict(totals.by_name), totals.sync_ns > 0)
+        found["words"] = (comm.explain(64), comm.settled(64), comm.startup_s, comm.revisions, comm.inside is None)
+    return found
+
+
+SMALL = [("choose", 32, 0, 0), ("tries", 32, WAY, 0), ("after", 32, WAY, 0, True)]
+
+
+def test_who_chooses_is_told_of_every_size_and_of_one_in_some_of_those_that_are_ready() -> None:
+    with meeting_point() as path:
+        for found in on_ranks(2, chooses, path, False, True):
+            assert found["sums"]
+            assert found["small"] == [*SMALL, ("choose", 32, 0, 0), ("note", 32, WAY, 0, True)]
+            assert found["calls"] == 2 * EVERY_NOTED - 1
+            assert found["again"] == ["choose", "tries", "after", "choose"]
+            assert found["asked for"] == ["choose", "tries", "after", "choose"]  # the weighted one
+            assert found["large"] == ["choose", "tries", "after"] * 2
+            assert found["left"] == [True] * 3
+            assert found["done"] == 0
+            assert found["buckets"]
+            assert (
+                found["told"] == [("choose", 64, 0, 0), ("tries", 64, WAY, 0)] * 3 + [("after", 64, WAY, 0, True)] * 3
+            )
+            assert found["rehearsed"] == []
+            assert found["log"] == (3, 192, {WAY: 3}, True)
+            assert found["words"] == ("a table for 64", True, 1.5, ("first", "second"), True)
+
+
+def test_a_way_that_is_tried_out_is_rehearsed_and_has_the_links_for_itself() -> None:
+    with meeting_point() as path:
+        for found in on_ranks(2, chooses, path, True, False):
+            assert found["small"] == [SMALL[0], SMALL[1], ("assemble",), SMALL[2]] * (2 * EVERY_NOTED)
+            assert found["left"] == [False] * 3
+            assert found["done"] == 3
+            assert found["buckets"]
+            assert [word for word, *_ in found["told"]] == ["choose", "tries", "assemble", "after"] * 3
+            assert found["rehearsed"] == [16] * 3
+            assert found["words"][1] is False
+
+
+def alone(path: str) -> list[Any]:
+    """What a communicator on one host says, and what may not be asked of one between hosts."""
+    with process_group(path, 2):
+        from ringside import Communicator
+
+        with Communicator(timeout_s=30.0) as comm:
+            found = [comm.explain(8), comm.settled(8), comm.revisions, comm.startup_s, comm.hops, repr(comm)]
+            found += [comm.inside is comm.local, comm.interruptible() is None]
+            bucket = torch.full((4,), 1.0 + comm.rank)
+            found.append(comm.start_storage(flatten(bucket), None, scale=2.0, stamp_ns=time.monotonic_ns()))
+            found.append(bucket.tolist())
+        found.append(repr(comm))
+    return found
+
+
+def test_on_one_host_nothing_is_chosen() -> None:
+    with meeting_point() as path:
+        for rank, found in enumerate(on_ranks(2, alone, path)):
+            assert found[:5] == ["8 bytes: shared memory, all 2 ranks are on one host", True, (), 0.0, []]
+            assert found[5] == f"<ringside.Communicator rank {rank} of 2>"
+            assert found[6:] == [True, True, None, [6.0] * 4, f"<ringside.Communicator rank {rank} of 2, closed>"]
+
+
+def says(path: str) -> list[Any]:
+    with communicator(path, [0, 0, 1]) as comm:
+        found = [comm.explain(8), comm.settled(8), comm.revisions, comm.startup_s, repr(comm), comm.inside]
+        comm.all_reduce(torch.ones(4))
+        comm.barrier()
+        found.append(len(comm.hops) > 0)
+        for kind in (np.float64, torch.float16):
+            empty = comm.empty((2, 3), kind)
+            found.append((tuple(empty.shape), str(empty.dtype), bool((empty == 0).all())))
+        parts = comm.split(0 if comm.rank == 2 else 1, key=-comm.rank)
+        assert parts is not None
+        found += [parts.rank, parts.size, comm.split(None), comm.split(comm.rank).size]  # type: ignore[union-attr]
+        found.append(comm.all_reduce(torch.ones(2), async_op=True).wait().tolist())
+        found.append(comm.all_reduce(torch.full((2,), 1.0 + comm.rank), "avg", weights=[1, 0, 3]).tolist())
+        found.append(comm.all_reduce(torch.full((2,), 1.0 + comm.rank), "avg", weights=float(comm.rank)).tolist())
+        for wrong in (
+            lambda: comm.all_reduce(torch.ones(2), "sum", weights=1.0),
+            lambda: comm.all_reduce(torch.ones(2), "avg", weights=1.0, scale=2.0),
+            lambda: comm.all_reduce(torch.ones(2), "avg", weights=0.0),
+            lambda: comm.all_reduce(torch.ones(2, dtype=torch.int32), scale=2.0),
+            lambda: comm.all_reduce(torch.ones(2, dtype=torch.int32), "avg", weights=1.0),
+        ):
+            with pytest.raises(UsageError):
+                wrong()
+        with pytest.raises(MismatchError, match="different lists of weights"):
+            comm.all_reduce(torch.ones(2), "avg", weights=[1.0, 1.0, 1.0 + comm.rank])
+        parts.close()
+    with pytest.raises(ClosedError):
+        comm.all_reduce(torch.ones(4))
+    return found
+
+
+def test_between_hosts_a_communicator_says_how_and_splits_and_weighs() -> None:
+    with meeting_point() as path:
+        for rank, found in enumerate(on_ranks(3, says, path)):
+            assert found[:4] == ["8 bytes: ring, as asked for", True, (), 0.0]
+            assert found[4:7] == [f"<ringside.Communicator rank {rank} of 3 on 2 hosts>", None, True]
+            assert found[7:9] == [((2, 3), "float64", True), ((2, 3), "torch.float16", True)]
+            assert found[9:11] == [[1, 2], [0, 2], [0, 1]][rank]
+            assert found[11:13] == [None, 1]
+            assert found[13] == [3.0, 3.0]
+            assert found[14] == [2.5, 2.5]
+            assert found[15] == pytest.approx([8 / 3] * 2)
+
+
+def reproducible(path: str) -> list[str]:
+    with communicator(path, [0, 1], algorithm=None, reproducible=True) as comm:
+        with pytest.raises(UsageError, match="given by name"):
+            comm.all_reduce(torch.ones(2), algorithm=by_name("ring", 2))
+        return [comm.explain(8), comm.explain(1 << 30)]
+
+
+def test_the_reproducible_way_depends_on_the_size_alone() -> None:
+    with meeting_point() as path:
+        one, other = on_ranks(2, reproducible, path)
+    assert one == other
+    assert all(words.endswith(", the reproducible one for this size") for words in one)
+
+
+# ------------------------------------------------------------------------------------------------ carriers
+
+
+class Bucket:
+    """What a carrier asks of a bucket of DDP's."""
+
+    def __init__(self, tensor: torch.Tensor, index: int = 0, last: bool = True) -> None:
+        self.tensor, self._index, self._last = tensor, index, last
+
+    def buffer(self) -> torch.Tensor:
+        return self.tensor
+
+    def index(self) -> int:
+        return self._index
+
+    def is_last(self) -> bool:
+        return self._last
+
+
+def carried(carrier: Any, share: float | None = None, dtype: torch.dtype = torch.float32) -> list[list[float]]:
+    """Carry two buckets of a backward."""
+    own = 1.0 + place().rank
+    buckets = [Bucket(torch.full((6,), own * (n + 1), dtype=dtype), n, n == 1) for n in range(2)]
+    futures = [carrier.reduce(bucket, share) for bucket in buckets]
+    carrier.wait()
+    return [future.value().tolist() for future in futures]
+
+
+def natively(port: int) -> list[Any]:
+    with group(port):
+        carrier = NativeReducer(dist.group.WORLD)
+        found = [carried(carrier), carried(carrier, 0.25), carrier.idle, carrier.ended() > 0, carrier.pending()]
+        times = carrier.pop_timings()()
+        found += [times.collectives, times.payload_bytes, 0 < times.sync_seconds < 60, math.isnan(times.wait_seconds)]
+        found += [carrier.idle, dict(carrier.counters)]
+        marks: Any = SimpleNamespace(timed=lambda spans: [CollectiveSpan(1.0, 3.0, 10), CollectiveSpan(2.0, 2.5, 20)])
+        carrier.marks = marks  # as if these had been timed by a device
+        times = carrier.pop_timings()()
+        carrier.marks = None
+        found += [times.sync_seconds, times.payload_bytes, times.collectives, times.busy_seconds]
+        hook = UserHookReducer(dist.group.WORLD, 3.0, scaled, carrier.counters)
+        return [*found, carried(hook), dict(hook.counters), hook.defer_wait(), carrier.has_buckets]
+
+
+def scaled(state: float, bucket: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer().mul_(state))
+    return future
+
+
+def test_the_groups_own_collective_is_timed_and_counted() -> None:
+    for rank, found in enumerate(ddp_ranks(2, natively)):
+        assert found[:5] == [[[1.5] * 6, [3.0] * 6], [[0.75] * 6, [1.5] * 6], False, True, False]
+        assert found[5:9] == [4, 4 * 24, True, True]
+        assert found[9:11] == [True, {"gloo": 4}]
+        assert found[11:14] == [2.5, 30, 2]
+        assert found[14] == pytest.approx(1.0)  # half a second of each, beside the other
+        mine = 3.0 * (1 + rank)
+        assert found[15:] == [[[mine] * 6, [2 * mine] * 6], {"gloo": 4, "hook:scaled": 2}, False, False]
+
+
+def by_the_engine(path: str, hosts: list[int]) -> list[Any]:
+    with process_group(path, len(hosts)):
+        from ringside import Communicator
+
+        comm = Communicator(
+            machine=f"host {hosts[place().rank]}", algorithm="ring" if hosts[-1] else None, timeout_s=30
+        )
+        told: list[dict[str, int]] = []
+        carrier = RingsideReducer(comm if hosts[-1] else comm.local, dist.group.WORLD)
+        carrier.on_memory = told.append
+        found = [carried(carrier), carried(carrier, 0.25), carrier.ended() > 0]
+        told_native = carried(carrier, None, torch.complex64) if not hosts[-1] else None
+        times: SyncTimes = carrier.pop_timings()()
+        found += [times.collectives, times.payload_bytes, times.sync_seconds > 0, sum(carrier.counters.values())]
+        found += [carrier.memory, told, told_native is not None]
+        carrier.close()
+        return found
+
+
+@pytest.mark.parametrize("hosts", [[0, 0], [0, 1]])
+def test_the_engine_carries_means_and_shares_and_says_what_it_took(hosts: list[int]) -> None:
+    with meeting_point() as path:
+        for found in on_ranks(2, by_the_engine, path, hosts):
+            assert found[:3] == [[[1.5] * 6, [3.0] * 6], [[0.75] * 6, [1.5] * 6], True]
+            more = 2 if hosts == [0, 0] else 0  # numbers that the engine does not know go to the group
+            assert found[3:7] == [4 + more, 4 * 24 + more * 48, True, 4 + more]
+            assert found[8] == ([found[7]] if found[7] else [])
+            assert bool(found[7]) is (hosts == [0, 0])

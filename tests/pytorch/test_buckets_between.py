@@ -1,0 +1,104 @@
+"""Buckets between hosts while choices are tried out: each turn has the links for itself, and counts as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.engine.threaded import on_threads
+
+from ringside.engine.algorithm import AlgorithmSpec
+from ringside.engine.buffers import Flat
+from ringside.engine.dtypes import DTYPES
+from ringside.engine.tuner.selector import Tuner
+from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
+from ringside.pytorch.communicator.between_hosts import BetweenHosts, PendingBucket
+from ringside.pytorch.communicator.options import Options
+
+MB = 1 << 20
+FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")
+
+
+class Recorded:
+    """A `HierarchicalEngine` and a `Tuner` that only record what is called, in order."""
+
+    def __init__(self, tried: set[int]) -> None:
+        self.said: list[str] = []
+        self.tried = tried
+
+    def start(self, address: int, elements: int, reduction: Any, choice: AlgorithmSpec) -> Recorded.Bucket:
+        self.said.append(f"begin {elements}")
+        return Recorded.Bucket(self, elements)
+
+    class Bucket:
+        def __init__(self, by: Recorded, elements: int) -> None:
+            self.wait: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
+
+    def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
+        return AlgorithmSpec("ring")
+
+    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int) -> bool:
+        return size_bytes // 4 in self.tried
+
+    def rehearse(self, elements: int, what: Any, choice: AlgorithmSpec) -> None:
+        self.said.append(f"rehearse {elements}")
+
+    def assemble(self) -> None:
+        self.said.append("assemble")
+
+    def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
+        self.said.append(f"after {size_bytes // 4}")
+
+
+def between(recorded: Any) -> BetweenHosts:
+    options, problem = Options.or_problem(None, None, None, None, False)
+    assert not problem
+    one = BetweenHosts(recorded, options)
+    one.selector = recorded
+    return one
+
+
+def bucket(one: BetweenHosts, elements: int) -> PendingBucket | None:
+    return one.start_storage(Flat(0, elements, FLOAT32, (elements,), None), None, scale=0.5, stamp_ns=0)
+
+
+def test_a_turn_of_a_choice_waits_for_what_is_open_and_for_all_ranks_and_is_done_at_once() -> None:
+    recorded = Recorded({7})
+    one = between(recorded)
+    finish = bucket(one, 5)
+    assert finish is not None
+    assert bucket(one, 7) is None
+    finish.wait()  # nothing is left of it
+    assert recorded.said == [
+        *("begin 5", "finish 5", "after 5"),
+        *("rehearse 7", "assemble", "begin 7", "finish 7", "after 7"),
+    ]
+
+
+def test_what_is_decided_is_begun_before_the_one_before_it_is_finished() -> None:
+    recorded = Recorded(set())
+    one = between(recorded)
+    finish = [bucket(one, 5), bucket(one, 6)]
+    for each in finish:
+        assert each is not None
+        each.wait()
+    assert recorded.said == ["begin 5", "begin 6", "finish 5", "after 5", "finish 6", "after 6"]
+
+
+def test_only_large_float32_ones_of_the_choice_whose_turn_it_is_are_tried() -> None:
+    def rank(size_bytes: int) -> Rank:
+        rows = tuple(TimingRow(name, 1.0, None, 1.0, True) for name in ("ring", "direct", "native"))
+        return Rank(size_bytes, "ring", "", rows)
+
+    selector, _ = on_threads(2, lambda across: Tuner(across, environ={}))
+    assert not selector.tries(MB, AlgorithmSpec("ring"))
+    selector.use(TimingTable({}, {}, (rank(4), rank(MB))).encode())
+    turn = selector.choose(MB, FLOAT32)
+    assert selector.tries(MB, turn, FLOAT32)
+    assert not selector.tries(MB, turn, FLOAT64)
+    assert not selector.tries(MB, AlgorithmSpec("tree"), FLOAT32), "asked for by name, or for another reduction"
+    assert not selector.tries(4, selector.choose(4, FLOAT32), FLOAT32), "small ones are called several times in a row"

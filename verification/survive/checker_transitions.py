@@ -1,0 +1,488 @@
+"""What can happen in a small job, one thing at a time: the states that the search goes through, and the ways on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from ringside.survive.all_reduce.ring_order import blamed, cut_off
+from ringside.survive.protocol import Member, MemberPhase
+from ringside.survive.protocol import events as e
+from ringside.survive.protocol import instructions as i
+from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
+from ringside.survive.protocol.generation import Generation, Link
+from ringside.survive.protocol.settings import ProtocolSettings, Rules
+from verification.survive.checker_links import link_of, used_by
+from verification.survive.checker_state import (
+    CRASHES,
+    CUTS,
+    DIFFERENCES,
+    DRAINS,
+    MISTAKES,
+    QUITS,
+    RETRIES,
+    RETURNS,
+    Bounds,
+    Broken,
+    Node,
+    State,
+    place_of,
+)
+
+
+class Move(NamedTuple):
+    """Something that can happen.
+
+    Args:
+        name: In words.
+        make: Returns the state that it leads to.
+        fault: It is one of those that only so many of may happen.
+    """
+
+    name: str
+    make: Callable[[], State]
+    fault: bool = False
+
+
+MOST_ATTEMPTS = 6
+"""So little may happen that whoever begins a step more often than that would do so for ever."""
+_SENDING = (MemberPhase.EXCHANGING, MemberPhase.FETCHING, MemberPhase.OUTSIDE)
+
+
+@dataclass
+class Moves:
+    """What can happen in a state, and what must not.
+
+    Args:
+        bounds: How much may happen.
+        rules: Of the state machine.
+    """
+
+    bounds: Bounds
+    rules: Rules
+    settings: ProtocolSettings = field(init=False)
+    _numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        long = 1e12  # ticks repeat what was asked; patience is what wrong suspicions stand for
+        self.settings = ProtocolSettings(
+            micro_batches=self.bounds.ranks,
+            samples=lambda step: (step, 1),
+            steps=self.bounds.steps,
+            ranks=self.bounds.ranks,
+            most_attempts=MOST_ATTEMPTS,
+            retry_s=1.0,
+            patience_s=long,
+            fetch_patience_s=long,
+            end_patience_s=long,
+            store_patience_s=long,
+            rules=self.rules,
+        )
+
+    def begin(self) -> State:
+        """Return the state in which all processes have just been started."""
+        seats = tuple(MemberId(rank, 1) for rank in range(self.bounds.ranks))
+        state = State((), left=self._all_left())
+        for seat in seats:
+            state = self._add(state, seat, e.Started(0.0, 0, seats))
+        return state
+
+    def _all_left(self) -> tuple[int, ...]:
+        b = self.bounds
+        return (b.crashes, b.mistakes, b.returns, b.retries, b.cuts, b.quits, b.drains, b.differences)
+
+    def _add(self, state: State, seat: MemberId, started: e.Started) -> State:
+        member = Member(seat, 1, self.settings)
+        node = Node(member, self._number(member), state=-1 if started.step is None else started.step)
+        place = len(state.nodes)
+        return self._handle(state._replace(nodes=(*state.nodes, node)), place, started)
+
+    # ------------------------------------------------------------------------------------------ what can happen
+
+    def moves(self, state: State) -> Iterator[Move]:
+        """Yield everything that can happen next."""
+        for place, node in enumerate(state.nodes):
+            if not node.alive:
+                continue
+            if not node.ended:
+                yield from self._own_moves(state, place, node)
+                yield from self._deliveries(state, place, node)
+                if self.bounds.foreign:
+                    yield from self._foreign(state, place, node)
+            if state.left[CRASHES]:
+                yield Move(f"{node.seat} crashes", partial(self._crash, state, place), True)
+        yield from self._returns(state)
+        if state.left[CUTS]:
+            yield from self._cuts(state)
+
+    def _own_moves(self, state: State, place: int, node: Node) -> Iterator[Move]:
+        seat = node.seat
+        if node.todo:
+            yield Move(f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, place))
+        else:
+            yield Move(f"{seat}: tick", partial(self._handle, state, place, e.Tick(node.member.now + 2.0)))
+        if self.bounds.gives_up and node.member.step is None and node.member.phase is not MemberPhase.FENCING:
+            yield Move(f"{seat} finds nobody", partial(self._handle, state, place, e.NobodyLeft()), True)
+        tag = node.member.tag
+        yield from self._end_moves(state, place, node)
+        if node.member.phase is not MemberPhase.EXCHANGING or tag is None:
+            return
+        record = node.member.generation
+        assert record is not None
+        if _all_there(state, node) and state.links.give(tag, seat, record):
+            yield Move(f"{seat}: result of {tag}", partial(self._result, state, place, tag))
+            if state.left[DIFFERENCES]:
+                other = partial(self._result, state.spend(DIFFERENCES), place, tag, "other")
+                yield Move(f"{seat}: another result of {tag}", other, True)
+        yield from self._silence(state, place, node)
+        if state.left[RETRIES]:
+            yield Move(
+                f"{seat}: exchange fails",
+                partial(self._handle, state.spend(RETRIES), place, e.AttemptFailed(tag)),
+                True,
+            )
+
+    def _end_moves(self, state: State, place: int, node: Node) -> Iterator[Move]:
+        """Let a rank want no further step, or be drained, and the leader find out at the end who does not come.
+
+        For one that lives and that it has no link to, its patience ends.
+        """
+        seat, member = node.seat, node.member
+        if state.left[QUITS] and member.phase is MemberPhase.EXCHANGING:
+            yield Move(f"{seat} wants to end", partial(self._handle, state.spend(QUITS), place, e.EndWanted()), True)
+        if state.left[DRAINS] and member.is_leader and member.phase is MemberPhase.EXCHANGING:
+            for rank in range(self.bounds.ranks):
+                drained = partial(self._handle, state.spend(DRAINS), place, e.DrainWanted(rank))
+                yield Move(f"rank {rank} is to be drained", drained, True)
+        if member.phase is not MemberPhase.CLOSING or not member.is_leader:
+            return
+        able = [peer.seat for peer in state.nodes if peer.alive and not peer.ended]
+        there = {other.rank for other in able if other == seat or state.links.connect(seat, other)}
+        gone = state.gone | (set(range(self.bounds.ranks)) - there)
+        if gone != member.gone:
+            known = state._replace(gone=gone)
+            yield Move(
+                f"{seat} hears who does not come", partial(self._handle, known, place, e.RanksGone(tuple(sorted(gone))))
+            )
+
+    def _deliveries(self, state: State, place: int, node: Node) -> Iterator[Move]:
+        seat = node.seat
+        for to, event in state.messages:
+            if to == place:
+                yield Move(f"{seat}: {type(event).__name__}", partial(self._handle, state, place, event))
+        for peer in state.nodes:
+            other = peer.seat
+            if other not in node.members or other == seat or other in node.member.change.suspects:
+                continue
+            if not peer.alive or peer.ended:
+                yield Move(
+                    f"{seat} sees that {other} is gone", partial(self._handle, state, place, e.PeerSuspected(other))
+                )
+            elif state.left[MISTAKES]:
+                suspected = partial(self._handle, state.spend(MISTAKES), place, e.PeerSuspected(other))
+                yield Move(f"{seat} suspects {other}", suspected, True)
+
+    def _foreign(self, state: State, place: int, node: Node) -> Iterator[Move]:
+        """Let a message come that nobody in this job has sent: an offer of no member, or acknowledgements.
+
+        These are of no member, or of a member's next incarnation, of which there is a generation with the same number.
+        Whoever takes no notice is in the same state after it, so this costs hardly a state.
+        """
+        record = node.member.generation
+        if record is None:
+            return
+        tag, stranger = record.tag(record.step), MemberId(self.bounds.ranks, 1)
+        sent: list[e.Event] = []
+        if node.member.phase is MemberPhase.FETCHING:
+            sent.append(e.StateOffered(e.RankOffered(tag, stranger, str(record.step))))
+        if node.member.is_leader:
+            elsewhere = [(seat, replace(tag, incarnation=tag.incarnation + 1)) for seat in record.members[1:]]
+            sent += [e.AckSeen(e.Acknowledgement(of, seat, "sum")) for seat, of in [(stranger, tag), *elsewhere]]
+        for event in sent:
+            told = partial(self._handle, state, place, event)
+            yield Move(f"{node.seat}: {type(event).__name__} that is not of this job", told, True)
+
+    def _crash(self, state: State, place: int) -> State:
+        node = state.nodes[place]
+        return state.spend(CRASHES).put(place, node._replace(alive=False, todo=()))
+
+    def _returns(self, state: State) -> Iterator[Move]:
+        for node in state.nodes:
+            seat = node.seat
+            latest = seat.epoch == max(n.seat.epoch for n in state.nodes if n.seat.rank == seat.rank)
+            gone = not node.alive or (node.ended and not node.done)
+            gone = gone and seat.rank not in state.gone | state.late
+            if state.left[RETURNS] and latest and gone:
+                back = MemberId(seat.rank, seat.epoch + 1)
+                yield Move(f"{back} begins", partial(self._add, state.spend(RETURNS), back, e.Started(0.0)), True)
+
+    def _cuts(self, state: State) -> Iterator[Move]:
+        """Let a link fall silent that somebody is about to send over."""
+        waiting = []
+        wanted: set[Link] = set()
+        for node in state.nodes:
+            tag, record, phase = node.member.tag, node.member.generation, node.member.phase
+            if not node.alive or phase not in _SENDING:
+                continue
+            if phase is MemberPhase.EXCHANGING and tag is not None and record is not None:
+                waiting.append((tag, node.seat, record, _all_there(state, node)))
+                wanted |= used_by(record)
+            else:
+                ranks = range(self.bounds.ranks)
+                wanted |= {link_of(node.seat, MemberId(rank, 0)) for rank in ranks if rank != node.seat.rank}
+        for link in sorted(wanted.difference(state.links.silent)):
+            for links in state.links.fates(link, waiting):
+                yield Move(f"link {link} falls silent", partial(state.spend(CUTS)._replace, links=links), True)
+
+    def _silence(self, state: State, place: int, node: Node) -> Iterator[Move]:
+        """Let a member find out that nothing comes over one of its links, or that no way is left."""
+        tag, record, seat = node.member.tag, node.member.generation, node.seat
+        assert tag is not None
+        assert record is not None
+        gone = cut_off(record) if record.broken else ()
+        if gone and seat not in gone:
+            yield Move(
+                f"{seat} goes on without others", partial(self._handle, state, place, e.AttemptFailed(tag, gone))
+            )
+        for other in () if gone else record.members:
+            link = link_of(seat, other)
+            if other == seat or link not in state.links.silent or link not in used_by(record):
+                continue
+            lives = any(peer.seat == other and peer.alive and not peer.ended for peer in state.nodes)
+            if lives and link not in node.member.change.broken:
+                suspects, broken = blamed(record, seat, other)
+                failed = e.AttemptFailed(tag, suspects, (broken,))
+                yield Move(f"{seat} hears nothing over {link}", partial(self._handle, state, place, failed))
+
+    # ------------------------------------------------------------------------------------------ doing it
+
+    def _number(self, member: Member) -> int:
+        return self._numbers.setdefault(member.key, len(self._numbers))
+
+    def _handle(self, state: State, place: int, event: e.Event) -> State:
+        node = state.nodes[place]
+        member = copy.copy(node.member)
+        found = member.handle(event)
+        state = state.put(place, node._replace(member=member, number=self._number(member)))
+        for instruction in found:
+            state = self._execute(state, place, instruction)
+        return state
+
+    def _execute(self, state: State, place: int, instruction: i.Instruction) -> State:
+        """Do what concerns only the process, or adds a message; put register calls in line."""
+        node = state.nodes[place]
+        me = node.seat
+        match instruction:
+            case i.Compute(tag):
+                return self._handle(state, place, e.WorkDone(tag)) if tag == node.member.tag else state
+            case i.RunExchange(tag):
+                return state._replace(taking_part=state.taking_part | {(tag, me)})
+            case i.PublishAck(ack, to):
+                if node.lost == ack.tag or state.links.connect(me, to):
+                    return state.send(to, e.AckSeen(ack))
+                return state.put(place, node._replace(lost=ack.tag))
+            case i.AskToJoin(seat):
+                if not _is_let_in(state, node):
+                    return state
+                for peer in state.nodes:
+                    state = state if peer.seat == me else state.send(peer.seat, e.JoinRequested(seat))
+                return state
+            case i.OfferState(tag, joining):
+                offer = e.StateOffered(e.RankOffered(tag, me, str(node.state)))
+                for seat in node.members:
+                    state = state.send(seat, offer) if seat.rank in joining else state
+                return state
+            case i.FetchState(source, tag):
+                return self._receive_state(state, place, source, tag)
+            case i.Apply(tag):
+                return self._apply(state, place, tag)
+            case i.Discard() | i.Leave():
+                self._throws_away(state, node)
+                return state
+            case i.OpenIncarnation():
+                return state._replace(given_up=True)
+            case i.Halt(reason):
+                raise Broken(f"{me} halts: {reason}")
+            case i.KeepState(tag):
+                return self._keep_final(state, place, tag)
+            case i.Finish(final):
+                return self._finish(state, place, final)
+            case i.Settle() | i.Checkpoint():
+                return state
+        return state.put(place, node._replace(todo=(*node.todo, instruction)))
+
+    def _receive_state(self, state: State, place: int, source: MemberId, tag: Tag) -> State:
+        peer = next((n for n in state.nodes if n.seat == source), None)
+        if peer is None:
+            raise Broken(f"{state.nodes[place].seat} fetches state from {source}, who is no member")
+        if not peer.alive or not state.links.connect(state.nodes[place].seat, source):
+            return self._handle(state, place, e.FetchFailed(tag))
+        got = state.put(place, state.nodes[place]._replace(state=peer.state))
+        return self._handle(got, place, e.StateFetched(tag, str(peer.state)))
+
+    def _result(self, state: State, place: int, tag: Tag, digest: str = "sum") -> State:
+        node = state.nodes[place]
+        held = state._replace(copies=state.copies | {(tag, node.seat)})
+        return self._handle(held, place, e.ResultReady(tag, digest, str(node.state)))
+
+    def _apply(self, state: State, place: int, tag: Tag) -> State:
+        node = state.nodes[place]
+        stands = dict(state.decisions).get(place_of(tag))
+        if not isinstance(stands, Commit):
+            raise Broken(f"{node.seat} applies {tag} without COMMIT")
+        if node.state != tag.step:
+            raise Broken(f"{node.seat} applies {tag} to the state of step {node.state}")
+        return state.put(place, node._replace(state=tag.step + 1))
+
+    def _keep_final(self, state: State, place: int, tag: Tag) -> State:
+        node = state.nodes[place]
+        if self.rules.keep_final:
+            kept = {**dict(state.kept), node.seat.rank: node.state}
+            state = state._replace(kept=tuple(sorted(kept.items())))
+        return self._handle(state, place, e.StateKept(tag, str(node.state)))
+
+    def _finish(self, state: State, place: int, final: str) -> State:
+        """Have the final state and come to what the script does after its last step, or end before that."""
+        node = state.nodes[place]
+        step = node.state if not final else int(final)
+        if node.state != step and dict(state.kept).get(node.seat.rank) == step:
+            node = node._replace(state=step)
+        if node.state != step and self.rules.final_only:
+            if node.seat.rank not in state.gone:
+                raise Broken(f"{node.seat} comes to the end and cannot have the final state")
+            return state._replace(late=state.late | {node.seat.rank})
+        if node.state != step:
+            raise Broken(f"{node.seat} does what comes after the last step with the state of step {node.state}")
+        return state.put(place, node._replace(done=True))
+
+    def _throws_away(self, state: State, node: Node) -> None:
+        decisions = dict(state.decisions)
+        for tag, seat in state.copies:
+            stands = decisions.get(place_of(tag))
+            if seat == node.seat and tag.step == node.state and isinstance(stands, Commit):
+                raise Broken(f"{seat} throws the result of {tag} away, and it is committed")
+
+    def _next_call(self, state: State, place: int) -> State:
+        """Make the register call that is next, or give the answer to the one that was made."""
+        node = state.nodes[place]
+        call, rest = node.todo[0], node.todo[1:]
+        match call:
+            case i.ReadGeneration():
+                return state.answer(place, e.GenerationRead(dict(state.records).get(node.member.incarnation)))
+            case i.ProposeGeneration(expected, new):
+                return self._swap(state, place, expected, new)
+            case i.TryCommit(tag, decision):
+                return self._create(state, place, tag, decision)
+            case i.TryAbort(tag, generation):
+                return self._create(state, place, tag, Abort(generation))
+            case i.EndGeneration(incarnation, number, by):
+                return self._end(state, place, Tag(incarnation, number, 0, 0), Abort(by))
+            case i.ReadDecision(tag):
+                return state.answer(place, e.DecisionRead(tag, _decided(state, tag).answer(tag.step)))
+            case e.GenerationRead() | e.DecisionRead() | e.GenerationEnded():
+                return self._handle(state.put(place, node._replace(todo=rest)), place, call)
+        raise Broken(f"{type(call).__name__} is no register call")
+
+    def _swap(self, state: State, place: int, expected: Generation | None, new: Generation) -> State:
+        records = dict(state.records)
+        if records.get(new.incarnation) == expected:
+            if expected is not None:
+                self._follows(state, expected, new)
+            records[new.incarnation] = new
+            state = state._replace(records=tuple(sorted(records.items(), key=lambda item: item[0])))
+        return state.answer(place, e.GenerationRead(records.get(new.incarnation)))
+
+    def _follows(self, state: State, before: Generation, new: Generation) -> None:
+        """Raise where a generation is no good successor of the one before it."""
+        stay = {seat.rank for seat in new.members if seat in before.members}
+        for link in new.broken:
+            if not stay.issuperset(link):
+                raise Broken(f"generation {new.number} goes around the link {link} of a process that has gone")
+        *others, left = state.left
+        voted = left < self.bounds.differences and others == list(
+            self._all_left()[:DIFFERENCES]
+        )  # nothing else went wrong
+        if voted and not new.closed and 2 * len(new.members) <= len(before.members):
+            raise Broken(f"generation {new.number} goes on without half of the members, whose result was another")
+
+    def _create(self, state: State, place: int, tag: Tag, decision: Decision) -> State:
+        decided = _decided(state, tag)
+        stands = decided.answer(tag.step)
+        if stands is not None:
+            return state.answer(place, e.DecisionRead(tag, stands))
+        decided.after(tag.step, decision)  # raises where a step would be left out
+        if isinstance(decision, Commit):
+            self._committed(state, tag, decision)
+        decisions = {**dict(state.decisions), place_of(tag): decision}
+        state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
+        return state.answer(place, e.DecisionRead(tag, decision))
+
+    def _end(self, state: State, place: int, tag: Tag, abort: Abort) -> State:
+        """Abort the step of a generation that would be decided next."""
+        decided = _decided(state, tag)
+        if decided.abort is None:
+            decisions = {**dict(state.decisions), place_of(replace(tag, step=decided.last + 1)): abort}
+            state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
+        return state.answer(place, e.GenerationEnded(tag.generation))
+
+    def _committed(self, state: State, tag: Tag, commit: Commit) -> None:
+        if state.given_up:
+            raise Broken(f"{tag} is committed, and its incarnation was given up")
+        for seat in commit.members:
+            if (tag, seat) not in state.copies:
+                raise Broken(f"{tag} is committed, and {seat} holds no copy")
+        for (incarnation, step, generation), decision in state.decisions:
+            if isinstance(decision, Commit) and (incarnation, step) == (tag.incarnation, tag.step):
+                raise Broken(f"{tag} is committed, and was in generation {generation}")
+
+
+def _decided(state: State, tag: Tag) -> Decided:
+    """Return what stands in the register of a generation, by all that was written into it."""
+    decided, aborted = Decided(), None
+    for (incarnation, step, generation), decision in state.decisions:  # by step
+        if (incarnation, generation) == (tag.incarnation, tag.generation):
+            if isinstance(decision, Commit):
+                decided = decided.after(step, decision)
+            else:
+                aborted = decision
+    return decided if aborted is None else decided.after(decided.last + 1, aborted)
+
+
+def _all_there(state: State, node: Node) -> bool:
+    """Tell whether all members have come to the exchange that a process is in."""
+    return all((node.member.tag, other) in state.taking_part for other in node.members)
+
+
+def waits(state: State) -> str:
+    """Return who is not at an end, and about what, in words; "": nobody, but for those whom nobody can help.
+
+    A process that is no member, or has no state, may wait for others to come: where no member with state lives, or none
+    that it has a link to.
+    """
+    found = [node for node in state.nodes if node.alive and not node.ended and not _is_alone(state, node)]
+    return ", ".join(f"{node.seat} is {node.member.phase.value}" for node in found)
+
+
+def _is_alone(state: State, node: Node) -> bool:
+    """Tell whether nobody is there who could help a process on that has no state."""
+    record = node.member.newest
+    if node.member.step is not None or record is None:
+        return False
+    able = [peer for peer in state.nodes if peer.alive and not peer.ended and peer.member.step is not None]
+    return not any(peer.seat in record.members and state.links.connect(node.seat, peer.seat) for peer in able)
+
+
+def _is_let_in(state: State, node: Node) -> bool:
+    """Tell whether a process that wants to be a member reaches one: whoever does not, does not ask."""
+    record = node.member.newest
+    others = [] if record is None else [seat for seat in record.members if seat.rank != node.seat.rank]
+    knocks = node.member.phase is MemberPhase.OUTSIDE and others
+    return not knocks or any(state.links.connect(node.seat, seat) for seat in others)
+
+
+__all__ = ["Move", "Moves", "waits"]
