@@ -198,7 +198,7 @@ def compared(port: int) -> tuple[list[str], dict[str, Any]]:
     with group(port):
         heard: list[Callable[[StepRecord], None]] = []
         session = SimpleNamespace(
-            event=lambda *_, **__: None, on_record=heard.append, aside=nullcontext, clock=SimpleNamespace(flush=list)
+            event=lambda *_, **__: None, on_record=heard.append, pause=nullcontext, clock=SimpleNamespace(flush=list)
         )
         made: list[object] = []
 

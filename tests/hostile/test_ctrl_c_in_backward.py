@@ -75,16 +75,16 @@ def place(between: bool) -> contextlib.AbstractContextManager[None]:
 
 def waits_and(model: DistributedDataParallel, do: Any) -> None:
     """Have a thread do something once this rank has begun to wait in backward."""
-    carrier: Any = own_hook(model).reducer
-    before = carrier.leave, carrier.wait
+    reducer: Any = own_hook(model).reducer
+    before = reducer.defer_wait, reducer.wait
 
     def then(call: Any) -> Any:  # one of these is the last that is called before the wait
-        carrier.leave, carrier.wait = before
+        reducer.defer_wait, reducer.wait = before
         threading.Timer(0.3, do).start()
         return call()
 
-    carrier.leave = lambda: then(before[0])
-    carrier.wait = lambda: then(before[1])
+    reducer.defer_wait = lambda: then(before[0])
+    reducer.wait = lambda: then(before[1])
 
 
 # ------------------------------------------------------------------------------------------------ the first
