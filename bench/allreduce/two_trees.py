@@ -3,7 +3,8 @@
 Both have their ranks alive at the same time, and while one measures the other one waits for its line: so both meet the
 same weather. Two runs of `ringside bench` do not, and differ by factors of 0.6 to 2.0 on a shared machine.
 
-    python -m bench.allreduce.two_trees OLD/.venv/bin/python NEW/.venv/bin/python [--ranks 2,4,8] [--sizes 4,1048576]
+    python -m bench.allreduce.two_trees OLD/.venv/bin/python NEW/.venv/bin/python [--between-hosts] [--ranks 2,4,8]
+        [--sizes 4,1048576]
 
 Prints, for each size and kind of memory, the time of the old one and new over old: the median over the restarts of the
 ratio of medians of a restart's blocks, and the least and largest of it.
@@ -50,14 +51,43 @@ for line in sys.stdin:
 """
 
 
+# The same between hosts: every rank says that it is on a host of its own, and messages go over loopback.
+RANK_BETWEEN_HOSTS = """
+import datetime, sys, tempfile, time
+import torch
+import torch.distributed as dist
+import ringside
+torch.set_num_threads(1)
+rank, ranks = int(sys.argv[2]), int(sys.argv[3])
+store = dist.FileStore(f"{tempfile.gettempdir()}/{sys.argv[1]}", ranks)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=60))
+comm = ringside.Communicator(machine=f"host {rank}", algorithm="ring", timeout_s=60.0)
+tensors = {}
+for line in sys.stdin:
+    size, kind, count = line.split()
+    if size not in tensors:
+        tensors = {size: torch.zeros(int(size) // 4)}
+        for _ in range(5):
+            comm.all_reduce(tensors[size])
+    tensor = tensors[size]
+    comm.all_reduce(tensor)
+    began = time.perf_counter()
+    for _ in range(int(count)):
+        comm.all_reduce(tensor)
+    print((time.perf_counter() - began) / int(count), flush=True)
+comm.close()
+dist.destroy_process_group()
+"""
+
+
 class Version:
     """The ranks of one version, which measure a block when they are told to."""
 
-    def __init__(self, python: str, ranks: int) -> None:
+    def __init__(self, python: str, ranks: int, script: str) -> None:
         key = uuid.uuid4().hex
         self.ranks = [
             subprocess.Popen(
-                [python, "-c", RANK, key, str(rank), str(ranks)],
+                [python, "-c", script, key, str(rank), str(ranks)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -78,16 +108,18 @@ class Version:
 
 
 def compare(
-    old: str, new: str, ranks: int, sizes: list[int], restarts: int, blocks: int
+    old: str, new: str, ranks: int, sizes: list[int], restarts: int, blocks: int, *, between_hosts: bool
 ) -> list[dict[str, float | str]]:
     """Return a row per size and kind of memory."""
+    script, kinds = (RANK_BETWEEN_HOSTS, ("hosts",)) if between_hosts else (RANK, ("symmetric", "private"))
+    slower = 50 if between_hosts else 1 if ranks == 2 else ranks
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for restart in range(restarts):
         first = restart % 2  # whose ranks are started first, and get the better memory
-        versions = [Version(python, ranks) for python in ((old, new), (new, old))[first]]
-        for kind in ("symmetric", "private"):
+        versions = [Version(python, ranks, script) for python in ((old, new), (new, old))[first]]
+        for kind in kinds:
             for size in sizes:
-                count = max(LEAST, min(MOST, BLOCK_BYTES // max(size, 1 << 17)) // (1 if ranks == 2 else ranks))
+                count = max(LEAST, min(MOST, BLOCK_BYTES // max(size, 1 << 17)) // slower)
                 seconds: tuple[list[float], list[float]] = ([], [])
                 for block in range(blocks + 1):  # the first one warms up
                     for which in (0, 1) if block % 2 == 0 else (1, 0):
@@ -122,6 +154,7 @@ def main() -> None:
     parser.add_argument("new", help="that of the newer one")
     parser.add_argument("--ranks", default="2,4,8", help="rank counts (default: 2,4,8)")
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="bytes (default: 4 B to 64 MiB)")
+    parser.add_argument("--between-hosts", action="store_true", help="every rank on a host of its own, by a ring")
     parser.add_argument("--restarts", type=int, default=4, help="new processes, so many times (default: 4)")
     parser.add_argument("--blocks", type=int, default=15, help="blocks of each version, per size (default: 15)")
     parser.add_argument("--json", action="store_true", help="print a list of rows, times in seconds")
@@ -129,7 +162,8 @@ def main() -> None:
     rows, sizes = [], [int(size) for size in asked.sizes.split(",")]
     for ranks in map(int, asked.ranks.split(",")):
         print(f"{ranks} ranks", file=sys.stderr)
-        for row in compare(asked.old, asked.new, ranks, sizes, asked.restarts, asked.blocks):
+        options = asked.restarts, asked.blocks
+        for row in compare(asked.old, asked.new, ranks, sizes, *options, between_hosts=asked.between_hosts):
             rows.append(row)
             if not asked.json:
                 line = "{ranks} ranks {tensor:9} {size_bytes:9} B {us:9.2f} us  x {ratio:.3f} {least:.2f} {largest:.2f}"
