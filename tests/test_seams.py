@@ -34,19 +34,15 @@ STAY = {
 }
 """The underscored names of ours that tests touch, ten at most, each with its reason."""
 OTHERS = {
-    ("tests/engine/all_or_none.py", "_replace"): "a named tuple's",
-    ("tests/engine/test_words.py", "_replace"): "a named tuple's",
     ("tests/hostile/test_models_that_are_copied.py", "_register_builtin_comm_hook"): "DDP's",
     ("tests/hostile/test_timeouts_of_the_group.py", "_set_pg_timeout"): "torch.distributed's",
     ("tests/integrations/test_debug_server.py", "_server"): "of PyTorch's debug server",
-    ("tests/pytorch/test_marked_times.py", "_sleep"): "torch.cuda's",
     ("tests/pytorch/test_process_group_calls.py", "_set_pg_timeout"): "torch.distributed's",
     ("tests/pytorch/test_process_group_devices.py", "_end_coalescing"): "a torch process group's",
     ("tests/pytorch/test_process_group_devices.py", "_start_coalescing"): "a torch process group's",
     ("tests/pytorch/test_process_group_frameworks.py", "_buffers"): "a torch module's",
     ("tests/pytorch/test_process_group_stock.py", "_register_builtin_comm_hook"): "DDP's",
     ("tests/pytorch/test_process_group_stock.py", "_set_pg_timeout"): "torch.distributed's",
-    ("tests/pytorch/test_watch_turns.py", "_replace"): "a named tuple's",
     ("tests/view/test_notebook.py", "_esm"): "anywidget's",
     ("tests/view/test_top_app.py", "_driver"): "a textual app's",
     ("tests/zoo/scripts/own_hook.py", "_register_builtin_comm_hook"): "DDP's",
@@ -101,10 +97,11 @@ def own() -> Own:
 def touched(tree: ast.AST) -> Iterator[str]:
     """Yield underscored names of ours that code touches on anything but itself: also in its strings, and by string."""
     insides = own().insides
+    itself = {"self", "cls", *(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))}
     for node in ast.walk(tree):
         names: Iterable[object] = ()
         if isinstance(node, ast.Attribute):
-            if node.attr in insides and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+            if node.attr in insides and not (isinstance(node.value, ast.Name) and node.value.id in itself):
                 yield node.attr
         elif isinstance(node, ast.ImportFrom):
             names = (alias.name for alias in node.names)

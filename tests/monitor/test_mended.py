@@ -41,7 +41,7 @@ def test_an_end_that_is_seen_very_late_is_told_where_it_was():
     for row in own[:120]:
         detector.update(row)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(screen, "is_over", lambda *_: False)
+        patch.setattr(screen, "has_recovered", lambda *_: False)
         patch.setattr(screen, "CERTAIN", np.inf)  # nor is the excess missing for certain
         for row in own[120:400]:
             assert not detector.update(row)

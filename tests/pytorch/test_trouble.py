@@ -165,9 +165,9 @@ def test_an_instrument_that_breaks_harms_no_training_and_is_said_once(tmp_path: 
     "where",
     [
         "ringside.pytorch.recording.rank0:RunWriter",
-        "ringside.pytorch.recording.rank0:Alarm",
+        "ringside.pytorch.recording.rank0:AlertService",
         "ringside.pytorch.recording.session:RankVitals",
-        "ringside.pytorch.hang_watch.watch:Watch",
+        "ringside.pytorch.hang_watch.watch:HangWatch",
     ],
 )
 def test_a_monitor_that_cannot_start_harms_no_training(tmp_path: Path, where: str) -> None:

@@ -11,12 +11,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.distributed as dist
 from tests.support.ranks import on_ranks, place
 from tests.support.waiting import free_port
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TORCHRUN = ("torch.distributed.run", "--standalone")
 LIMIT_S = 150.0
+_groups: list[object] = []
+"""Kept until the process ends: who lets go of a DDP after its group was destroyed may hang in torch, see
+`tests/pytorch/training.py`."""
 SMALL_SHM = 'mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"'
 
 
@@ -111,6 +115,13 @@ def as_main(words: list[str], directory: str, port: int) -> list[str]:
     out = Path(f"{directory}.out.{place().rank}")
     sys.argv = [str(SCRIPTS / words[0]), *words[1:]]
     sys.path.insert(0, str(SCRIPTS))
+    destroy = dist.destroy_process_group
+
+    def destroy_and_keep(group: dist.ProcessGroup | None = None) -> None:
+        _groups.append(dist.group.WORLD)
+        destroy(group)
+
+    dist.destroy_process_group = destroy_and_keep
     before, sys.stdout = sys.stdout, out.open("w")
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
