@@ -35,6 +35,18 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def names_among(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Return an argument's type: names with commas between, each of them known."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := set(names) - set(known):
+            raise argparse.ArgumentTypeError(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        return names
+
+    return parse
+
+
 def report_progress(text: str) -> None:
     """Print a line on stderr at once: stdout is for results."""
     print(text, file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import make_parser, markdown_table
+from bench.common import make_parser, markdown_table, names_among
 from bench.monitor.price_rank import HEALTHY_STEPS
 from bench.real_runs.jobs import ENGINES, launcher, load, surroundings
 
@@ -69,18 +69,13 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = make_parser("bench.monitor.price", __doc__)
-    parser.add_argument("--faults", default=",".join(FAULTS), help="of: %(default)s")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="of: %(default)s")
+    parser.add_argument("--faults", type=names_among(tuple(FAULTS)), default=",".join(FAULTS), help="of: %(default)s")
+    parser.add_argument("--engines", type=names_among(list(ENGINES)), default=",".join(ENGINES), help="of: %(default)s")
     parser.add_argument("--runs", type=int, default=4, help="runs of each (%(default)s)")
     parser.add_argument("--model", default="gpt", choices=("gpt", "waiting"), help="waiting: it needs no processor")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the runs here")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
-    args = parser.parse_args()
-    args.faults, args.engines = args.faults.split(","), args.engines.split(",")
-    for names, known in ((args.faults, FAULTS), (args.engines, ENGINES)):
-        if unknown := set(names) - set(known):
-            parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    return args
+    return parser.parse_args()
 
 
 def measure(name: str, engine: str, args: argparse.Namespace) -> dict[str, Any]:

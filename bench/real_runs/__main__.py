@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import make_parser
+from bench.common import make_parser, names_among
 from bench.real_runs.jobs import ENGINES, HEALTHY_STEPS, LINK_STEPS, Ended, Job, Others, load, run_job
 from bench.real_runs.page import page, table
 
@@ -145,8 +145,8 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = make_parser("bench.real_runs", __doc__)
-    parser.add_argument("--only", default=",".join(CASES), help="cases, of: %(default)s")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="of: %(default)s")
+    parser.add_argument("--only", type=names_among(tuple(CASES)), default=",".join(CASES), help="cases, of: %(default)s")
+    parser.add_argument("--engines", type=names_among(list(ENGINES)), default=",".join(ENGINES), help="of: %(default)s")
     parser.add_argument(
         "--repeat", type=int, default=TIMES, help=f"runs of {' and '.join(REPEATED)} per engine (%(default)s)"
     )
@@ -158,12 +158,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep all of them")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the results as a page")
-    args = parser.parse_args()
-    args.only, args.engines = args.only.split(","), args.engines.split(",")
-    for names, known in ((args.only, CASES), (args.engines, ENGINES)):
-        if unknown := set(names) - set(known):
-            parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    return args
+    return parser.parse_args()
 
 
 def plan(args: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
