@@ -145,7 +145,7 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = make_parser("bench.real_runs", __doc__)
-    parser.add_argument("--only", type=names_among(tuple(CASES)), default=",".join(CASES), help="cases, of: %(default)s")
+    parser.add_argument("--only", type=names_among(list(CASES)), default=",".join(CASES), help="cases, of: %(default)s")
     parser.add_argument("--engines", type=names_among(list(ENGINES)), default=",".join(ENGINES), help="of: %(default)s")
     parser.add_argument(
         "--repeat", type=int, default=TIMES, help=f"runs of {' and '.join(REPEATED)} per engine (%(default)s)"
