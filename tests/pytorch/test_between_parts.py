@@ -23,7 +23,8 @@ from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
 from ringside.monitor.job.collectives import CollectiveSpan  # noqa: E402
 from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
 from ringside.pytorch.communicator import between_hosts  # noqa: E402
-from ringside.pytorch.ddp.reducers import NativeReducer, RingsideReducer, UserHookReducer  # noqa: E402
+from ringside.pytorch.ddp.reducers import NativeReducer, UserHookReducer  # noqa: E402
+from ringside.pytorch.ddp.ringside_reducer import RingsideReducer  # noqa: E402
 from ringside.schedule import by_name  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
