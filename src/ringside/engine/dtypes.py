@@ -23,6 +23,7 @@ ITEM_BYTES = (4, 8, 2, 2, 1, 1, 2, 4, 8, 1)
 OP_CODES = {name: code for code, name in enumerate(OPS)}
 FLOATING = frozenset(("float32", "float64", "float16", "bfloat16"))
 
+
 class _DtypeCodes(dict[Any, int]):
     """Codes of the dtype objects that were asked for: to ask one for its name takes microseconds."""
 

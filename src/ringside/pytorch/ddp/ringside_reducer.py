@@ -1,8 +1,8 @@
 """Gradient buckets reduced by Ringside's engine.
 
 The walk of a bucket: `GradientHook.run` (hook.py) → `RingsideReducer.reduce` → `CollectiveQueue.enqueue`, and on the
-thread whose turn it is `BucketAllReduce.execute` → the communicator's `all_reduce_storage` (one host) or
-`start_storage` (several) → `BucketAllReduce.complete`, which completes the future that DDP was given.
+thread whose turn it is `BucketAllReduce.execute` → `HostCommunicator.all_reduce_storage` (one host) or
+`BetweenHosts.start_storage` (several) → `BucketAllReduce.complete`, which completes the future that DDP was given.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine.buffers import Flat, flatten
+from ringside.engine.net.hierarchical import PendingAllReduce
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import FINISH_S
 from ringside.engine.runtime.queue import PATIENCE_S, CollectiveQueue, QueuedCollective
@@ -31,7 +32,7 @@ from ringside.engine.shm.memory import Storage
 from ringside.errors import SyncError, UnsupportedError
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
 from ringside.monitor.step_clock.draft import SyncTimes, Told
-from ringside.pytorch.communicator.between_hosts import PendingBucket
+from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import share_buckets
 from ringside.pytorch.ddp.reducers import BucketOutcomes, NativeReducer
@@ -49,7 +50,7 @@ class BucketAllReduce(QueuedCollective):
     reducer, which may be garbage by then.
 
     Args:
-        communicator: Of one host or several.
+        communicator: All-reduces it, on one host or between several.
         flat: The bucket's elements.
         storage: The shareable storage that they lie in; None: private memory.
         scale: Multiplies each rank's contribution.
@@ -66,7 +67,7 @@ class BucketAllReduce(QueuedCollective):
 
     def __init__(
         self,
-        communicator: HostCommunicator | GroupCommunicator,
+        communicator: HostCommunicator | BetweenHosts,
         flat: Flat,
         storage: Storage | None,
         scale: float,
@@ -79,7 +80,7 @@ class BucketAllReduce(QueuedCollective):
         self._communicator, self._flat, self._storage = communicator, flat, storage
         self._scale, self._stamp_ns = scale, stamp_ns
         self._buffer, self._outcomes, self._is_last, self._before = buffer, outcomes, is_last, before
-        self._pending: PendingBucket | None = None  # what is left to be waited for, between hosts
+        self._pending: PendingAllReduce | None = None  # what is left to be waited for, between hosts
         self._failures: list[Exception] = []  # the error, where nobody waits: then DDP's future has to fail
         self._future: Future[torch.Tensor] = Future()
         # DDP learns of an error by a callback that raises; a future that is failed in any other way ends the process
@@ -178,11 +179,12 @@ class RingsideReducer:
         self._native = NativeReducer(group)
         self._scale = 1.0 / communicator.size
         self._interruptible: interruptible | None = None
+        self._engine: HostCommunicator | BetweenHosts
         if isinstance(communicator, GroupCommunicator):
-            self._storages = SharedStorages(communicator.local)
+            self._storages, self._engine = SharedStorages(communicator.local), communicator.buckets
             self._interruptible = communicator.interruptible()
         else:
-            self._storages = SharedStorages(communicator)
+            self._storages, self._engine = SharedStorages(communicator), communicator
         self.will_wait = self._is_aborted = False
         self._outcomes = BucketOutcomes()
         self._queue = CollectiveQueue(f"ringside-{communicator.rank}-buckets", _REFUSAL)
@@ -233,7 +235,7 @@ class RingsideReducer:
 
         # Hand it to the queue, whose thread takes it at once, but for the last one on a host.
         queued = BucketAllReduce(
-            self.communicator, flat, storage, scale, stamp_ns, buffer, self._outcomes, is_last, self._open
+            self._engine, flat, storage, scale, stamp_ns, buffer, self._outcomes, is_last, self._open
         )
         self._queue.enqueue(queued, self.patience_s if is_last and self._interruptible is None else 0.0)
         self._under_way.append(queued)
