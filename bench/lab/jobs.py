@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.common import module_command, report_progress
+from bench.common import last_json, module_command, report_progress
 
 from ringside.lab import Lab, RankPlacement
 
@@ -183,7 +183,7 @@ def run_ranks(lab: Lab, module: str, plan: dict[str, Any], env: dict[str, str] |
         result = lab.run(
             command, {**quiet, **(env or {})}, timeout_s=_LIMIT_S, after_failure_s=5.0, sink=_progress
         ).check()
-    return [json.loads(rank.stdout.strip().rpartition("\n")[2]) for rank in result.ranks]
+    return [last_json(rank.stdout) for rank in result.ranks]
 
 
 def _progress(place: RankPlacement, stream: str, line: str) -> None:
