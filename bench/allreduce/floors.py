@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.common import make_parser, numbers
 
-SIZES = (4, 1 << 10, 1 << 20, 64 << 20, 256 << 20)
+SIZES = (4, 1 << 10, 1 << 20, 64 << 20, 256 << 20)  # bytes
 Row = dict[str, Any]
 Measure = Callable[[Row], "float | None"]
 

@@ -22,7 +22,7 @@ from bench.common import make_parser, numbers
 
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 BLOCK_BYTES = 400 << 20  # that one block moves, roughly
-MOST, LEAST = 3000, 3
+MOST, LEAST = 3000, 3  # calls in a block
 
 # Both versions run this. What it needs of them is what every version has: a communicator, empty() and all_reduce().
 RANK = """

@@ -34,17 +34,17 @@ from ringside.monitor.stats import log_excess
 RANKS = (2, 4, 8, 128)
 JITTERS = (0.02, 0.10)
 BEFORE, AFTER = 120, 200
+# Steps for which a culprit that has stopped may still be named.
 GRACE = 30
-"""Steps for which a culprit that has stopped may still be named."""
 
+# More jitter than this is that of a busy machine.
 ROUGH = 0.05
-"""More jitter than this is that of a busy machine."""
 
+# Faults that are given 500 steps.
 LENGTHY = ("drift", "pauses")
-"""Faults that are given 500 steps."""
 
+# Ranks of jobs that run side by side.
 CELLS = 3_500
-"""Ranks of jobs that run side by side."""
 
 Figures = dict[str, float | int | None]
 Task = Callable[[np.random.Generator], Figures]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+# Steps between two looks of the rules that look at intervals.
 PERIOD = 50
-"""Steps between two looks of the rules that look at intervals."""
 
 
 class Alarm(NamedTuple):

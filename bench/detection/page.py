@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bench.common import page_table
 
 Results = Mapping[str, Mapping[str, float | None]]
-DAY = 86_400
+DAY = 86_400  # steps: a day at one step per second
 SIZES = (0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5)
 RANKS = (2, 4, 8, 128)
 

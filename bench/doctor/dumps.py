@@ -15,7 +15,7 @@ from bench.common import make_parser, numbers
 
 from ringside.doctor import examine
 
-START_NS = 1_758_610_505_000_000_000
+START_NS = 1_758_610_505_000_000_000  # when the first collective was created, ns since 1970
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from ringside.lab.iproute2 import payload_bytes_per_second
 from ringside.lab.lab import Lab
 
 PIECE_BYTES = 1 << 18
-_LIMIT_S = 30.0
+_LIMIT_S = 30.0  # for any one call on a socket
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from ringside.lab import Lab, RankPlacement
 
 MB, KB = 1 << 20, 1 << 10
 DEFAULT = "default"
-_LIMIT_S = 700.0
+_LIMIT_S = 700.0  # for a whole job
 _FIRST_SWITCH_PORT = 31000
-Key = tuple[int, int, str]
+Key = tuple[int, int, str]  # ranks, bytes, contender
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from statistics import median
 from bench.common import last_json, module_command, numbers
 
 _LIMIT_S = 120.0
+# From so many bytes on a size has only so many turns.
 _LARGE_BYTES, _LARGE_TURNS = 1 << 20, 3
+# A turn lasts about so long, but has at most so many calls.
 _TURN_S, _MOST_ITERATIONS = 0.05, 2000
 
 

@@ -27,7 +27,7 @@ GLOO, IDLE, DEFAULT = "gloo", "idle", "default"
 COLLECTIVES = ("reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
 WAYS = ("gloo", "ranks", "ours")
 _WARM_UPS = 2  # a first message finds no place posted for it, and the first ones open TCP's window
-_CHECKED_BYTES = 1 << 20
+_CHECKED_BYTES = 1 << 20  # of a result that are compared with the sum before anything is timed
 _MOST_TO_SETTLE = 400  # calls until the default choice stands
 _MOST_ITERATIONS = 2000  # calls in a turn
 

@@ -19,9 +19,10 @@ from bench.lab.sections import OURS, RATE
 from ringside.lab import Lab
 
 HOSTS, STARTS = 4, 5
+# Those that are chosen for, and two at which one such class ends and the next begins.
 SIZES = (4, KB, 4 * KB, 16 * KB, 32 * KB, 64 * KB, 256 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
-"""Those that are chosen for, and two at which one such class ends and the next begins."""
 ROUNDS = {4: 45, MB: 31, 2 * MB: 41, 16 * MB: 9, 64 * MB: 7}  # where a turn is a call or two, or an element
+# Default's time by Gloo's, at most; seconds of start-up, at most.
 MOST_SLOWER, MOST_START_S = 1.05, 1.0
 STOCK = "gloo"
 LARGE, RINGS = 16 * MB, {1: ("ring",), 2: ("hosts/ring", "leaders/ring")}  # from there on these are timed by name, too

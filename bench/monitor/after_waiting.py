@@ -25,7 +25,7 @@ from bench.real_runs.rank import GPT, MODELS
 
 WAITS_MS = (2, 6, 12, 20)
 WARM_STEPS = 20
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 Step = Callable[[], float]
 

@@ -34,6 +34,7 @@ from ringside.pytorch import Session
 from ringside.pytorch.recording.parameter_digests import ParameterDigests
 
 ENGINES = {"ringside": "Ringside's engine", "native": "stock Gloo (watching)"}
+# What watching may add to a step: seconds, and share of a step that is no tiny one.
 TARGET_S, TARGET_RATIO = 100e-6, 0.005
 Step = Callable[[], None]
 

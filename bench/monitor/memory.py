@@ -20,7 +20,7 @@ from ringside.monitor.run.directory import FULL_BYTES, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.watchers import standard_watchers
 
-BLOCK = 500
+BLOCK = 500  # steps whose records reach the collector together
 
 
 def main() -> None:

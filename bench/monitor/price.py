@@ -44,11 +44,11 @@ FAULTS = {
     "input": ("input:rank=1,seconds=0.015", [1]),
     "uneven": ("uneven:rank=1,factor=1.67", [1]),
 }
+# First step of the fault: after the healthy steps and the twin's first block.
 WARM_FIRST = HEALTHY_STEPS + 5
-"""First step of the fault: after the healthy steps and the twin's first block."""
-RUN_LIMIT_S = 60.0
-DRAWS = 4000
-MOST_OFF = 0.1
+RUN_LIMIT_S = 60.0  # for each run
+DRAWS = 4000  # of the bootstrap
+MOST_OFF = 0.1  # of the ratio of price to loss from 1
 COLUMNS = (
     "fault", "engine", "step", "named", "lost, rank-seconds", "verdict / lost (95 %)", "replay / lost (95 %)",
     "lost in own times", "others slower by",

@@ -28,6 +28,7 @@ from ringside.demo.corpus import Corpus
 from ringside.faults.inject import inject, parse_fault
 from ringside.processes import die_with_parent
 
+# Steps before the fault, steps in a block, pairs of blocks.
 HEALTHY_STEPS, BLOCK_STEPS, PAIRS = 40, 5, 24
 
 

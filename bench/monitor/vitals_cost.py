@@ -19,7 +19,7 @@ from ringside.monitor.vitals.process import LARGEST_SHARE, VitalSigns
 from ringside.pytorch.recording.record_transport import BATCH_SECONDS
 from ringside.pytorch.recording.vitals import RankVitals
 
-STEPS = 20_000
+STEPS = 20_000  # over which the cost of one is the mean
 
 
 def main() -> None:

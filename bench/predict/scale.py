@@ -23,7 +23,7 @@ from ringside.predict import LinkClass, LinkOverride, Topology, closed_form, pre
 from ringside.schedule import ALGORITHMS, by_name, hierarchical, ring
 
 RANKS = 24_576
-SIZES = np.geomspace(8, 16 * 2**30, 30)
+SIZES = np.geomspace(8, 16 * 2**30, 30)  # bytes: 8 B to 16 GiB
 
 
 def main() -> int:

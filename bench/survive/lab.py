@@ -25,6 +25,7 @@ from bench.common import ROOT, make_parser
 
 from ringside.lab import Lab
 
+# Steps of a job; and within how many seconds a survivor, and a way around a silent link, must be back.
 STEPS, STEPS_CUT, HEALED_WITHIN_S, AROUND_WITHIN_S = 600, 300, 3.0, 15.0
 
 

@@ -28,8 +28,8 @@ from bench.common import make_parser, module_command
 from torch import nn
 
 REPLICAS, SAMPLES, BATCH, STEPS = 4, 96, 24, 60
-KILLED_IN = {1: 20, 2: 40}
-LIMIT_S = 120.0
+KILLED_IN = {1: 20, 2: 40}  # replica: the step in which it kills itself
+LIMIT_S = 120.0  # for a whole job
 
 
 def train_replica(replica: int, directory: Path, timeout_s: float) -> None:
