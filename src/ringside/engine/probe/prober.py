@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
+from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.exchange.types import HopTiming
@@ -88,8 +89,8 @@ def remeasure_slow_links(prober: Prober, upper: Floats, known: Floats) -> Floats
 
 PROBE = 100  # code of the collective, for messages about ranks that call different things
 PING_BYTES = 64
-_U8, _F32, _F64 = (DTYPES.index(name) for name in ("uint8", "float32", "float64"))
-_SUM, _MAX = OP_CODES["sum"], OP_CODES["max"]
+_U8, _F32, _F64 = int(DType.uint8), int(DType.float32), int(DType.float64)
+_SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
 
