@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +44,7 @@ from ringside.engine.probe.links import (
 )
 from ringside.engine.probe.schedules import all_pairs, one_way, ping_pong, probe_schedule, rate_of, rate_together
 from ringside.engine.settings import usable_cores
+from ringside.processes import boot_id, namespace_id
 
 __all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober", "remeasure_slow_links"]
 
@@ -438,12 +438,11 @@ class Prober:
         return mine[::-1]
 
 
-def _shared_cores(proc: Path = Path("/proc")) -> float:
+def _shared_cores() -> float:
     """Return a number that is equal for processes which share cores, exact as float64."""
-    boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
     try:
-        group = os.stat(proc / "self/ns/cgroup").st_ino  # containers have one each, network namespaces do not
+        group = namespace_id("cgroup")  # containers have one each, network namespaces do not
     except OSError:
         group = 0
-    text = f"{boot}/{group}/{sorted(os.sched_getaffinity(0))}"
+    text = f"{boot_id()}/{group}/{sorted(os.sched_getaffinity(0))}"
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))

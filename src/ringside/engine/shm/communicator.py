@@ -26,6 +26,7 @@ from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
 from ringside.engine.shm.program import compile_schedule
 from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
+from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 
 # As plain ints, which the core takes and gives, and which compare fastest.
@@ -292,7 +293,7 @@ class HostCommunicator(Collectives):
         try:
             return HostCommunicator(name, members.index(self.rank), len(members), self.settings, members=members)
         except DeadlineError:
-            dead = [r for r in members if groups.is_dead(self._hub.pidfds[r])]
+            dead = [r for r in members if has_ended(self._hub.pidfds[r])]
             if not dead:
                 raise
             raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
