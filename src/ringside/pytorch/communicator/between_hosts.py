@@ -18,6 +18,7 @@ from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
+from ringside.engine.net.reduction import SUM
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
 from ringside.engine.shm.memory import Storage
@@ -212,7 +213,7 @@ class BetweenHosts:
 
         A trial of an algorithm has the links for itself, and is done when this returns.
         """
-        reduction = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
+        reduction = Reduction(flat.dtype, SUM, scale, wire=self._options.wire, storage=storage)
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, tuner = self._choose(size_bytes, reduction, self.fixed(None, flat))
         is_trial = tuner is not None and tuner.tries(size_bytes, choice, reduction.dtype)
