@@ -3,11 +3,12 @@
 import pytest
 
 from ringside.errors import MismatchError, UsageError
-from ringside.survive.audit import audit, committed
+from ringside.survive.audit import committed
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.protocol.decision import Commit, Decisions, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, encode_generation, generation_key
 from ringside.survive.protocol.settings import ProtocolSettings
+from verification.survive.audit import audit
 
 ALONE = (MemberId(0, 1),)
 

@@ -16,8 +16,7 @@ pytest.importorskip("torch")
 import ringside.survive as survive
 from ringside.errors import RingsideError
 from ringside.survive import connection as connecting
-from ringside.survive.cluster import peers, rendezvous, waiting
-from ringside.survive.cluster import reachability as knocking
+from ringside.survive.cluster import links, peers, rendezvous
 from ringside.survive.cluster.peers import PeerPlace
 from ringside.survive.cluster.shared_memory import Address
 from ringside.survive.protocol import events, instructions, settings
@@ -133,10 +132,10 @@ TOLD = [
     (r"its host is silent\) is waited for (\d+) s", settings.ProtocolSettings(1, lambda step: (0, 1)).end_patience_s),
     (r"the others go on after some (\d+) s", peers.BEATS_S),
     (r"Its worker says why after (\d+) s", connecting.CALL_S),
-    (r"asks to join again in (\d+) s", knocking.FIRST_PAUSE_S),
-    (r"knock after 5, 10, 20 ... up to (\d+) s", knocking.LONGEST_PAUSE_S),
+    (r"asks to join again in (\d+) s", links.FIRST_PAUSE_S),
+    (r"knock after 5, 10, 20 ... up to (\d+) s", links.LONGEST_PAUSE_S),
     (r"gone around, with all ranks, after some (\d+) s", 5 * connecting.JOINING_S),
-    (r"within some (\d+) s a stopped", waiting.Patience().stopped_s),
+    (r"within some (\d+) s a stopped", peers.Patience().stopped_s),
 ]
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ringside.survive.all_reduce.ring_order import cut_off, way_around
+from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation, Link
 

@@ -22,13 +22,10 @@ from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange, HostLayout, own_slots
 from ringside.survive.attempt import AnyExchange, Attempt
 from ringside.survive.audit import SampleDigests
-from ringside.survive.cluster.absent_ranks import is_gone, refuse_to_be_left_alone
-from ringside.survive.cluster.known_workers import KnownWorkers, claim_member
-from ringside.survive.cluster.listener import WorkerListener
-from ringside.survive.cluster.peers import Peer, own_place
-from ringside.survive.cluster.reachability import ReachabilityProbe, ReachabilityResponder
-from ringside.survive.cluster.rendezvous import Joining, Rendezvous
-from ringside.survive.cluster.waiting import PeerWait, Superseded
+from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
+from ringside.survive.cluster.links import ReachabilityProbe, ReachabilityResponder
+from ringside.survive.cluster.peers import Peer, PeerWait, Superseded, own_place
+from ringside.survive.cluster.rendezvous import Joining, Rendezvous, WorkerListener
 from ringside.survive.job import Step, SurviveJob
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e

@@ -18,7 +18,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,12 @@ from ringside.errors import FinalStateError, MismatchError, RingsideError, Store
 from ringside.survive import connection as passport
 from ringside.survive.audit import committed
 from ringside.survive.cluster.failpoints import Failpoints
-from ringside.survive.cluster.peers import own_place
+from ringside.survive.cluster.peers import Patience, own_place
 from ringside.survive.cluster.rendezvous import Rendezvous
-from ringside.survive.cluster.waiting import Patience
 from ringside.survive.connection import StoreConnection, connect, is_again
 from ringside.survive.data.micro_batches import Collate, DataSet, Loss, StepWork
-from ringside.survive.data.position import Position
 from ringside.survive.data.rebalance import Mode, Rebalance, Stragglers
-from ringside.survive.data.samplers import drawn_by, for_all_ranks
-from ringside.survive.data.samples import Samples, length_of, shuffled
+from ringside.survive.data.samples import Position, Samples, drawn_by, for_all_ranks, length_of, shuffled
 from ringside.survive.driver import Driver
 from ringside.survive.job import Afterwards, GoneRegisters, Step, SurviveJob
 from ringside.survive.protocol.decision import Commit
@@ -113,16 +109,6 @@ class Training:
         return self._driver.job.state.digest()
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """How much is trained."""
-
-    steps: int | None
-    mean: bool
-    checkpoint_every: int
-    least_ranks: int
-
-
 @contextlib.contextmanager
 def training(
     model: nn.Module,
@@ -186,7 +172,6 @@ def training(
         RingsideError: Training cannot go on; the line says why and what to do.
     """
     samples = samples_of(dataset, batch, micro_batches, seed, sampler)
-    shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
     number = _ended[own_job()]
     kept = Kept.of_environment(os.environ)
     for _ in range(number):  # a part for each time that this process has trained to the end
@@ -207,7 +192,16 @@ def training(
             rank=connection.rank,
             rendezvous=Rendezvous(connection.registers, connection.ranks),
             listening=Rendezvous(connection.listening, connection.ranks),
-            settings=_settings(samples, shape, connection.ranks),
+            settings=ProtocolSettings(
+                micro_batches=samples.micro_batches,
+                samples=samples.stretch,
+                steps=steps,
+                mean=mean,
+                checkpoint_every=0 if checkpoint_dir is None else checkpoint_every,
+                least_members=least_ranks,
+                ranks=connection.ranks,
+                patience_s=10.0,
+            ),
             state=state,
             optimizer=optimizer,
             work=StepWork(model, loss, dataset, samples, seed, collate),
@@ -240,24 +234,6 @@ def samples_of(
         return Samples(size, batch, parts, shuffled(size, seed))
     drawn = for_all_ranks(sampler)
     return Samples(length_of(drawn), batch, parts, drawn_by(drawn, seed))  # type: ignore[arg-type]
-
-
-def _settings(samples: Samples, shape: _Shape, ranks: int) -> ProtocolSettings:
-    def stretch(step: int) -> tuple[int, int]:
-        epoch, at = divmod(step, samples.steps_per_epoch)
-        first = at * samples.batch
-        return epoch * samples.size + first, min(samples.batch, samples.size - first)
-
-    return ProtocolSettings(
-        micro_batches=samples.micro_batches,
-        samples=stretch,
-        steps=shape.steps,
-        mean=shape.mean,
-        checkpoint_every=shape.checkpoint_every,
-        least_members=shape.least_ranks,
-        ranks=ranks,
-        patience_s=10.0,
-    )
 
 
 _ended: Counter[tuple[int, int, str]] = Counter()
