@@ -33,9 +33,9 @@ from ringside.survive.cluster.rendezvous import (
 )
 from ringside.survive.cluster.store_host import is_needed
 from ringside.survive.data.rebalance import WINDOW, Stragglers
-from ringside.survive.protocol.decision import Abort, Commit, Decisions, MemberId, Tag
+from ringside.survive.protocol.decision import Abort, Commit, Decisions, MemberId, Tag, encode
 from ringside.survive.protocol.events import Acknowledgement, DrainWanted, QuotasWanted
-from ringside.survive.protocol.generation import Generation, MembershipChange, encode_generation, generation_key
+from ringside.survive.protocol.generation import Generation, MembershipChange, generation_key
 from ringside.survive.state.transfer import choose_giver
 from ringside.survive.supervisor import REFUSED, Supervisor, main
 from verification.survive.audit import audit
@@ -185,7 +185,7 @@ def test_a_hopeless_rank_is_drained_and_one_stall_is_not_hopeless(caplog):
 def written(*decisions, generations=2):
     registers = MemoryRegisters()
     last = Generation(1, generations, 0, 0, (A,), (0,))
-    registers.create(generation_key(1), encode_generation(last))
+    registers.create(generation_key(1), encode(last))
     for number, step, decision in decisions:
         assert Decisions(registers).decide(Tag(1, number, step, 0), decision) == decision
     return registers

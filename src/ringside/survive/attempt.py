@@ -81,6 +81,3 @@ class Attempt:
     def _replace_total(self) -> None:
         """Go on with other memory: the thread of an exchange that was aborted may still write into this."""
         self.total = np.zeros_like(self.total)
-
-
-__all__ = ["AnyExchange", "Attempt"]

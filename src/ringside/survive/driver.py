@@ -30,8 +30,8 @@ from ringside.survive.job import Step, SurviveJob
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag
-from ringside.survive.protocol.generation import decode_generation, encode_generation, generation_key
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag, encode
+from ringside.survive.protocol.generation import decode_generation, generation_key
 from ringside.survive.state.transfer import StateTransfer, choose_giver
 
 _log = logging.getLogger("ringside")
@@ -312,9 +312,9 @@ class Driver:
         return e.GenerationRead(None if data is None else decode_generation(data))
 
     def _propose_generation(self, proposal: i.ProposeGeneration) -> e.Event:
-        expected = None if proposal.expected is None else encode_generation(proposal.expected)
+        expected = None if proposal.expected is None else encode(proposal.expected)
         key = generation_key(self.member.incarnation)
-        stands = self.job.rendezvous.registers.swap(key, expected, encode_generation(proposal.new))
+        stands = self.job.rendezvous.registers.swap(key, expected, encode(proposal.new))
         return e.GenerationRead(None if stands is None else decode_generation(stands))
 
     def _try_commit(self, attempt: i.TryCommit) -> e.Event:

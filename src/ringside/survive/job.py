@@ -19,8 +19,6 @@ from ringside.survive.state.checkpoint import Checkpoints
 from ringside.survive.state.final import Final
 from ringside.survive.state.state import JobState
 
-__all__ = ["Afterwards", "GoneRegisters"]
-
 
 @dataclass
 class SurviveJob:

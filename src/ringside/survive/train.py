@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils.data import default_collate
@@ -183,7 +184,7 @@ def training(
         state = JobState(model, optimizer, moved, Position(own, samples))
         if not final.is_over:
             # The first worker writes down what it is; one that differs leaves with a status of its own.
-            standing = connection.registers.create("passport", passport.encode(own))
+            standing = connection.registers.create("passport", msgspec.json.encode(own))
             try:
                 passport.check_fingerprint(own, standing, f"rank {connection.rank}")
             except MismatchError as error:
@@ -227,6 +228,7 @@ def training(
 def samples_of(
     dataset: DataSet, batch: int, micro_batches: int | None, seed: int, sampler: Iterable[int] | None
 ) -> Samples:
+    """Return which samples belong to which step: as a sampler draws them, or shuffled."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     parts = max(min(4 * ranks, batch), 1) if micro_batches is None else micro_batches
     if sampler is None:
@@ -346,6 +348,3 @@ def _refused(error: MismatchError) -> SystemExit:
     """Say why a process is no member of this job, in one line; return what ends it."""
     _log.error("%s", error)
     return SystemExit(REFUSED)
-
-
-__all__ = ["Step", "Training", "training"]

@@ -29,8 +29,7 @@ from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.shm.log import PATHS, Totals
 from ringside.errors import UnsupportedError
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
-from ringside.monitor.step_clock.device_events import DeviceEvents
-from ringside.monitor.step_clock.draft import SyncTimes, Told
+from ringside.monitor.step_clock.draft import DeviceEvents, SyncTimes, Told
 from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import share_buckets
 from ringside.pytorch.ddp.bucket_pipeline import SPANS_KEPT, BucketAllReduce, BucketPipeline, DeferredErrors

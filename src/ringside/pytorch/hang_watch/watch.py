@@ -21,9 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
-from ringside.monitor.hang.detector import HangDetector
+from ringside.monitor.hang.detector import STACKS, HangDetector
 from ringside.monitor.hang.rank_state import read_stat
-from ringside.monitor.hang.verdict_text import STACKS
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage

@@ -36,8 +36,6 @@ from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.events import Acknowledgement
 from ringside.survive.protocol.generation import Generation
 
-__all__ = ["HostExchange", "own_slots"]
-
 HEADER_BYTES = 4096
 _LINE_WORDS = 8  # a cache line each
 _lock = threading.Lock()

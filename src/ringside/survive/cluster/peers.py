@@ -93,7 +93,7 @@ class PeerMark:
         self._close()
 
 
-def is_worker(pid: int) -> bool:
+def _is_worker(pid: int) -> bool:
     """Tell whether a process of this host and user shows that it is a worker of this process's own job."""
     with contextlib.suppress(OSError):
         if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
@@ -155,7 +155,7 @@ class Peer:
         """
         if self._process is None:
             return self.here
-        if self._process.alive() and not is_worker(self.place.pid):
+        if self._process.alive() and not _is_worker(self.place.pid):
             _log.warning("process %d is said to be a rank, but shows no sign of it: it is left alone", self.place.pid)
             return True
         self._process.send(signal.SIGKILL)

@@ -150,20 +150,16 @@ def key_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def seed_all(key: int) -> None:
-    """Seed Python's, NumPy's and PyTorch's generators (of all devices) with 32 bits."""
-    random.seed(key)
-    np.random.seed(key)
-    torch.manual_seed(key)
-
-
 @contextlib.contextmanager
 def drawing_from(*numbers: int) -> Iterator[None]:
     """Within it the global generators draw what (seed, step, micro-batch) says; afterwards they go on as before."""
     python, array = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
-        seed_all(key_of(*numbers))
+        key = key_of(*numbers)
+        random.seed(key)
+        np.random.seed(key)
+        torch.manual_seed(key)
         try:
             yield
         finally:

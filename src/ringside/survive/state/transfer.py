@@ -29,9 +29,6 @@ from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from ringside.survive.state.state import Given, JobState, take_over
 
-__all__ = ["StateSender", "StateServer", "StateTransfer", "choose_giver", "receive", "transfer_name"]
-
-
 # -------------------------------------------------------------------------------------------------
 # To a process on another host: its size (int64), then the bytes in pieces, over a group of two.
 
