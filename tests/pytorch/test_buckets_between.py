@@ -24,7 +24,6 @@ from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.options import Options
 
 MB = 1 << 20
-NOTHING: Any = (None, None)  # neither messages nor shared memory
 FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")
 
 
@@ -42,7 +41,8 @@ class Recorded:
         operation = Operation(CollectiveSignature(ALL_REDUCE, FLOAT32, 0, elements), str(choice))
         pending = PendingAllReduce(engine, choice, operation, 4 * elements, 0.0)
         large: Any = Recorded.Large(self, elements)
-        pending.messages_under_way(large, *NOTHING, 0)
+        nothing: Any = None  # neither messages nor shared memory
+        pending.messages_under_way(large, nothing, nothing, 0)
         return pending
 
     class Large:

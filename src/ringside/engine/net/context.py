@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES
+from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import Channels, Exchange
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.pipeline import SegmentLayout, lay_out
@@ -21,7 +22,7 @@ from ringside.engine.net.reduction import Reduction
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
 
-_FLOAT32 = DTYPES.index("float32")
+_FLOAT32 = int(DType.float32)
 
 
 class NativeAllReduce(Protocol):

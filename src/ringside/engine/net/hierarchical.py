@@ -17,8 +17,9 @@ from typing import NoReturn, Protocol
 
 import numpy as np
 
+from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES
+from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import attribution
 from ringside.engine.net.blocks import reduce_in_blocks, reduce_over_messages
 from ringside.engine.net.context import EngineContext, NativeAllReduce
@@ -40,7 +41,7 @@ from ringside.schedule import Schedule, chunk_bounds
 
 __all__ = ["ALL_REDUCE", "HierarchicalEngine", "NativeAllReduce", "PendingAllReduce", "Recorder", "Reduction"]
 
-_FLOAT32 = DTYPES.index("float32")
+_FLOAT32 = int(DType.float32)
 _MAX_SMALL = 256  # keys of small all-reduces that are kept ready
 _LAST_JOBS_S = 5.0  # after a failure, for each job that still works in the caller's memory
 _WORKERS_END_S = 1.0

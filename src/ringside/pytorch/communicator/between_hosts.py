@@ -14,6 +14,7 @@ from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
+from ringside.engine.net.reduction import SUM
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
 from ringside.engine.shm.memory import Storage
@@ -167,7 +168,7 @@ class BetweenHosts:
         Returns:
             None where it is done already, as a trial of an algorithm is, which has the links for itself.
         """
-        reduction = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
+        reduction = Reduction(flat.dtype, SUM, scale, wire=self._options.wire, storage=storage)
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, tuner = self._choose(size_bytes, reduction, self.fixed(None, flat))
         is_trial = tuner is not None and tuner.tries(size_bytes, choice, reduction.dtype)

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringside.engine import HostCommunicator, Settings
 from ringside.errors import UnsupportedError, UsageError
-from ringside.monitor.alerts.settings import digest_steps
+from ringside.monitor.alerts.live import digest_steps
 from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import finish_backward
 from ringside.pytorch.ddp.cuda_events import marker_of
