@@ -60,7 +60,7 @@ def ensure_dead(known, pid):
 
 
 def test_a_process_that_is_no_worker_is_left_alone(start, known, caplog):
-    process, _ = start("-c", "print(flush=True); input()")
+    process, _ = start("-c", "import sys; print(flush=True); sys.stdin.read()")
     assert ensure_dead(known, process.pid)
     assert "shows no sign of it: it is left alone" in caplog.text
 
@@ -79,5 +79,6 @@ def test_a_name_alone_is_no_sign(start, known):
     worker, _ = start(WORKER)
     links = (os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd"))
     (name,) = (link.removeprefix("/memfd:").removesuffix(" (deleted)") for link in links if link.startswith("/memfd:"))
-    process, _ = start("-c", "import os, sys; fd = os.memfd_create(sys.argv[1]); print(flush=True); input()", name)
+    script = "import os, sys; fd = os.memfd_create(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    process, _ = start("-c", script, name)
     assert ensure_dead(known, process.pid)

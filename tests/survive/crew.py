@@ -23,7 +23,7 @@ from tests.survive.counting import BATCH, SAMPLES, Counting, consumed
 from ringside.errors import StoreGoneError
 from ringside.processes import start_time
 from ringside.survive import driver, train
-from ringside.survive.cluster import absent_ranks, known_workers
+from ringside.survive.cluster import known_workers
 from ringside.survive.cluster.failpoints import Failpoints, parse_trap
 from ringside.survive.cluster.peers import Peer, PeerPlace
 from ringside.survive.cluster.registers import MemoryRegisters
@@ -164,7 +164,7 @@ class Crew:
         self.monkeypatch.setattr(Peer, "is_this_process", property(is_this))
         self.monkeypatch.setattr(train.Kept, "of_environment", lambda _: self.kept.get(local.rank))
         self.monkeypatch.setattr(train.Failpoints, "of_environment", laid)
-        for module in (driver, train, absent_ranks, known_workers):
+        for module in (driver, train, known_workers):
             self.monkeypatch.setattr(module, "own_place", place)
         threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}") for rank in range(self.ranks)]
         for thread in threads:

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -135,7 +136,7 @@ def run_job(
         run_id: A name no other job has.
         ranks: How many.
         worker: Returns something that JSON can hold.
-        directory: For what they write.
+        directory: For what they write, a final state that no rank can use among it.
         trap: What happens to whom; see `ringside.survive.cluster.failpoints`.
         respawn: Whether a worker that a signal ended is started anew.
         hosts: On how many hosts the workers think they are, in turn; in a lab they are on its hosts, in turn.
@@ -216,7 +217,8 @@ def _fork(
         die_with_parent(signal.SIGKILL, parent)
         if namespace:
             enter(namespace)
-        os.environ.update(environ, RANK=str(rank))
+        os.environ.update(environ, RANK=str(rank), TMPDIR=str(directory))
+        tempfile.tempdir = str(directory)
         _answer(rank, worker, directory)
     except BaseException:
         (directory / f"{rank}.error").write_text(traceback.format_exc())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,19 +25,21 @@ ITEM_BYTES: tuple[int, ...] = tuple(np.dtype(STORED_AS.get(name, name)).itemsize
 OP_CODES: dict[str, int] = {name: int(op) for name, op in ReduceOp.__members__.items()}
 FLOATING = frozenset(("float32", "float64", "float16", "bfloat16"))
 
-_codes: dict[Any, int] = {}  # of dtype objects seen so far: to ask for a name takes microseconds
 
+class _DtypeCodes(dict[Any, int]):
+    """Codes of the dtype objects that were asked for: to ask one for its name takes microseconds."""
 
-def dtype_code(dtype: Any) -> int:
-    """Return the core's code of a NumPy or torch dtype; `UnsupportedError` names one that has none."""
-    code = _codes.get(dtype)
-    if code is None:
+    def __missing__(self, dtype: Any) -> int:
         name = str(dtype)
         name = name[len("torch.") :] if name.startswith("torch.") else np.dtype(dtype).name
         if name not in DTYPES or not getattr(dtype, "isnative", True):  # isnative: NumPy's of this byte order
             raise UnsupportedError(f"dtype {name} cannot be reduced; convert to one of {', '.join(DTYPES)}")
-        code = _codes[dtype] = DTYPES.index(name)
-    return code
+        code = self[dtype] = DTYPES.index(name)
+        return code
+
+
+dtype_code: Callable[[Any], int] = _DtypeCodes().__getitem__
+"""Return the core's code of a NumPy or torch dtype; `UnsupportedError` names one that has none."""
 
 
 def op_code(op: str) -> int:

@@ -19,7 +19,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside import _core
 from ringside.processes import machine_id
 
-_Offered, _Decided = TypeVar("_Offered"), TypeVar("_Decided")
+_Offered = TypeVar("_Offered")
+_Decided = TypeVar("_Decided")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from typing import Protocol
 from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.channels import Channels
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Channels, Exchange
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.pipeline import SegmentLayout, lay_out
 from ringside.engine.net.exchange.plan import plan_messages

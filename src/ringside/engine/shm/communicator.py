@@ -211,7 +211,8 @@ class HostCommunicator(Collectives):
             -1,
             True,
         )
-        self._resolve(status, "all_reduce of a gradient bucket")
+        if status != _OK:
+            self._resolve(status, "all_reduce of a gradient bucket")
 
     def _weighted_mean(
         self,

@@ -21,8 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
-from ringside.monitor.hang.detector import HangDetector
-from ringside.monitor.hang.verdict_text import STACKS
+from ringside.monitor.hang.detector import STACKS, HangDetector
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.processes import host_key, start_time
