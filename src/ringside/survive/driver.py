@@ -50,6 +50,9 @@ _WHERE_S = 5.0
 class Driver:
     """One worker's part in a job.
 
+    It has many methods because the protocol has many instructions: 21 of them are one instruction each (`_HANDLERS`),
+    and all share the job, its store and the attempt that is under way.
+
     Args:
         job: What is trained.
 

@@ -259,10 +259,14 @@ class HostCommunicator(Collectives):
             raise UsageError(f"a tensor cannot have the shape {shape}")
         if size_bytes >= 1 << 60:
             raise UsageError(f"no memory is large enough for the shape {shape}")
-        if self._must_queue():
-            raw = self.submit(lambda: self._empty(size_bytes, code, shape)).wait()
-        else:
-            raw = self._empty(size_bytes, code, shape)
+
+        def allocate() -> Any:
+            self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # all asked for the same
+            raw = self.memory.allocate(size_bytes)
+            self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
+            return raw
+
+        raw = self.submit(allocate).wait() if self._must_queue() else allocate()
         return tensor_of(raw[:size_bytes], shape, dtype)
 
     def split(self, color: int | None, key: int | None = None) -> HostCommunicator | None:
@@ -427,12 +431,6 @@ class HostCommunicator(Collectives):
                 self._resolve(status, call.kind)
 
         return again
-
-    def _empty(self, size_bytes: int, code: int, shape: tuple[int, ...]) -> Any:
-        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # all asked for the same
-        raw = self.memory.allocate(size_bytes)
-        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
-        return raw
 
     def _resolve(self, status: int, collective: str) -> None:
         """Finish a collective that needs the peers' new memory first; raise where it failed."""

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside import _core
 from ringside._core import numpy_kernels as twins
+from ringside.isolation import Guard
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.verdict import VerdictEvent
@@ -115,11 +116,7 @@ class ParameterDigests:
             with self._guard:
                 self._kept.clear()
                 self._news = True
-            _log.warning(
-                "parameters are not compared between ranks any more (%s: %s); training goes on",
-                type(error).__name__,
-                error,
-            )
+            Guard(warning="parameters are not compared between ranks any more").trip(error)
 
     def post(self) -> None:
         """Put what is new into the store, for rank 0."""
