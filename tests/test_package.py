@@ -52,7 +52,7 @@ MAY_IMPORT = {
 }
 """The arrows of ARCHITECTURE.md: which other packages of ours, each may import."""
 ENTRANCES = {
-    "_core": "numpy_kernels",
+    "_core": "enums numpy_kernels",
     "autoload": "after_import ringside_backend",
     "bench": "launch messages peers plan result",
     "commands": "",
@@ -302,3 +302,4 @@ def test_a_wheel_without_the_native_core_is_pure(tmp_path):
     assert "ringside/schedule/algorithms/ring.py" in names
     assert "ringside/py.typed" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".hpp"))]
+    assert "ringside/_core/enums.def" in names

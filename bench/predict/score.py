@@ -25,7 +25,7 @@ from ringside.predict.tables.table import ALL_REDUCE, Table
 
 DATA = ROOT / "tests" / "data" / "bandwidth"
 PAGE = ROOT / "docs" / "predict-score.md"
-NO_TABLES = ("INDEX", "nccl_tuning", "simai")
+NO_TABLES = ("INDEX", "nccl_tuning", "simai")  # files that begin so hold no bandwidth table
 SCALES = (
     ("fit 2 hosts, predict 4", ("issue309_aion_h100_2n16g",), "issue309_aion_h100_4n32g"),
     ("fit 1 rack, predict 2", ("coreweave_gb200_1rack72g",), "coreweave_gb200_2rack144g"),

@@ -23,8 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from ringside.engine.net.rank_map import machine_id
-from ringside.processes import hold
+from ringside.processes import hold, is_running, machine_id, namespace_id, read_stat, start_time
 from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Link
 from ringside.survive.state.kept import START
@@ -62,21 +61,15 @@ class PeerPlace(msgspec.Struct, frozen=True):
 
 def own_place(life: int = 0, step: int = 0) -> PeerPlace:
     """Return this process's."""
-    numbers = os.stat("/proc/self/ns/pid").st_ino
     keeper = os.getppid() if START in os.environ else 0
-    held = (keeper, state_of(keeper)[1]) if keeper else (0, 0)
-    return PeerPlace(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life, step, held)
+    held = (keeper, start_time(keeper)) if keeper else (0, 0)
+    return PeerPlace(f"{machine_id()}/{namespace_id('pid')}", os.getpid(), start_time(os.getpid()), life, step, held)
 
 
 def comes_again(place: PeerPlace, machine: str) -> bool:
     """Tell whether a process may live, or somebody who starts it again; elsewhere that is not known."""
     numbers = ((place.pid, place.started), place.keeper)
-    return place.machine != machine or any(pid and _is_running(pid, started) for pid, started in numbers)
-
-
-def _is_running(pid: int, started: int) -> bool:
-    state, began = state_of(pid)
-    return state not in "XZ" and began == started
+    return place.machine != machine or any(pid and is_running(pid, started) for pid, started in numbers)
 
 
 class PeerMark:
@@ -128,7 +121,7 @@ class Peer:
         self.place, self.here = place, place.machine == machine
         self._silent_s = silent_s
         process = hold(place.pid) if self.here else None
-        if process is not None and state_of(place.pid)[1] != place.started:
+        if process is not None and start_time(place.pid) != place.started:
             process.close()  # the number belongs to a later process: the worker has ended
             process = None
         self._process = process
@@ -146,7 +139,8 @@ class Peer:
 
     def stopped(self) -> bool:
         """Tell whether somebody stopped it (SIGSTOP), so that it does nothing though it lives."""
-        return self.here and not self.ended() and state_of(self.place.pid)[0] in "Tt"
+        stat = read_stat(self.place.pid) if self.here and not self.ended() else None
+        return stat is not None and stat.stopped
 
     def put_to_death(self) -> bool:
         """Kill it and wait until it has ended; return whether it has. Elsewhere nothing is done.
@@ -166,14 +160,6 @@ class Peer:
         if self._process is not None:
             self._process.close()
             self._process = None
-
-
-def state_of(pid: int) -> tuple[str, int]:
-    """Return (state, start in ticks) of a process; of one that has gone ("X", -1)."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[19])
-    return "X", -1
 
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
