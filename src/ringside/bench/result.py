@@ -6,7 +6,7 @@ and busbw is algbw·2(n−1)/n. The figure of an engine is the median of its rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -146,25 +146,6 @@ def merge(
     return BenchResult(plan, cores, tuple(rows), limit, (*skipped, *refused))
 
 
-def _row(plan: BenchPlan, of_ranks: list[Sample], limit: float) -> BenchRow:
-    first = of_ranks[0]
-    rounds = tuple(max(times) for times in zip(*(sample.seconds for sample in of_ranks), strict=True))
-    row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks))
-    if first.cache != "any" or first.tensor != "symmetric" or first.algorithm not in ("auto", "direct"):
-        return row
-    traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
-    return BenchRow(first, rounds, row.wrong, traffic / row.time_s / limit)
-
-
-def _limit(reports: Sequence[Sequence[Message]]) -> float:
-    """Return the bytes per second that all ranks stream together, the median over all rounds."""
-    limits = [[m for m in report if isinstance(m, Limit)] for report in reports]
-    traffic = [4 * limit.size_bytes * len(reports) for limit in limits[0] for _ in limit.seconds]
-    seconds = [[s for limit in of_rank for s in limit.seconds] for of_rank in limits]
-    slowest: list[float] = [max(times) for times in zip(*seconds, strict=True)]
-    return median(t / s for t, s in zip(traffic, slowest, strict=True))
-
-
 # -------------------------------------------------------------------------------------------------
 # A run as text: the verdict, what each peer takes over what we take, and nccl-tests' table.
 
@@ -283,8 +264,3 @@ def _short_number(x: float) -> str:
 def _us(row: BenchRow) -> str:
     us = row.time_s * 1e6
     return f"{us:>10.2f}" if us < 1e5 else f"{us:>10.0f}"
-
-
-def widest(lines: Iterable[str]) -> int:
-    """Return the number of columns the longest line takes."""
-    return max(map(len, lines), default=0)
