@@ -14,12 +14,12 @@ from types import ModuleType
 import numpy as np
 from bench.common import ROOT, make_parser
 
+from ringside.predict import score
 from ringside.predict.laws import calibrate, fabric
 from ringside.predict.laws.curve import DEPTH, PIPELINE, RAMP
 from ringside.predict.laws.fabric import nvls_rate
 from ringside.predict.laws.knowledge import Knowledge, named_topology
-from ringside.predict.score import score
-from ringside.predict.score.score import Score, summary
+from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import ALL_REDUCE, Table
 

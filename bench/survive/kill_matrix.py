@@ -27,8 +27,8 @@ from tests.survive.herd import Store
 from tests.survive.real_cases import RANKS, run_case, warm_up
 
 from ringside.lab import Lab
-from ringside.survive.audit import audit
 from ringside.survive.cluster.failpoints import PHASES
+from verification.survive.audit import audit
 
 KINDS = ("kill", "stop")
 LEADERS = ("before_decide", "after_decide")  # phases that only the leader comes into

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ringside.processes import read_stat, start_time
 from ringside.survive.cluster.known_workers import KnownWorkers
-from ringside.survive.cluster.peers import PeerPlace, own_place, state_of
+from ringside.survive.cluster.peers import PeerPlace, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.cluster.rendezvous import Rendezvous
 
@@ -51,10 +52,11 @@ def known():
 def ensure_dead(known, pid):
     """Leave a rank out that the store says is a process; return whether that one lives on."""
     rendezvous, found = known
-    seat = rendezvous.claim(1, 1, PeerPlace(own_place().machine, pid, state_of(pid)[1]))
+    seat = rendezvous.claim(1, 1, PeerPlace(own_place().machine, pid, start_time(pid)))
     found.ensure_dead(seat, 1)
     found.close_all()
-    return state_of(pid)[0] not in "XZ"
+    stat = read_stat(pid)
+    return stat is not None and not stat.ended
 
 
 def test_a_process_that_is_no_worker_is_left_alone(start, known, caplog):

@@ -25,8 +25,7 @@ from typing import Any
 from ringside.lab import Lab
 from ringside.lab.namespaces import enter
 from ringside.lab.wiring import INTERFACE
-from ringside.processes import Process, die_with_parent
-from ringside.survive.cluster.peers import state_of
+from ringside.processes import Process, die_with_parent, read_stat
 from ringside.survive.cluster.registers import NOBODY_WRITES
 from ringside.survive.state.kept import KEPT, START, Kept, Stage
 
@@ -249,7 +248,8 @@ def _ended(running: Mapping[int, Process], timeout_s: float) -> list[int]:
 def _wake(running: Mapping[int, Process], stopped: dict[int, float], on_stop: Callable[[], object] | None) -> None:
     """Let workers that were stopped go on after a while, if nobody has killed them: as zombies."""
     for process in running.values():
-        if state_of(process.pid)[0] != "T":
+        stat = read_stat(process.pid)
+        if stat is None or stat.state != "T":
             continue
         since = stopped.setdefault(process.pid, time.monotonic())
         if on_stop is not None:

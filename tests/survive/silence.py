@@ -22,8 +22,8 @@ from tests.survive.real_cases import warm_up
 from tests.survive.trouble import told
 
 from ringside.lab import Lab
-from ringside.survive.audit import audit
 from ringside.survive.protocol.settings import ProtocolSettings
+from verification.survive.audit import audit
 
 STEPS = 30
 SLOW_S = 0.05

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ringside.survive.all_reduce.ring_order import RingOrder, blamed
+from ringside.survive.all_reduce.between_hosts import RingOrder, blamed
 from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Generation, MembershipChange
 from ringside.survive.protocol.settings import Rules

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-position = pytest.importorskip("ringside.survive.data.position")
+position = pytest.importorskip("ringside.survive.data.samples")
 
 from ringside.errors import MismatchError  # noqa: E402
 from ringside.survive import connection as passport  # noqa: E402

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from ringside.survive.all_reduce.ring_order import cut_off, way_around
+from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i

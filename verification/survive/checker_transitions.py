@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from ringside.survive.all_reduce.ring_order import blamed, cut_off
+from ringside.survive.all_reduce.between_hosts import blamed, cut_off
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
