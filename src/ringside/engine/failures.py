@@ -8,6 +8,7 @@ from typing import Any
 from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
+from ringside.text import name_ranks
 
 # The core's statuses (_core/core.hpp); 0 is success, 6 asks for an exchange of memory, which is no failure.
 _MISMATCH, _PEER_LOST, _DEADLINE, _INTERRUPTED, _CLOSED = 1, 2, 3, 4, 5
@@ -57,11 +58,6 @@ def error_of(failure: dict[str, Any], collective: str, rank: int, timeout_s: flo
             "this one cannot be used any more"
         )
     return ClosedError(f"{where}: the communicator is closed on this rank")
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 1, 3"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def _describe_call(

@@ -17,7 +17,7 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import HEAD_BYTES, Gathered, Limits, Opener, Source
 from ringside.doctor.files.streams import BUFFER_BYTES, GZIP, Careful, Gunzip, ReadableStream, Report, Slice, buffered
 from ringside.doctor.findings import Note
-from ringside.text import short_size as size
+from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
 # Adding files: what is packed is unpacked, archives are looked into, everything within bounds.

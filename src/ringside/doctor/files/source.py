@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from ringside.doctor.files.streams import Report
 from ringside.doctor.findings import Note
+from ringside.text import size
 
 HEAD_BYTES = 16 << 10
 
@@ -70,7 +71,7 @@ class Source:
         with self.open() as stream:
             content = stream.read(most_bytes + 1)
         if len(content) > most_bytes:
-            self.note_problem(f"is larger than {most_bytes >> 20} MiB; only that much of it was read")
+            self.note_problem(f"is larger than {size(most_bytes, binary=True)}; only that much of it was read")
         return content[:most_bytes]
 
     def note_problem(self, line: str) -> None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
-from ringside.text import short_size as size
+from ringside.text import size
 
 BLOCK_BYTES = 1 << 16
 BUFFER_BYTES = 1 << 18

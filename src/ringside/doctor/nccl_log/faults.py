@@ -11,7 +11,7 @@ from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.nccl_log.communicators import NcclCommunicator
 from ringside.doctor.nccl_log.lines import Line
 from ringside.monitor.verdict import Verdict
-from ringside.text import counted, first_line, named, rank_list
+from ringside.text import counted, first_line, name_ranks, rank_list
 
 _COMM = re.compile(r"comm 0x[0-9a-f]+ rank \d+ ")
 _PEER = re.compile(r"(?:remote peer|from peer|from|to|Connect to|peer)\s+([\w.\-:]+?)<\d+>")
@@ -106,7 +106,7 @@ def judge_faults(
             _verdict(
                 "hang",
                 late,
-                f"{named(late)} of communicator {comm.name} began to initialise it and never finished, others did",
+                f"{name_ranks(late)} of communicator {comm.name} began to initialise it and never finished, others did",
                 "Look at what these ranks' logs say last, and whether their hosts can be reached from the others "
                 "(NCCL_SOCKET_IFNAME, firewalls).",
                 communicator=comm.name,
@@ -123,7 +123,7 @@ def judge_faults(
         _verdict(
             "hang",
             few,
-            f"{named(few)} aborted communicator {largest.name} without saying why",
+            f"{name_ranks(few)} aborted communicator {largest.name} without saying why",
             "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the "
             "flight-recorder dumps.",
             communicator=largest.name,
@@ -167,7 +167,7 @@ def _lost(
     timed_out = any("imed out" in fault.text or "status=12" in fault.text for fault in lost)
     first = lost[0]
     where = f" on {named_peer}" if named_peer else ""
-    culprits = named(on_host) + where if on_host else f"a peer{where}"
+    culprits = name_ranks(on_host) + where if on_host else f"a peer{where}"
     return _verdict(
         "hang" if timed_out else "dead_rank",
         on_host,

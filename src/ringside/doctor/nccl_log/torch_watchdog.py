@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ringside.doctor.findings import verdict_of_files
 from ringside.monitor.verdict import Verdict
-from ringside.text import counted, named, rank_list
+from ringside.text import counted, name_ranks, rank_list
 
 _TIMEOUT = re.compile(
     r"\[Rank (?P<rank>\d{1,9})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d{1,18}), "
@@ -108,7 +108,7 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
         return [verdict_of_files("mismatch", list(others), cause, {**evidence, "victims": rank_list(waiting)}, advice)]
     silent = set(range(max(waiting) + 1)) - set(lines.timeouts) - set(lines.standing)
     culprits = sorted(behind or (silent if len(silent) == 1 and len(waiting) > 1 else set()))
-    whose = f"{named(culprits)} never came to it" if culprits else "who never came to it is not in this log"
+    whose = f"{name_ranks(culprits)} never came to it" if culprits else "who never came to it is not in this log"
     cause = f"{counted(len(waiting - set(culprits)), 'rank')} timed out in {op} {seq}: {whose}"
     advice = "Give the flight-recorder dumps as well (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1)."
     return [

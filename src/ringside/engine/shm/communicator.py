@@ -26,6 +26,7 @@ from ringside.engine.shm.program import compile_schedule
 from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.schedule import ALGORITHMS, Schedule, by_name
+from ringside.text import name_ranks
 
 _SLOW_PATH, _OK, _EXCHANGE = -1, 0, 6  # statuses; the slow path: the array is not one that the core takes as it is
 _REUNION_S = 30.0
@@ -69,7 +70,7 @@ class HostCommunicator(Collectives):
             raise UsageError(f"{size} ranks: a communicator has 1 to {self._native.MAX_RANKS}")
         self.rank, self.size = rank, size
         self.members = tuple(range(size) if members is None else members)
-        self._group = "" if members is None else f" of a sub-group (of {failures.name_ranks(self.members)})"
+        self._group = "" if members is None else f" of a sub-group (of {name_ranks(self.members)})"
         self._splits = 0
         # The members of a sub-group have just met in its parent.
         timeout_s = self.settings.timeout_s if members is None else min(self.settings.timeout_s, _REUNION_S)
@@ -291,7 +292,7 @@ class HostCommunicator(Collectives):
             dead = [r for r in members if groups.is_dead(self._hub.pidfds[r])]
             if not dead:
                 raise
-            raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
+            raise PeerLostError(f"split on rank {self.rank}: {name_ranks(dead)} died", dead) from None
 
     # -------------------------------------------------------------------------------------------- life
 

@@ -13,6 +13,7 @@ from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, ProbableC
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import Verdict
+from ringside.text import duration
 
 PHASES = ("data", "forward", "backward", "optimizer")
 PHASE_WORDS = {
@@ -64,8 +65,9 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | No
     total = sum(max(value, 0.0) for value in extra.values())
     grown = max(PHASES, key=lambda phase: extra[phase])
     evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if episode_has(episode, phase)}
-    longer = f"{1e3 * extra[grown]:+.3g} ms per step"
-    found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({longer})"]
+    found = (
+        [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({duration(extra[grown])} per step)"]
+    )
     comparison = compare_rank(rank, verdict.excess_ratio, episode, before)
     signs = find_signs(comparison)
     if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:

@@ -11,8 +11,8 @@ from ringside.monitor.causes.baseline import EXPLAINS, LEAST, Measurement, RankC
 from ringside.monitor.run import vitals_table as shares
 from ringside.monitor.run.vitals_table import VitalsTable
 from ringside.monitor.stats import Floats, known_median
-from ringside.monitor.verdict import percent
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
+from ringside.text import percent
 
 # -------------------------------------------------------------------------------------------------
 # A GPU that runs at a lower clock than the others' and than it did before, and why it does.

@@ -14,6 +14,7 @@ from ringside.monitor.links.slow_link import SILENT_S, LinkState, SlowLink, judg
 from ringside.monitor.run.records import Wire
 from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.monitor.watcher import Row
+from ringside.text import rate
 
 KEPT_STEPS = 256
 MIDDLE_S = 0.5
@@ -133,8 +134,8 @@ class LinkWatcher:
             host = min(set.intersection(*({self._hosts[src], self._hosts[dst]} for src, dst in together)), default="")
         times = slow.usual.rate / slow.bytes_per_s
         cause = (
-            f"bytes cross it at {_rate(slow.bytes_per_s)}, {times:.2g} times slower than {slow.against} "
-            f"({_rate(slow.usual.rate)}), while the receiver has room for them: the wire is slow, not the rank"
+            f"bytes cross it at {rate(slow.bytes_per_s)}, {times:.2g} times slower than {slow.against} "
+            f"({rate(slow.usual.rate)}), while the receiver has room for them: the wire is slow, not the rank"
         )
         evidence: dict[str, float | int | str] = {
             "bytes_per_second": slow.bytes_per_s,
@@ -173,7 +174,3 @@ class LinkWatcher:
 
     def _is_silent(self, link: Link) -> bool:
         return self._clock_s - self._states[link].heard_s > SILENT_S
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.3g} MB/s"

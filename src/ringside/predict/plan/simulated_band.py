@@ -7,7 +7,7 @@ from ringside.predict.laws.calibrate import expect
 from ringside.predict.laws.schedule_curve import Scheduled
 from ringside.predict.plan.options import schedule_law
 from ringside.predict.simulation.timeline import Timeline
-from ringside.text import ms
+from ringside.text import duration
 
 UNSEEN = "no published table is of a schedule"
 
@@ -27,5 +27,5 @@ def in_words(timeline: Timeline) -> str:
     ends = simulated_band(timeline)
     if ends.low == ends.high:
         return "nothing is sent: exact"
-    band = f"{ms(ends.value)} ({ms(ends.low)} to {ms(ends.high)})"
+    band = f"{duration(ends.value)} ({duration(ends.low)} to {duration(ends.high)})"
     return f"exact for these figures; a cluster like it: {band}, 95 %; extrapolated: {UNSEEN}"

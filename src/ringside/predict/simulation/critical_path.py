@@ -14,7 +14,7 @@ from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
-from ringside.text import ms
+from ringside.text import duration
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,7 +67,7 @@ class Culprit(NamedTuple):
         if self.kind == "nobody":
             return "nobody: no rank is late and no link slower than its kind on the critical path"
         who = " > ".join(map(str, self.ranks))
-        return f"{self.kind} {who} costs {ms(self.seconds)}"
+        return f"{self.kind} {who} costs {duration(self.seconds)}"
 
 
 class SentMessages(NamedTuple):

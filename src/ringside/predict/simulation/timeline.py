@@ -16,7 +16,7 @@ from ringside.predict.simulation.rounds import PreparedRounds
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
-from ringside.text import ms, size_words
+from ringside.text import duration, giga, size
 
 Floats = NDArray[np.float64]
 
@@ -187,8 +187,8 @@ class Timeline:
         """Return in two lines what it takes and why."""
         return "\n".join(
             [
-                f"{self.schedule.name} of {size_words(self.size_bytes)} over {self.topology.describe()}: "
-                f"{ms(self.seconds)}, busbw {self.busbw / 1e9:.4g} GB/s",
+                f"{self.schedule.name} of {size(self.size_bytes)} over {self.topology.describe()}: "
+                f"{duration(self.seconds)}, busbw {giga(self.busbw)} GB/s",
                 f"guilty: {self.guilty}",
             ]
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ringside.engine.failures import name_ranks
 from ringside.errors import MismatchError
 from ringside.survive.cluster.peers import PeerPlace, comes_again, own_place
 from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.protocol.generation import Generation
+from ringside.text import name_ranks
 
 
 def is_gone(rendezvous: Rendezvous, incarnation: int, rank: int) -> bool:

@@ -11,11 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ringside.engine.failures import name_ranks
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.survive.cluster.pairwise import OpenTransport
 from ringside.survive.cluster.rendezvous import Knock, Rendezvous
 from ringside.survive.protocol.decision import MemberId
+from ringside.text import name_ranks
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 PATIENCE_S = 5.0
@@ -92,7 +92,7 @@ class ReachabilityProbe:
         self._tried += 1
         # All were tried in vain: pause, each time for twice as long.
         if self._tried % len(self._members) == 0:
-            whom = name_ranks(tuple(seat.rank for seat in self._members))
+            whom = name_ranks(seat.rank for seat in self._members)
             _log.warning(
                 "rank %d gets no connection to %s: it asks to join again in %g s", self._seat.rank, whom, self._pause_s
             )
