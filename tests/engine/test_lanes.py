@@ -300,7 +300,7 @@ def mismatches(count: int) -> list[str]:
 def test_a_mismatch_names_both_sides_and_changes_nothing(count: int) -> None:
     for told in on_ranks(3, mismatches, count):
         assert f"rank 1 called reduce_scatter_(sum, float32, shape ({count},), bounds=[0, {count}, {count}" in told[0]
-        assert f"ranks 0, 2 called all_gather_(float32, shape ({count},), bounds=[0, {count // 3}, " in told[1]
+        assert f"ranks 0 and 2 called all_gather_(float32, shape ({count},), bounds=[0, {count // 3}, " in told[1]
         assert "scale=0.5" in told[2]
         assert "scale=0.25" in told[2]
         assert "own weight" in told[3]

@@ -28,6 +28,7 @@ from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
+from ringside.text import name_ranks
 
 # As plain ints, which the core takes and gives, and which compare fastest.
 _OK, _UNSUITED = int(Status.ok), int(Status.unsuited)
@@ -74,7 +75,7 @@ class HostCommunicator(Collectives):
             raise UsageError(f"{size} ranks: a communicator has 1 to {self._native.MAX_RANKS}")
         self.rank, self.size = rank, size
         self.members = tuple(range(size) if members is None else members)
-        self._group = "" if members is None else f" of a sub-group (of {failures.name_ranks(self.members)})"
+        self._group = "" if members is None else f" of a sub-group (of {name_ranks(self.members)})"
         self._splits = 0
         # The members of a sub-group have just met in its parent.
         timeout_s = self.settings.timeout_s if members is None else min(self.settings.timeout_s, _REUNION_S)
@@ -301,7 +302,7 @@ class HostCommunicator(Collectives):
             dead = [r for r in members if has_ended(self._hub.pidfds[r])]
             if not dead:
                 raise
-            raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
+            raise PeerLostError(f"split on rank {self.rank}: {name_ranks(dead)} died", dead) from None
 
     # -------------------------------------------------------------------------------------------- life
 

@@ -27,7 +27,6 @@ from torch.optim.optimizer import (
 )
 
 from ringside._version import __version__
-from ringside.engine.failures import name_ranks
 from ringside.isolation import Guard, Listeners
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.links.sampler import LinkSampler
@@ -43,6 +42,7 @@ from ringside.pytorch.recording.settings import RecordingSettings
 from ringside.pytorch.recording.store_calls import Rank0Presence, StoreSilence
 from ringside.pytorch.recording.vitals import RankVitals
 from ringside.pytorch.store import group_store, host_name
+from ringside.text import name_ranks
 
 WRITING_SECONDS = 120.0  # for the summary and the report of a long run, at the end
 OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "gradient_memory", "rank_lost", "ended"})

@@ -19,7 +19,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ringside.text import SPARKS, ms, share
+from ringside.text import SPARKS, duration, signed_percent
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import in_ascii, printable
 from ringside.view.tui.source import Snapshot
@@ -96,7 +96,7 @@ class Columns:
     verdict: int
 
 
-TIME, EXCESS, FEWEST_SPARKS, MOST_SPARKS = 8, 10, 8, 60
+TIME, EXCESS, FEWEST_SPARKS, MOST_SPARKS = 9, 10, 8, 60
 
 
 def fit_columns(snapshot: Snapshot, width: int) -> Columns:
@@ -149,9 +149,9 @@ def rank_line(rank: RankNow, columns: Columns, sparks: str = "") -> str:
         parts.append("  " + set_cell_size(printable(rank.host), columns.host - 2))
     for field in ("own", "wait", "wire"):
         if width := getattr(columns, field):
-            parts.append(f"{ms(getattr(rank, f'{field}_seconds')):>{width}}")
+            parts.append(f"{duration(getattr(rank, f'{field}_seconds')):>{width}}")
     if columns.excess:
-        parts.append(f"{share(rank.excess_ratio):>{columns.excess}}")
+        parts.append(f"{signed_percent(rank.excess_ratio):>{columns.excess}}")
     if columns.spark:
         parts.append("  " + sparks.ljust(columns.spark)[: columns.spark])
     if columns.verdict:
