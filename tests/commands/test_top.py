@@ -192,6 +192,6 @@ def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.delitem(sys.modules, "ringside.view.tui.app", raising=False)
     monkeypatch.setattr(command, "can_draw", lambda *_: True)
-    with pytest.raises(UsageError, match=r"pip install 'ringside\[tui\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'torch-ringside\[tui\]'"):
         call(str(run))
     assert call(str(run), "--once") == 0

@@ -107,7 +107,7 @@ def probe_job(**options: Any) -> ProbeOutcome:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise RingsideError("ringside probe needs torch: pip install 'ringside[torch]'") from None
+        raise RingsideError("ringside probe needs torch: pip install 'torch-ringside[torch]'") from None
     return job_probe.probe_job(**options)
 
 

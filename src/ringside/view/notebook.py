@@ -24,7 +24,7 @@ try:
     import anywidget
     import traitlets
 except ImportError as error:
-    raise UsageError(f"the live view needs {error.name}: pip install 'ringside[notebook]'") from None
+    raise UsageError(f"the live view needs {error.name}: pip install 'torch-ringside[notebook]'") from None
 
 
 SHOWN_RANKS = 64

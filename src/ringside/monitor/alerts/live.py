@@ -176,7 +176,7 @@ class AlertService:
                 self._server = serve(endpoint, self.snapshot)
             except ImportError:
                 _log.warning(
-                    "no metrics: prometheus_client is missing, pip install 'ringside[metrics]'; training goes on"
+                    "no metrics: prometheus_client is missing, pip install 'torch-ringside[metrics]'; training goes on"
                 )
             except (OSError, RingsideError) as error:
                 _log.warning(
