@@ -4,7 +4,7 @@ With `--times` (`make test ARGS=--times`) it prints, for every directory of test
 time in the test process and in the processes that it started, and of waiting, beside the directory's budget.
 
 What a case of a dear test costs is kept in tests/costs.txt (written anew by `make test-all ARGS=--write-costs`): of it
-`make test` runs as many cases as half a second allows, spread evenly.
+`make test` runs as many cases as a quarter of a second allows, spread evenly, and one that takes up to half a second.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import pytest
 
 MOST_RERUNS = 3
 COSTS = Path(__file__).parent.parent / "costs.txt"
-# Seconds that all cases of one test function may cost in `make test`: of processor time, or twice that of waiting.
-ALLOWED_S = 0.5
+# What cases of one test function may cost in `make test`, in seconds of processor time, or twice that of waiting:
+ALLOWED_S = 0.25  # all together
+DEAR_S = 0.5  # one that is the only one
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KEY = "seconds"
 
@@ -59,7 +60,7 @@ def beyond_allowance(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
             cases[_function(item.nodeid)].append(item)
     for name in costs.keys() & cases.keys():
         several = cases[name]
-        count = min(int(ALLOWED_S / costs[name]), len(several))
+        count = min(max(int(ALLOWED_S / costs[name]), costs[name] <= DEAR_S), len(several))
         chosen = {round(k * (len(several) - 1) / max(count - 1, 1)) for k in range(count)}
         yield from (item for at, item in enumerate(several) if at not in chosen)
 
