@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 # A test that uses one of these fixtures is left to `make test-all`, unless it is marked `core`.
-_THOROUGH = {"lab_factory", "browser", "recorded_job"}
+_THOROUGH = {"lab_factory", "browser"}
 
 
 @pytest.fixture

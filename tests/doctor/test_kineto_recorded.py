@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.ranks import on_ranks
+
+pytest.importorskip("torch")
 
 from ringside.doctor import examine
+
+from .recorded_job import train_and_record
 
 STEPS = 12
 GRADIENT_BYTES = 4 * 4 * (256 * 256 + 256)
@@ -16,23 +19,8 @@ GRADIENT_BYTES = 4 * 4 * (256 * 256 + 256)
 
 @pytest.fixture(scope="module")
 def recorded_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
     folder = tmp_path_factory.mktemp("recorded")
-    script = Path(__file__).with_name("recorded_job.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), "2", str(folder), str(STEPS), "slow:rank=1,factor=30"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    on_ranks(2, train_and_record, folder, STEPS, "slow:rank=1,factor=30")
     return folder
 
 
