@@ -251,7 +251,7 @@ def gloo_job(folder: Path, hangs: bool) -> None:
     if hangs and rank == 0:
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(64, 64))
-    (folder / "out" / f"nccl_trace_rank_{rank}").write_bytes(c10d._dump_fr_trace())
+    (folder / "out" / f"nccl_trace_rank_{rank}").write_bytes(c10d._dump_fr_trace())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.core)])

@@ -28,8 +28,8 @@ DEAR_S = 0.5  # one that is the only one
 _TICKS = os.sysconf("SC_CLK_TCK")
 _KEY = "seconds"
 
-# Processor seconds that a directory's tests are to take in `make test`, their processes included: what they took when they
-# ran directory by directory on a busy machine, and a quarter more. The table of `make test-all` has none.
+# Processor seconds that tests of a directory are to take in `make test`, their processes included: what they took when
+# they ran directory by directory on a busy machine, and a quarter more. The table of `make test-all` has none.
 BUDGETS = {
     "tests": 16,
     "tests/autoload": 4,
