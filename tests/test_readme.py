@@ -1,4 +1,4 @@
-"""The commands of README and docs/schedules.md exist, the README's Python blocks run, its links and pictures are there."""
+"""Commands of README and docs/schedules.md exist, the README's Python blocks run, links and pictures are there."""
 
 import os
 import re
