@@ -21,7 +21,7 @@ import torch.distributed as dist
 from tests.pytorch.groups import communicator, meeting_point
 from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_script, say
 
-from ringside import Communicator
+import ringside
 from ringside.errors import ClosedError, PeerLostError, SyncError
 from ringside.lab import Lab
 
@@ -140,7 +140,7 @@ def survivors_go_on(path: str) -> tuple[float, list[str]]:
         group = dist.new_group([0, 1, 2], use_local_synchronization=True)
         x = torch.full((10,), float(comm.rank))
         dist.all_reduce(x, group=group)
-        with Communicator(group, timeout_s=20, algorithm="ring", machine=f"host {comm.rank}") as smaller:
+        with ringside.communicator(group, timeout_s=20, algorithm="ring", machine=f"host {comm.rank}") as smaller:
             smaller.all_reduce(x)
         return float(x[0]), said
 
@@ -389,7 +389,7 @@ def open_and_close(path: str, times: int) -> list[tuple[int, int]]:
     seen = []
     with communicator(path, HOSTS) as outer:
         for _ in range(times):
-            with Communicator(algorithm="ring", machine=f"host {HOSTS[outer.rank]}", timeout_s=20) as comm:
+            with ringside.communicator(algorithm="ring", machine=f"host {HOSTS[outer.rank]}", timeout_s=20) as comm:
                 comm.all_reduce(torch.ones(10), async_op=True, algorithm="hosts/native").wait()
                 comm.all_reduce(torch.ones(3_000_000), algorithm="hosts/ring")
             del comm

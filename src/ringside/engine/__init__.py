@@ -6,12 +6,13 @@ import itertools
 import os
 from collections.abc import Mapping
 
+from ringside.engine.communicator import Communicator
 from ringside.engine.runtime.worker import Work
 from ringside.engine.settings import Settings
 from ringside.engine.shm.communicator import HostCommunicator
 from ringside.errors import UnsupportedError, UsageError
 
-__all__ = ["HostCommunicator", "Settings", "Work", "init"]
+__all__ = ["Communicator", "HostCommunicator", "Settings", "Work", "init"]
 
 _counter = itertools.count()
 
@@ -38,7 +39,7 @@ def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.envi
     if local != size:
         raise UnsupportedError(
             f"{size} ranks with {local} on this host: ringside.init() works on one host; between hosts call "
-            "torch.distributed.init_process_group('gloo') and take ringside.Communicator()"
+            "torch.distributed.init_process_group('gloo') and take ringside.communicator()"
         )
     # The key under which the ranks of one job, and of one restart of it, meet; the n-th call of each.
     parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")

@@ -14,6 +14,7 @@ from ringside import _core
 from ringside.engine import failures
 from ringside.engine.buffers import Flat, flatten, tensor_of
 from ringside.engine.collectives import Collectives
+from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, own_weight
 from ringside.engine.request import CoreRequest, checked_op, equal_bounds
 from ringside.engine.runtime.lifecycle import AtExit
@@ -88,6 +89,7 @@ class HostCommunicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- collectives
 
+    @typed_as(Communicator.all_reduce)
     def all_reduce(
         self,
         x: Any,
@@ -312,7 +314,7 @@ class HostCommunicator(Collectives):
         self._hub.close()
 
     def __repr__(self) -> str:
-        return f"<ringside.Communicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
+        return f"<ringside.HostCommunicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
 
     # -------------------------------------------------------------------------------------------- inside
 

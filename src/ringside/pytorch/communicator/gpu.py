@@ -68,7 +68,7 @@ class OnDevice:
         algorithm: str | Schedule | None = None,
         weights: float | Sequence[float] | None = None,
     ) -> Any:
-        """Reduce a tensor in place; see `ringside.Communicator.all_reduce`.
+        """Reduce a tensor in place; see `ringside.GroupCommunicator.all_reduce`.
 
         The host waits for nothing that the group's backend does not make it wait for.
 

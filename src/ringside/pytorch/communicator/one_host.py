@@ -42,7 +42,7 @@ class OneHost:
     def all_reduce(
         self, x: Any, op: str = "sum", async_op: bool = False, *, algorithm: str | Schedule | None = None, **how: Any
     ) -> Any:
-        """All-reduce as `Communicator.all_reduce`; a schedule of one's own may be given, too."""
+        """All-reduce as `GroupCommunicator.all_reduce`; a schedule of one's own may be given, too."""
         try:
             if isinstance(algorithm, Schedule):
                 return self._local.all_reduce(x, op, async_op, algorithm=algorithm, **how)

@@ -21,7 +21,7 @@ from ringside.engine.shm.memory import Storage
 from ringside.errors import SyncError
 from ringside.monitor.job.collectives import CollectiveSpan
 from ringside.pytorch.communicator.between_hosts import PendingBucket
-from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
+from ringside.pytorch.communicator.communicator import GroupCommunicator
 
 SPANS_KEPT = 4096
 

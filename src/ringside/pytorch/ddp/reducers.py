@@ -31,7 +31,7 @@ from ringside.errors import UnsupportedError
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
 from ringside.monitor.step_clock.device_events import DeviceEvents
 from ringside.monitor.step_clock.draft import SyncTimes, Told
-from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
+from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import share_buckets
 from ringside.pytorch.ddp.bucket_pipeline import SPANS_KEPT, BucketAllReduce, BucketPipeline, DeferredErrors
 from ringside.pytorch.shared_storage import SharedStorages
