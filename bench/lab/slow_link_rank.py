@@ -22,7 +22,7 @@ def main() -> None:
 
     plan = json.loads(Path(sys.argv[1]).read_text())
     dist.init_process_group("gloo")
-    with ringside.communicator(timeout_s=60) as comm:
+    with ringside.communicator(timeout=60) as comm:
         array = np.ones(plan["size_bytes"] // 4, dtype=np.float32)
 
         def once(name: str | None = None) -> float:

@@ -46,7 +46,7 @@ def communicator(path: str, hosts: Sequence[int], **options: Any) -> Iterator[ri
 
     An algorithm is given, so that nothing is measured, unless `algorithm=None` is.
     """
-    options = {"timeout_s": 30.0, "algorithm": "ring", **options}
+    options = {"timeout": 30.0, "algorithm": "ring", **options}
     with process_group(path, len(hosts)):
         comm = ringside.communicator(machine=f"host {hosts[place().rank]}", **options)
         try:

@@ -165,7 +165,7 @@ def alone(path: str) -> list[Any]:
     with process_group(path, 2):
         from ringside import communicator
 
-        with communicator(timeout_s=30.0) as comm:
+        with communicator(timeout=30.0) as comm:
             found = [comm.explain(8), comm.settled(8), comm.revisions, comm.startup_s, comm.hops, repr(comm)]
             found += [comm.inside is comm.local, comm.interruptible() is None]
             bucket = torch.full((4,), 1.0 + comm.rank)
@@ -195,7 +195,7 @@ def says(path: str) -> list[Any]:
         parts = comm.split(0 if comm.rank == 2 else 1, key=-comm.rank)
         assert parts is not None
         found += [parts.rank, parts.size, comm.split(None), comm.split(comm.rank).size]  # type: ignore[union-attr]
-        found.append(comm.all_reduce(torch.ones(2), async_op=True).wait().tolist())
+        found.append(comm.all_reduce(torch.ones(2), async_op=True).result().tolist())
         found.append(comm.all_reduce(torch.full((2,), 1.0 + comm.rank), "avg", weights=[1, 0, 3]).tolist())
         found.append(comm.all_reduce(torch.full((2,), 1.0 + comm.rank), "avg", weights=float(comm.rank)).tolist())
         for wrong in (
@@ -307,9 +307,7 @@ def by_the_engine(path: str, hosts: list[int]) -> list[Any]:
     with process_group(path, len(hosts)):
         from ringside import communicator
 
-        comm = communicator(
-            machine=f"host {hosts[place().rank]}", algorithm="ring" if hosts[-1] else None, timeout_s=30
-        )
+        comm = communicator(machine=f"host {hosts[place().rank]}", algorithm="ring" if hosts[-1] else None, timeout=30)
         told: list[dict[str, int]] = []
         carrier = RingsideReducer(comm if hosts[-1] else comm.local, dist.group.WORLD)
         carrier.on_memory = told.append

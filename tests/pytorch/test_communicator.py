@@ -234,7 +234,7 @@ def in_the_background(path: str, hosts: list[int]) -> None:
         assert all(work.is_completed() for work in works)
         assert (later == 4).all()
         for work, x in zip(works, tensors, strict=True):
-            assert work.wait() is x
+            assert work.result() is x
             assert (x == 6).all()
         x = torch.ones(10)
         works = [comm.all_reduce(x, async_op=True, algorithm=("ring", "hosts/tree")[k % 2]) for k in range(6)]

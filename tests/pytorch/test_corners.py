@@ -25,7 +25,7 @@ WAYS = ("ring", "recursive_doubling", "direct", "hosts/ring", "leaders/tree*2", 
 
 
 def on_hosts(port: int, machines: str, job: Callable[..., Any], *args: Any) -> Any:
-    with group(port) as rank, ringside.communicator(machine=machines[rank], timeout_s=20.0) as comm:
+    with group(port) as rank, ringside.communicator(machine=machines[rank], timeout=20.0) as comm:
         return job(comm, *args)
 
 
@@ -49,7 +49,7 @@ def test_an_average_of_halves_does_not_overflow_on_its_way() -> None:
 
 def weighted_halves(port: int, machines: str, dtype: str) -> bytes:
     with group(port) as rank:
-        how = {"machine": machines[rank], "reproducible": True, "timeout_s": 20.0}
+        how = {"machine": machines[rank], "reproducible": True, "timeout": 20.0}
         with ringside.communicator(**how) as comm:
             x = torch.tensor(np.random.default_rng(rank).standard_normal(4096)).to(getattr(torch, dtype))
             comm.all_reduce(x, "avg", weights=1.0 + rank)
@@ -108,7 +108,7 @@ def bad_option(port: int) -> None:
         if rank == 1:
             os.environ["RINGSIDE_ALGORITHM"] = "rign"
         try:
-            ringside.communicator(machine=str(rank), timeout_s=20.0)
+            ringside.communicator(machine=str(rank), timeout=20.0)
         finally:
             os.environ.pop("RINGSIDE_ALGORITHM", None)
 
@@ -125,7 +125,7 @@ def absent(port: int) -> float:
         began = time.monotonic()
         if rank == 0:
             with pytest.raises(ringside.DeadlineError, match="rank 1 did not make the communicator"):
-                ringside.communicator(machine=str(rank), timeout_s=0.5)
+                ringside.communicator(machine=str(rank), timeout=0.5)
         else:
             group_store(dist.group.WORLD, "communicator")  # this process goes on to other tests, in step with rank 0
         return time.monotonic() - began
@@ -156,7 +156,7 @@ def moved(port: int, machines: str) -> list[float]:
     """The same calls on one host and on two."""
     with group(port) as rank:
         found = []
-        with ringside.communicator(machine=machines[rank], algorithm="hosts/ring", timeout_s=20.0) as comm:
+        with ringside.communicator(machine=machines[rank], algorithm="hosts/ring", timeout=20.0) as comm:
             for way in (None, "ring", "hosts/ring", "leaders/tree*3", "direct", "one_shot", "ring@1,0"):
                 found.append(comm.all_reduce(torch.full((1000,), rank + 1.0), algorithm=way)[999].item())
         return found

@@ -41,7 +41,7 @@ def abandon(comm: ringside.GroupCommunicator) -> None:
 def switched(path: str, hosts: Sequence[int], **options: Any) -> Iterator[ringside.GroupCommunicator]:
     """A communicator with a reducer."""
     with process_group(path, len(hosts)):
-        comm = ringside.communicator(machine=f"host {hosts[place().rank]}", switch=True, timeout_s=30.0, **options)
+        comm = ringside.communicator(machine=f"host {hosts[place().rank]}", switch=True, timeout=30.0, **options)
         yield comm
         abandon(comm)
 
@@ -148,7 +148,7 @@ def a_whole_job(port: int) -> Any:
         return reducer.main(["--timeout", "30"])
     store = dist.TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    comm = ringside.communicator(machine=f"host {rank}", switch=True, timeout_s=30.0, algorithm="in_network")
+    comm = ringside.communicator(machine=f"host {rank}", switch=True, timeout=30.0, algorithm="in_network")
     found = comm.all_reduce(torch.ones(3)).tolist()
     dist.barrier()
     abandon(comm)

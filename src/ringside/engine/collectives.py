@@ -8,6 +8,7 @@ from typing import Any
 
 from ringside.engine.buffers import Flat, flatten, flatten_to_move, flatten_to_read, result_for
 from ringside.engine.communicator import Communicator, typed_as
+from ringside.engine.dtypes import Op
 from ringside.engine.request import CoreRequest, bounds_of_one, checked_bounds, checked_op, equal_bounds
 from ringside.engine.runtime.lifecycle import Closeable
 from ringside.engine.shm.memory import Storage
@@ -20,7 +21,7 @@ class Collectives(Closeable):
     Common to all of them: tensors are NumPy arrays or torch CPU tensors, of equal shape and dtype on all ranks; those
     that are contiguous are not copied, and those in symmetric memory (`empty`) not even through the arena.
     Collectives that reduce take the dtypes of `all_reduce`; those that only move elements take every dtype that holds
-    no Python objects. With `async_op` they return a `Work` at once, whose `wait()` returns the result; until then the
+    no Python objects. With `async_op` they return a `Work` at once, which has the `result()`; until then the
     tensors must be left alone. They raise `UsageError` or `UnsupportedError` for a call that cannot be, before anything
     is sent; `MismatchError`, on all ranks, where ranks called different things, and then nothing is changed;
     `PeerLostError` and `DeadlineError` where a rank does not take part.
@@ -47,7 +48,7 @@ class Collectives(Closeable):
     # -------------------------------------------------------------------------------------------- new tensors
 
     @typed_as(Communicator.reduce_scatter)
-    def reduce_scatter(self, x: Any, op: str = "sum", async_op: bool = False, *, out: Any = None) -> Any:
+    def reduce_scatter(self, x: Any, op: Op = "sum", async_op: bool = False, *, out: Any = None) -> Any:
         """Reduce a tensor over all ranks and give each rank its part of the result.
 
         Args:
@@ -150,7 +151,7 @@ class Collectives(Closeable):
         )
 
     @typed_as(Communicator.reduce)
-    def reduce(self, x: Any, root: int = 0, op: str = "sum", async_op: bool = False) -> Any:
+    def reduce(self, x: Any, root: int = 0, op: Op = "sum", async_op: bool = False) -> Any:
         """Reduce a tensor over all ranks into that of one rank.
 
         Args:
@@ -209,7 +210,7 @@ class Collectives(Closeable):
         self,
         x: Any,
         bounds: Sequence[int],
-        op: str = "sum",
+        op: Op = "sum",
         async_op: bool = False,
         *,
         scale: float = 1.0,

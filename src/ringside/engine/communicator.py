@@ -6,9 +6,11 @@ The types of the collectives are written down here, once; `typed_as` gives them 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar, overload
 
+from ringside.engine.dtypes import Op
 from ringside.engine.runtime.worker import Work
 from ringside.schedule import Schedule
 
@@ -50,7 +52,7 @@ class Communicator(Protocol):
     def all_reduce(
         self,
         x: Tensor,
-        op: str = "sum",
+        op: Op = "sum",
         async_op: Literal[False] = False,
         *,
         scale: float = 1.0,
@@ -61,7 +63,7 @@ class Communicator(Protocol):
     def all_reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         *,
         async_op: Literal[True],
         scale: float = 1.0,
@@ -72,7 +74,7 @@ class Communicator(Protocol):
     def all_reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         async_op: bool = False,
         *,
         scale: float = 1.0,
@@ -84,10 +86,10 @@ class Communicator(Protocol):
 
     @overload
     def reduce_scatter(
-        self, x: Tensor, op: str = "sum", async_op: Literal[False] = False, *, out: Tensor | None = None
+        self, x: Tensor, op: Op = "sum", async_op: Literal[False] = False, *, out: Tensor | None = None
     ) -> Tensor: ...
     @overload
-    def reduce_scatter(self, x: Any, op: str = "sum", *, async_op: Literal[True], out: Any = None) -> Work: ...
+    def reduce_scatter(self, x: Any, op: Op = "sum", *, async_op: Literal[True], out: Any = None) -> Work: ...
     def reduce_scatter(self, x: Any, op: Any = "sum", async_op: bool = False, *, out: Any = None) -> Any:
         """Reduce a tensor over all ranks and give each rank its part of the result."""
 
@@ -122,9 +124,9 @@ class Communicator(Protocol):
         """Copy one rank's tensor into those of all others."""
 
     @overload
-    def reduce(self, x: Tensor, root: int = 0, op: str = "sum", async_op: Literal[False] = False) -> Tensor: ...
+    def reduce(self, x: Tensor, root: int = 0, op: Op = "sum", async_op: Literal[False] = False) -> Tensor: ...
     @overload
-    def reduce(self, x: Any, root: int = 0, op: str = "sum", *, async_op: Literal[True]) -> Work: ...
+    def reduce(self, x: Any, root: int = 0, op: Op = "sum", *, async_op: Literal[True]) -> Work: ...
     def reduce(self, x: Any, root: int = 0, op: Any = "sum", async_op: bool = False) -> Any:
         """Reduce a tensor over all ranks into that of one rank."""
 
@@ -142,7 +144,7 @@ class Communicator(Protocol):
         self,
         x: Tensor,
         bounds: Sequence[int],
-        op: str = "sum",
+        op: Op = "sum",
         async_op: Literal[False] = False,
         *,
         scale: float = 1.0,
@@ -153,7 +155,7 @@ class Communicator(Protocol):
         self,
         x: Any,
         bounds: Sequence[int],
-        op: str = "sum",
+        op: Op = "sum",
         *,
         async_op: Literal[True],
         scale: float = 1.0,
@@ -180,7 +182,7 @@ class Communicator(Protocol):
     def split(self, color: int | None, key: int | None = None) -> Communicator | None:
         """Return a communicator over the ranks that give the same color."""
 
-    def set_timeout(self, timeout_s: float) -> None:
+    def set_timeout(self, timeout: float | timedelta) -> None:
         """Wait at most so long for other ranks in one collective from now on."""
 
     def close(self) -> None:

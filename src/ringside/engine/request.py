@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ringside.engine.buffers import Flat
-from ringside.engine.dtypes import DTYPES, FLOATING, is_allowed, op_code
+from ringside.engine.dtypes import DTYPES, FLOATING, OP_CODES, Op, is_allowed, op_name
 from ringside.errors import UnsupportedError, UsageError
 
 # Positions are the core's enum values (_core/core.hpp).
@@ -82,9 +82,10 @@ class CoreRequest(NamedTuple):
         )
 
 
-def checked_op(flat: Flat, op: str, *, scaled: bool = False) -> int:
+def checked_op(flat: Flat, op: Op, *, scaled: bool = False) -> int:
     """Return the code of a reduction; refuse one that is not defined for the tensor's dtype, or cannot be scaled."""
-    code = op_code(op)
+    op = op_name(op)
+    code = OP_CODES[op]
     name = DTYPES[flat.dtype]
     if not is_allowed(flat.dtype, code):
         raise UnsupportedError(f"{op} of {name} is not defined: bitwise reductions need integers, avg needs numbers")

@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,14 @@ from ringside.engine import HostCommunicator
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.collectives import Collectives
 from ringside.engine.communicator import Communicator, typed_as
-from ringside.engine.dtypes import dtype_code, own_weight
+from ringside.engine.dtypes import Op, dtype_code, op_name, own_weight
 from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
 from ringside.engine.request import CoreRequest, checked_op
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import AtExit
+from ringside.engine.settings import timeout_seconds
 from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
@@ -43,7 +45,7 @@ ABANDON_S = 2.0  # what this rank has sent last may still be under way
 def communicator(
     group: dist.ProcessGroup | None = None,
     *,
-    timeout_s: float | None = None,
+    timeout: float | timedelta | None = None,
     algorithm: str | None = None,
     wire_dtype: str | None = None,
     reproducible: bool | None = None,
@@ -54,7 +56,8 @@ def communicator(
 
     Args:
         group: A process group with at least 2 ranks, this one among them; None: the default group.
-        timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
+        timeout: Longest wait for other ranks in one collective, a `timedelta` or seconds (default
+            RINGSIDE_TIMEOUT_S, else 1800).
         algorithm: By which all-reduces between hosts are run, such as `ring` or `hosts/ring`
             (`ringside.engine.algorithm.AlgorithmSpec`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
         wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
@@ -71,7 +74,7 @@ def communicator(
     """
     group = group if group is not None else dist.distributed_c10d._get_default_group()
     store = group_store(group, "communicator")
-    options, problem = Options.or_problem(timeout_s, algorithm, wire_dtype, reproducible, switch)
+    options, problem = Options.or_problem(timeout, algorithm, wire_dtype, reproducible, switch)
     rank, size, device = dist.get_rank(group), dist.get_world_size(group), OnDevice(group, options.choice)
     return GroupCommunicator(store, rank, size, options, machine=machine, problem=problem, device=device)
 
@@ -158,7 +161,7 @@ class GroupCommunicator(Collectives):
     def all_reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         async_op: bool = False,
         *,
         scale: float = 1.0,
@@ -171,20 +174,22 @@ class GroupCommunicator(Collectives):
             x: torch tensor or NumPy array of any shape, equal shape and dtype on all ranks. One on a GPU is reduced
                 there, by the process group's own collective or, where an algorithm is given, by that schedule over
                 the group's point-to-point.
-            op: sum, avg, prod, min, max, band, bor or bxor.
+            op: sum, avg, prod, min, max, band, bor or bxor, or torch's `ReduceOp`.
             async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
             scale: Multiply each contribution first (floating dtypes with sum or avg only).
             algorithm: Such as `ring` or `hosts/ring`; None: the communicator's.
             weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank.
 
         Returns:
-            `x` itself, or a `Work` whose `wait()` returns it.
+            `x` itself, or a `Work` whose `result()` it is.
 
         Raises:
             UsageError, UnsupportedError: This call cannot be; nothing was sent.
             MismatchError, PeerLostError, DeadlineError: The tensor's content is undefined and, between hosts, the
                 communicator is broken; they name the rank and its host.
         """
+        if op.__class__ is not str:
+            op = op_name(op)
         try:
             flat = flatten(x)
         except UnsupportedError:
@@ -328,8 +333,9 @@ class GroupCommunicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- life
 
-    def set_timeout(self, timeout_s: float) -> None:
-        """Wait no longer than this for other ranks in one collective from now on, seconds."""
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Wait no longer than this, a `timedelta` or seconds, for other ranks in one collective from now on."""
+        timeout_s = timeout_seconds(timeout)
         self.settings = replace(self.settings, timeout_s=timeout_s)
         if self.local is not None:
             self.local.set_timeout(timeout_s)
@@ -374,7 +380,7 @@ class GroupCommunicator(Collectives):
         if async_op:
             return self.submit(job)
         if self._must_queue():
-            return self.submit(job).wait()
+            return self.submit(job).result()
         if self._closed:
             raise ClosedError("the communicator is closed on this rank")
         return job()

@@ -6,6 +6,7 @@ import copy
 import importlib.metadata
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from ringside.engine.algorithm import AlgorithmSpec
@@ -41,7 +42,7 @@ class Options:
     @staticmethod
     def of_environment(
         environ: Mapping[str, str],
-        timeout_s: float | None,
+        timeout: float | timedelta | None,
         algorithm: str | None,
         wire_dtype: str | None,
         reproducible: bool | None,
@@ -51,7 +52,7 @@ class Options:
         if reproducible is None:
             reproducible = environ.get("RINGSIDE_REPRODUCIBLE", "") not in ("", "0")
         return Options(
-            Settings.of_environment(environ, timeout_s=timeout_s),
+            Settings.of_environment(environ, timeout=timeout),
             algorithm or environ.get("RINGSIDE_ALGORITHM"),
             wire_dtype or environ.get("RINGSIDE_WIRE_DTYPE"),
             reproducible,

@@ -341,9 +341,9 @@ def _open_reducer(model: DistributedDataParallel, requested: str) -> tuple[Engin
     try:
         timeout_s = OwnTimeout(group).seconds()
         if decision.hosts > 1:
-            communicator = group_communicator(group, timeout_s=timeout_s)
+            communicator = group_communicator(group, timeout=timeout_s)
         else:
-            settings = Settings.of_environment(timeout_s=timeout_s)
+            settings = Settings.of_environment(timeout=timeout_s)
             communicator = HostCommunicator(decision.key, dist.get_rank(group), dist.get_world_size(group), settings)
     except Exception as error:
         problem = str(error) or type(error).__name__

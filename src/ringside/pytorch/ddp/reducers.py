@@ -287,7 +287,7 @@ class RingsideReducer:
         if bucket.index() == 0:
             self._stop_listening()
             if self._timeout.has_changed():
-                timeout_s = Settings.of_environment(timeout_s=self._timeout.seconds()).timeout_s
+                timeout_s = Settings.of_environment(timeout=self._timeout.seconds()).timeout_s
                 self.communicator.set_timeout(timeout_s)
             self._errors.clear()
             self._native.begin()

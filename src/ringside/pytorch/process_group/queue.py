@@ -46,7 +46,7 @@ class Engine(Closeable):
         self.rank, self.size = rank, size
         self.communicator: Any
         if size == 1:
-            settings = Settings.of_environment(timeout_s=timeout_s)
+            settings = Settings.of_environment(timeout=timeout_s)
             self.communicator = HostCommunicator(f"alone/{uuid.uuid4()}", 0, 1, settings)
         else:
             options, problem = Options.or_problem(timeout_s, None, None, None, False)
