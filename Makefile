@@ -7,7 +7,7 @@ ARGS   ?=
 # Two pytest workers: one core each, and a test of eight ranks still has room.
 WORKERS ?= 2
 
-NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/*.hpp)
+NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/*.hpp) src/ringside/_core/enums.def
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, RUNS = ROOT / "docs", ROOT / "runs"
+RANKS_LIMIT_S = 600.0  # for all ranks of a job on this host to end
 
 
 def make_parser(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -28,6 +32,42 @@ def make_parser(module: str, description: str | None) -> argparse.ArgumentParser
 def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
     """Return the command that runs a module of `bench` in a process of its own, from the root."""
     return [python, "-m", module, *words]
+
+
+def run_ranks_here(command: Sequence[str], ranks: int) -> Any:
+    """Run a command once per rank on this host, each with one OpenMP thread; return the JSON of rank 0's last line.
+
+    Raises:
+        SystemExit: A rank failed; its own messages are on stderr.
+    """
+    with socket.socket() as probe:  # a port that is free now; nobody else is told of it
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **shared, "RANK": str(rank)},
+            stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        printed, _ = processes[0].communicate(timeout=RANKS_LIMIT_S)
+        failed = [rank for rank, process in enumerate(processes) if process.wait(RANKS_LIMIT_S)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if failed:
+        raise SystemExit(f"rank {failed[0]} failed; its messages are above")
+    return last_json(printed)
+
+
+def last_json(printed: str) -> Any:
+    """Return what stands as JSON on the last line that a process printed: libraries may print before it."""
+    return json.loads(printed.strip().rpartition("\n")[2])
 
 
 def numbers(text: str) -> list[int]:
@@ -73,6 +113,7 @@ def slowest_step_s(step: Callable[[], Any], times: int) -> float:
     import torch.distributed as dist
 
     dist.barrier()
+    # All begin together, and each stops its own clock: a rank that comes late is in the time of those that wait for it.
     began = time.perf_counter()
     for _ in range(times):
         step()

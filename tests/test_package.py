@@ -52,7 +52,7 @@ MAY_IMPORT = {
 }
 """The arrows of ARCHITECTURE.md: which other packages of ours, each may import."""
 ENTRANCES = {
-    "_core": "numpy_kernels",
+    "_core": "enums numpy_kernels",
     "autoload": "after_import ringside_backend",
     "bench": "launch messages peers plan result",
     "commands": "",
@@ -71,16 +71,16 @@ ENTRANCES = {
     "lab": "iproute2 wiring",
     "launch": "follow torchrun",
     "monitor": (
-        "alerts.book alerts.counters alerts.live alerts.settings collector hang.attribution hang.detector "
-        "hang.rank_state hang.verdict_text job.collectives job.questions links.sampler replicas "
-        "run.algorithm_changes run.directory run.records run.registry run.table slow_rank.meters "
-        "slow_rank.verdict slow_rank.window_test stats step_clock.clock step_clock.device_events step_clock.draft "
+        "alerts.book alerts.counters alerts.live collector hang.attribution hang.detector "
+        "hang.rank_state job.collectives job.questions links.sampler replicas "
+        "run.directory run.events run.records run.registry run.table "
+        "slow_rank.verdict slow_rank.window_test stats step_clock.clock step_clock.draft "
         "summary verdict vitals.gpu vitals.process watchers"
     ),
     "predict": (
-        "band laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
-        "plan.simulated_band score.score simulation.simulate simulation.timeline tables tables.table "
-        "topology.files topology.topology what_if.price what_if.step what_if.what_if"
+        "laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
+        "score simulation.simulate simulation.timeline tables tables.table "
+        "topology.files topology.topology what_if"
     ),
     "pytorch": "fsdp isolation job_probe process_group.creation recording.parameter_digests recording.session",
     "schedule": "algorithms.doubling algorithms.ring combine",
@@ -305,3 +305,4 @@ def test_a_wheel_without_the_native_core_is_pure(tmp_path):
     assert "ringside/schedule/algorithms/ring.py" in names
     assert "ringside/py.typed" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".hpp"))]
+    assert "ringside/_core/enums.def" in names

@@ -7,7 +7,18 @@ import time
 import pytest
 from tests.support.waiting import until
 
-from ringside.processes import Process, RankWatch, children, descendants, end_all, hold, rank_of
+from ringside.processes import (
+    Process,
+    RankWatch,
+    children,
+    descendants,
+    end_all,
+    hold,
+    is_running,
+    rank_of,
+    read_stat,
+    start_time,
+)
 
 PATIENCE_S = 60.0
 
@@ -41,6 +52,20 @@ def test_a_process_is_held_until_it_ends(started):
     held.close()
     assert not held.alive()
     assert hold(child.pid) is None
+
+
+def test_a_process_is_named_by_its_number_and_its_start(started):
+    child = started("input()")
+    began = start_time(child.pid)
+    assert began >= start_time(os.getpid()) > 0
+    assert is_running(child.pid, began)
+    assert not is_running(child.pid, began + 1)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert read_stat(child.pid).exit_code == signal.SIGKILL
+    assert not is_running(child.pid, began), "it has ended, and is not waited for yet"
+    child.wait()
+    assert (start_time(child.pid), is_running(child.pid, began)) == (0, False)
 
 
 def test_ranks_are_known_by_their_environment(started):

@@ -12,31 +12,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.common import make_parser, module_command, slowest_step_s
+from bench.common import make_parser, module_command, numbers, run_ranks_here, slowest_step_s
 
-LAYERS, WIDTH, BATCH = 6, 1024, 32
+MODULE = "bench.allreduce.ddp_step"
+LAYERS, WIDTH, BATCH = 6, 1024, 32  # 25 MB of gradients
 SIDES = ("gloo", "ringside")
 
 
 def main() -> int:
     """Start the ranks once for each rank count and print what rank 0 found."""
-    parser = make_parser("bench.allreduce.ddp_step", __doc__)
+    parser = make_parser(MODULE, __doc__)
     parser.add_argument("--ranks", default="2,4", help="rank counts (default: 2,4)")
     parser.add_argument("--blocks", type=int, default=12, help="blocks of each model (default: 12)")
     parser.add_argument("--steps", type=int, default=8, help="steps in a block (default: 8)")
     parser.add_argument("--json", action="store_true", help="print a list of results, times in seconds")
     args = parser.parse_args()
-    if "RANK" in os.environ:
-        train(args.blocks, args.steps)
+    if "RANK" in os.environ:  # started by this very script, below
+        train_rank(args.blocks, args.steps)
         return 0
-    results = [_start(int(ranks), args.blocks, args.steps) for ranks in args.ranks.split(",")]
+    command = module_command(MODULE, "--blocks", str(args.blocks), "--steps", str(args.steps))
+    results = [run_ranks_here(command, ranks) for ranks in numbers(args.ranks)]
     if args.json:
         print(json.dumps(results, indent=2))
         return 0
@@ -51,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def train(blocks: int, steps: int) -> None:
+def train_rank(blocks: int, steps: int) -> None:
     """Run one rank; rank 0 prints the result as JSON on its last line."""
     import torch
     import torch.distributed as dist
@@ -63,6 +63,7 @@ def train(blocks: int, steps: int) -> None:
         times: dict[str, list[float]] = {key: [] for key in (*SIDES, "compute")}
         for step, _ in sides.values():
             slowest_step_s(step, steps)  # buckets are rebuilt after the first step
+        # Who comes first changes from block to block: the second one finds warmer caches.
         for block in range(blocks):
             for side in SIDES if block % 2 else reversed(SIDES):
                 times[side].append(slowest_step_s(sides[side][0], steps))
@@ -107,29 +108,6 @@ def _step_of(side: str) -> tuple[Callable[..., None], Any]:
             optimizer.step()
 
     return step, model
-
-
-def _start(ranks: int, blocks: int, steps: int) -> dict[str, Any]:
-    """Run the ranks to their end and return what rank 0 printed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = module_command("bench.allreduce.ddp_step", "--blocks", str(blocks), "--steps", str(steps))
-    processes = [
-        subprocess.Popen(command, env={**os.environ, **shared, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    failed = [rank for rank, process in enumerate(processes) if process.returncode]
-    if failed:
-        raise SystemExit(f"rank {failed[0]} failed")
-    result: dict[str, Any] = json.loads(outputs[0].strip().split("\n")[-1])
-    return result
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from bench.common import make_parser
 
 from ringside.lab import Lab, RankPlacement
 
-GLOO_TIMEOUT_S = 30
-LIMIT_S = 150.0
+GLOO_TIMEOUT_S = 30  # after which stock Gloo gives up by itself
+LIMIT_S = 150.0  # for a whole job
 
 # Ranks of one host are processes of a lab with one host, so all cases are run and told alike.
 RANK = """
@@ -132,7 +132,7 @@ class Row:
     gloo_s: float
 
 
-def measure(case: Case, repeat: int, say: Callable[[str], None]) -> Row:
+def measure_case(case: Case, repeat: int, say: Callable[[str], None]) -> Row:
     """Run a case with Ringside and with Gloo in turn."""
     ours, gloo = [], []
     for number in range(repeat):
@@ -153,7 +153,7 @@ def main() -> int:
     if reason := Lab.unavailable():
         print(f"no lab can be had: {reason}", file=sys.stderr)
         return 3
-    rows = [measure(case, asked.repeat, lambda words: print(words, file=sys.stderr)) for case in CASES]
+    rows = [measure_case(case, asked.repeat, lambda words: print(words, file=sys.stderr)) for case in CASES]
     if asked.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:

@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from bench.common import make_parser, module_command, slowest_step_s
+from bench.common import last_json, make_parser, module_command, run_ranks_here, slowest_step_s
 
 MODULE = "bench.allreduce.process_group"
 SIDES = ("gloo", "ringside", "fake")
@@ -36,8 +34,9 @@ COLUMNS = f"{'ms a step':22} {'gloo':>9} {'ringside':>9} {'torch':>9}   {'ratio'
 UNFIT = {("ddp", "fake")}  # DDP's C++ wants the tensors of a future, and those of "fake" hold none
 LAYERS, WIDTH, BATCH = 6, 2048, 16
 SMALL = ("all_reduce 4 KB", "all_reduce 64 KB", "functional 4 KB", "functional 64 KB")
+# Gloo's time over ours, at least.
 FLOORS = {"fsdp2": 1.3, "fsdp2 shared": 1.3, "fsdp2 shared, gathers": 1.3, **dict.fromkeys(SMALL, 10.0)}
-LAB_S = 340.0
+LAB_S = 340.0  # for a job in the lab to end
 Step = Callable[[], Any]
 
 
@@ -53,7 +52,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the results as JSON, times in seconds")
     args = parser.parse_args()
     if "RANK" in os.environ:
-        _rank(args.blocks, tuple(args.only.split(",")), args.width)
+        _run_rank(args.blocks, tuple(args.only.split(",")), args.width)
         return 0
     if args.lab:
         from ringside.lab import Lab
@@ -63,36 +62,17 @@ def main() -> int:
         with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=args.rate) as lab:
             command = module_command(MODULE, *sys.argv[1:])
             done = lab.run(command, quiet, timeout_s=LAB_S, after_failure_s=5.0).check()
-        results: list[dict[str, Any]] = json.loads(done.ranks[0].stdout.strip().splitlines()[-1])
+        results: list[dict[str, Any]] = last_json(done.ranks[0].stdout)
     else:
-        results = _start(args.ranks)
+        results = run_ranks_here(module_command(MODULE, *sys.argv[1:]), args.ranks)
+    # Floors are promised for two ranks of one host and the model's own width.
     floors = {} if args.lab or args.ranks != 2 or args.width != WIDTH else FLOORS
-    lines = [COLUMNS, *(_line(result, floors.get(result["job"], 0.0)) for result in results)]
+    lines = [COLUMNS, *(_job_line(result, floors.get(result["job"], 0.0)) for result in results)]
     print(json.dumps(results, indent=2) if args.json else "\n".join(lines))
     return int(any(result["ratio"] < floors.get(result["job"], 0.0) for result in results))
 
 
-def _start(ranks: int) -> list[dict[str, Any]]:
-    """Run this program once per rank on this host; return what rank 0 printed."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = str(sock.getsockname()[1])
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    children = [
-        subprocess.Popen(
-            module_command(MODULE, *sys.argv[1:]), env={**os.environ, **common, "RANK": str(rank)}, stdout=out
-        )
-        for rank in range(ranks)
-        for out in [subprocess.PIPE if rank == 0 else subprocess.DEVNULL]
-    ]
-    out = children[0].communicate()[0]
-    if any(child.wait() for child in children):
-        raise SystemExit("a rank failed; its messages are above")
-    results: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
-    return results
-
-
-def _line(result: dict[str, Any], floor: float) -> str:
+def _job_line(result: dict[str, Any], floor: float) -> str:
     """Return a job's row: times, ratio with quartiles, what a backend without time would reach, the floor."""
     gloo, ours, torch_s = result["gloo"], result["ringside"], result.get("fake", 0.0)
     times = " ".join(f"{result[side] * 1e3:9.3f}" if side in result else " " * 9 for side in SIDES)
@@ -108,7 +88,7 @@ def _line(result: dict[str, Any], floor: float) -> str:
 # ------------------------------------------------------------------------------------------------ on every rank
 
 
-def _rank(blocks: int, only: tuple[str, ...], width: int) -> None:
+def _run_rank(blocks: int, only: tuple[str, ...], width: int) -> None:
     import torch
     import torch.distributed as dist
     import torch.testing._internal.distributed.fake_pg  # makes the backend "fake" known
@@ -120,8 +100,8 @@ def _rank(blocks: int, only: tuple[str, ...], width: int) -> None:
     gloo, fake = (dist.new_group(backend=side) for side in ("gloo", "fake"))
     groups = {"gloo": gloo, "ringside": dist.group.WORLD, "fake": fake}
     results = [
-        {"job": name, **_compare(make, {s: g for s, g in groups.items() if (name, s) not in UNFIT}, blocks, times)}
-        for name, (make, times) in _jobs(width).items()
+        {"job": name, **_take_turns(make, {s: g for s, g in groups.items() if (name, s) not in UNFIT}, blocks, times)}
+        for name, (make, times) in _jobs_by_name(width).items()
         if name.startswith(only)
     ]
     if dist.get_rank() == 0:
@@ -130,7 +110,7 @@ def _rank(blocks: int, only: tuple[str, ...], width: int) -> None:
     dist.destroy_process_group()
 
 
-def _compare(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:
+def _take_turns(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, times: int) -> dict[str, Any]:
     """Run blocks of a job on the groups in turn."""
     steps = {side: make(group) for side, group in groups.items()}
     for side in steps:  # the first steps make buffers, and share them
@@ -144,7 +124,7 @@ def _compare(make: Callable[[Any], Step], groups: dict[str, Any], blocks: int, t
     return {"ratio": median(ratios), "quartiles": quartiles, **{side: median(took[side]) for side in steps}}
 
 
-def _jobs(width: int) -> dict[str, tuple[Callable[[Any], Step], int]]:
+def _jobs_by_name(width: int) -> dict[str, tuple[Callable[[Any], Step], int]]:
     """Return by name what makes a job's step for a group, and how many steps a block has."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -152,11 +132,11 @@ def _jobs(width: int) -> dict[str, tuple[Callable[[Any], Step], int]]:
         "all_reduce 4 KB": (lambda group: _all_reduce(group, 4 << 10), 200),
         "all_reduce 64 KB": (lambda group: _all_reduce(group, 64 << 10), 200),
         "all_reduce 16 MB": (lambda group: _all_reduce(group, 16 << 20), 5),
-        "functional 4 KB": (lambda group: _functional(group, 4 << 10), 200),
-        "functional 64 KB": (lambda group: _functional(group, 64 << 10), 200),
+        "functional 4 KB": (lambda group: _functional_all_reduce(group, 4 << 10), 200),
+        "functional 64 KB": (lambda group: _functional_all_reduce(group, 64 << 10), 200),
         "tensor-parallel layer": (_tensor_parallel, 30),
-        "ddp": (lambda group: _training(DistributedDataParallel(_mlp(width), process_group=group), width), 2),
-        "fsdp2": (lambda group: _training(_sharded(group, width), width), 2),
+        "ddp": (lambda group: _training_step(DistributedDataParallel(_make_mlp(width), process_group=group), width), 2),
+        "fsdp2": (lambda group: _training_step(_shard_mlp(group, width), width), 2),
         "fsdp2 shared": (lambda group: _fsdp2_shared(group, width, False), 2),
         "fsdp2 shared, gathers": (lambda group: _fsdp2_shared(group, width, True), 2),
     }
@@ -170,7 +150,7 @@ def _all_reduce(group: Any, size_bytes: int) -> Step:
     return lambda: dist.all_reduce(x, group=group)
 
 
-def _functional(group: Any, size_bytes: int) -> Step:
+def _functional_all_reduce(group: Any, size_bytes: int) -> Step:
     import torch
     import torch.distributed._functional_collectives as functional
 
@@ -185,27 +165,27 @@ def _tensor_parallel(group: Any) -> Step:
 
     torch.manual_seed(0)
     layer = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
-    mesh = _mesh(group)
+    mesh = _mesh_of(group)
     parallelize_module(layer, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     x = torch.randn(16, 256, requires_grad=True)
     return lambda: layer(x).sum().backward()
 
 
-def _mesh(group: Any) -> Any:
+def _mesh_of(group: Any) -> Any:
     """Return a mesh with a name of its own: DTensor takes meshes of the same ranks and names for one and the same."""
     from torch.distributed.device_mesh import DeviceMesh
 
     return DeviceMesh.from_group(group, "cpu", mesh_dim_names=(group.name(),))
 
 
-def _mlp(width: int) -> Any:
+def _make_mlp(width: int) -> Any:
     import torch
 
     torch.manual_seed(0)
     return torch.nn.Sequential(*(m for _ in range(LAYERS) for m in (torch.nn.Linear(width, width), torch.nn.ReLU())))
 
 
-def _training(model: Any, width: int) -> Step:
+def _training_step(model: Any, width: int) -> Step:
     import torch
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -225,20 +205,20 @@ def _fsdp2_shared(group: Any, width: int, gathers: bool) -> Step:
 
     from ringside.fsdp import SharedAllGather, SharedReduceScatter
 
-    model, shared, gathered = _sharded(group, width), SharedReduceScatter(), SharedAllGather()
+    model, shared, gathered = _shard_mlp(group, width), SharedReduceScatter(), SharedAllGather()
     for module in model.modules():
         if isinstance(module, FSDPModule) and group.name() == "ringside":
             module.set_custom_reduce_scatter(shared)
             if gathers:
                 module.set_custom_all_gather(gathered)
-    return _training(model, width)
+    return _training_step(model, width)
 
 
-def _sharded(group: Any, width: int) -> Any:
+def _shard_mlp(group: Any, width: int) -> Any:
     import torch
     from torch.distributed.fsdp import fully_shard
 
-    model, mesh = _mlp(width), _mesh(group)
+    model, mesh = _make_mlp(width), _mesh_of(group)
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)

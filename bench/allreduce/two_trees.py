@@ -18,11 +18,11 @@ import subprocess
 import sys
 import uuid
 
-from bench.common import make_parser
+from bench.common import make_parser, numbers
 
 SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 BLOCK_BYTES = 400 << 20  # that one block moves, roughly
-MOST, LEAST = 3000, 3
+MOST, LEAST = 3000, 3  # calls in a block
 
 # Both versions run this. What it needs of them is what every version has: a communicator, empty() and all_reduce().
 RANK = """
@@ -108,7 +108,7 @@ class Version:
             rank.communicate(timeout=30)
 
 
-def compare(
+def compare_versions(
     old: str, new: str, ranks: int, sizes: list[int], restarts: int, blocks: int, *, between_hosts: bool
 ) -> list[dict[str, float | str]]:
     """Return a row per size and kind of memory."""
@@ -160,11 +160,11 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=15, help="blocks of each version, per size (default: 15)")
     parser.add_argument("--json", action="store_true", help="print a list of rows, times in seconds")
     asked = parser.parse_args()
-    rows, sizes = [], [int(size) for size in asked.sizes.split(",")]
-    for ranks in map(int, asked.ranks.split(",")):
+    rows, sizes = [], numbers(asked.sizes)
+    for ranks in numbers(asked.ranks):
         print(f"{ranks} ranks", file=sys.stderr)
         options = asked.restarts, asked.blocks
-        for row in compare(asked.old, asked.new, ranks, sizes, *options, between_hosts=asked.between_hosts):
+        for row in compare_versions(asked.old, asked.new, ranks, sizes, *options, between_hosts=asked.between_hosts):
             rows.append(row)
             if not asked.json:
                 line = "{ranks} ranks {tensor:9} {size_bytes:9} B {us:9.2f} us  x {ratio:.3f} {least:.2f} {largest:.2f}"

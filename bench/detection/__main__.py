@@ -34,23 +34,23 @@ from ringside.monitor.stats import log_excess
 RANKS = (2, 4, 8, 128)
 JITTERS = (0.02, 0.10)
 BEFORE, AFTER = 120, 200
+# Steps for which a culprit that has stopped may still be named.
 GRACE = 30
-"""Steps for which a culprit that has stopped may still be named."""
 
+# More jitter than this is that of a busy machine.
 ROUGH = 0.05
-"""More jitter than this is that of a busy machine."""
 
+# Faults that are given 500 steps.
 LENGTHY = ("drift", "pauses")
-"""Faults that are given 500 steps."""
 
+# Ranks of jobs that run side by side.
 CELLS = 3_500
-"""Ranks of jobs that run side by side."""
 
 Figures = dict[str, float | int | None]
 Task = Callable[[np.random.Generator], Figures]
 
 
-def healthy(noise: Noise, steps: int) -> Task:
+def healthy_task(noise: Noise, steps: int) -> Task:
     """Count the alarms of healthy jobs, none shorter than 5,000 steps where `steps` allow."""
 
     def task(rng: np.random.Generator) -> Figures:
@@ -58,25 +58,25 @@ def healthy(noise: Noise, steps: int) -> Task:
         screen, pauses, alarms = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
         begin = time.perf_counter()
         for row in own_times(rng, noise, Fault(), -(-steps // jobs), jobs):
-            alarms += int(judged(screen, pauses, row).sum())
+            alarms += int(named_by_either(screen, pauses, row).sum())
         return {"alarms": alarms, "steps": screen.steps * jobs, "seconds": time.perf_counter() - begin}
 
     return task
 
 
-def fresh(noise: Noise, jobs: int) -> Task:
+def fresh_task(noise: Noise, jobs: int) -> Task:
     """Count the alarms in the first 300 steps of healthy jobs, where little is known."""
 
     def task(rng: np.random.Generator) -> Figures:
         screen, pauses, alarms = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
         for row in own_times(rng, noise, Fault(), 300, jobs):
-            alarms += int(judged(screen, pauses, row).sum())
+            alarms += int(named_by_either(screen, pauses, row).sum())
         return {"alarms": alarms, "jobs": jobs}
 
     return task
 
 
-def judged(screen: WindowTest, pauses: Pauses, row: Floats) -> NDArray[np.bool_]:
+def named_by_either(screen: WindowTest, pauses: Pauses, row: Floats) -> NDArray[np.bool_]:
     """Show log own times [jobs, ranks] to both; return who was named for either, as `Detector` does."""
     own = np.exp(row)
     opened, _ = screen.update(log_excess(own))
@@ -84,7 +84,7 @@ def judged(screen: WindowTest, pauses: Pauses, row: Floats) -> NDArray[np.bool_]
     return opened | pausing
 
 
-def injected(noise: Noise, fault: Fault, jobs: int) -> Task:
+def injected_task(noise: Noise, fault: Fault, jobs: int) -> Task:
     """Let something go wrong in each of many jobs and score who is named when."""
 
     def task(rng: np.random.Generator) -> Figures:
@@ -92,26 +92,26 @@ def injected(noise: Noise, fault: Fault, jobs: int) -> Task:
         alarms: list[Alarm] = []
         steps = fault.onset + (300 + AFTER if fault.kind in LENGTHY else AFTER)
         for step, row in enumerate(own_times(rng, noise, fault, steps, jobs)):
-            opened = judged(screen, pauses, row)
+            opened = named_by_either(screen, pauses, row)
             alarms += [Alarm(step, int(job), int(rank)) for job, rank in np.argwhere(opened)]
-        return score(alarms, fault, noise.ranks, jobs)
+        return score_alarms(alarms, fault, noise.ranks, jobs)
 
     return task
 
 
-def ruled(noise: Noise, fault: Fault, jobs: int, rule: str) -> Task:
+def rule_task(noise: Noise, fault: Fault, jobs: int, rule: str) -> Task:
     """The same with another tool's rule, and how often it fires on as many healthy steps as fit."""
 
     def task(rng: np.random.Generator) -> Figures:
         own = np.exp(np.array(list(own_times(rng, noise, fault, fault.onset + AFTER, jobs))))
         well = np.exp(np.array(list(own_times(rng, noise, Fault(), 1_000, 26))))
         false = sum(1 for _ in RULES[rule](well))
-        return {**score(RULES[rule](own), fault, noise.ranks, jobs), "alarms": false, "steps": 26_000}
+        return {**score_alarms(RULES[rule](own), fault, noise.ranks, jobs), "alarms": false, "steps": 26_000}
 
     return task
 
 
-def score(alarms: Iterable[Alarm], fault: Fault, ranks: int, jobs: int) -> Figures:
+def score_alarms(alarms: Iterable[Alarm], fault: Fault, ranks: int, jobs: int) -> Figures:
     """Return recall (all culprits at the onset named), median delay in steps, and verdicts on wrong ranks per job."""
     first: dict[tuple[int, int], int] = {}
     wrong = 0
@@ -129,7 +129,7 @@ def score(alarms: Iterable[Alarm], fault: Fault, ranks: int, jobs: int) -> Figur
     return {"recall": found / jobs, "delay": float(np.median(delays)) if found else None, "wrong": wrong / jobs}
 
 
-def uneven(ranks: int, jobs: int) -> Task:
+def uneven_task(ranks: int, jobs: int) -> Task:
     """Give one rank a quarter more samples: the verdict must say so, and without the counts call it slow."""
 
     def task(rng: np.random.Generator) -> Figures:
@@ -149,7 +149,7 @@ def uneven(ranks: int, jobs: int) -> Task:
     return task
 
 
-def cost(ranks: int, steps: int) -> Task:
+def cost_task(ranks: int, steps: int) -> Task:
     """What the detector, and the whole collector, take per step on this machine."""
 
     def task(rng: np.random.Generator) -> Figures:
@@ -175,7 +175,7 @@ def cost(ranks: int, steps: int) -> Task:
     return task
 
 
-def plan(steps: int, jobs: int) -> Iterator[tuple[str, Task]]:
+def plan_settings(steps: int, jobs: int) -> Iterator[tuple[str, Task]]:
     """Yield every setting with its name, the floors first."""
     slow, start, much = Fault("slow", 0.12, BEFORE), Fault("from_0", 0.12, 0), Fault("slow", 0.30, BEFORE)
     noises = [
@@ -188,38 +188,41 @@ def plan(steps: int, jobs: int) -> Iterator[tuple[str, Task]]:
     for noise in sorted(noises, key=lambda noise: noise.ranks != 128 or noise.jitter > 0.02):
         at = f"{noise.kind}/{noise.jitter}/{noise.ranks}"
         for name, fault in (("slow", slow), ("start", start), ("much", much)):
-            yield f"inject/{at}/{name}", injected(noise, fault, jobs)
-        yield f"healthy/{at}", healthy(noise, steps)
+            yield f"inject/{at}/{name}", injected_task(noise, fault, jobs)
+        yield f"healthy/{at}", healthy_task(noise, steps)
     for rule in RULES:
         for kind, ranks in (("white", 2), ("white", 8), ("white", 128), ("spikes", 128), ("ar", 128)):
             for name, fault in (("slow", slow), ("much", much)):
-                yield f"rule/{rule}/{kind}/{ranks}/{name}", ruled(Noise(kind, 0.02, ranks), fault, jobs, rule)
+                yield f"rule/{rule}/{kind}/{ranks}/{name}", rule_task(Noise(kind, 0.02, ranks), fault, jobs, rule)
     for size in (0.03, 0.05, 0.08, 0.12, 0.20, 0.30, 0.50):
         for ranks in (*RANKS, 1024):
-            task = injected(
+            task = injected_task(
                 Noise("white", 0.02, ranks), Fault("slow", size, BEFORE), jobs if ranks < 1000 else jobs // 4
             )
             yield f"size/{size}/{ranks}", task
     for jitter in (0.01, 0.02, 0.05, 0.10):
         for ranks in RANKS:
-            yield f"jitter/{jitter}/{ranks}", injected(Noise("white", jitter, ranks), slow, jobs)
+            yield f"jitter/{jitter}/{ranks}", injected_task(Noise("white", jitter, ranks), slow, jobs)
     for kind in FAULTS:
         for ranks in (2, 4, 8, 128):
             if kind not in ("none", "slow", "from_0") and (kind, ranks) != ("two", 2):
-                yield f"fault/{kind}/{ranks}", injected(Noise("white", 0.02, ranks), Fault(kind, 0.2, BEFORE), jobs)
+                yield (
+                    f"fault/{kind}/{ranks}",
+                    injected_task(Noise("white", 0.02, ranks), Fault(kind, 0.2, BEFORE), jobs),
+                )
     for ranks in (4, 8, 128):
-        yield f"fault/uneven/{ranks}", uneven(ranks, min(jobs, 20))
+        yield f"fault/uneven/{ranks}", uneven_task(ranks, min(jobs, 20))
     for kind in ("white", "ar"):
         for jitter in (0.02, 0.10):
             for ranks in (2, 4, 8):
-                yield f"fresh/{kind}/{jitter}/{ranks}", fresh(Noise(kind, jitter, ranks), 10 * jobs)
+                yield f"fresh/{kind}/{jitter}/{ranks}", fresh_task(Noise(kind, jitter, ranks), 10 * jobs)
     for ranks in (*RANKS, 1024):
-        yield f"cost/{ranks}", cost(ranks, max(steps // 400, 200))
+        yield f"cost/{ranks}", cost_task(ranks, max(steps // 400, 200))
     for kind in ("white", "spikes", "ar"):
-        yield f"healthy/{kind}/0.02/1024", healthy(Noise(kind, 0.02, 1024), steps)
+        yield f"healthy/{kind}/0.02/1024", healthy_task(Noise(kind, 0.02, 1024), steps)
 
 
-def measure(path: Path, tasks: Iterable[tuple[str, Task]], until: float) -> int:
+def measure_settings(path: Path, tasks: Iterable[tuple[str, Task]], until: float) -> int:
     """Measure what is missing until it is time to stop, keep it in `path`, and return how many settings are left."""
     left = 0
     for name, task in tasks:
@@ -248,8 +251,8 @@ def main() -> None:
     args = parser.parse_args()
     steps, jobs = (20_000, 20) if args.quick else (260_000, 100)
     part, parts = map(int, args.part.split("/"))
-    tasks = list(plan(steps, jobs))[part - 1 :: parts]
-    left = measure(args.results, tasks, time.monotonic() + 60 * args.minutes)
+    tasks = list(plan_settings(steps, jobs))[part - 1 :: parts]
+    left = measure_settings(args.results, tasks, time.monotonic() + 60 * args.minutes)
     print(f"{left} settings are left" if left else "every setting is measured", file=sys.stderr)
     if args.write:
         (DOCS / "detection.md").write_text(page(read_results(args.results), KINDS, FAULTS))

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+# Steps between two looks of the rules that look at intervals.
 PERIOD = 50
-"""Steps between two looks of the rules that look at intervals."""
 
 
 class Alarm(NamedTuple):
@@ -28,7 +28,7 @@ def relative_score(own: Floats) -> Iterator[Alarm]:
     """Report a rank whose speed over the last 50 steps is below 0.75 of the fastest one's."""
     for end, rows in _periods(own):
         middles = np.median(rows, axis=0)
-        yield from _named(end, middles.min(axis=1, keepdims=True) / middles < 0.75)
+        yield from _alarms_at(end, middles.min(axis=1, keepdims=True) / middles < 0.75)
 
 
 def z_score(own: Floats) -> Iterator[Alarm]:
@@ -77,7 +77,7 @@ def _periods(own: Floats) -> Iterator[tuple[int, Floats]]:
         yield begin + PERIOD - 1, own[begin : begin + PERIOD]
 
 
-def _named(step: int, late: NDArray[np.bool_]) -> Iterator[Alarm]:
+def _alarms_at(step: int, late: NDArray[np.bool_]) -> Iterator[Alarm]:
     for job, rank in np.argwhere(late):
         yield Alarm(step, int(job), int(rank))
 
@@ -87,4 +87,4 @@ def _every_step(late: NDArray[np.bool_]) -> Iterator[Alarm]:
     for step, row in enumerate(late):
         fresh = row & (step - last >= PERIOD)
         last[fresh] = step
-        yield from _named(step, fresh)
+        yield from _alarms_at(step, fresh)

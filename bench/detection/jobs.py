@@ -26,8 +26,8 @@ KINDS = {
 }
 
 LASTS, RESTS = 12.0, 36.0
+# Mean steps of such a state and between two, and what it adds to the log own time: cores that share a physical one.
 STATE = (0.08, 0.15)
-"""Mean steps of such a state and between two, and what it adds to the log own time: cores that share a physical one."""
 
 FAULTS = {
     "none": "healthy",

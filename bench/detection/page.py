@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bench.common import page_table
 
 Results = Mapping[str, Mapping[str, float | None]]
-DAY = 86_400
+DAY = 86_400  # steps: a day at one step per second
 SIZES = (0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5)
 RANKS = (2, 4, 8, 128)
 
@@ -41,8 +41,14 @@ WEAK = """
 
 def page(results: Results, kinds: Mapping[str, str], faults: Mapping[str, str]) -> str:
     """Return the page; what was not measured is left as a dash."""
-    tables = [_main(results, kinds), _rules(results), _sizes(results), _jitters(results), _faults(results, faults)]
-    return "\n".join([HEAD, *tables, _fresh(results), _weak(results), _cost(results)])
+    tables = [
+        _noise_table(results, kinds),
+        _rules_table(results),
+        _sizes_table(results),
+        _jitters_table(results),
+        _faults_table(results, faults),
+    ]
+    return "\n".join([HEAD, *tables, _first_steps_table(results), _weak_points(results), _cost_table(results)])
 
 
 def cell(figures: Mapping[str, float | None] | None) -> str:
@@ -62,7 +68,7 @@ def per_day(figures: Mapping[str, float | None] | None) -> str:
     return f"{rate:.2f}" if rate < 10 else f"{rate:,.0f}"
 
 
-def _main(results: Results, kinds: Mapping[str, str]) -> str:
+def _noise_table(results: Results, kinds: Mapping[str, str]) -> str:
     rows = []
     for kind, words in kinds.items():
         for jitter in (0.02, 0.10):
@@ -75,7 +81,7 @@ def _main(results: Results, kinds: Mapping[str, str]) -> str:
     return "## By noise and ranks\n\n" + page_table(head, rows)
 
 
-def _rules(results: Results) -> str:
+def _rules_table(results: Results) -> str:
     settings = (("white", 2), ("white", 8), ("white", 128), ("spikes", 128), ("ar", 128))
     rows = []
     names = list(dict.fromkeys(name.split("/")[1] for name in results if name.startswith("rule/")))
@@ -94,13 +100,13 @@ def _rules(results: Results) -> str:
     return "## Beside the rules of today's tools\n\n" + note + page_table(head, rows)
 
 
-def _sizes(results: Results) -> str:
+def _sizes_table(results: Results) -> str:
     many = (*RANKS, 1024)
     rows = [[f"{size:.0%}", *(cell(results.get(f"size/{size}/{ranks}")) for ranks in many)] for size in SIZES]
     return "## By size of the slowdown (2 % jitter)\n\n" + page_table(["slowdown", *(f"{n} ranks" for n in many)], rows)
 
 
-def _jitters(results: Results) -> str:
+def _jitters_table(results: Results) -> str:
     rows = [
         [f"{jitter:.0%}", *(cell(results.get(f"jitter/{jitter}/{ranks}")) for ranks in RANKS)]
         for jitter in (0.01, 0.02, 0.05, 0.10)
@@ -108,7 +114,7 @@ def _jitters(results: Results) -> str:
     return "## By jitter (12 % mid-run)\n\n" + page_table(["jitter", *(f"{ranks} ranks" for ranks in RANKS)], rows)
 
 
-def _faults(results: Results, faults: Mapping[str, str]) -> str:
+def _faults_table(results: Results, faults: Mapping[str, str]) -> str:
     titles = {**faults, "uneven": "a quarter more samples on one rank: `uneven_work` and nothing else"}
     rows = [
         [title, *(cell(results.get(f"fault/{kind}/{ranks}")) for ranks in RANKS)]
@@ -123,7 +129,7 @@ def _faults(results: Results, faults: Mapping[str, str]) -> str:
     return "## By kind of fault (2 % jitter)\n\n" + note + page_table(head, rows)
 
 
-def _fresh(results: Results) -> str:
+def _first_steps_table(results: Results) -> str:
     rows = [
         [*name.split("/")[1:], f"{figures['alarms']:.0f} of {figures['jobs']:.0f} jobs"]
         for name, figures in sorted(results.items())
@@ -136,7 +142,7 @@ def _fresh(results: Results) -> str:
     )
 
 
-def _cost(results: Results) -> str:
+def _cost_table(results: Results) -> str:
     rows = [
         [name.split("/")[1], *(f"{figures[key]:.1f}" for key in ("detector_us", "collector_us", "record_us"))]
         for name, figures in results.items()
@@ -146,7 +152,7 @@ def _cost(results: Results) -> str:
     return "## What it costs\n\nOn a shared machine of two cores.\n\n" + page_table(head, rows)
 
 
-def _weak(results: Results) -> str:
+def _weak_points(results: Results) -> str:
     """Return where it is weak, with the figures that say so."""
     recalls = [(results.get(f"inject/ar/0.1/{ranks}/much") or {}).get("recall") for ranks in RANKS]
     shares = ["–" if recall is None else f"{100 * recall:.0f}" for recall in recalls]

@@ -11,11 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.common import make_parser
+from bench.common import make_parser, numbers
 
 from ringside.doctor import examine
 
-START_NS = 1_758_610_505_000_000_000
+START_NS = 1_758_610_505_000_000_000  # when the first collective was created, ns since 1970
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--calls", default="20,300", help="calls in each dump (the real ones at hand hold 8 to 43)")
     args = parser.parse_args()
     print(f"{'ranks':>6} {'calls':>6} {'MB':>7} {'wall s':>7} {'CPU s':>7} {'peak MB':>8}  verdict")
-    for calls in map(int, args.calls.split(",")):
+    for calls in numbers(args.calls):
         with tempfile.TemporaryDirectory() as folder:
             nbytes = write_dumps(Path(folder), args.ranks, calls)
             wall, cpu = time.monotonic(), time.process_time()
@@ -59,11 +59,11 @@ def one_dump(rank: int, ranks: int, entered: int, completed: int) -> dict[str, o
                 "last_completed_collective": completed,
             }
         },
-        "entries": [entry(seq, done=seq <= completed) for seq in range(1, entered + 1)],
+        "entries": [one_entry(seq, done=seq <= completed) for seq in range(1, entered + 1)],
     }
 
 
-def entry(seq: int, *, done: bool) -> dict[str, object]:
+def one_entry(seq: int, *, done: bool) -> dict[str, object]:
     created = START_NS + seq * 1_000_000
     return {
         "record_id": seq,

@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.common import make_parser, module_command
 
-TARGET_SECONDS, TARGET_BYTES = 30.0, 1.5e9
+TARGET_SECONDS, TARGET_BYTES = 30.0, 1.5e9  # for a trace of 1 GB
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--read", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read:  # the process of its own
-        return _read(options.read)
+        return _read_trace(options.read)
     if options.of:
         opener = gzip.open if options.of.endswith(".gz") else open
         with opener(options.of, "rb") as stream:
@@ -45,13 +45,13 @@ def main() -> int:
         events = made_up_step(device=options.device)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder) / f"rank0.pt.trace.json{'.gz' if options.gzip else ''}"
-        count = write(path, events, options.gigabytes * 1e9)
+        count = write_trace(path, events, options.gigabytes * 1e9)
         print(f"{count} events, {options.gigabytes:g} GB, {path.stat().st_size / 1e9:.3f} GB on disk", flush=True)
         done = subprocess.run(module_command("bench.doctor.traces", "--read", str(path)), check=False)
         return done.returncode
 
 
-def _read(path: str) -> int:
+def _read_trace(path: str) -> int:
     """Read a trace, print figures beside their targets; return 1 where one is missed."""
     from ringside.doctor import as_json, examine
     from ringside.doctor.files.progress import OnStream
@@ -67,17 +67,17 @@ def _read(path: str) -> int:
 
 def made_up_step(*, device: bool) -> list[dict[str, Any]]:
     """Return the events of one step of 60 ms: 400 operations in threads, or those and their launches and kernels."""
-    events: list[dict[str, Any]] = [_event("user_annotation", "ProfilerStep#0", 0.0, 60_000.0, {"Ev Idx": 0})]
+    events: list[dict[str, Any]] = [_chrome_event("user_annotation", "ProfilerStep#0", 0.0, 60_000.0, {"Ev Idx": 0})]
     for number in range(400):
         start = 100.0 * number
         name = "torch::autograd::AccumulateGrad" if number > 300 and number % 4 == 0 else f"aten::op_{number % 40}"
         arguments = {"External id": number, "Concrete Inputs": ["", "[]", "1"],
                      "Ev Idx": number, "Input type": ["float", "ScalarList", "Scalar"],
                      "Input Strides": [[512, 1], [], []], "Input Dims": [[64, 512], [], []]}  # fmt: skip
-        events.append(_event("cpu_op", name, start, 90.0, arguments))
+        events.append(_chrome_event("cpu_op", name, start, 90.0, arguments))
         if device:
             launch = {"cbid": 211, "correlation": number, "External id": number}
-            events.append(_event("cuda_runtime", "cudaLaunchKernel", start + 5, 4.0, launch))
+            events.append(_chrome_event("cuda_runtime", "cudaLaunchKernel", start + 5, 4.0, launch))
             kernel = {
                 "correlation": number,
                 "stream": 7,
@@ -85,7 +85,9 @@ def made_up_step(*, device: bool) -> list[dict[str, Any]]:
                 "grid": [8, 1, 1],
                 "block": [128, 1, 1],
             }
-            events.append(_event("kernel", f"void at::native::kernel_{number % 30}<4>(int)", start + 20, 80.0, kernel))
+            events.append(
+                _chrome_event("kernel", f"void at::native::kernel_{number % 30}<4>(int)", start + 20, 80.0, kernel)
+            )
     for number in range(8):
         begin, dims = 20_000.0 + 5_000.0 * number, {"Input Dims": [[1 << 20]], "Input type": ["float"]}
         if device:
@@ -95,17 +97,17 @@ def made_up_step(*, device: bool) -> list[dict[str, Any]]:
                 "dtype": "Float",
                 "Process Group Name": "0",
             }
-            events.append(_event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", begin, 4_000.0, said))
+            events.append(_chrome_event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", begin, 4_000.0, said))
         else:
-            events.append(_event("user_annotation", "gloo:all_reduce", begin, 4_000.0, dims, tid=2))
+            events.append(_chrome_event("user_annotation", "gloo:all_reduce", begin, 4_000.0, dims, tid=2))
     return events
 
 
-def _event(cat: str, name: str, ts: float, dur: float, args: dict[str, Any], tid: int = 1) -> dict[str, Any]:
+def _chrome_event(cat: str, name: str, ts: float, dur: float, args: dict[str, Any], tid: int = 1) -> dict[str, Any]:
     return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args}
 
 
-def write(path: Path, events: list[dict[str, Any]], nbytes: float) -> int:
+def write_trace(path: Path, events: list[dict[str, Any]], nbytes: float) -> int:
     """Write a trace of about `nbytes` bytes that repeats `events`; return how many events it holds."""
     head = '{\n  "schemaVersion": 1,\n  "distributedInfo": {"backend": "gloo", "rank": 0, "world_size": 2},\n'
     first = min(event["ts"] for event in events)

@@ -34,6 +34,7 @@ from bench.lab.report import Section, filled, verdict
 from ringside.errors import RingsideError
 from ringside.lab import Lab
 
+# Name: (what measures it, turns of every contender unless told otherwise).
 SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "bytes": (sections.bytes_on_links, 3),
     "star": (sections.star, 5),
@@ -48,7 +49,6 @@ SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "ddp-slower": (lambda repeat: ddp_step.ddp(repeat, rate=ddp_step.SLOWER, name="ddp-slower"), 6),
     "ddp-cpu": (lambda repeat: ddp_step.ddp(repeat, "cpu"), 6),
 }
-"""Name: (what measures it, turns of every contender unless told otherwise)."""
 
 
 def main() -> int:

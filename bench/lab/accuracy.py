@@ -18,7 +18,7 @@ from ringside.lab.iproute2 import payload_bytes_per_second
 from ringside.lab.lab import Lab
 
 PIECE_BYTES = 1 << 18
-_LIMIT_S = 30.0
+_LIMIT_S = 30.0  # for any one call on a socket
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Flow:
         return self.size_bytes / max(self.last_s - self.first_s, 1e-9)
 
 
-def together(flows: Sequence[Flow]) -> float:
+def summed_rate(flows: Sequence[Flow]) -> float:
     """Return how fast the payload of several flows came in sum, bytes/s."""
     span = max(flow.last_s for flow in flows) - min(flow.first_s for flow in flows)
     return sum(flow.size_bytes for flow in flows) / max(span, 1e-9)
 
 
-def stream(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int) -> list[Flow]:
+def stream_between(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int) -> list[Flow]:
     """Send bytes over TCP between hosts, all flows at once, and return how each was received.
 
     Args:
@@ -62,10 +62,10 @@ def stream(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int) -> list[
         TimeoutError: Nothing moved for 30 s.
     """
     with contextlib.ExitStack() as stack:
-        pairs = [stack.enter_context(connection(lab, source, target)) for source, target in flows]
+        pairs = [stack.enter_context(connect_hosts(lab, source, target)) for source, target in flows]
         pool = stack.enter_context(ThreadPoolExecutor(2 * len(pairs), "ringside-lab-stream"))
-        received = [pool.submit(receive, target, size_bytes) for _, target in pairs]
-        sent = [pool.submit(_send, source, size_bytes) for source, _ in pairs]
+        received = [pool.submit(receive_bytes, target, size_bytes) for _, target in pairs]
+        sent = [pool.submit(_send_bytes, source, size_bytes) for source, _ in pairs]
         for future in sent:
             future.result()
         return [future.result() for future in received]
@@ -73,8 +73,8 @@ def stream(lab: Lab, flows: Sequence[tuple[int, int]], size_bytes: int) -> list[
 
 def round_trips(lab: Lab, a: int, b: int, count: int, size_bytes: int = 4) -> list[float]:
     """Send a message to and fro over TCP without Nagle's delay; return what each round trip took, seconds."""
-    with connection(lab, a, b) as (here, there), ThreadPoolExecutor(1, "ringside-lab-echo") as pool:
-        echo, took = pool.submit(_echo, there, count, size_bytes), []
+    with connect_hosts(lab, a, b) as (here, there), ThreadPoolExecutor(1, "ringside-lab-echo") as pool:
+        echo, took = pool.submit(_echo_messages, there, count, size_bytes), []
         for _ in range(count):
             since = time.perf_counter()
             here.sendall(bytes(size_bytes))
@@ -85,7 +85,7 @@ def round_trips(lab: Lab, a: int, b: int, count: int, size_bytes: int = 4) -> li
 
 
 @contextlib.contextmanager
-def connection(lab: Lab, a: int, b: int) -> Iterator[tuple[socket.socket, socket.socket]]:
+def connect_hosts(lab: Lab, a: int, b: int) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Give a TCP connection between two hosts: the socket on `a`, the socket on `b`. Every call on them is bounded."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(lab.inside(b, lambda: socket.create_server((lab.address(b), 0))))
@@ -100,13 +100,13 @@ def connection(lab: Lab, a: int, b: int) -> Iterator[tuple[socket.socket, socket
         yield here, there
 
 
-def _send(end: socket.socket, size_bytes: int) -> None:
+def _send_bytes(end: socket.socket, size_bytes: int) -> None:
     piece = bytes(PIECE_BYTES)
     for start in range(0, size_bytes, PIECE_BYTES):
         end.sendall(piece[: min(PIECE_BYTES, size_bytes - start)])
 
 
-def receive(end: socket.socket, size_bytes: int) -> Flow:
+def receive_bytes(end: socket.socket, size_bytes: int) -> Flow:
     """Receive so many bytes; `ConnectionError` if the connection is closed before."""
     buffer = bytearray(PIECE_BYTES)
     first = end.recv_into(buffer)  # what came before the first look at the clock does not count
@@ -119,7 +119,7 @@ def receive(end: socket.socket, size_bytes: int) -> Flow:
     return Flow(got - first, since, time.monotonic())
 
 
-def _echo(end: socket.socket, count: int, size_bytes: int) -> None:
+def _echo_messages(end: socket.socket, count: int, size_bytes: int) -> None:
     for _ in range(count):
         end.sendall(_receive_exactly(end, size_bytes))
 
@@ -131,18 +131,18 @@ def _receive_exactly(end: socket.socket, size_bytes: int) -> bytes:
     return got
 
 
-def _shares(rate: str, seconds: float, delay_s: float) -> tuple[float, float, float]:
+def _shares_of_rate(rate: str, seconds: float, delay_s: float) -> tuple[float, float, float]:
     """Return the share of the payload rate that one stream, the slower of two opposed and three to one reach."""
     full = payload_bytes_per_second(rate)
     size = int(full * seconds)
     with Lab(hosts=4, rate=rate, delay_s=delay_s) as lab:
-        one = together(stream(lab, [(0, 1)], size))
-        both = min(flow.bytes_per_second for flow in stream(lab, [(0, 1), (1, 0)], size))
-        incast = together(stream(lab, [(1, 0), (2, 0), (3, 0)], size // 3))
+        one = summed_rate(stream_between(lab, [(0, 1)], size))
+        both = min(flow.bytes_per_second for flow in stream_between(lab, [(0, 1), (1, 0)], size))
+        incast = summed_rate(stream_between(lab, [(1, 0), (2, 0), (3, 0)], size // 3))
     return one / full, both / full, incast / full
 
 
-def _trip(wiring: str, delay_s: float) -> float:
+def _round_trip_s(wiring: str, delay_s: float) -> float:
     with Lab(hosts=2, rate="1gbit", delay_s=delay_s, wiring=wiring) as lab:
         return statistics.median(round_trips(lab, 0, 1, 200))
 
@@ -156,12 +156,13 @@ def main() -> None:
     for rate, delay_s in (("10mbit", 0), ("100mbit", 0), ("250mbit", 0), ("1gbit", 0), ("2.5gbit", 0), ("1gbit", 1e-3)):
         shares = "".join(
             f"{statistics.median(column):>11.3f}"
-            for column in zip(*(_shares(rate, 1, delay_s) for _ in range(3)), strict=True)
+            for column in zip(*(_shares_of_rate(rate, 1, delay_s) for _ in range(3)), strict=True)
         )
         print(f"{rate:>10}, delay {1e3 * delay_s:g} ms      {shares}")
     print("round trip, ms                 asked        star        mesh")
     for delay_s in (0.0, 1e-3, 5e-3, 20e-3):
-        print(f"{2e3 * delay_s:>36.1f} {1e3 * _trip('star', delay_s):>11.3f} {1e3 * _trip('mesh', delay_s):>11.3f}")
+        trips_ms = (1e3 * _round_trip_s(wiring, delay_s) for wiring in ("star", "mesh"))
+        print(f"{2e3 * delay_s:>36.1f} {' '.join(f'{trip_ms:>11.3f}' for trip_ms in trips_ms)}")
 
 
 if __name__ == "__main__":

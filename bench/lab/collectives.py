@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from bench.common import Floor, report_progress
-from bench.lab.collectives_rank import COLLECTIVES, WAYS
 from bench.lab.jobs import KB, MB, Case, take_turns
+from bench.lab.rank import COLLECTIVES, WAYS
 from bench.lab.report import Section, size_words
 
 from ringside.lab import Lab, payload_bytes_per_second

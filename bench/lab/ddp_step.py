@@ -34,8 +34,9 @@ GRADIENT_BYTES = LAYERS * (WIDTH + 1) * WIDTH * 4
 STOCK, WATCHED, OURS, CHOSEN, HALF = "stock", "stock, watched", "ours", "ours, default", "ours, bf16 wire"
 COMPUTE = "compute"
 ALGORITHM = "hosts/ring"
+# Steps in a block; samples of the trial by which the work is sized, and the most samples.
 _STEPS, _TRIAL_BATCH, _MOST_BATCH = 3, 64, 4096
-_MOST_TO_SETTLE = 60
+_MOST_TO_SETTLE = 60  # steps until the choice for every size stands
 
 
 def ddp(repeat: int, compute: str = "wait", rate: str = RATE, name: str = "ddp") -> Section:

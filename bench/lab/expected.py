@@ -18,15 +18,15 @@ from ringside.engine.net.exchange.ordering import slots_of
 from ringside.engine.settings import Settings
 from ringside.schedule import Schedule, traffic
 
+# The largest messages between hosts, and on a link how many of them have a place that is posted ahead
+# (`ringside.engine.net.exchange.exchange.Exchange`).
 LARGE = MessageSize(Settings().message_bytes, 4)
-"""The largest messages between hosts, and on a link how many of them have a place that is posted ahead
-(`ringside.engine.net.exchange.exchange.Exchange`)."""
 
+# What one of them carries: a chunk may be on its next way when its first segment has come.
 SEGMENT_BYTES = LARGE.segment_bytes
-"""What one of them carries: a chunk may be on its next way when its first segment has come."""
 
+# Ethernet, IPv4 and TCP with timestamps: what the kernel counts of every frame beside TCP's payload.
 FRAME_HEADER_BYTES = 14 + 20 + 32
-"""Ethernet, IPv4 and TCP with timestamps: what the kernel counts of every frame beside TCP's payload."""
 
 Interval = tuple[float, float]
 

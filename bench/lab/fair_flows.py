@@ -12,8 +12,8 @@ from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
 
+# (sender, receiver).
 Link = tuple[int, int]
-"""(sender, receiver)."""
 
 
 class Flows:

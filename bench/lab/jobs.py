@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.common import module_command, report_progress
+from bench.common import last_json, module_command, report_progress
 
 from ringside.lab import Lab, RankPlacement
 
 MB, KB = 1 << 20, 1 << 10
 DEFAULT = "default"
-_LIMIT_S = 700.0
+_LIMIT_S = 700.0  # for a whole job
 _FIRST_SWITCH_PORT = 31000
-Key = tuple[int, int, str]
+Key = tuple[int, int, str]  # ranks, bytes, contender
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def run_ranks(lab: Lab, module: str, plan: dict[str, Any], env: dict[str, str] |
         result = lab.run(
             command, {**quiet, **(env or {})}, timeout_s=_LIMIT_S, after_failure_s=5.0, sink=_progress
         ).check()
-    return [json.loads(rank.stdout.strip().rpartition("\n")[2]) for rank in result.ranks]
+    return [last_json(rank.stdout) for rank in result.ranks]
 
 
 def _progress(place: RankPlacement, stream: str, line: str) -> None:

@@ -26,9 +26,9 @@ from bench.lab.sections import RATE, SWITCHED
 from ringside.lab import Lab, payload_bytes_per_second
 
 LAW_SIZE, LAW_RANKS = 16 * MB, range(2, 9)
+# Not more: eight hosts that send and receive at once keep two cores busy with TCP; at 250 Mbit/s even Gloo's ring took
+# 1.4 times its law at n = 8.
 LAW_RATE = "125mbit"
-"""Not more: eight hosts that send and receive at once keep two cores busy with TCP; at 250 Mbit/s even Gloo's ring took
-1.4 times its law at n = 8."""
 LAW_WAYS = (
     "parameter_server",
     "ring",
@@ -226,7 +226,9 @@ def _on_the_wire(hops: Sequence[Any], full: float, sender: int | None) -> Iterat
 
 # ------------------------------------------------------------------------------------------------ delay
 
+# One way, from host to host; and a size whose bytes take no time beside it.
 DELAY_S, DELAY_SIZE = 5e-3, 4 * KB
+# Those that are held against rounds x delay; the others are shown.
 DELAY_LAWS = ("ring", "recursive_doubling", "halving_doubling", "tree", "two_tree")
 DELAY_WAYS = (*DELAY_LAWS, "direct", "parameter_server", "one_shot")
 

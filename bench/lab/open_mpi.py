@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from bench.common import module_command
+from bench.common import last_json, module_command, numbers
 
 _LIMIT_S = 120.0
+# From so many bytes on a size has only so many turns.
 _LARGE_BYTES, _LARGE_TURNS = 1 << 20, 3
+# A turn lasts about so long, but has at most so many calls.
 _TURN_S, _MOST_ITERATIONS = 0.05, 2000
 
 
@@ -74,7 +76,7 @@ def all_reduce_seconds(lab: object, sizes: Sequence[int], rounds: int) -> tuple[
     if child.returncode:
         lines = [line for line in err.splitlines() if line.strip() and not line.startswith("---")]
         return {}, f"Open MPI: not measured: {lines[0] if lines else 'mpirun said nothing'}"
-    found = json.loads(out.strip().rpartition("\n")[2])
+    found = last_json(out)
     return {int(size): seconds for size, seconds in found.items()}, ""
 
 
@@ -109,4 +111,4 @@ def main(sizes: Sequence[int], rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    main([int(size) for size in sys.argv[1].split(",")], int(sys.argv[2]))
+    main(numbers(sys.argv[1]), int(sys.argv[2]))

@@ -34,7 +34,7 @@ _NAMES = (
     "direct",
     "parameter_server",
 )
-_NEARLY = 1e-9
+_NEARLY = 1e-9  # of a message: what is missing of a whole one by rounding alone
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from ringside.errors import UsageError
 from ringside.predict.topology.topology import Topology
 from ringside.schedule import Schedule
 
+# (round, chunk, segment).
 Part = tuple[int, int, int]
-"""(round, chunk, segment)."""
 
-MOST_MESSAGES = 1 << 20
+MOST_MESSAGES = 1 << 20  # more are refused: each of them is an event
 
 
 class VertexOrder(Protocol):

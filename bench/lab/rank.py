@@ -1,4 +1,4 @@
-"""What one rank does in the lab: all-reduces by several contenders, in turn, timed and counted.
+"""What one rank does in the lab: all-reduces, and other collectives, by several contenders, in turn, timed and counted.
 
 `jobs.py` starts it on every host with a plan (a JSON file); its last line on stdout is its report. Times are on
 CLOCK_MONOTONIC, which all hosts of a lab share, for they are on one machine.
@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.lab import collectives_rank
 
 Call = Callable[[], Any]
 GLOO, IDLE, DEFAULT = "gloo", "idle", "default"
+# Contenders besides all-reduces are `COLLECTIVE:WAY`.
+COLLECTIVES = ("reduce_scatter", "all_gather", "broadcast", "reduce", "barrier")
+WAYS = ("gloo", "ranks", "ours")
 _WARM_UPS = 2  # a first message finds no place posted for it, and the first ones open TCP's window
-_CHECKED_BYTES = 1 << 20
-_MOST_TO_SETTLE = 400
-_MOST_ITERATIONS = 2000
+_CHECKED_BYTES = 1 << 20  # of a result that are compared with the sum before anything is timed
+_MOST_TO_SETTLE = 400  # calls until the default choice stands
+_MOST_ITERATIONS = 2000  # calls in a turn
 
 
 def main() -> None:
@@ -91,7 +93,7 @@ def _prepare(case: dict[str, Any], comm: Any, group: Any, plan: dict[str, Any]) 
     for name in case["contenders"]:
         array = np.zeros(case["size_bytes"] // 4, dtype=np.float32)
         if ":" in name:
-            call = collectives_rank.call_of(name, comm, group, array)
+            call = _collective_call(name, comm, group, array)
             for _ in range(_WARM_UPS):
                 call()
             yield _Turn(case, name, call, comm, group, plan)
@@ -132,6 +134,55 @@ def _call(name: str, comm: Any, group: Any, array: Any) -> Call:
         return lambda: dist.all_reduce(tensor, group=group)
     algorithm = None if name == DEFAULT else name
     return lambda: comm.all_reduce(array, algorithm=algorithm)
+
+
+def _collective_call(name: str, comm: Any, group: Any, array: np.ndarray[Any, Any]) -> Call:
+    """Return what carries out a collective once.
+
+    Args:
+        name: `COLLECTIVE:WAY`; `ranks` is ours without shared memory inside the hosts.
+        comm: Ours.
+        group: The process group.
+        array: float32 [all ranks' elements]: a reduce-scatter's input, an all-gather's result, what is broadcast.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from ringside.engine.net import hierarchical_collectives
+
+    collective, side = name.split(":")
+    part = np.zeros(len(array) // comm.size, dtype=np.float32)
+    if side == "gloo":
+        whole, own = torch.from_numpy(array), torch.from_numpy(part)
+        stock = {
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(own, whole, group=group),
+            "all_gather": lambda: dist.all_gather_into_tensor(whole, own, group=group),
+            "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+            "reduce": lambda: dist.reduce(whole, 0, group=group),
+            "barrier": lambda: dist.barrier(group),
+        }
+        return stock[collective]
+    ours = {
+        "reduce_scatter": lambda: comm.reduce_scatter(array, out=part),
+        "all_gather": lambda: comm.all_gather(part, out=array),
+        "broadcast": lambda: comm.broadcast(array),
+        "reduce": lambda: comm.reduce(array),
+        "barrier": comm.barrier,
+    }
+    call = ours[collective]
+    if side == "ours":
+        return call
+
+    def over_ranks() -> None:
+        """Every rank counts as a host of its own: nothing is registered that goes through shared memory."""
+        kept = dict(hierarchical_collectives.BY_KIND)
+        hierarchical_collectives.BY_KIND.clear()
+        try:
+            call()
+        finally:
+            hierarchical_collectives.BY_KIND.update(kept)
+
+    return over_ranks
 
 
 class _Turn:

@@ -9,8 +9,8 @@ from typing import Any
 from bench.common import Floor, markdown_table
 
 Row = dict[str, Any]
+# (heading, key of the row, format such as `.3f`).
 Column = tuple[str, str, str]
-"""(heading, key of the row, format such as `.3f`)."""
 
 
 @dataclass

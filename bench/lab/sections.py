@@ -20,9 +20,10 @@ from ringside.schedule import ALGORITHMS
 RATE = "1gbit"
 OURS = "default"
 SWITCHED = "in_network"
+# In 32 segments: by whole chunks a chain or tree leaves links idle.
 PIPELINED = {"chain": "chain*32", "tree": "tree*32", "two_tree": "two_tree*32"}
+# Algorithms that need no switch.
 BETWEEN_HOSTS = [name for name in ALGORITHMS if name != SWITCHED]
-"""Algorithms that need no switch."""
 
 
 # ------------------------------------------------------------------------------------------------ bytes
@@ -114,6 +115,7 @@ def _payloads(turns: Sequence[Turn], ranks_per_host: Sequence[int]) -> list[tupl
 
 # ------------------------------------------------------------------------------------------------ star
 
+# From 16 MB on the bytes bound the time, so the share of the link is promised; below, the ratio to Gloo is.
 LARGE = {16 * MB: ("hosts/ring", "hosts/halving_doubling", "hosts/direct"), 64 * MB: ("hosts/ring",)}
 MIDDLE, SMALL = (8 * KB, 16 * KB, 32 * KB, 64 * KB), (4, 1 * KB)
 SMALL_WAYS = (

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from math import comb
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from bench.common import Floor, report_progress
 from bench.lab.jobs import KB, MB, Case, Turns, run_ranks, take_turns
@@ -14,9 +19,10 @@ from bench.lab.sections import OURS, RATE
 from ringside.lab import Lab
 
 HOSTS, STARTS = 4, 5
+# Those that are chosen for, and two at which one such class ends and the next begins.
 SIZES = (4, KB, 4 * KB, 16 * KB, 32 * KB, 64 * KB, 256 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
-"""Those that are chosen for, and two at which one such class ends and the next begins."""
 ROUNDS = {4: 45, MB: 31, 2 * MB: 41, 16 * MB: 9, 64 * MB: 7}  # where a turn is a call or two, or an element
+# Default's time by Gloo's, at most; seconds of start-up, at most.
 MOST_SLOWER, MOST_START_S = 1.05, 1.0
 STOCK = "gloo"
 LARGE, RINGS = 16 * MB, {1: ("ring",), 2: ("hosts/ring", "leaders/ring")}  # from there on these are timed by name, too
@@ -40,7 +46,7 @@ def _section(name: str, per_host: int, repeat: int) -> Section:
         cases.append(Case(HOSTS * per_host, size, contenders, int(size > MB), ROUNDS.get(size, 0), size < LARGE))
     with Lab(hosts=HOSTS, ranks_per_host=per_host, rate=RATE) as lab:
         report_progress(f"  {name}: {HOSTS} hosts x {per_host}, start-up")
-        starts = starts_of(run_ranks(lab, "bench.lab.tuner_rank", {"starts": STARTS}, {"RINGSIDE_SELECTION": "fresh"}))
+        starts = starts_of(run_ranks(lab, "bench.lab.tuner", {"starts": STARTS}, {"RINGSIDE_SELECTION": "fresh"}))
         report_progress(f"  {name}: beside stock Gloo")
         turns = take_turns(lab, cases, repeat)
     section.title = (
@@ -120,3 +126,33 @@ _COLUMNS = [
     ("chosen", "chosen", "s"),
     ("default/named", "named", "s"),
 ]
+
+
+def start_anew(plan: dict[str, Any]) -> None:
+    """Make communicators on this rank, one after the other.
+
+    Prints as JSON, for each, what the selection took and what all of it did (groups, connections, memory), seconds.
+    """
+    import torch
+    import torch.distributed as dist
+
+    import ringside
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    took: list[tuple[float, float]] = []
+    for number in range(plan["starts"]):
+        dist.barrier()
+        began = time.perf_counter()
+        with ringside.communicator() as comm:
+            whole_s = time.perf_counter() - began
+            took.append((comm.startup_s, whole_s))
+            dist.barrier()
+        if dist.get_rank() == 0:
+            print(f"start {number + 1}: {took[-1][0]:.2f} s, all of it {whole_s:.2f} s", file=sys.stderr, flush=True)
+    dist.destroy_process_group()
+    print(json.dumps(took), flush=True)
+
+
+if __name__ == "__main__":  # on every rank of the lab, see `run_ranks`
+    start_anew(json.loads(Path(sys.argv[1]).read_text()))

@@ -25,7 +25,7 @@ from bench.real_runs.rank import GPT, MODELS
 
 WAITS_MS = (2, 6, 12, 20)
 WARM_STEPS = 20
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 Step = Callable[[], float]
 
@@ -39,15 +39,15 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.beside:
-        with another(trainer(1)):
-            found = measure(trainer(0), args.seconds)
+        with training_beside(make_trainer(1)):
+            found = measure_steps(make_trainer(0), args.seconds)
     else:
-        found = measure(trainer(0), args.seconds)
-    print(json.dumps(found, indent=2) if args.json else table(found))
+        found = measure_steps(make_trainer(0), args.seconds)
+    print(json.dumps(found, indent=2) if args.json else medians_table(found))
     return 0
 
 
-def trainer(seed: int) -> Step:
+def make_trainer(seed: int) -> Step:
     """Return what trains one step of a model of its own and returns how long that took, seconds."""
     torch.manual_seed(seed)
     model = MODELS["gpt"]()
@@ -65,7 +65,7 @@ def trainer(seed: int) -> Step:
 
 
 @contextmanager
-def another(step: Step) -> Iterator[None]:
+def training_beside(step: Step) -> Iterator[None]:
     """Within it a child process trains without a pause."""
     child = os.fork()
     if child == 0:
@@ -79,7 +79,7 @@ def another(step: Step) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-def measure(step: Step, seconds: float) -> dict[str, float]:
+def measure_steps(step: Step, seconds: float) -> dict[str, float]:
     """Return medians of a step in milliseconds, by what went before it."""
     cases = [("nothing", 0), *((how, wait) for how in ("sleep", "spin") for wait in WAITS_MS)]
     took: dict[str, list[float]] = {f"{how} {wait}": [] for how, wait in cases}
@@ -89,13 +89,13 @@ def measure(step: Step, seconds: float) -> dict[str, float]:
     while time.monotonic() < end:
         for index in generator.permutation(len(cases)):
             how, wait = cases[index]
-            pause(how, wait / 1e3)
+            pass_time(how, wait / 1e3)
             took[f"{how} {wait}"].append(step())
             step()
     return {case: 1e3 * float(np.median(times)) for case, times in took.items()}
 
 
-def pause(how: str, seconds: float) -> None:
+def pass_time(how: str, seconds: float) -> None:
     """Let so many seconds go by."""
     until = time.perf_counter() + seconds
     if how == "sleep":
@@ -104,7 +104,7 @@ def pause(how: str, seconds: float) -> None:
         pass
 
 
-def table(found: dict[str, float]) -> str:
+def medians_table(found: dict[str, float]) -> str:
     """Return the medians as a Markdown table."""
     usual = found["nothing 0"]
     lines = [[f"{case} ms", f"{took:.2f} ms", f"{100 * (took / usual - 1):.1f} %"] for case, took in found.items()]

@@ -34,6 +34,7 @@ from ringside.pytorch import Session
 from ringside.pytorch.recording.parameter_digests import ParameterDigests
 
 ENGINES = {"ringside": "Ringside's engine", "native": "stock Gloo (watching)"}
+# What watching may add to a step: seconds, and share of a step that is no tiny one.
 TARGET_S, TARGET_RATIO = 100e-6, 0.005
 Step = Callable[[], None]
 
@@ -50,9 +51,9 @@ def main() -> None:
     rows = []
     for engine in ENGINES:
         for model, steps in (("tiny", 100), ("gpt", 4)):
-            rows.append(watching(engine, model, steps, args.repeats, args.blocks))
+            rows.append(measure_watching(engine, model, steps, args.repeats, args.blocks))
             print_row(rows[-1])
-    rows.append(comparing())
+    rows.append(measure_comparing())
     print_row(rows[-1])
     if dist.get_rank() == 0 and args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
@@ -63,7 +64,7 @@ def main() -> None:
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-def watching(engine: str, model: str, steps: int, repeats: int, blocks: int) -> dict[str, Any]:
+def measure_watching(engine: str, model: str, steps: int, repeats: int, blocks: int) -> dict[str, Any]:
     """Measure pairs of blocks of one setting."""
     pairs: list[tuple[float, float]] = []
     own: list[float] = []
@@ -73,11 +74,11 @@ def watching(engine: str, model: str, steps: int, repeats: int, blocks: int) -> 
             unwatched, _ = make_step(engine, model, None)
             assert session is not None
             for step in (watched, unwatched):
-                block(step, max(steps // 4, 2))
+                time_block(step, max(steps // 4, 2))
             for number in range(blocks):
-                pairs.append(pair(watched, unwatched, session, steps, first=bool(number % 2)))
+                pairs.append(time_pair(watched, unwatched, session, steps, first=bool(number % 2)))
             session.end()
-            own += [record.overhead_seconds for record in recorded(session)]
+            own += [record.overhead_seconds for record in records_of(session)]
             del watched, unwatched
     differences = [watched - unwatched for watched, unwatched in pairs]
     low, middle, high = quantiles(differences, n=4)
@@ -94,22 +95,22 @@ def watching(engine: str, model: str, steps: int, repeats: int, blocks: int) -> 
     }
 
 
-def recorded(session: Session) -> list[StepRecord]:
+def records_of(session: Session) -> list[StepRecord]:
     """Return what an ended session has recorded; only rank 0 has that."""
     return [] if session.path is None else list(RunReader(session.path).poll())
 
 
-def pair(watched: Step, unwatched: Step, session: Session, steps: int, *, first: bool) -> tuple[float, float]:
+def time_pair(watched: Step, unwatched: Step, session: Session, steps: int, *, first: bool) -> tuple[float, float]:
     """Return the times of a block of each, watched and unwatched."""
     if first:
-        one = block(watched, steps)
-    with paused(session):
-        other = block(unwatched, steps)
-    return (one if first else block(watched, steps)), other
+        one = time_block(watched, steps)
+    with hooks_off(session):
+        other = time_block(unwatched, steps)
+    return (one if first else time_block(watched, steps)), other
 
 
 @contextlib.contextmanager
-def paused(session: Session) -> Iterator[None]:
+def hooks_off(session: Session) -> Iterator[None]:
     """Inside, the hooks that the session has on all optimizers do nothing."""
     session.guard.tripped = True
     try:
@@ -119,7 +120,7 @@ def paused(session: Session) -> Iterator[None]:
         session.clock.restart()
 
 
-def block(step: Step, steps: int) -> float:
+def time_block(step: Step, steps: int) -> float:
     """Return the median time of a step in a block, seconds, on the slowest rank."""
     dist.barrier()
     times = []
@@ -132,7 +133,7 @@ def block(step: Step, steps: int) -> float:
     return float(seconds)
 
 
-def comparing() -> dict[str, Any]:
+def measure_comparing() -> dict[str, Any]:
     """Measure what comparing the parameters of a larger model costs."""
     checks: list[float] = []
     take = ParameterDigests.digest_parameters
@@ -147,15 +148,15 @@ def comparing() -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as directory:
             step, session = make_step("ringside", "large", f"{directory}/run", digest_every=1)
             assert session is not None
-            block(step, 3)
-            step_s = median(block(step, 1) for _ in range(25))
+            time_block(step, 3)
+            step_s = median(time_block(step, 1) for _ in range(25))
             session.end()
     finally:
         ParameterDigests.digest_parameters = take  # type: ignore[method-assign]
     low, middle, high = quantiles(checks, n=4)
     return {
         "what": "comparing",
-        "parameters": parameters("large"),
+        "parameters": count_parameters("large"),
         "checks": len(checks),
         "check_seconds": middle,
         "quartiles_seconds": [low, high],
@@ -166,7 +167,7 @@ def comparing() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ models
 
 
-def build(model: str) -> nn.Module:
+def build_model(model: str) -> nn.Module:
     torch.manual_seed(0)
     if model == "gpt":
         return ByteGPT(SIZES["small"])
@@ -174,7 +175,7 @@ def build(model: str) -> nn.Module:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
 
 
-def batch(model: str) -> torch.Tensor:
+def batch_for(model: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(dist.get_rank())
     if model == "gpt":
         size = SIZES["small"]
@@ -182,20 +183,20 @@ def batch(model: str) -> torch.Tensor:
     return torch.randn(*((2, 8) if model == "tiny" else (256, 1024)), generator=generator)
 
 
-def parameters(model: str) -> int:
-    return sum(parameter.numel() for parameter in build(model).parameters())
+def count_parameters(model: str) -> int:
+    return sum(parameter.numel() for parameter in build_model(model).parameters())
 
 
 def make_step(
     engine: str, model: str, run_dir: str | None, digest_every: int = 0
 ) -> tuple[Step, ringside.pytorch.Session | None]:
     """Return a training step of a fresh model, watched where there is a run directory, and its session."""
-    ddp = DistributedDataParallel(build(model))
+    ddp = DistributedDataParallel(build_model(model))
     attachment = ringside.attach(
         ddp, engine=engine, monitor=run_dir is not None, run_dir=run_dir, digest_every=digest_every
     )
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
-    data = batch(model)
+    data = batch_for(model)
 
     def step() -> None:
         optimizer.zero_grad()

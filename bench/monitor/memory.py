@@ -20,7 +20,7 @@ from ringside.monitor.run.directory import FULL_BYTES, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.watchers import standard_watchers
 
-BLOCK = 500
+BLOCK = 500  # steps whose records reach the collector together
 
 
 def main() -> None:
@@ -46,16 +46,16 @@ def main() -> None:
         began, first = time.perf_counter(), 0.0
         rng = np.random.default_rng(0)
         for step in range(0, args.steps, BLOCK):
-            collector.add(block(rng, step, args.ranks))
+            collector.add(healthy_records(rng, step, args.ranks))
             book.tick(collector.newest)
             done = step + BLOCK
             if done % max(args.steps // 10, BLOCK) == 0:
                 first = first or resident_mb()
-                report(done, first, writer, time.perf_counter() - began)
+                report_line(done, first, writer, time.perf_counter() - began)
         print(f"verdicts {len(collector.verdicts)}; every {writer.stride}th step is written at the end")
 
 
-def block(rng: np.random.Generator, begin: int, ranks: int) -> list[StepRecord]:
+def healthy_records(rng: np.random.Generator, begin: int, ranks: int) -> list[StepRecord]:
     """Return healthy records of some steps: 2 % of jitter, now and then a pause."""
     own = 0.1 * np.exp(rng.normal(0.0, 0.02, (BLOCK, ranks))) + 0.05 * (rng.random((BLOCK, ranks)) < 0.002)
     slowest = own.max(axis=1)
@@ -90,7 +90,7 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
-def report(steps: int, first_mb: float, writer: RunWriter, seconds: float) -> None:
+def report_line(steps: int, first_mb: float, writer: RunWriter, seconds: float) -> None:
     """Print one line."""
     size = (writer.path / "steps.jsonl").stat().st_size
     now = resident_mb()

@@ -44,11 +44,11 @@ FAULTS = {
     "input": ("input:rank=1,seconds=0.015", [1]),
     "uneven": ("uneven:rank=1,factor=1.67", [1]),
 }
+# First step of the fault: after the healthy steps and the twin's first block.
 WARM_FIRST = HEALTHY_STEPS + 5
-"""First step of the fault: after the healthy steps and the twin's first block."""
-RUN_LIMIT_S = 60.0
-DRAWS = 4000
-MOST_OFF = 0.1
+RUN_LIMIT_S = 60.0  # for each run
+DRAWS = 4000  # of the bootstrap
+MOST_OFF = 0.1  # of the ratio of price to loss from 1
 COLUMNS = (
     "fault", "engine", "step", "named", "lost, rank-seconds", "verdict / lost (95 %)", "replay / lost (95 %)",
     "lost in own times", "others slower by",
@@ -57,17 +57,17 @@ COLUMNS = (
 
 def main() -> int:
     """Measure what was asked for; return 0 if every fault was named and its verdict's price is within 10 %."""
-    args = parse()
+    args = parse_options()
     results = []
     for name in args.faults:
         for engine in args.engines:
-            results.append(measure(name, engine, args))
+            results.append(measure_fault(name, engine, args))
             print(json.dumps(results[-1]), load(), file=sys.stderr, flush=True)
-    print(json.dumps(results, indent=2) if args.json else table(results))
+    print(json.dumps(results, indent=2) if args.json else results_table(results))
     return 0 if all(is_right(result) for result in results) else 1
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = make_parser("bench.monitor.price", __doc__)
     parser.add_argument("--faults", type=names_among(tuple(FAULTS)), default=",".join(FAULTS), help="of: %(default)s")
     parser.add_argument("--engines", type=names_among(list(ENGINES)), default=",".join(ENGINES), help="of: %(default)s")
@@ -78,7 +78,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(name: str, engine: str, args: argparse.Namespace) -> dict[str, Any]:
+def measure_fault(name: str, engine: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run one fault several times over one engine."""
     base = Path(tempfile.mkdtemp(prefix=f"ringside-price-{name}-{engine}-", dir=args.keep))
     fault, ranks = FAULTS[name]
@@ -86,7 +86,7 @@ def measure(name: str, engine: str, args: argparse.Namespace) -> dict[str, Any]:
     runs = [run_of(base / str(number), ranks) for number in range(args.runs)]
     if args.keep is None:
         shutil.rmtree(base)
-    return {"fault": name, "engine": engine, **figures(runs), "runs": [without_pairs(run) for run in runs]}
+    return {"fault": name, "engine": engine, **figures_of(runs), "runs": [without_pairs(run) for run in runs]}
 
 
 def run_in_turn(faults: list[str], engine: str, model: str, base: Path) -> None:
@@ -116,7 +116,7 @@ def run_of(path: Path, ranks: list[int]) -> dict[str, Any]:
         "step_seconds": summary["step_seconds"]["median"],
         "verdicts": [(verdict["kind"], verdict["ranks"], verdict["since_step"]) for verdict in verdicts],
         "right": [verdict["ranks"] for verdict in verdicts] == [ranks],
-        **unseen(own, twin_of(path), ranks),
+        **unseen_by_replay(own, twin_of(path), ranks),
     }
 
 
@@ -126,7 +126,7 @@ def twin_of(path: Path) -> Floats:
     return np.array(columns).T
 
 
-def unseen(own: Floats, twin: Floats, ranks: list[int]) -> dict[str, float]:
+def unseen_by_replay(own: Floats, twin: Floats, ranks: list[int]) -> dict[str, float]:
     """Return what the slowest own times lost, in rank-seconds, and by what share the innocent are slower for the fault.
 
     Args:
@@ -148,7 +148,7 @@ def without_pairs(run: dict[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in run.items() if key != "differences"}, "measured": sum(run["differences"])}
 
 
-def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def figures_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return ratios of medians with their intervals.
 
     `predicted` is over the runs in which the right rank was named and nobody else, `replay` over all runs: what the
@@ -158,14 +158,14 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "named": sum(run["right"] for run in runs),
         "step_seconds": float(np.median([run["step_seconds"] for run in runs])),
         "measured": float(np.median([sum(run["differences"]) for run in runs])),
-        "predicted": ratio("predicted", [run for run in runs if run["right"]]),
-        "replay": ratio("replay", runs),
+        "predicted": ratio_of_medians("predicted", [run for run in runs if run["right"]]),
+        "replay": ratio_of_medians("replay", runs),
         "lost_in_own": sum(run["lost_in_own"] for run in runs) / sum(sum(run["differences"]) for run in runs),
         "others_slower": float(np.median([run["others_slower"] for run in runs])),
     }
 
 
-def ratio(key: str, runs: list[dict[str, Any]]) -> dict[str, float]:
+def ratio_of_medians(key: str, runs: list[dict[str, Any]]) -> dict[str, float]:
     """Return one figure of some runs over what they lost: the ratio of medians, and its interval."""
     if not runs:
         return {"ratio": float("nan"), "low": float("nan"), "high": float("nan")}
@@ -186,7 +186,7 @@ def bootstrap_ratios(priced: Floats, lost: Floats) -> Floats:
     return ratios
 
 
-def table(results: list[dict[str, Any]]) -> str:
+def results_table(results: list[dict[str, Any]]) -> str:
     """Return the results as a Markdown table; costs are in rank-seconds."""
     lines = []
     for r in results:

@@ -28,6 +28,7 @@ from ringside.demo.corpus import Corpus
 from ringside.faults.inject import inject, parse_fault
 from ringside.processes import die_with_parent
 
+# Steps before the fault, steps in a block, pairs of blocks.
 HEALTHY_STEPS, BLOCK_STEPS, PAIRS = 40, 5, 24
 
 
@@ -74,7 +75,7 @@ class Run(NamedTuple):
     twin: list[float]
 
 
-def run(name: str, fault: str, corpus: Corpus, path: Path) -> Run:
+def run_fault(name: str, fault: str, corpus: Corpus, path: Path) -> Run:
     """Train a model with a fault and its healthy twin, in turn."""
     sides = faulty, twin = Side(name, fault, corpus), Side(name, "none", corpus)
     session = ringside.attach(faulty.model, run_dir=path).session
@@ -108,7 +109,7 @@ def main() -> None:
     corpus = Corpus(None, dist.get_rank(), dist.get_world_size(), GPT.context)
     for number, fault in enumerate(options.inject):
         path = Path(os.environ["RINGSIDE_RUN_DIR"], str(number))
-        took = run(options.model, fault, corpus, path)
+        took = run_fault(options.model, fault, corpus, path)
         if dist.get_rank() == 0:
             (path / "pairs.json").write_text(json.dumps(took.pairs))
         (path / f"twin-{dist.get_rank()}.json").write_text(json.dumps(took.twin))

@@ -34,7 +34,7 @@ def append_step(path: Path, step: int, own: np.ndarray) -> None:
     append_to_file(path / "steps.jsonl", b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
-async def measure(path: Path, ranks: int, steps: int, refreshes: int) -> None:
+async def measure_refreshes(path: Path, ranks: int, steps: int, refreshes: int) -> None:
     """Print what refreshes take."""
     source = Local(path)
     begun = time.perf_counter()
@@ -72,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = write_run(Path(directory) / "run", own_times(args.steps, args.ranks))
         (path / "events.jsonl").write_text("")
-        asyncio.run(measure(path, args.ranks, args.steps, args.refreshes))
+        asyncio.run(measure_refreshes(path, args.ranks, args.steps, args.refreshes))
 
 
 if __name__ == "__main__":

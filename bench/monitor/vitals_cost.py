@@ -19,7 +19,7 @@ from ringside.monitor.vitals.process import LARGEST_SHARE, VitalSigns
 from ringside.pytorch.recording.record_transport import BATCH_SECONDS
 from ringside.pytorch.recording.vitals import RankVitals
 
-STEPS = 20_000
+STEPS = 20_000  # over which the cost of one is the mean
 
 
 def main() -> None:
@@ -33,16 +33,17 @@ def main() -> None:
     for thread in threads:
         thread.start()
     cold = np.zeros(4 << 20)  # 32 MB: more than the caches hold
-    warm_us, cold_us = (1e6 * cost(args.readings, between) for between in (None, cold))
+    warm_us, cold_us = (1e6 * reading_cost_s(args.readings, between) for between in (None, cold))
     print(f"a reading, {args.threads + 1} threads: {warm_us:.0f} µs of CPU time, {cold_us:.0f} µs with cold caches")
-    print(f"every {max(BATCH_SECONDS, cold_us / 1e6 / LARGEST_SHARE):.2f} s at most: {share(cold_us):.3%} of one core")
-    print(f"per step, on the thread that trains: {1e6 * per_step():.2f} µs")
+    every_s = max(BATCH_SECONDS, cold_us / 1e6 / LARGEST_SHARE)
+    print(f"every {every_s:.2f} s at most: {share_of_core(cold_us):.3%} of one core")
+    print(f"per step, on the thread that trains: {1e6 * per_step_s():.2f} µs")
     done.set()
     for thread in threads:
         thread.join()
 
 
-def cost(readings: int, between: np.ndarray | None) -> float:
+def reading_cost_s(readings: int, between: np.ndarray | None) -> float:
     """Return the median CPU seconds of a reading."""
     signs, costs = VitalSigns(), []
     for _ in range(readings):
@@ -55,12 +56,12 @@ def cost(readings: int, between: np.ndarray | None) -> float:
     return median(costs)
 
 
-def share(cost_us: float) -> float:
+def share_of_core(cost_us: float) -> float:
     """Return the share of a core that readings take."""
     return min(cost_us / 1e6 / BATCH_SECONDS, LARGEST_SHARE)
 
 
-def per_step() -> float:
+def per_step_s() -> float:
     """Return the seconds that a step's own part takes."""
     vitals = RankVitals()
     began = time.thread_time()

@@ -23,7 +23,7 @@ from ringside.predict import LinkClass, LinkOverride, Topology, closed_form, pre
 from ringside.schedule import ALGORITHMS, by_name, hierarchical, ring
 
 RANKS = 24_576
-SIZES = np.geomspace(8, 16 * 2**30, 30)
+SIZES = np.geomspace(8, 16 * 2**30, 30)  # bytes: 8 B to 16 GiB
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
     rows = [heterogeneous_ring(), *all_algorithms()]
-    rows.append(_floor("peak memory, MB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1000))
+    rows.append(_floor_row("peak memory, MB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1000))
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
@@ -49,8 +49,8 @@ def heterogeneous_ring() -> dict[str, Any]:
     links = tuple(LinkOverride(r, (r + 1) % RANKS, a, b) for r, (a, b) in enumerate(figures))
     fast = LinkClass("infiniband", 1e-6, 50e9)
     topology = Topology("every link its own", (8,) * (RANKS // 8), fast, fast, nics=8, overrides=links)
-    took, timeline = _timed(lambda: simulate(ring(RANKS), topology, 1e9, late={7: 5e-3}))
-    return _floor("heterogeneous ring, CPU s", took, 2, f"  {timeline.seconds:.6f} s simulated")
+    took, timeline = _cpu_time(lambda: simulate(ring(RANKS), topology, 1e9, late={7: 5e-3}))
+    return _floor_row("heterogeneous ring, CPU s", took, 2, f"  {timeline.seconds:.6f} s simulated")
 
 
 def all_algorithms() -> list[dict[str, Any]]:
@@ -59,21 +59,21 @@ def all_algorithms() -> list[dict[str, Any]]:
     rows, total = [], 0.0
     for name in ALGORITHMS:
         schedule = hierarchical(8, RANKS // 8) if name == "hierarchical" else by_name(name, RANKS)
-        took, found = _timed(partial(prices, schedule, topology, SIZES))
+        took, found = _cpu_time(partial(prices, schedule, topology, SIZES))
         form = closed_form(schedule, topology, SIZES[:1]) is not None
         total += took
         note = f"  {'formula' if form else 'simulated'}, {found[0]:.3g} to {found[-1]:.3g} s"
         rows.append({"what": f"{name}, {len(SIZES)} sizes, CPU s", "value": took, "most": None, "note": note})
-    return [*rows, _floor(f"all algorithms x {len(SIZES)} sizes x {RANKS} ranks, CPU s", total, 30)]
+    return [*rows, _floor_row(f"all algorithms x {len(SIZES)} sizes x {RANKS} ranks, CPU s", total, 30)]
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+def _cpu_time(call: Callable[[], Any]) -> tuple[float, Any]:
     since = time.process_time()
     result = call()
     return time.process_time() - since, result
 
 
-def _floor(name: str, value: float, most: float, note: str = "") -> dict[str, Any]:
+def _floor_row(name: str, value: float, most: float, note: str = "") -> dict[str, Any]:
     return {"what": name, "value": value, "most": most, "note": note}
 
 

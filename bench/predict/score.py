@@ -14,18 +14,18 @@ from types import ModuleType
 import numpy as np
 from bench.common import ROOT, make_parser
 
+from ringside.predict import score
 from ringside.predict.laws import calibrate, fabric
 from ringside.predict.laws.curve import DEPTH, PIPELINE, RAMP
 from ringside.predict.laws.fabric import nvls_rate
 from ringside.predict.laws.knowledge import Knowledge, named_topology
-from ringside.predict.score import score
-from ringside.predict.score.score import Score, summary
+from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import ALL_REDUCE, Table
 
 DATA = ROOT / "tests" / "data" / "bandwidth"
 PAGE = ROOT / "docs" / "predict-score.md"
-NO_TABLES = ("INDEX", "nccl_tuning", "simai")
+NO_TABLES = ("INDEX", "nccl_tuning", "simai")  # files that begin so hold no bandwidth table
 SCALES = (
     ("fit 2 hosts, predict 4", ("issue309_aion_h100_2n16g",), "issue309_aion_h100_4n32g"),
     ("fit 1 rack, predict 2", ("coreweave_gb200_1rack72g",), "coreweave_gb200_2rack144g"),

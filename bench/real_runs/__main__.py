@@ -30,12 +30,13 @@ from ringside.errors import RingsideError
 from ringside.faults.inject import first_step, parse_fault
 from ringside.monitor.verdict import Verdict
 
+# Runs of the kinds that are repeated; steps of a healthy one.
 TIMES, HEALTHY_RUN_STEPS = 10, 200
 REPEATED = ("healthy", "slower")
-AT = HEALTHY_STEPS
+AT = HEALTHY_STEPS  # the first step of every fault
 LONGER = ("slow_rank", "input_bound", "uneven_work")  # kinds whose verdict says by how much own time is longer
+# A run beside which others kept so many cores busy may have seen a slow rank that nobody injected.
 DISTURBED_CORES = 0.2
-"""A run beside which others kept so many cores busy may have seen a slow rank that nobody injected."""
 
 
 @dataclass(frozen=True)

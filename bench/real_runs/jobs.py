@@ -26,15 +26,15 @@ from ringside.monitor.run.directory import RunReader
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RunFollower, ShownFinding
 
+# What a job's engine is called here, and what `attach()` calls it.
 ENGINES = {"ringside": "ringside", "gloo": "native"}
-"""What a job's engine is called here, and what `attach()` calls it."""
 RANK = "bench.real_runs.rank"
-HEALTHY_STEPS = 60
+HEALTHY_STEPS = 60  # before a fault begins: what is usual has to be known
+# What is usual for a link is learnt from some ten seconds, whatever a step takes.
 LINK_STEPS = 520
-"""What is usual for a link is learnt from some ten seconds, whatever a step takes."""
 RATE, SLOW_RATE = "1gbit", "100mbit"
-LIMIT_S = 120.0
-STACKS_S = 1.5
+LIMIT_S = 120.0  # for a whole run
+STACKS_S = 1.5  # from the verdict of a hang until the job is ended: time for all ranks to write their stacks
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def launcher(ranks: int) -> list[str]:
     return ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
 
 
+# When a hang was named first, by the launcher: seconds on the monotonic clock.
 _named: dict[int, float] = {}
 
 

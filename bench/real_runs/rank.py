@@ -32,8 +32,10 @@ from ringside.faults.inject import inject, parse_fault
 from ringside.monitor.verdict import Verdict
 from ringside.processes import die_with_parent
 
+# So small that a run has hundreds of steps, and so large that computing fills most of one.
 GPT = Size(width=128, layers=3, heads=4, context=128, batch=3)
 TINY_PARAMETERS, TINY_WIDTH, TINY_BUCKET_MB = 300, 16, 1e-5
+# `Waiting`: seconds of a sample, forward and backward together.
 SAMPLE_SECONDS, WAITING_WIDTH = 0.004, 2048
 
 

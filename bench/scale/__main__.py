@@ -32,14 +32,16 @@ from bench.scale.replay import Turn, recorded, replay
 
 from ringside.errors import RingsideError
 
+# The slow rank's own time by a healthy one's; standard deviation of log own times.
 SLOWER, JITTER = 1.12, 0.02
+# Steps before the fault at least, how many more at most, and steps with it.
 HEALTHY_STEPS, MOST_ONSET_LATER, AFTER_STEPS = 40, 20, 24
-MOST_DELAY_STEPS = 10
+MOST_DELAY_STEPS = 10  # slow steps until rank 0 is told, at most
+# Of a step at the asked rate, a healthy rank works for so much: with one 12 % slower the job still keeps that rate.
 WORK_SHARE = 0.88
-"""Of a step at the asked rate, a healthy rank works for so much: with one 12 % slower the job still keeps that rate."""
 
 REPLAY_STEPS, REPLAY_ONSET = 600, 300
-ALONE_STEPS = {128: 600, 1024: 120}
+ALONE_STEPS = {128: 600, 1024: 120}  # ranks: steps
 
 
 @dataclass(frozen=True)

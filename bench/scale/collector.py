@@ -14,7 +14,7 @@ from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import SCHEMA
 
-PAYLOAD_BYTES = 100 << 20
+PAYLOAD_BYTES = 100 << 20  # of a step's gradients, as recorded; none are sent
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ from torch.distributed import TCPStore
 from ringside.errors import RingsideError
 from ringside.monitor.run.directory import STEPS
 
-LEAST_FREE_BYTES = 2 << 30
+LEAST_FREE_BYTES = 2 << 30  # of memory; with less the machine would kill processes by its own choice
+# Steps before anything is measured: connections, first allocations, pages that processes share until they write.
 WARM_STEPS = 4
-"""Steps before anything is measured: connections, first allocations, pages that processes share until they write."""
 
-SAMPLE_S = 0.25
-SAMPLED_RANKS = 16
-CATCH_UP_S = 60.0
+SAMPLE_S = 0.25  # between two looks at how far the collector is
+SAMPLED_RANKS = 16  # whose CPU and memory are looked at, beside rank 0
+CATCH_UP_S = 60.0  # at most, from the last step until the collector has all
 _PDEATHSIG = 1
 
 

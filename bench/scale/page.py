@@ -32,7 +32,14 @@ rank 0's process, which holds Python and torch as well, and in brackets what of 
 
 def page(results: Mapping[str, Figures]) -> str:
     """Return the page; what was not measured is left out."""
-    parts = [HEAD, _jobs(results), NOTES, _costs(results), _alone(results), _replays(results)]
+    parts = [
+        HEAD,
+        _jobs_table(results),
+        NOTES,
+        _costs_table(results),
+        _collector_table(results),
+        _replays_table(results),
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -50,7 +57,7 @@ def _job_groups(results: Mapping[str, Figures]) -> list[tuple[int, float, str, l
     return sorted(groups, key=lambda group: (group[2] != "own", group[0], group[1]))
 
 
-def _jobs(results: Mapping[str, Figures]) -> str:
+def _jobs_table(results: Mapping[str, Figures]) -> str:
     rows = []
     for ranks, rate, clock, jobs in _job_groups(results):
         told = [job["told_steps"] for job in jobs if job["told_steps"] is not None]
@@ -72,7 +79,7 @@ def _jobs(results: Mapping[str, Figures]) -> str:
     return "## Named in time\n\n" + page_table([*head, "records lost and late"], rows) if rows else ""
 
 
-def _costs(results: Mapping[str, Figures]) -> str:
+def _costs_table(results: Mapping[str, Figures]) -> str:
     rows = []
     for ranks, rate, clock, jobs in _job_groups(results):
         steps = jobs[0]["steps"]
@@ -99,7 +106,7 @@ def _mean(jobs: Sequence[Figures], name: str) -> float:
     return float(sum(job[name] for job in jobs) / len(jobs))
 
 
-def _alone(results: Mapping[str, Figures]) -> str:
+def _collector_table(results: Mapping[str, Figures]) -> str:
     rows = [
         [
             f"{one['ranks']:,}",
@@ -115,7 +122,7 @@ def _alone(results: Mapping[str, Figures]) -> str:
     return title + page_table(head, rows) if rows else ""
 
 
-def _replays(results: Mapping[str, Figures]) -> str:
+def _replays_table(results: Mapping[str, Figures]) -> str:
     groups = _of(results, "replay")
     if not groups:
         return ""

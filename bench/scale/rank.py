@@ -25,15 +25,15 @@ from ringside.pytorch.recording.settings import RecordingSettings
 
 assert fake_pg  # importing it is what makes the "fake" backend known
 
+# Set in the ranks alone, after the fork.
 SETTINGS = {
     "RINGSIDE_WATCH": "off",  # a thousand ranks of one host would map each other's pages; real ones are few
     "RINGSIDE_LAUNCHED": "1",  # whoever launched it tells verdicts
     "RES_OPTIONS": "timeout:1 attempts:1",  # torch asks DNS for the name of every connection's other end
 }
-"""Set in the ranks alone, after the fork."""
 
+# How long ranks may take to join and to leave.
 SETTLE_S = 240.0
-"""How long ranks may take to join and to leave."""
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -26,7 +26,7 @@ from ringside.doctor.kineto.steps import RankSteps, steps_of
 from ringside.doctor.kineto.trace import jobs_of
 from ringside.errors import UsageError
 
-SLOWER = 1.12
+SLOWER = 1.12  # own time of the rank that is made slow, by what it recorded
 
 
 @dataclass(frozen=True)

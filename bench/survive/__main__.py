@@ -30,7 +30,8 @@ from tests.survive.herd import Report, Store, run_job
 from tests.survive.real_cases import warm_up
 
 RANKS = 4
-HEALED_WITHIN_S = 1.0
+HEALED_WITHIN_S = 1.0  # from SIGKILL to the next committed step
+# What a transaction adds to a step: instructions whose time the driver keeps apart, and the digest.
 TRANSACTION = ("digest", "PublishAck", "TryCommit", "ReadDecision", "ReadGeneration", "Discard")
 
 

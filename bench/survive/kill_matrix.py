@@ -27,11 +27,12 @@ from tests.survive.herd import Store
 from tests.survive.real_cases import RANKS, run_case, warm_up
 
 from ringside.lab import Lab
-from ringside.survive.audit import audit
 from ringside.survive.cluster.failpoints import PHASES
+from verification.survive.audit import audit
 
 KINDS = ("kill", "stop")
-LEADERS = ("before_decide", "after_decide")
+LEADERS = ("before_decide", "after_decide")  # phases that only the leader comes into
+# Phases that every step has.
 STEADY = tuple(phase for phase in PHASES if phase not in ("rejoin", "offer", "checkpoint"))
 STEPS = 24
 

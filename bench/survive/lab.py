@@ -25,6 +25,7 @@ from bench.common import ROOT, make_parser
 
 from ringside.lab import Lab
 
+# Steps of a job; and within how many seconds a survivor, and a way around a silent link, must be back.
 STEPS, STEPS_CUT, HEALED_WITHIN_S, AROUND_WITHIN_S = 600, 300, 3.0, 15.0
 
 
@@ -48,7 +49,7 @@ CASES = (
 )  # fmt: skip
 
 
-def run(case: Case) -> tuple[list[str], float | None]:
+def run_case(case: Case) -> tuple[list[str], float | None]:
     """Run one case; return what is wrong, and the seconds from the kill to the next committed step."""
     script = str(Path(__file__).with_name("lab_rank.py"))
     environ = {"PYTHONPATH": str(ROOT), "RINGSIDE_SURVIVE_TRAP": case.trap, "OMP_NUM_THREADS": "1"}
@@ -82,7 +83,7 @@ def run(case: Case) -> tuple[list[str], float | None]:
 
 
 @contextlib.contextmanager
-def busy(processes: int) -> Iterator[None]:
+def cores_busy(processes: int) -> Iterator[None]:
     """Within it, so many processes keep a core busy each."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
@@ -106,8 +107,8 @@ def main() -> int:
     rows = []
     cases = [case for case in CASES if args.hosts in (None, case.hosts) and (case.cut or not args.cut)]
     for case in cases * args.times:
-        with busy(args.busy):
-            wrong, healed = run(case)
+        with cores_busy(args.busy):
+            wrong, healed = run_case(case)
         late = healed is None if case.trap else False
         rows.append({"trap": case.trap, "hosts": case.hosts, "cut": case.cut, "wrong": wrong, "healed_s": healed})
         what = (

@@ -12,7 +12,7 @@ from tests.survive.counting import SAMPLES, Counting, consumed
 
 from ringside.survive import training
 
-CUT_AT = 50
+CUT_AT = 50  # the step at which the link is cut, in the cases for that
 
 
 def report(**values: object) -> None:

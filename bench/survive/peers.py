@@ -21,7 +21,7 @@ from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.survive import Windows
 from ringside.demo.train import make_optimizer
 
-KILLED_IN = 20
+KILLED_IN = 20  # the step in which rank 1 kills itself
 
 
 def ddp(steps: int) -> None:

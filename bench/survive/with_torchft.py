@@ -28,11 +28,11 @@ from bench.common import make_parser, module_command
 from torch import nn
 
 REPLICAS, SAMPLES, BATCH, STEPS = 4, 96, 24, 60
-KILLED_IN = {1: 20, 2: 40}
-LIMIT_S = 120.0
+KILLED_IN = {1: 20, 2: 40}  # replica: the step in which it kills itself
+LIMIT_S = 120.0  # for a whole job
 
 
-def train(replica: int, directory: Path, timeout_s: float) -> None:
+def train_replica(replica: int, directory: Path, timeout_s: float) -> None:
     """Count samples as one replica; write down when steps were committed, what was taken and what was counted."""
     import torch.distributed as dist
     from torchft import Manager, ProcessGroupGloo
@@ -46,7 +46,7 @@ def train(replica: int, directory: Path, timeout_s: float) -> None:
         load_state_dict=lambda state: counts.data.copy_(state["counts"]), state_dict=lambda: {"counts": counts.data},
         replica_id=f"replica{replica}", store_addr="localhost", store_port=store.port, rank=0, world_size=1,
     )  # fmt: skip
-    meet(replica, directory)
+    meet_others(replica, directory)
     own = torch.arange(SAMPLES)[replica::REPLICAS]
     share, taken, commits = BATCH // REPLICAS, 0, []
     while manager.current_step() < STEPS:
@@ -57,7 +57,7 @@ def train(replica: int, directory: Path, timeout_s: float) -> None:
         (-counts[batch].sum()).backward()
         manager.wait_quorum()
         if manager.current_step() == KILLED_IN.get(replica):
-            write(
+            write_json(
                 directory / f"killed-{replica}",
                 {"at": time.monotonic(), "step": manager.current_step(), "taken": taken},
             )
@@ -66,23 +66,23 @@ def train(replica: int, directory: Path, timeout_s: float) -> None:
         if manager.should_commit():
             optimizer.step()
             commits.append((manager.current_step() - 1, time.monotonic()))
-    write(directory / f"ended-{replica}", {"taken": taken, "counted": int(counts.sum()), "commits": commits})
+    write_json(directory / f"ended-{replica}", {"taken": taken, "counted": int(counts.sum()), "commits": commits})
     manager.shutdown(wait=False)
 
 
-def meet(replica: int, directory: Path) -> None:
+def meet_others(replica: int, directory: Path) -> None:
     """Wait until all replicas have come, so that they begin together."""
-    write(directory / f"ready-{replica}", replica)
+    write_json(directory / f"ready-{replica}", replica)
     until = time.monotonic() + LIMIT_S
     while len(list(directory.glob("ready-*"))) < REPLICAS and time.monotonic() < until:
         time.sleep(0.01)
 
 
-def write(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value))
 
 
-def measure(heartbeat_ms: int, timeout_s: float) -> dict[str, object]:
+def measure_healing(heartbeat_ms: int, timeout_s: float) -> dict[str, object]:
     """Run one job; return seconds from each kill to the next committed step, and how many samples were dropped."""
     from torchft.coordination import LighthouseServer
 
@@ -108,10 +108,10 @@ def measure(heartbeat_ms: int, timeout_s: float) -> dict[str, object]:
                 replica.kill()
                 replica.wait()
             lighthouse.shutdown()
-        return found(Path(path))
+        return read_results(Path(path))
 
 
-def found(directory: Path) -> dict[str, object]:
+def read_results(directory: Path) -> dict[str, object]:
     """Read what the replicas wrote down."""
     ended = [json.loads(path.read_text()) for path in directory.glob("ended-*")]
     killed = [json.loads(path.read_text()) for path in sorted(directory.glob("killed-*"))]
@@ -132,9 +132,9 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.replica is not None:
-        train(args.replica, args.directory, args.timeout_s)
+        train_replica(args.replica, args.directory, args.timeout_s)
     else:
-        print(json.dumps(measure(args.heartbeat_ms, args.timeout_s)), flush=True)
+        print(json.dumps(measure_healing(args.heartbeat_ms, args.timeout_s)), flush=True)
     return 0
 
 

@@ -17,9 +17,9 @@ from ringside.survive import Training, training
 from ringside.survive.cluster.failpoints import Failpoint
 
 PHASES = ("before_send", "after_send", "mid_chunk", "after_sum", "after_receive", "after_ack", "before_apply")
-EVERY = 10
+EVERY = 10  # steps from one kill to the next
+# A step of the soak is so long at least, seconds, as one is that trains something: ten are time to come back.
 PAUSE_S = 0.03
-"""A step of the soak is so long at least, seconds, as one is that trains something: ten are time to come back."""
 
 
 class Noisy(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):

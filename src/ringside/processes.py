@@ -1,7 +1,7 @@
-"""Processes on this host: their descendants, how they died, and ending them without ever hitting a stranger.
+"""Processes on this host: what the kernel tells of them, how they died, ending them without ever hitting a stranger.
 
 Every process is held by a pidfd, so that a signal can never reach another process that was given the same number.
-Linux only, like everything that starts ranks.
+Linux only, like everything that starts ranks; elsewhere the readers of `/proc` find nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+_libc: Any = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> None:
@@ -78,6 +80,89 @@ def hold(pid: int) -> Process | None:
         return None
 
 
+def has_ended(pidfd: int) -> bool:
+    """Return whether the process of a pidfd has ended; False for -1, which stands for this process."""
+    if pidfd < 0:
+        return False
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+# -------------------------------------------------------------------------------------------------
+# What the kernel tells of a process: `/proc/<pid>/stat`, `status`, `task` and `environ` (proc(5)).
+
+
+class ProcessStat(NamedTuple):
+    """A part of `/proc/<pid>/stat`.
+
+    Args:
+        state: One letter.
+        cpu_s: CPU time of all threads, seconds.
+        started: When it started, clock ticks since boot: together with the number it names a process for good.
+        exit_code: Of a zombie, as `waitpid` gives it; 0 where it is not shown.
+    """
+
+    state: str
+    cpu_s: float
+    started: int
+    exit_code: int
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, though its parent may not have waited for it yet."""
+        return self.state in ("Z", "X")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it."""
+        return self.state in ("T", "t")
+
+
+def read_stat(pid: int, root: str = "/proc") -> ProcessStat | None:
+    """Return what the kernel reports of a process; None where there is none (or it cannot be read)."""
+    try:
+        text = Path(root, str(pid), "stat").read_text(errors="replace")
+        fields = text.rpartition(")")[2].split()  # the name, in parentheses, may hold anything
+        cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        return ProcessStat(fields[0], cpu_s, int(fields[19]), int(fields[49]))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def start_time(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot; 0 where there is none."""
+    stat = read_stat(pid)
+    return 0 if stat is None else stat.started
+
+
+def is_running(pid: int, started: int) -> bool:
+    """Return whether a process is there that has this number, started then, and has not ended."""
+    stat = read_stat(pid)
+    return stat is not None and stat.started == started and not stat.ended
+
+
+def signal_mask(pid: int, name: str, root: str = "/proc") -> int | None:
+    """Return a set of signals of a process, bit `number - 1` for each; None where it is not shown.
+
+    Args:
+        pid: The process.
+        name: As in `/proc/<pid>/status`: SigCgt (it has a handler), SigIgn (ignored), SigBlk (blocked).
+        root: Where the proc file system is.
+    """
+    try:
+        lines = Path(root, str(pid), "status").read_text(errors="replace").splitlines()
+        return int(dict(line.split(":", 1) for line in lines if line.startswith("Sig"))[name], 16)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def catches(pid: int, number: int, root: str = "/proc") -> bool:
+    """Return whether a process has a handler for a signal and would not be ended by it."""
+    caught = signal_mask(pid, "SigCgt", root)
+    return caught is not None and bool(caught >> (number - 1) & 1)
+
+
 def children(pid: int) -> list[int]:
     """Return the numbers of a process's children."""
     found: list[int] = []
@@ -107,6 +192,40 @@ def rank_of(pid: int) -> int | None:
         return next((int(item[5:]) for item in variables if item.startswith(b"RANK=")), None)
     except (OSError, ValueError):
         return None
+
+
+# -------------------------------------------------------------------------------------------------
+# Where a process runs. Two that have the same are on one host, and in one container as far as it matters.
+
+
+def boot_id() -> str:
+    """Return what identifies the running kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def namespace_id(kind: str) -> int:
+    """Return what identifies this process's namespace of a kind (`net`, `pid`, `cgroup`)."""
+    return os.stat(f"/proc/self/ns/{kind}").st_ino
+
+
+def machine_id() -> str:
+    """Identify what ranks must have in common to share memory: the kernel, and its network namespace (for sockets).
+
+    RINGSIDE_MACHINE overrides it: ranks with equal values must be able to share memory.
+    """
+    return os.environ.get("RINGSIDE_MACHINE") or f"{boot_id()}/{namespace_id('net')}"
+
+
+def host_key() -> str:
+    """Return what ranks have in common that see each other's processes: kernel, process namespace, user."""
+    try:
+        return f"{boot_id()}/{namespace_id('pid')}/{os.getuid()}"
+    except OSError:
+        return f"pid {os.getpid()}"
+
+
+# -------------------------------------------------------------------------------------------------
+# Ranks below a launcher.
 
 
 @dataclass(frozen=True)
@@ -224,9 +343,8 @@ def _ended(processes: list[Process], timeout_s: float) -> list[Process]:
 
 def _exit_of(pid: int) -> tuple[int | None, int]:
     """Return (exit status, signal) of a process that ended and was not yet waited for by its parent."""
-    try:
-        # The last field of stat; the name, the second, is in parentheses and may contain anything (proc(5)).
-        code = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[-1])
-    except (OSError, ValueError, IndexError):
+    stat = read_stat(pid)
+    if stat is None:
         return None, 0
+    code = stat.exit_code
     return (None, code & 0x7F) if code & 0x7F else (code >> 8, 0)

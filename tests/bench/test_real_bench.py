@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from bench.monitor.price import figures, is_right, table, unseen
+from bench.monitor.price import figures_of, is_right, results_table, unseen_by_replay
 from bench.real_runs.__main__ import AT, CASES, judge
 from bench.real_runs.jobs import ENGINES, LINK_STEPS, Ended, Others
 from bench.real_runs.page import page
@@ -84,14 +84,14 @@ def priced(lost: float, told: float, *, right: bool = True) -> dict[str, Any]:
 
 
 def test_a_price_is_held_against_what_was_lost() -> None:
-    found = figures([priced(2.0, 1.8), priced(2.1, 1.9), priced(1.9, 1.7), priced(2.0, 1.8, right=False)])
+    found = figures_of([priced(2.0, 1.8), priced(2.1, 1.9), priced(1.9, 1.7), priced(2.0, 1.8, right=False)])
     assert found["named"] == 3
     for key in ("predicted", "replay"):
         assert found[key]["ratio"] == pytest.approx(0.9, rel=0.01)
         assert 0.8 < found[key]["low"] <= found[key]["ratio"] <= found[key]["high"] < 1.0
-    assert is_right(figures([priced(2.0, 1.9)]))
-    assert not is_right(figures([priced(2.0, 1.7)]))
-    line = table([{"fault": "slow", "engine": "gloo", "runs": [1] * 4, **found}])
+    assert is_right(figures_of([priced(2.0, 1.9)]))
+    assert not is_right(figures_of([priced(2.0, 1.7)]))
+    line = results_table([{"fault": "slow", "engine": "gloo", "runs": [1] * 4, **found}])
     assert "| 0.90 (" in line
     assert line.endswith("| 90 % | 4.0 % |")
 
@@ -99,13 +99,13 @@ def test_a_price_is_held_against_what_was_lost() -> None:
 def test_what_a_replay_cannot_see_is_told_beside_it() -> None:
     own, twin = np.full((120, 2), 0.022), np.full((120, 2), 0.020)
     own[:, 1] = 0.030
-    told = unseen(own, twin, [1])
+    told = unseen_by_replay(own, twin, [1])
     assert told["lost_in_own"] == pytest.approx(2 * 120 * 0.010)
     assert told["others_slower"] == pytest.approx(0.1)
 
 
 def test_a_fault_that_nobody_noticed_still_has_a_replay() -> None:
-    found = figures([priced(2.0, 2.0, right=False)])
+    found = figures_of([priced(2.0, 2.0, right=False)])
     assert found["named"] == 0
     assert math.isnan(found["predicted"]["ratio"])
     assert not is_right(found)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringside.commands import main
-from ringside.predict.laws.curve import log_times
+from ringside.predict.laws.curve import PIPELINE
 
 HEADER = "cluster,nodes,gpus,algo,size_bytes,time_us,algbw_GBps,busbw_GBps\n"
 THETA = np.log([22e-6, 2.0, 7.0, 270e9])
@@ -19,7 +19,7 @@ TABLE_KEYS = {
 def write(path, scale=1.0, ranks=8, hosts=1, extra="", names_sizes=True):
     sizes = 2.0 ** np.arange(3, 34)
     lines = []
-    for size, time in zip(sizes, scale * np.exp(log_times(THETA, sizes)) * 1e6, strict=True):
+    for size, time in zip(sizes, scale * np.exp(PIPELINE.log_slopes(THETA, sizes)[0]) * 1e6, strict=True):
         rate = size / time / 1e3
         counts = f"{hosts},{ranks}" if names_sizes else ","
         lines.append(f"8x H100,{counts},auto,{size:.0f},{time:.2f},{rate:.2f},{rate * 2 * (ranks - 1) / ranks:.2f}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from ringside.doctor.files.chrome_trace import Scan
-from ringside.doctor.kineto.events import TraceEvent
+from ringside.doctor.kineto.collector import TraceEvent
 
 EVENTS = [
     {"ph": "X", "cat": "cpu_op", "name": f'odd "}}, {{ ] name {number}', "ts": number + 0.5, "dur": 1, "pid": 1,

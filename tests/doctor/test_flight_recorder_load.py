@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.flight_recorder.load import NotADumpError, is_pickle, load_dump
+from ringside.doctor.flight_recorder.dump import NotADumpError, is_pickle, load_dump
 
 from .dumps import call, dump, world, write
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.doctor.kineto import events as names
+from ringside.doctor.kineto import collector as names
 from ringside.doctor.kineto import intervals
 from ringside.doctor.kineto.straggler import binomial_tail
 

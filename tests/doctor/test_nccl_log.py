@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import Findings, examine
-from ringside.doctor.nccl_log.communicators import Communicators
+from ringside.doctor.nccl_log.communicators import Communicators, ring_order, transport_name
 from ringside.doctor.nccl_log.lines import nccl_lines
-from ringside.doctor.nccl_log.rings import ring_order, transport_name
 
 from .nccl_logs import BUS_IDS_2_10, OLD_2_4, hosts_of, job_log, log_of_rank
 

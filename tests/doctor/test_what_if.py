@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.pipeline.recording import prepare_recording
+from ringside.doctor.pipeline.graph import prepare_recording
 from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build_timeline, looks_like_meta, parse_meta
-from ringside.doctor.replay.graph import DependencyGraph, replay_steps
-from ringside.doctor.replay.stragglers import WhatIf, answer_what_if
+from ringside.doctor.replay import DependencyGraph, WhatIf, answer_what_if, replay_steps
 from ringside.errors import UsageError
 
 from .shared_data import shared

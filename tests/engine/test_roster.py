@@ -7,8 +7,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from ringside.engine.net.rank_map import RankInfo, exchange_rank_infos, machine_id, make_rank_map, own_rank_info
+from ringside.engine.net.rank_map import RankInfo, exchange_rank_infos, make_rank_map, own_rank_info
 from ringside.errors import DeadlineError, MismatchError, UsageError
+from ringside.processes import machine_id
 
 SAME = {"version": "1", "size": "4"}
 

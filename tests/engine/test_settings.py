@@ -30,9 +30,7 @@ def test_an_explicit_timeout_beats_the_environment_and_that_the_default() -> Non
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan, math.inf, "30", True, timedelta(0)])
 def test_a_timeout_that_cannot_be_is_refused_in_one_line(wrong: Any) -> None:
     assert timeout_seconds(timedelta(minutes=1)) == timeout_seconds(60) == 60.0
-    with pytest.raises(
-        UsageError, match=r"^timeout must be seconds or a timedelta, more than 0[^\n]+$"
-    ):
+    with pytest.raises(UsageError, match=r"^timeout must be seconds or a timedelta, more than 0[^\n]+$"):
         timeout_seconds(wrong)
 
 

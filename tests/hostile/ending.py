@@ -87,11 +87,9 @@ def run(store: Store, name: str) -> dict[str, Any]:
     settings = {"steps": STEPS, **CASES[name]}
     trap, hosts = settings.pop("trap", ""), settings.pop("hosts", 1)
     with tempfile.TemporaryDirectory(prefix="ringside-ending-") as path:
-        os.environ["TMPDIR"] = tempfile.tempdir = path
         directory = Path(path)
         worker: Callable[[int, Path], Any] = functools.partial(train, settings)
         report = run_job(store, name.replace(" ", "-"), RANKS, worker, directory, trap=trap, hosts=hosts, limit_s=40)
-        tempfile.tempdir = None
         saved = torch.load(directory / "final.pt").tolist() if (directory / "final.pt").exists() else None
         files = [str(file) for file in directory.glob("ringside-final-*")]
         logs = "\n".join(file.read_text() for file in directory.glob("*.log"))

@@ -423,8 +423,8 @@ def _write_messages(folder: Path) -> None:
     """What ranks, workers and their keepers say to each other, as the code that says it writes it."""
     from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall
     from ringside.pytorch.hang_watch.store_channel import HostReport
-    from ringside.survive.protocol.decision import Commit, Decided, MemberId, encode_decided
-    from ringside.survive.protocol.generation import Generation, encode_generation
+    from ringside.survive.protocol.decision import Commit, Decided, MemberId, encode
+    from ringside.survive.protocol.generation import Generation
 
     seats = (MemberId(0, 1), MemberId(1, 2))
     pack = msgspec.msgpack.Encoder().encode
@@ -432,10 +432,8 @@ def _write_messages(folder: Path) -> None:
     calls = [WaitingCall(9, "all_reduce", 1000)]
     records = msgspec.json.decode(b"[" + b",".join(_records(4)) + b"]")
     for name, content in {
-        "generation": encode_generation(
-            Generation(1, 2, 30, 0, seats, (0, 1), broken=((0, 1),), left=(MemberId(0, 0),))
-        ),
-        "decision": encode_decided(Decided().after(3, Commit(seats, 0, 64, 64, "f7ab"))),
+        "generation": encode(Generation(1, 2, 30, 0, seats, (0, 1), broken=((0, 1),), left=(MemberId(0, 0),))),
+        "decision": encode(Decided().after(3, Commit(seats, 0, 64, 64, "f7ab"))),
         "founders": pack(seats),
         "letter": pack(HostReport(1, 0, [standing, msgspec.structs.replace(standing, rank=0, calls=calls)])),
         "records": pack(records),

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ringside.survive.attempt import Attempt
-from ringside.survive.cluster.waiting import GaveUp, Superseded
+from ringside.survive.cluster.peers import GaveUp, Superseded
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Tag
 from ringside.survive.protocol.generation import Generation

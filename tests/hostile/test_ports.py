@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ringside.monitor.alerts.settings import Endpoint
+from ringside.monitor.alerts.live import Endpoint
 from ringside.view.export.prometheus import PLACES, MetricsServer
 
 from .growth import growth

@@ -23,12 +23,11 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings
 from ringside.doctor.flight_recorder.dump import P2P
-from ringside.doctor.kineto.events import TraceEvent, kernel_collective
+from ringside.doctor.kineto.collector import TraceEvent, kernel_collective
 from ringside.doctor.nccl_log.communicators import Communicators
-from ringside.doctor.nccl_log.faults import fault_of, is_abort
+from ringside.doctor.nccl_log.faults import TorchLines, fault_of, is_abort
 from ringside.doctor.nccl_log.lines import Line, nccl_lines
 from ringside.doctor.nccl_log.settings import NcclSettings
-from ringside.doctor.nccl_log.torch_watchdog import TorchLines
 from ringside.errors import UsageError
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.table import tabulate

@@ -23,8 +23,7 @@ from torch.utils.data import (  # noqa: E402
     WeightedRandomSampler,
 )
 
-from ringside.survive.data.samplers import drawn_by, for_all_ranks  # noqa: E402
-from ringside.survive.data.samples import Samples, length_of  # noqa: E402
+from ringside.survive.data.samples import Samples, drawn_by, for_all_ranks, length_of  # noqa: E402  # noqa: E402
 
 SCRIPT = str(Path(__file__).with_name("sampling.py"))
 DATA, WEIGHTS = range(40), [float(1 + number % 3) for number in range(40)]

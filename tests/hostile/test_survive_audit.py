@@ -3,11 +3,12 @@
 import pytest
 
 from ringside.errors import MismatchError, UsageError
-from ringside.survive.audit import audit, committed
+from ringside.survive.audit import committed
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.protocol.decision import Commit, Decisions, MemberId, Tag
-from ringside.survive.protocol.generation import Generation, encode_generation, generation_key
+from ringside.survive.protocol.decision import Commit, Decisions, MemberId, Tag, encode
+from ringside.survive.protocol.generation import Generation, generation_key
 from ringside.survive.protocol.settings import ProtocolSettings
+from verification.survive.audit import audit
 
 ALONE = (MemberId(0, 1),)
 
@@ -19,7 +20,7 @@ def registers_of(*incarnations):
     """Return registers in which the first incarnation did some steps, the second others, and so on."""
     registers = MemoryRegisters()
     for number, steps in enumerate(incarnations, 1):
-        registers.create(generation_key(number), encode_generation(Generation(number, 1, 0, 0, ALONE, (0,))))
+        registers.create(generation_key(number), encode(Generation(number, 1, 0, 0, ALONE, (0,))))
         for step in steps:
             Decisions(registers).decide(Tag(number, 1, step, 0), Commit(ALONE, 8 * step, 8, 8, "sum"))
     return registers
@@ -36,7 +37,7 @@ def test_steps_that_were_done_again_count_as_they_were_done_last():
 
 def test_a_step_that_was_committed_twice_in_one_incarnation_is_not_hidden():
     registers = registers_of(range(3))
-    registers.swap(generation_key(1), registers.read(generation_key(1)), encode_generation(Generation(1, 2, 0)))
+    registers.swap(generation_key(1), registers.read(generation_key(1)), encode(Generation(1, 2, 0)))
     Decisions(registers).decide(Tag(1, 2, 1, 0), Commit(ALONE, 8, 8, 8, "sum"))
     assert [tag.step for tag, _ in committed(registers, 3, SETTINGS)] == [0, 1, 1, 2]
     assert audit(registers, 3) == ["step 1 is committed twice in incarnation 1", "step 1 is committed twice"]

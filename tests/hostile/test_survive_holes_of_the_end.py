@@ -4,6 +4,7 @@ import os
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.survive.counting import Counting, count
 
@@ -17,7 +18,6 @@ from ringside.survive.supervisor import Supervisor
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive import connection as passport  # noqa: E402
 from ringside.survive import final_state  # noqa: E402
 from ringside.survive.connection import StoreConnection  # noqa: E402
 from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
@@ -193,7 +193,7 @@ def test_the_only_rank_that_is_not_refused_does_not_train_alone(tmp_path, monkey
 def test_who_is_no_member_leaves_with_a_status_of_its_own_and_says_in_what_it_differs(tmp_path, monkeypatch, caplog):
     registers = MemoryRegisters()
     monkeypatch.setattr("ringside.survive.train.connect", lambda *_: StoreConnection(1, 2, registers, registers))
-    registers.create("passport", passport.encode({"the batch": "7 samples"}))
+    registers.create("passport", msgspec.json.encode({"the batch": "7 samples"}))
     with pytest.raises(SystemExit, match="77"):
         count(2, tmp_path)
     assert "rank 1 is refused" in caplog.text

@@ -14,8 +14,8 @@ import ringside
 from ringside.errors import MismatchError
 from ringside.survive.audit import SampleDigests, committed
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.protocol.decision import Abort, Commit, Decision, Decisions, MemberId, Tag
-from ringside.survive.protocol.generation import Generation, encode_generation, generation_key
+from ringside.survive.protocol.decision import Abort, Commit, Decision, Decisions, MemberId, Tag, encode
+from ringside.survive.protocol.generation import Generation, generation_key
 from ringside.survive.protocol.settings import ProtocolSettings
 
 SEATS = (MemberId(0, 1), MemberId(1, 1))
@@ -135,7 +135,7 @@ def test_a_generation_of_many_steps_is_ended_in_as_many_calls_as_one_of_few() ->
 def test_every_step_that_was_applied_here_has_the_digest_of_its_result() -> None:
     digests, registers = SampleDigests(), MemoryRegisters()
     decisions, record = Decisions(registers), Generation(1, 2, 0, 0, SEATS, (0, 1))
-    registers.create(generation_key(1), encode_generation(record))
+    registers.create(generation_key(1), encode(record))
     for step in range(6):
         tag = Tag(1, 1 + step // 4, step, 0)
         decision = Commit(SEATS, 8 * step, 8, 8, f"{step:016x}")

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from ringside.processes import read_stat, start_time
 from ringside.survive.cluster.known_workers import KnownWorkers
-from ringside.survive.cluster.peers import PeerPlace, own_place, state_of
+from ringside.survive.cluster.peers import PeerPlace, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.cluster.rendezvous import Rendezvous
 
@@ -51,14 +52,15 @@ def known():
 def ensure_dead(known, pid):
     """Leave a rank out that the store says is a process; return whether that one lives on."""
     rendezvous, found = known
-    seat = rendezvous.claim(1, 1, PeerPlace(own_place().machine, pid, state_of(pid)[1]))
+    seat = rendezvous.claim(1, 1, PeerPlace(own_place().machine, pid, start_time(pid)))
     found.ensure_dead(seat, 1)
     found.close_all()
-    return state_of(pid)[0] not in "XZ"
+    stat = read_stat(pid)
+    return stat is not None and not stat.ended
 
 
 def test_a_process_that_is_no_worker_is_left_alone(start, known, caplog):
-    process, _ = start("-c", "print(flush=True); input()")
+    process, _ = start("-c", "import sys; print(flush=True); sys.stdin.read()")
     assert ensure_dead(known, process.pid)
     assert "shows no sign of it: it is left alone" in caplog.text
 
@@ -77,5 +79,6 @@ def test_a_name_alone_is_no_sign(start, known):
     worker, _ = start(WORKER)
     links = (os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd"))
     (name,) = (link.removeprefix("/memfd:").removesuffix(" (deleted)") for link in links if link.startswith("/memfd:"))
-    process, _ = start("-c", "import os, sys; fd = os.memfd_create(sys.argv[1]); print(flush=True); input()", name)
+    script = "import os, sys; fd = os.memfd_create(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    process, _ = start("-c", script, name)
     assert ensure_dead(known, process.pid)

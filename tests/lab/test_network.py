@@ -10,7 +10,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from bench.lab.accuracy import connection, round_trips, stream, together
+from bench.lab.accuracy import connect_hosts, round_trips, stream_between, summed_rate
 
 from ringside.errors import UsageError
 from ringside.lab import Lab
@@ -23,14 +23,14 @@ PLACE = "import os; e = os.environ; print(e['RANK'], e['WORLD_SIZE'], e['GROUP_R
 
 
 def best_rate(lab: Lab, flows: list[tuple[int, int]], size_bytes: int) -> float:
-    return max(together(stream(lab, flows, size_bytes)) for _ in range(3))
+    return max(summed_rate(stream_between(lab, flows, size_bytes)) for _ in range(3))
 
 
 @pytest.mark.parametrize("wiring", ["star", "mesh"])
 def test_every_host_reaches_every_other(lab_factory: LabFactory, wiring: str):
     lab = lab_factory(hosts=3, wiring=wiring)
     for a, b in itertools.permutations(range(3), 2):
-        with connection(lab, a, b) as (here, there):
+        with connect_hosts(lab, a, b) as (here, there):
             assert there.getpeername()[0] == lab.address(a)
             assert here.getpeername()[0] == lab.address(b)
 
@@ -57,14 +57,14 @@ def test_three_senders_share_the_rate_of_their_receiver(lab_factory: LabFactory)
 def test_both_directions_at_once_are_as_fast_as_one(lab_factory: LabFactory):
     lab = lab_factory(hosts=2, rate="160mbit")
     one = best_rate(lab, [(0, 1)], 3 * MB)
-    both = (stream(lab, [(0, 1), (1, 0)], 3 * MB) for _ in range(3))
+    both = (stream_between(lab, [(0, 1), (1, 0)], 3 * MB) for _ in range(3))
     assert max(min(flow.bytes_per_second for flow in flows) for flows in both) > 0.7 * one
 
 
 def test_counters_count(lab_factory: LabFactory):
     lab = lab_factory(hosts=3)
     before = [lab.interface_bytes(host) for host in range(3)]
-    stream(lab, [(0, 1)], 4 * MB)
+    stream_between(lab, [(0, 1)], 4 * MB)
     after = [lab.interface_bytes(host) for host in range(3)]
     moved = [(now[0] - was[0], now[1] - was[1]) for was, now in zip(before, after, strict=True)]
     assert 4 * MB < moved[0][1] < 4.4 * MB
@@ -75,7 +75,7 @@ def test_counters_count(lab_factory: LabFactory):
 def test_a_mesh_uses_the_link_of_the_pair(lab_factory: LabFactory):
     lab = lab_factory(hosts=3, wiring="mesh")
     before = lab.link_bytes(0, 1), lab.link_bytes(0, 2), lab.link_bytes(1, 0)
-    stream(lab, [(0, 1)], 4 * MB)
+    stream_between(lab, [(0, 1)], 4 * MB)
     assert lab.link_bytes(0, 1)[1] - before[0][1] > 4 * MB
     assert lab.link_bytes(0, 2)[1] - before[1][1] < 0.1 * MB
     assert lab.link_bytes(1, 0)[0] - before[2][0] > 4 * MB
@@ -94,7 +94,7 @@ def test_a_link_whose_queue_is_full_carries_on_at_a_lower_rate(lab_factory: LabF
     lab = lab_factory(hosts=2, wiring="mesh", rate="1gbit")
     begun = lab.interface_bytes(0)[1]
     with ThreadPoolExecutor(1) as pool:
-        flows = pool.submit(stream, lab, [(0, 1), (1, 0)], 25 * MB)
+        flows = pool.submit(stream_between, lab, [(0, 1), (1, 0)], 25 * MB)
         while lab.interface_bytes(0)[1] < begun + 5 * MB and not flows.done():
             pass  # the kernel counts; there is nothing to wait on
         assert not flows.done()
@@ -107,7 +107,7 @@ def test_a_link_whose_queue_is_full_carries_on_at_a_lower_rate(lab_factory: LabF
 )
 def test_cut_and_restore(lab_factory: LabFactory, wiring: str, where: dict[str, object]):
     lab = lab_factory(hosts=3, wiring=wiring)
-    with connection(lab, 0, 1) as (here, there), connection(lab, 0, 2) as (also, elsewhere):
+    with connect_hosts(lab, 0, 1) as (here, there), connect_hosts(lab, 0, 2) as (also, elsewhere):
         lab.cut(**where)
         lab.set_rate("100mbit")  # does not mend what is cut
         here.sendall(b"late")
@@ -123,7 +123,7 @@ def test_cut_and_restore(lab_factory: LabFactory, wiring: str, where: dict[str, 
 
 def test_a_connection_that_is_idle_is_given_up_where_its_link_is_cut(lab_factory: LabFactory):
     lab = lab_factory(hosts=2, wiring="mesh")
-    with connection(lab, 0, 1) as (here, _):
+    with connect_hosts(lab, 0, 1) as (here, _):
         for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 1)):
             here.setsockopt(socket.IPPROTO_TCP, option, value)
         here.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -149,7 +149,7 @@ def test_delayed_frames_keep_their_order(lab_factory: LabFactory):
     with lab.inside(0, lambda: socket.socket(*udp)) as here, lab.inside(1, lambda: socket.socket(*udp)) as there:
         there.bind((lab.address(1), 0))
         there.settimeout(20.0)
-        with connection(lab, 0, 1):  # who is where is known by now, so that no datagram waits for it
+        with connect_hosts(lab, 0, 1):  # who is where is known by now, so that no datagram waits for it
             for number in range(200):
                 here.sendto(number.to_bytes(2, "big"), there.getsockname())
         assert [int.from_bytes(there.recv(2), "big") for _ in range(200)] == list(range(200))

@@ -204,13 +204,9 @@ def test_counters_of_the_kernel_are_read_by_device() -> None:
 
 
 def test_names_say_when_their_owner_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    child = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert names.start_time(child.pid) is None  # it has ended, and is not waited for yet
-    child.wait()
-    assert names.start_time(child.pid) is None
-    own = names.start_time(os.getpid())
-    assert own is not None
+    own = LabName.new()
+    assert own.owner_lives()
+    assert not LabName(own.pid, own.start - 1, own.count).owner_lives(), "a later process of the same number"
     assert str(LabName(3, 4, 5)) == "ringside-3-4-5"
     assert LabName.of_namespace("ringside-3-4-5-switch") == LabName(3, 4, 5)
     monkeypatch.setattr(names, "DIRECTORY", tmp_path)
@@ -502,27 +498,27 @@ class Here:
 
 def test_streams_and_round_trips_are_measured_by_what_the_receiver_saw() -> None:
     lab: Any = Here()
-    flows = measure.stream(lab, [(0, 1), (1, 2)], 3_000_001)
+    flows = measure.stream_between(lab, [(0, 1), (1, 2)], 3_000_001)
     for flow in flows:
         assert 3_000_001 - measure.PIECE_BYTES <= flow.size_bytes < 3_000_001
         assert flow.first_s <= flow.last_s
-    assert measure.together(flows) > 0
+    assert measure.summed_rate(flows) > 0
     took = measure.round_trips(lab, 0, 1, 5, 100_000)
     assert len(took) == 5
     assert min(took) > 0
-    with measure.connection(lab, 0, 1) as (here, there):
+    with measure.connect_hosts(lab, 0, 1) as (here, there):
         assert there.getsockname()[0] == "127.0.0.2"
         assert [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for end in (here, there)] == [1, 1]
         assert here.gettimeout() == there.gettimeout() == 30.0
         here.sendall(b"abc")
         here.close()
         with pytest.raises(ConnectionError, match="closed the connection"):
-            measure.receive(there, 4)
+            measure.receive_bytes(there, 4)
 
 
 def test_flows_together_count_from_the_first_byte_to_the_last() -> None:
     one, two = measure.Flow(100, 1.0, 3.0), measure.Flow(300, 2.0, 5.0)
     assert (one.bytes_per_second, two.bytes_per_second) == (50.0, 100.0)
-    assert measure.together([one, two]) == 100.0
+    assert measure.summed_rate([one, two]) == 100.0
     assert measure.Flow(1, 1.0, 1.0).bytes_per_second == pytest.approx(1e9)
-    assert measure.together([measure.Flow(1, 1.0, 1.0)]) == pytest.approx(1e9)
+    assert measure.summed_rate([measure.Flow(1, 1.0, 1.0)]) == pytest.approx(1e9)

@@ -15,14 +15,14 @@ import pytest
 pytest.importorskip("torch")
 
 from ringside.lab import Lab
-from ringside.monitor.links import tcp_info
+from ringside.monitor.links.sampler import has_tcp_info
 from ringside.monitor.run.directory import RunReader
 
 from .factory import LabFactory
 
 pytestmark = [
     pytest.mark.native,
-    pytest.mark.skipif(not tcp_info.has_tcp_info(), reason="this kernel's TCP_INFO holds too little"),
+    pytest.mark.skipif(not has_tcp_info(), reason="this kernel's TCP_INFO holds too little"),
 ]
 
 LIMIT_S = 80.0

@@ -39,7 +39,8 @@ class HookServer:
                 self.send_response(outer.answers.pop(0) if outer.answers else 204)
                 self.send_header("Location", outer.url)
                 self.send_header("Content-Length", "0")
-                self.end_headers()
+                with contextlib.suppress(ConnectionError):  # the sender's time was up, and it has gone
+                    self.end_headers()
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor import RunInfo
-from ringside.monitor.run.records import StepRecord
+from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watcher import Row, Watcher
+from ringside.monitor.watchers import Watcher
 
 
 def row(

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ringside.monitor.run.records import Row
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watcher import Row
 
 STEPS_KEPT = 128
 

@@ -432,7 +432,7 @@ def test_vitals_survive_the_run_directory(tmp_path: Path, make_info: Callable[..
 
 
 def test_a_long_run_keeps_vitals_of_every_rank() -> None:
-    from ringside.monitor.run.vitals_table import VitalsGatherer
+    from ringside.monitor.run.table import VitalsGatherer
 
     gatherer = VitalsGatherer(3, limit=60)
     for step in range(1000):

@@ -9,7 +9,7 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.monitor.alerts.book import AlertBook
-from ringside.monitor.alerts.settings import digest_steps
+from ringside.monitor.alerts.live import digest_steps
 from ringside.monitor.replicas import Check, ReplicaCheck, find_odd_ranks
 from ringside.monitor.verdict import headline
 

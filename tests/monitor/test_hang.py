@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, find_cause, limit_s
-from ringside.monitor.hang.detector import HangDetector
-from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall, catches, read_stat
-from ringside.monitor.hang.verdict_text import verdict_of
+from ringside.monitor.hang.detector import HangDetector, verdict_of
+from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall
 from ringside.monitor.verdict import headline
+from ringside.processes import catches, read_stat
 
 LONG_S = LIMIT_S + 1
 TICK_S = 0.25

@@ -8,18 +8,19 @@ from itertools import count
 import numpy as np
 import pytest
 
-from ringside.monitor.job.episode import WARM_UP_STEPS, WINDOW_STEPS, Episode
 from ringside.monitor.job.watcher import (
+    WARM_UP_STEPS,
+    WINDOW_STEPS,
     CommunicationBound,
+    Episode,
     InputBound,
     JobWatcher,
     SmallCollectives,
     least_of_ranks,
     reprice,
 )
-from ringside.monitor.run.records import StepRecord
+from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.watcher import Row
 from ringside.monitor.watchers import standard_watchers
 
 from .jobs import opened, row, watch

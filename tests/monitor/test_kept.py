@@ -22,21 +22,18 @@ from ringside.monitor.alerts.counters import MetricCounters
 from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.hang.attribution import find_cause
-from ringside.monitor.hang.detector import HangDetector
+from ringside.monitor.hang.detector import HangDetector, verdict_of
 from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
-from ringside.monitor.hang.verdict_text import verdict_of
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan, best_buckets, bucket_mb
 from ringside.monitor.job.questions import answer_questions
 from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkTotals
-from ringside.monitor.links.slow_link import LinkState, judge_link
-from ringside.monitor.links.watcher import LinkWatcher
+from ringside.monitor.links.watcher import LinkState, LinkWatcher, judge_link
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import STEPS as STEPS_FILE
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.run.records import Vitals, Wire
-from ringside.monitor.run.table import tabulate
-from ringside.monitor.run.vitals_table import VitalsGatherer
+from ringside.monitor.run.records import Row, Vitals, Wire
+from ringside.monitor.run.table import VitalsGatherer, tabulate
 from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, SustainedShift
 from ringside.monitor.slow_rank.level_shift import LevelShift, compare
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, rejudge_pauses
@@ -46,7 +43,6 @@ from ringside.monitor.step_clock.draft import SyncTimes
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import KINDS, headline
 from ringside.monitor.vitals.process import Used, VitalSigns
-from ringside.monitor.watcher import Row
 
 from .jobs import event
 from .machines import Machine

@@ -12,12 +12,19 @@ import numpy as np
 import pytest
 from tests.support.waiting import Clock
 
-from ringside.monitor.links.sampler import LEAST_BYTES, PERIOD_S, LinkLedger, LinkMap, LinkSampler, wires_by_link
-from ringside.monitor.links.slow_link import LEARNT, SETTLING
-from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, TcpEndpoint
-from ringside.monitor.links.watcher import LinkWatcher
-from ringside.monitor.run.records import StepRecord, Wire
-from ringside.monitor.watcher import Row
+from ringside.monitor.links.sampler import (
+    LEAST_BYTES,
+    PERIOD_S,
+    LinkLedger,
+    LinkMap,
+    LinkSampler,
+    TcpConnection,
+    TcpCounters,
+    TcpEndpoint,
+    wires_by_link,
+)
+from ringside.monitor.links.watcher import LEARNT, SETTLING, LinkWatcher
+from ringside.monitor.run.records import Row, StepRecord, Wire
 
 from .jobs import opened, row, watch
 

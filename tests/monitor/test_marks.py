@@ -10,8 +10,7 @@ import pytest
 from ringside.monitor.job.collectives import CollectiveSpan
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.device_events import KEPT, LOOKS, MOST_LAPS, DeviceEvents, UnreachedSteps
-from ringside.monitor.step_clock.draft import SyncTimes, Told
+from ringside.monitor.step_clock.draft import KEPT, LOOKS, MOST_LAPS, DeviceEvents, SyncTimes, Told, UnreachedSteps
 
 from .device import FakeDevice
 

@@ -14,7 +14,7 @@ from ringside.view.html.run_report import render_report
 
 UNPACKERS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 RUNNERS = {"eval", "exec", "compile", "__import__"}
-LOADS_PICKLES = {"ringside.doctor.flight_recorder.load", "ringside.survive.state.torch_checkpoint"}
+LOADS_PICKLES = {"ringside.doctor.flight_recorder.dump", "ringside.survive.state.torch_checkpoint"}
 """They read PyTorch's dumps and checkpoints, which are pickles, without unpickling what could run (see their tests)."""
 
 

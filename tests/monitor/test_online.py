@@ -21,8 +21,8 @@ from ringside.monitor.collector import (
     with_waits,
 )
 from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.run.records import Row
 from ringside.monitor.verdict import VerdictEvent
-from ringside.monitor.watcher import Row
 from ringside.monitor.watchers import standard_watchers
 
 from .states import StepsSeen

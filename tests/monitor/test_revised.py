@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ringside.monitor.run.algorithm_changes import NOTES_KEPT, read_revised, revisions
 from ringside.monitor.run.directory import RunWriter
+from ringside.monitor.run.events import NOTES_KEPT, read_revised, revisions
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import finish_run
 from ringside.view.export.markdown import render_markdown

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ringside.monitor.links import tcp_info
-from ringside.monitor.links.tcp_info import TcpConnection, TcpEndpoint, connections, read_counters
+from ringside.monitor.links.sampler import TcpConnection, TcpEndpoint, connections, has_tcp_info, read_counters
 
-pytestmark = pytest.mark.skipif(not tcp_info.has_tcp_info(), reason="this kernel's TCP_INFO holds too little")
+pytestmark = pytest.mark.skipif(not has_tcp_info(), reason="this kernel's TCP_INFO holds too little")
 
 MB = 1_000_000
 LIMIT_S = 20.0

@@ -15,10 +15,9 @@ from ringside.monitor import RunInfo
 from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, severity_of
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.run.records import Wire
+from ringside.monitor.run.records import Row, Wire
 from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watcher import Row
 from ringside.monitor.watchers import standard_watchers
 from ringside.view.html.run_report import render_report
 

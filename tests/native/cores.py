@@ -14,14 +14,15 @@ import numpy as np
 from tests.support import threads
 
 from ringside import _core
+from ringside._core.enums import Algorithm, Status
 from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.engine.shm.log import PATHS, CollectiveLog
 
 Array = np.ndarray[Any, Any]
 
-OK, MISMATCH, PEER_LOST, DEADLINE, INTERRUPTED, CLOSED, EXCHANGE, NO_WEIGHT = range(8)
-AUTOMATIC, ONE_SHOT, DIRECT, PROGRAM = range(4)
+OK, MISMATCH, PEER_LOST, DEADLINE, INTERRUPTED, CLOSED, EXCHANGE, NO_WEIGHT, _, UNSUITED = Status
+AUTOMATIC, ONE_SHOT, DIRECT, PROGRAM = Algorithm
 WAIT_S = 20.0
 PAGE = mmap.PAGESIZE
 

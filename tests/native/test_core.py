@@ -30,6 +30,7 @@ from .cores import (
     ONE_SHOT,
     PEER_LOST,
     PROGRAM,
+    UNSUITED,
     WAIT_S,
     address,
     all_reduce,
@@ -304,15 +305,15 @@ def test_an_array_takes_the_short_way_if_the_kernels_know_its_elements() -> None
         for dtype in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "longlong", "long", "intc"):
             assert core.all_reduce_array(np.ones((2, 3), dtype), 0, 0, -1) == OK, dtype
         for dtype in ("u2", "u4", "u8", "bool", "c8", "S1", "g", "i4,i4"):
-            assert core.all_reduce_array(np.ones((2, 3)).astype(dtype), 0, 0, -1) == -1, dtype
+            assert core.all_reduce_array(np.ones((2, 3)).astype(dtype), 0, 0, -1) == UNSUITED, dtype
         raw = np.ones(36, np.uint8)
         assert core.all_reduce_array(raw[4:36].view(np.float32), 0, 0, -1) == OK
-        assert core.all_reduce_array(raw[1:33].view(np.float32), 0, 0, -1) == -1, "not at a multiple of its size"
-        assert core.all_reduce_array(np.ones((4, 4))[:, ::2], 0, 0, -1) == -1
+        assert core.all_reduce_array(raw[1:33].view(np.float32), 0, 0, -1) == UNSUITED, "not at a multiple of its size"
+        assert core.all_reduce_array(np.ones((4, 4))[:, ::2], 0, 0, -1) == UNSUITED
         fixed = np.ones(4)
         fixed.flags.writeable = False
-        assert core.all_reduce_array(fixed, 0, 0, -1) == -1
-        assert core.all_reduce_array("text", 0, 0, -1) == -1
+        assert core.all_reduce_array(fixed, 0, 0, -1) == UNSUITED
+        assert core.all_reduce_array("text", 0, 0, -1) == UNSUITED
         assert CollectiveLog(core).totals().payload_bytes == 6 * (2 + 4 + 8 + 1 + 2 + 4 + 8 + 1 + 8 + 8 + 4) + 32
 
 

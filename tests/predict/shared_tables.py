@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringside.predict.laws.curve import log_times
+from ringside.predict.laws.curve import PIPELINE
 from ringside.predict.tables.table import Figure, Table, TableRow
 
 BANDWIDTH = Path(__file__).parents[1] / "data" / "bandwidth"
@@ -18,7 +18,8 @@ def published(name=""):
 def made(theta, sizes, noise=0.0, seed=0, ranks=8, name="made"):
     """Return a table of the curve's law with log-normal noise, bandwidths as nccl-tests prints them."""
     times = np.exp(
-        log_times(np.asarray(theta), sizes) + noise * np.random.default_rng(seed).standard_normal(len(sizes))
+        PIPELINE.log_slopes(np.asarray(theta), sizes)[0]
+        + noise * np.random.default_rng(seed).standard_normal(len(sizes))
     )
     factor = 2 * (ranks - 1) / ranks
     rows = []

@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.predict.laws.calibrate import expect, fit, vague
-from ringside.predict.laws.curve import BASE, RATE, log_slopes, log_times
+from ringside.predict.laws.calibrate import expect, fit, posterior, transfer, vague
+from ringside.predict.laws.curve import BASE, PIPELINE, RATE
 from ringside.predict.laws.fabric import Law
-from ringside.predict.laws.transfer import posterior, transfer
 
 from .shared_tables import made
 
@@ -28,16 +27,16 @@ figures = st.tuples(st.floats(-13, -7), st.floats(-1, 2), st.floats(0, 4), st.fl
 @given(figures, st.floats(1, 1e12))
 def test_the_slopes_of_the_curve_are_its_derivatives(theta, size):
     theta = np.array(theta)
-    _, slopes = log_slopes(theta, [size])
+    _, slopes = PIPELINE.log_slopes(theta, [size])
     for k in range(4):
         step = 1e-5 * np.eye(4)[k]
-        numeric = (log_times(theta + step, [size]) - log_times(theta - step, [size])) / 2e-5
+        numeric = (PIPELINE.log_slopes(theta + step, [size])[0] - PIPELINE.log_slopes(theta - step, [size])[0]) / 2e-5
         assert slopes[0, k] == pytest.approx(numeric[0], abs=1e-6)
 
 
 @given(figures)
 def test_time_grows_with_size_and_the_rate_saturates(theta):
-    times = np.exp(log_times(np.array(theta), SIZES))
+    times = np.exp(PIPELINE.log_slopes(np.array(theta), SIZES)[0])
     assert np.all(np.diff(times) > 0)
     assert np.all(np.diff(SIZES / times) > 0)
     assert np.all(SIZES / times < np.exp(theta[RATE]))
@@ -50,7 +49,7 @@ def test_a_known_law_is_recovered(law):
     found = fit(sizes, times, law)
     assert np.exp(found.theta[BASE]) == pytest.approx(25e-6, rel=0.05)
     assert np.exp(found.theta[RATE]) == pytest.approx(180e9, rel=0.07)
-    truth = np.exp(log_times(THETA, SIZES))
+    truth = np.exp(PIPELINE.log_slopes(THETA, SIZES)[0])
     assert np.abs(found.predict(SIZES).times_s / truth - 1).mean() < 0.03
 
 
@@ -96,7 +95,7 @@ def test_a_dense_tables_band_is_wider_where_its_rows_scatter_more():
     """Jitter of 3 us: a tenth of a small message's time, nothing of a large one's."""
     random = np.random.default_rng(5)
     sizes = np.linspace(1 << 14, 1 << 26, 600)
-    truth = np.exp(log_times(THETA, sizes))
+    truth = np.exp(PIPELINE.log_slopes(THETA, sizes)[0])
     times = np.abs(truth + 3e-6 * random.standard_normal(600)) * np.exp(0.002 * random.standard_normal(600))
     told = fit(sizes[::2], times[::2], LAW).predict(sizes[1::2])
     widths, held = told.high_s / told.times_s - 1, told.covers(times[1::2])
@@ -114,9 +113,9 @@ def test_a_fit_is_the_same_every_time():
 
 def test_many_rows_are_thinned_not_refused():
     sizes = np.arange(1, 3001) * 8192.0
-    found = fit(sizes, np.exp(log_times(THETA, sizes)), LAW)
+    found = fit(sizes, np.exp(PIPELINE.log_slopes(THETA, sizes)[0]), LAW)
     assert len(found.x) <= 400
-    assert found.predict([1e6]).times_s[0] == pytest.approx(np.exp(log_times(THETA, [1e6]))[0], rel=0.02)
+    assert found.predict([1e6]).times_s[0] == pytest.approx(np.exp(PIPELINE.log_slopes(THETA, [1e6])[0])[0], rel=0.02)
 
 
 @settings(max_examples=20, deadline=None)
@@ -139,7 +138,7 @@ def test_figures_that_cannot_be_are_refused(sizes, times):
 
 def test_without_rows_the_law_is_the_prediction():
     told = expect(LAW).predict(SIZES)
-    assert told.times_s == pytest.approx(np.exp(log_times(LAW.mean, SIZES)))
+    assert told.times_s == pytest.approx(np.exp(PIPELINE.log_slopes(LAW.mean, SIZES)[0]))
     assert told.extrapolated.all()
 
 

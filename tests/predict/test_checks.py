@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.errors import UsageError
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check_rows, infer_ranks, largest_rising, require_rows
+from ringside.predict.tables.checks import check_rows, infer_ranks, largest_rising
 from ringside.predict.tables.table import Figure, Table, TableRow, bus_factor
 
 from .shared_tables import made, published
@@ -82,8 +81,6 @@ def test_a_whole_table_in_other_units_is_refused_row_by_row():
     found = check_rows(Table("gib", rows, ranks=8))
     assert not found.rows
     assert all("GiB/s" in flag.reason for flag in found.flags)
-    with pytest.raises(UsageError, match="12 flagged: algbw"):
-        require_rows(found, 4)
 
 
 def test_repeated_rows_are_named_and_repeats_of_a_measurement_are_kept():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict.laws.curve import BASE, RATE, log_times
+from ringside.predict.laws.curve import BASE, PIPELINE, RATE
 from ringside.predict.laws.fabric import CHAIN, NETWORK_RING, NETWORK_TREE, NVLS, RING, candidates, law, nvls_rate
 from ringside.predict.laws.knowledge import named_topology, sized_like
 from ringside.predict.tables import read_tables
@@ -120,5 +120,5 @@ def test_the_curve_of_a_preset_is_near_what_its_clusters_measure():
         topology = named_topology(table)
         sizes = np.array([row.size_bytes for row in table.rows])
         times = np.array([row.time_s for row in table.rows])
-        error = np.abs(np.exp(log_times(law(topology).mean, sizes)) / times - 1)
+        error = np.abs(np.exp(PIPELINE.log_slopes(law(topology).mean, sizes)[0]) / times - 1)
         assert np.median(error) < bound, name

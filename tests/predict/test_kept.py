@@ -29,11 +29,10 @@ from ringside.predict.plan.bound import bounds
 from ringside.predict.plan.memory import batch, fit, state
 from ringside.predict.plan.options import TREES, collective, names, option, schedule_for
 from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.score.baselines import hockney, nccl_constants
-from ringside.predict.score.score import hold_out, larger_sizes, other_scale, preset_only, summary
+from ringside.predict.score import hockney, hold_out, larger_sizes, nccl_constants, other_scale, preset_only, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check_rows
-from ringside.predict.what_if.what_if import PredictedStep, StepChange, played, what_if
+from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import COLLECTIVES, by_name, hierarchical, ring
 
 from .event_simulation import finish_by_events

@@ -5,8 +5,7 @@ import pytest
 
 from ringside.predict import LinkClass, Topology, preset
 from ringside.predict.plan.buckets import best_buckets
-from ringside.predict.plan.measured import moved, tilted, with_measured
-from ringside.predict.plan.options import option, options
+from ringside.predict.plan.options import moved, option, options, tilted, with_measured
 from ringside.predict.plan.plan import PlanQuestion, plan
 
 FLAT = Topology("flat", (1,) * 4, between=LinkClass("ethernet", 30e-6, 1e9))

@@ -7,8 +7,8 @@ from bench.lab.ordered_simulation import simulate_messages
 from ringside.engine.net.exchange.ordering import order_messages
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, finish_seconds, price
-from ringside.predict.simulation import messages as messages_module
-from ringside.predict.simulation.messages import merged, stretches
+from ringside.predict.simulation import rounds as messages_module
+from ringside.predict.simulation.rounds import merged, stretches
 from ringside.schedule import (
     ALGORITHMS,
     by_name,

@@ -5,7 +5,7 @@ import pytest
 
 from ringside.predict import preset
 from ringside.predict.plan.options import option
-from ringside.predict.score.score import check_tables, measured
+from ringside.predict.score import check_tables, measured
 from ringside.predict.tables import read_tables
 
 from .shared_tables import published

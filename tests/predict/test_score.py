@@ -7,13 +7,15 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.predict.laws.knowledge import Knowledge
-from ringside.predict.score.baselines import hockney, interpolate, nccl_constants
-from ringside.predict.score.score import (
+from ringside.predict.score import (
     check_tables,
     errors_of,
+    hockney,
     hold_out,
+    interpolate,
     larger_sizes,
     measured,
+    nccl_constants,
     other_scale,
     preset_only,
     summary,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, Topology, preset, price
 from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.what_if.what_if import PredictedStep, StepChange, played, what_if
+from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import ring
 
 FLAT = Topology("flat", (1,) * 6, between=LinkClass("ethernet", 10e-6, 1e9))

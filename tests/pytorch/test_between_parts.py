@@ -23,7 +23,8 @@ from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
 from ringside.monitor.job.collectives import CollectiveSpan  # noqa: E402
 from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
 from ringside.pytorch.communicator import between_hosts  # noqa: E402
-from ringside.pytorch.ddp.reducers import NativeReducer, RingsideReducer, UserHookReducer  # noqa: E402
+from ringside.pytorch.ddp.reducers import NativeReducer, UserHookReducer  # noqa: E402
+from ringside.pytorch.ddp.ringside_reducer import RingsideReducer  # noqa: E402
 from ringside.schedule import by_name  # noqa: E402
 
 from .training import ddp_ranks, group  # noqa: E402
@@ -108,10 +109,12 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
         rehearsed.clear()
         buckets = [torch.full((16,), float(number + comm.rank)) for number in range(3)]
         finish = [
-            comm.start_storage(flatten(bucket), None, scale=0.5, stamp_ns=time.monotonic_ns()) for bucket in buckets
+            comm.buckets.start_storage(flatten(bucket), None, scale=0.5, stamp_ns=time.monotonic_ns())
+            for bucket in buckets
         ]
         found["left"] = [one is not None for one in finish]
-        found["done"] = comm.log.totals().collectives
+        totals = comm.log.totals()
+        found["done"] = totals.collectives
         for one in finish:
             if one is not None:
                 one.wait()
@@ -119,7 +122,6 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
         found["buckets"] = [bucket.tolist() for bucket in buckets] == [[0.5 + number] * 16 for number in range(3)]
         found["told"] = chooser.heard()
         found["rehearsed"] = rehearsed
-        totals = comm.log.totals()
         found["log"] = (totals.collectives, totals.payload_bytes, dict(totals.by_name), totals.sync_ns > 0)
         found["words"] = (comm.explain(64), comm.settled(64), comm.startup_s, comm.revisions, comm.inside is None)
     return found
@@ -137,12 +139,10 @@ def test_who_chooses_is_told_of_every_size_and_of_one_in_some_of_those_that_are_
             assert found["again"] == ["choose", "tries", "after", "choose"]
             assert found["asked for"] == ["choose", "tries", "after", "choose"]  # the weighted one
             assert found["large"] == ["choose", "tries", "after"] * 2
-            assert found["left"] == [True] * 3
-            assert found["done"] == 0
+            assert found["left"] == [False] * 3, "over ranks it is done when it is started"
+            assert found["done"] == 3
             assert found["buckets"]
-            assert (
-                found["told"] == [("choose", 64, 0, 0), ("tries", 64, WAY, 0)] * 3 + [("after", 64, WAY, 0, True)] * 3
-            )
+            assert found["told"] == [("choose", 64, 0, 0), ("tries", 64, WAY, 0), ("after", 64, WAY, 0, True)] * 3
             assert found["rehearsed"] == []
             assert found["log"] == (3, 192, {WAY: 3}, True)
             assert found["words"] == ("a table for 64", True, 1.5, ("first", "second"), True)
@@ -169,7 +169,7 @@ def alone(path: str) -> list[Any]:
             found = [comm.explain(8), comm.settled(8), comm.revisions, comm.startup_s, comm.hops, repr(comm)]
             found += [comm.inside is comm.local, comm.interruptible() is None]
             bucket = torch.full((4,), 1.0 + comm.rank)
-            found.append(comm.start_storage(flatten(bucket), None, scale=2.0, stamp_ns=time.monotonic_ns()))
+            comm.buckets.all_reduce_storage(flatten(bucket), None, scale=2.0, stamp_ns=time.monotonic_ns())
             found.append(bucket.tolist())
         found.append(repr(comm))
     return found
@@ -180,7 +180,7 @@ def test_on_one_host_nothing_is_chosen() -> None:
         for rank, found in enumerate(on_ranks(2, alone, path)):
             assert found[:5] == ["8 bytes: shared memory, all 2 ranks are on one host", True, (), 0.0, []]
             assert found[5] == f"<ringside.GroupCommunicator rank {rank} of 2>"
-            assert found[6:] == [True, True, None, [6.0] * 4, f"<ringside.GroupCommunicator rank {rank} of 2, closed>"]
+            assert found[6:] == [True, True, [6.0] * 4, f"<ringside.GroupCommunicator rank {rank} of 2, closed>"]
 
 
 def says(path: str) -> list[Any]:
@@ -301,6 +301,30 @@ def test_the_groups_own_collective_is_timed_and_counted() -> None:
         assert found[14] == pytest.approx(1.0)  # half a second of each, beside the other
         mine = 3.0 * (1 + rank)
         assert found[15:] == [[[mine] * 6, [2 * mine] * 6], {"gloo": 4, "hook:scaled": 2}, False, False]
+
+
+def last_by_the_group(path: str) -> list[Any]:
+    """Between hosts a bucket of ours is open when the last one goes to the group: who ends it?"""
+    with process_group(path, 2):
+        from ringside import communicator
+
+        comm = communicator(machine=f"host {place().rank}", algorithm="hosts/ring", timeout=30)
+        carrier = RingsideReducer(comm, dist.group.WORLD)
+        carrier.will_wait = True
+        found = []
+        for _ in range(2):
+            ours, theirs = torch.full((1 << 18,), 1.0 + place().rank), torch.ones(6, dtype=torch.complex64)
+            buckets: list[Any] = [Bucket(ours, 0, False), Bucket(theirs, 1, True)]
+            futures = [carrier.reduce(bucket) for bucket in buckets]
+            carrier.wait()
+            found += [futures[0].done(), ours.unique().tolist()]
+        carrier.close()
+        return found
+
+
+def test_an_open_bucket_is_ended_where_the_group_reduces_the_last() -> None:
+    with meeting_point() as path:
+        assert on_ranks(2, last_by_the_group, path) == [[True, [1.5]] * 2] * 2
 
 
 def by_the_engine(path: str, hosts: list[int]) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from tests.engine.threaded import on_threads
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import DTYPES
+from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
+from ringside.engine.net.hierarchical import ALL_REDUCE, PendingAllReduce
 from ringside.engine.tuner.selector import Tuner
 from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
-from ringside.pytorch.communicator.between_hosts import BetweenHosts, PendingBucket
+from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.options import Options
 
 MB = 1 << 20
@@ -29,14 +33,27 @@ class Recorded:
     def __init__(self, tried: set[int]) -> None:
         self.said: list[str] = []
         self.tried = tried
+        self.pending, self.last_ended = deque[PendingAllReduce](), 0.0
 
-    def start(self, address: int, elements: int, reduction: Any, choice: AlgorithmSpec) -> Recorded.Bucket:
+    def start(self, address: int, elements: int, reduction: Any, choice: AlgorithmSpec) -> PendingAllReduce:
         self.said.append(f"begin {elements}")
-        return Recorded.Bucket(self, elements)
+        engine: Any = self
+        operation = Operation(CollectiveSignature(ALL_REDUCE, FLOAT32, 0, elements), str(choice))
+        pending = PendingAllReduce(engine, choice, operation, 4 * elements, 0.0)
+        large: Any = Recorded.Large(self, elements)
+        nothing: Any = None  # neither messages nor shared memory
+        pending.messages_under_way(large, nothing, nothing, 0)
+        return pending
 
-    class Bucket:
+    class Large:
+        """A `PersistentLarge` that only records."""
+
         def __init__(self, by: Recorded, elements: int) -> None:
-            self.wait: Callable[[], None] = lambda: by.said.append(f"finish {elements}")
+            self.finish: Any = lambda *_: by.said.append(f"finish {elements}")
+
+    @contextlib.contextmanager
+    def attributing_errors(self, label: str, operation: Operation) -> Iterator[None]:
+        yield
 
     def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
         return AlgorithmSpec("ring")
@@ -62,7 +79,7 @@ def between(recorded: Any) -> BetweenHosts:
     return one
 
 
-def bucket(one: BetweenHosts, elements: int) -> PendingBucket | None:
+def bucket(one: BetweenHosts, elements: int) -> PendingAllReduce | None:
     return one.start_storage(Flat(0, elements, FLOAT32, (elements,), None), None, scale=0.5, stamp_ns=0)
 
 

@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.pytorch.ddp.bucket_pipeline import DeferredErrors  # noqa: E402
 from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.reducers import BucketOutcomes  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402
 
@@ -32,7 +32,7 @@ BOUND_S = 5.0
 
 
 def test_what_goes_wrong_is_raised_afterwards() -> None:
-    left = DeferredErrors()
+    left = BucketOutcomes()
     left.clear()
     left.will_wait = True
     assert left.is_empty
@@ -46,13 +46,13 @@ def test_what_goes_wrong_is_raised_afterwards() -> None:
 
 
 def test_where_nobody_asks_the_future_tells() -> None:
-    left = DeferredErrors()
+    left = BucketOutcomes()
     left.clear()
     assert not left.defer(ValueError("early")), "nobody calls `raise_first`"
 
 
 def test_a_backward_that_was_broken_off_leaves_nothing_behind() -> None:
-    left = DeferredErrors()
+    left = BucketOutcomes()
     left.will_wait = True
     left.defer(ValueError("old"))
     left.clear()

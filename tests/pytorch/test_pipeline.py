@@ -8,30 +8,39 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-from ringside.errors import SyncError
-from ringside.pytorch.ddp.bucket_pipeline import BucketAllReduce, BucketPipeline
+torch = pytest.importorskip("torch")
+from ringside.engine.buffers import flatten  # noqa: E402
+from ringside.errors import SyncError  # noqa: E402
+from ringside.pytorch.ddp.reducers import BucketOutcomes  # noqa: E402
+from ringside.pytorch.ddp.ringside_reducer import BucketAllReduce  # noqa: E402
 
 
 class Bucket(BucketAllReduce):
-    """Starts and waits by calls of the test's, and reports how it was completed."""
+    """Starts by a call of the test's, which returns what waits for it, and reports how it was completed."""
 
     def __init__(
         self,
         start: Callable[[], Callable[[], None] | None],
         completed: Callable[[Exception | None], None],
+        before: BucketAllReduce | None,
         *,
         last: bool,
     ) -> None:
-        self._start, self._completed, self.is_last, self.pending = start, completed, last, None
+        def start_storage(*_: Any, **__: Any) -> Any:
+            wait = start()
+            return None if wait is None else SimpleNamespace(wait=wait)
 
-    def start(self) -> None:
-        wait: Any = self._start()
-        pending: Any = SimpleNamespace(wait=wait)
-        self.pending = pending if wait is not None else None
+        communicator: Any = SimpleNamespace(start_storage=start_storage)
+        outcomes, buffer = BucketOutcomes(), torch.zeros(1)
+        outcomes.will_wait = True
+        super().__init__(communicator, flatten(buffer), None, 1.0, 0, buffer, outcomes, last, before)
+        self._completed = completed
 
     def complete(self, error: Exception | None) -> None:
-        self._completed(error)
+        if not self.is_complete:
+            self._completed(error)
+        super().complete(error)
+        assert self.result.done()
 
 
 class Buckets:
@@ -40,7 +49,7 @@ class Buckets:
     def __init__(self, at_once: str = "", fails_in_begin: str = "", fails_in_finish: str = "") -> None:
         self.said: list[str] = []
         self._at_once, self._begin, self._finish = at_once, fails_in_begin, fails_in_finish
-        self.pipeline = BucketPipeline()
+        self._open: Bucket | None = None
 
     def add(self, name: str, *, last: bool = False) -> None:
         def begin() -> Callable[[], None] | None:
@@ -57,7 +66,9 @@ class Buckets:
         def done(error: Exception | None) -> None:
             self.said.append(f"{name} failed by {error}" if error else f"{name} done")
 
-        self.pipeline.add(Bucket(begin, done, last=last))
+        bucket = Bucket(begin, done, self._open, last=last)
+        self._open = None if last else bucket
+        bucket.execute()
 
 
 def test_each_is_begun_before_the_one_before_it_is_finished() -> None:
@@ -101,7 +112,7 @@ def test_an_error_reaches_all_that_are_open(where: str) -> None:
 
 @pytest.mark.parametrize("where", ["begin", "finish"])
 def test_ctrl_c_is_raised_and_told_as_an_error(where: str) -> None:
-    pipeline, told = BucketPipeline(), list[Exception | None]()
+    told = list[Exception | None]()
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -111,10 +122,11 @@ def test_ctrl_c_is_raised_and_told_as_an_error(where: str) -> None:
             interrupted()
         return interrupted
 
-    pipeline.add(Bucket(lambda: lambda: None, told.append, last=False))
+    first = Bucket(lambda: lambda: None, told.append, None, last=False)
+    first.execute()
     with pytest.raises(KeyboardInterrupt):
-        pipeline.add(Bucket(begin, told.append, last=True))
+        Bucket(begin, told.append, first, last=True).execute()
     assert [type(error) for error in told if error is not None] == [SyncError] * (2 if where == "begin" else 1)
     assert len(told) == 2
-    pipeline.add(Bucket(lambda: None, told.append, last=True))  # and nothing of it is left
+    Bucket(lambda: None, told.append, first, last=True).execute()  # and nothing of it is left
     assert told[2:] == [None]

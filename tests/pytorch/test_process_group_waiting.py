@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
 from tests.support.waiting import until  # noqa: E402
 
-from ringside.engine.runtime.queue import QueuedCollective  # noqa: E402
+from ringside.engine.runtime.queue import QueuedJob  # noqa: E402
 from ringside.errors import ClosedError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
@@ -181,13 +181,13 @@ def abort_when_begun(group: Any, begun: threading.Event) -> None:
 
 def aborted_in_a_wait(rank: int) -> list[str]:
     """Abort groups from another thread, while this one carries out what rank 1 never calls."""
-    heard, begun, carry = [], threading.Event(), QueuedCollective.run
+    heard, begun, carry = [], threading.Event(), QueuedJob.execute
 
-    def noted(turn: QueuedCollective) -> None:
+    def noted(turn: QueuedJob) -> None:
         begun.set()
         carry(turn)
 
-    pytest.MonkeyPatch().setattr(QueuedCollective, "run", noted)  # for as long as the process lives
+    pytest.MonkeyPatch().setattr(QueuedJob, "execute", noted)  # for as long as the process lives
     for numel in (SMALL, LARGE):
         group = dist.new_group([0, 1])
         if rank == 0:

@@ -24,8 +24,8 @@ from tests.support.waiting import Clock, until  # noqa: E402
 from ringside.monitor.hang.rank_state import (  # noqa: E402
     ProcessState,
     RankState,
-    read_stat,
 )
+from ringside.processes import read_stat  # noqa: E402
 from ringside.pytorch.hang_watch import host as watch_host  # noqa: E402
 from ringside.pytorch.hang_watch import store_channel as watch_mail  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402

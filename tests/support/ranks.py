@@ -365,6 +365,6 @@ def _serve(pipe: Connection, variables: Mapping[str, str], directory: str) -> No
     if "MUTATE_REACH" in os.environ:  # `make mutate` asks which test reaches what
         importlib.import_module("tests.mutate.recorder").follow()
     _pipe = pipe
-    with contextlib.suppress(EOFError, ConnectionResetError):  # the caller has ended, or needs no more
+    with contextlib.suppress(EOFError, ConnectionError):  # the caller has ended, or needs no more
         while message := pipe.recv_bytes():
             pipe.send_bytes(pickle.dumps(_answer(message)))

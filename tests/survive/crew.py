@@ -21,10 +21,11 @@ from tests.support.thread_transport import Switchboard, Threads
 from tests.survive.counting import BATCH, SAMPLES, Counting, consumed
 
 from ringside.errors import StoreGoneError
+from ringside.processes import start_time
 from ringside.survive import driver, train
-from ringside.survive.cluster import absent_ranks, known_workers
+from ringside.survive.cluster import known_workers
 from ringside.survive.cluster.failpoints import Failpoints, parse_trap
-from ringside.survive.cluster.peers import Peer, PeerPlace, state_of
+from ringside.survive.cluster.peers import Peer, PeerPlace
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.connection import StoreConnection
 from ringside.survive.job import Step
@@ -138,8 +139,8 @@ class Crew:
 
         def place(life: int = 0, step: int = 0) -> PeerPlace:
             machine = f"host {local.rank}" if self.hosts else "here"
-            keeper = (os.getpid(), state_of(os.getpid())[1]) if self.comes_back else (0, 0)
-            return PeerPlace(machine, local.process.pid, state_of(local.process.pid)[1], life, step, keeper)
+            keeper = (os.getpid(), start_time(os.getpid())) if self.comes_back else (0, 0)
+            return PeerPlace(machine, local.process.pid, start_time(local.process.pid), life, step, keeper)
 
         def work(rank: int) -> None:
             local.rank = rank
@@ -163,7 +164,7 @@ class Crew:
         self.monkeypatch.setattr(Peer, "is_this_process", property(is_this))
         self.monkeypatch.setattr(train.Kept, "of_environment", lambda _: self.kept.get(local.rank))
         self.monkeypatch.setattr(train.Failpoints, "of_environment", laid)
-        for module in (driver, train, absent_ranks, known_workers):
+        for module in (driver, train, known_workers):
             self.monkeypatch.setattr(module, "own_place", place)
         threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}") for rank in range(self.ranks)]
         for thread in threads:

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -24,8 +25,7 @@ from typing import Any
 from ringside.lab import Lab
 from ringside.lab.namespaces import enter
 from ringside.lab.wiring import INTERFACE
-from ringside.processes import Process, die_with_parent
-from ringside.survive.cluster.peers import state_of
+from ringside.processes import Process, die_with_parent, read_stat
 from ringside.survive.cluster.registers import NOBODY_WRITES
 from ringside.survive.state.kept import KEPT, START, Kept, Stage
 
@@ -136,7 +136,7 @@ def run_job(
         run_id: A name no other job has.
         ranks: How many.
         worker: Returns something that JSON can hold.
-        directory: For what they write.
+        directory: For what they write, a final state that no rank can use among it.
         trap: What happens to whom; see `ringside.survive.cluster.failpoints`.
         respawn: Whether a worker that a signal ended is started anew.
         hosts: On how many hosts the workers think they are, in turn; in a lab they are on its hosts, in turn.
@@ -217,7 +217,8 @@ def _fork(
         die_with_parent(signal.SIGKILL, parent)
         if namespace:
             enter(namespace)
-        os.environ.update(environ, RANK=str(rank))
+        os.environ.update(environ, RANK=str(rank), TMPDIR=str(directory))
+        tempfile.tempdir = str(directory)
         _answer(rank, worker, directory)
     except BaseException:
         (directory / f"{rank}.error").write_text(traceback.format_exc())
@@ -247,7 +248,8 @@ def _ended(running: Mapping[int, Process], timeout_s: float) -> list[int]:
 def _wake(running: Mapping[int, Process], stopped: dict[int, float], on_stop: Callable[[], object] | None) -> None:
     """Let workers that were stopped go on after a while, if nobody has killed them: as zombies."""
     for process in running.values():
-        if state_of(process.pid)[0] != "T":
+        stat = read_stat(process.pid)
+        if stat is None or stat.state != "T":
             continue
         since = stopped.setdefault(process.pid, time.monotonic())
         if on_stop is not None:

@@ -14,7 +14,7 @@ import torch
 from tests.survive.counting import count
 from tests.survive.herd import Report, Store, run_job
 
-from ringside.survive.audit import audit
+from verification.survive.audit import audit
 
 RANKS, STEPS = 4, 30
 

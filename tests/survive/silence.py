@@ -22,8 +22,8 @@ from tests.survive.real_cases import warm_up
 from tests.survive.trouble import told
 
 from ringside.lab import Lab
-from ringside.survive.audit import audit
 from ringside.survive.protocol.settings import ProtocolSettings
+from verification.survive.audit import audit
 
 STEPS = 30
 SLOW_S = 0.05
@@ -57,7 +57,6 @@ def _counted(steps: int, given: dict[str, Any], rank: int, directory: Path) -> A
 
     settings = {key: value for key, value in given.items() if key != "pause_s"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tempfile.tempdir", str(directory))  # where the final state is left if rank 0 does not come
         patch.setattr(
             "ringside.survive.train.ProtocolSettings",
             functools.partial(ProtocolSettings, end_patience_s=END_PATIENCE_S),

@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch")
 
 from ringside.engine.dtypes import dtype_code  # noqa: E402
 from ringside.errors import RingsideError, UnsupportedError  # noqa: E402
+from ringside.processes import start_time  # noqa: E402
 from ringside.survive.all_reduce.gradients import AttemptRun, FlatGradient, add_up, slice_of  # noqa: E402
 from ringside.survive.all_reduce.one_host import AttemptWord, HostLayout, HostSums  # noqa: E402
-from ringside.survive.cluster.peers import Peer, PeerPlace, own_place, state_of  # noqa: E402
+from ringside.survive.cluster.peers import Peer, PeerPlace, own_place  # noqa: E402
 from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only  # noqa: E402
 
 
@@ -65,7 +66,7 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
     child = subprocess.Popen([sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdout.readline() == b"here\n"
     machine = own_place().machine
-    started = state_of(child.pid)[1]
+    started = start_time(child.pid)
     peer = Peer(PeerPlace(machine, child.pid, started), machine)
     stranger = Peer(PeerPlace(machine, child.pid, started - 1), machine)
     elsewhere = Peer(PeerPlace("another", child.pid, started), machine)

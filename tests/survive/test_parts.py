@@ -17,23 +17,28 @@ from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.errors import StoreGoneError, UsageError
 from ringside.launch.torchrun import parse_command_line
-from ringside.survive.all_reduce.ring_order import cut_off, way_around
-from ringside.survive.audit import audit
+from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints, parse_trap
-from ringside.survive.cluster.listener import EVERY_S, MOST_S, WorkerListener
-from ringside.survive.cluster.pairwise import PairwiseTransport
-from ringside.survive.cluster.peers import BEATS_S, PeerPlace
-from ringside.survive.cluster.reachability import ReachabilityProbe, ReachabilityResponder, knock_name
+from ringside.survive.cluster.links import PairwiseTransport, ReachabilityProbe, ReachabilityResponder, knock_name
+from ringside.survive.cluster.peers import BEATS_S, Patience, PeerPlace, PeerWait, Superseded
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.cluster.rendezvous import Acknowledged, Joining, Knock, Rendezvous
+from ringside.survive.cluster.rendezvous import (
+    EVERY_S,
+    MOST_S,
+    Acknowledged,
+    Joining,
+    Knock,
+    Rendezvous,
+    WorkerListener,
+)
 from ringside.survive.cluster.store_host import is_needed
-from ringside.survive.cluster.waiting import Patience, PeerWait, Superseded
 from ringside.survive.data.rebalance import WINDOW, Stragglers
-from ringside.survive.protocol.decision import Abort, Commit, Decisions, MemberId, Tag
+from ringside.survive.protocol.decision import Abort, Commit, Decisions, MemberId, Tag, encode
 from ringside.survive.protocol.events import Acknowledgement, DrainWanted, QuotasWanted
-from ringside.survive.protocol.generation import Generation, MembershipChange, encode_generation, generation_key
+from ringside.survive.protocol.generation import Generation, MembershipChange, generation_key
 from ringside.survive.state.transfer import choose_giver
 from ringside.survive.supervisor import REFUSED, Supervisor, main
+from verification.survive.audit import audit
 
 A, B = MemberId(0, 1), MemberId(1, 1)
 
@@ -180,7 +185,7 @@ def test_a_hopeless_rank_is_drained_and_one_stall_is_not_hopeless(caplog):
 def written(*decisions, generations=2):
     registers = MemoryRegisters()
     last = Generation(1, generations, 0, 0, (A,), (0,))
-    registers.create(generation_key(1), encode_generation(last))
+    registers.create(generation_key(1), encode(last))
     for number, step, decision in decisions:
         assert Decisions(registers).decide(Tag(1, number, step, 0), decision) == decision
     return registers

@@ -13,9 +13,9 @@ from ringside.survive.protocol.decision import (
     Decided,
     MemberId,
     decode_decided,
-    encode_decided,
+    encode,
 )
-from ringside.survive.protocol.generation import Generation, assign_micro_batches, decode_generation, encode_generation
+from ringside.survive.protocol.generation import Generation, assign_micro_batches, decode_generation
 
 SEATS = (MemberId(0, 1), MemberId(2, 5))
 COMMIT = Commit(SEATS, 8, 4, 4, "ab12")
@@ -88,8 +88,8 @@ GENERATION = Generation(1, 7, 40, 2, SEATS, (0, 2, 2), joining=(2,), broken=((0,
 
 def test_records_come_back_as_they_went():
     for decided in (DECIDED, Decided(abort=Abort(9)), DECIDED.after(41, Abort(9))):
-        assert decode_decided(encode_decided(decided)) == decided
-    assert decode_generation(encode_generation(GENERATION)) == GENERATION
+        assert decode_decided(encode(decided)) == decided
+    assert decode_generation(encode(GENERATION)) == GENERATION
 
 
 @pytest.mark.parametrize("decode", [decode_decided, decode_generation])
@@ -100,10 +100,10 @@ def test_records_come_back_as_they_went():
         b"\xc1",
         b"\x91" * 5000,
         bytes(MOST_BYTES + 1),
-        encode_decided(DECIDED)[:-1],
-        encode_decided(DECIDED).replace(b"commit", b"commix"),
-        encode_generation(GENERATION).replace(b"owners", b"ownerz"),
-        encode_generation(GENERATION) + b"x",
+        encode(DECIDED)[:-1],
+        encode(DECIDED).replace(b"commit", b"commix"),
+        encode(GENERATION).replace(b"owners", b"ownerz"),
+        encode(GENERATION) + b"x",
     ],
     ids=["empty", "no message pack", "deep", "long", "torn", "other kind", "other field", "more behind"],
 )

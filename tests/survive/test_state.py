@@ -1,5 +1,6 @@
 import logging
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -96,9 +97,9 @@ def test_a_worker_with_another_model_is_refused_by_name():
         state = trained(width=width)
         return passport.fingerprint(state.model, state.optimizer, range(20), Samples(20, batch, 2, shuffled(20, 0)), 0)
 
-    passport.check_fingerprint(own(4), passport.encode(own(4)), "rank 2")
+    passport.check_fingerprint(own(4), msgspec.json.encode(own(4)), "rank 2")
     with pytest.raises(MismatchError, match=r"rank 2 is refused.*the batch \(8 samples.*the model \("):
-        passport.check_fingerprint(own(5, batch=8), passport.encode(own(4)), "rank 2")
+        passport.check_fingerprint(own(5, batch=8), msgspec.json.encode(own(4)), "rank 2")
     with pytest.raises(MismatchError, match="another job"):
         passport.check_fingerprint(own(4), b"\xff", "rank 2")
 

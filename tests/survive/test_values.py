@@ -16,8 +16,7 @@ pytest.importorskip("torch")
 import ringside.survive as survive
 from ringside.errors import RingsideError
 from ringside.survive import connection as connecting
-from ringside.survive.cluster import peers, rendezvous, waiting
-from ringside.survive.cluster import reachability as knocking
+from ringside.survive.cluster import links, peers, rendezvous
 from ringside.survive.cluster.peers import PeerPlace
 from ringside.survive.cluster.shared_memory import Address
 from ringside.survive.protocol import events, instructions, settings
@@ -29,10 +28,9 @@ from ringside.survive.protocol.decision import (
     Tag,
     decode_decided,
     encode,
-    encode_decided,
 )
 from ringside.survive.protocol.events import Acknowledgement, RankOffered
-from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation
+from ringside.survive.protocol.generation import Generation, decode_generation
 from ringside.survive.state.kept import Head, Kept, Lies, Stage
 
 CHANGE = {"SurviveJob", "HostSums", "Supervisor", "PeerWait", "Failpoints", "Samples", "Stragglers", "HostView"}
@@ -93,13 +91,13 @@ def test_bytes_stay_as_they_are_so_that_a_worker_of_another_version_reads_them(w
 def test_records_are_read_back_and_what_they_do_not_have_is_refused():
     commit = Commit((A, B), 24, 8, 8, "x")
     decided = Decided(2, 16, 3, commit, Abort(5))
-    assert decode_decided(encode_decided(decided)) == decided
+    assert decode_decided(encode(decided)) == decided
     record = Generation(
         *(1, 5, 3, 2, (A, B), (0, 1, 1), (1,), ((0, 1),), (2,), (MemberId(3, 1),), ((4, 3),)),
         over=True, last=9, final="f", without=(2,)
     )  # fmt: skip
-    assert decode_generation(encode_generation(record)) == record
-    for read, data in ((decode_decided, encode_decided(decided)), (decode_generation, encode_generation(record))):
+    assert decode_generation(encode(record)) == record
+    for read, data in ((decode_decided, encode(decided)), (decode_generation, encode(record))):
         plain = msgspec.msgpack.decode(data)
         with pytest.raises(RingsideError):
             read(msgspec.msgpack.encode({**plain, "more": 1}))
@@ -133,10 +131,10 @@ TOLD = [
     (r"its host is silent\) is waited for (\d+) s", settings.ProtocolSettings(1, lambda step: (0, 1)).end_patience_s),
     (r"the others go on after some (\d+) s", peers.BEATS_S),
     (r"Its worker says why after (\d+) s", connecting.CALL_S),
-    (r"asks to join again in (\d+) s", knocking.FIRST_PAUSE_S),
-    (r"knock after 5, 10, 20 ... up to (\d+) s", knocking.LONGEST_PAUSE_S),
+    (r"asks to join again in (\d+) s", links.FIRST_PAUSE_S),
+    (r"knock after 5, 10, 20 ... up to (\d+) s", links.LONGEST_PAUSE_S),
     (r"gone around, with all ranks, after some (\d+) s", 5 * connecting.JOINING_S),
-    (r"within some (\d+) s a stopped", waiting.Patience().stopped_s),
+    (r"within some (\d+) s a stopped", peers.Patience().stopped_s),
 ]
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from ringside.survive.all_reduce.ring_order import RingOrder, blamed
+from ringside.survive.all_reduce.between_hosts import RingOrder, blamed
 from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Generation, MembershipChange
 from ringside.survive.protocol.settings import Rules
-from verification.survive import checker_links, checker_transitions
-from verification.survive.checker_links import Links, link_of, used_by
+from verification.survive import checker_state, checker_transitions
+from verification.survive.checker_state import Links, link_of, used_by
 from verification.survive.model_checker import Bounds, explore
 
 ONE_LINK = Bounds(ranks=2, steps=1, crashes=0, cuts=1)
@@ -29,7 +29,7 @@ def nobody_goes_around(monkeypatch):
         "cut_off": lambda record: (),
         "blamed": lambda record, own, peer: ((), link_of(own, peer)),
     }
-    for module in (checker_links, checker_transitions):
+    for module in (checker_state, checker_transitions):
         for name in plain.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, plain[name])
     used_by.cache_clear()

@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import pytest
 
-from verification.survive.kill_matrix import cases, run_case
+from verification.survive.kill_matrix import matrix_cases, run_case
 from verification.survive.model_checker import Bounds, explore
 
 MATRIX = {
@@ -45,7 +45,7 @@ STATES = {
 def test_every_kind_of_fault_takes_as_many_steps_and_as_long_as_the_last_time():
     """By kind: faults that found their moment, COMMITs, simulated seconds."""
     found = defaultdict(lambda: [0, 0, 0.0])
-    for case in cases(seed=1, count=130):
+    for case in matrix_cases(seed=1, count=130):
         result, row = run_case(case), found[case.faults[-1].kind.name]
         row[0] += result.struck
         row[1] += result.commits

@@ -13,12 +13,11 @@ from ringside.survive.protocol.generation import Generation
 from ringside.survive.protocol.settings import Rules
 from verification.survive import simulated_process
 from verification.survive.__main__ import main
-from verification.survive.fault_injection import strike
 from verification.survive.faults import Fault, Kind, Phase, Point
 from verification.survive.invariants import LAST
-from verification.survive.kill_matrix import ALGORITHMS, cases, make_world, run_case
+from verification.survive.kill_matrix import ALGORITHMS, make_world, matrix_cases, run_case, strike
 from verification.survive.model_checker import Bounds, explore
-from verification.survive.mutants import break_rule, rules
+from verification.survive.mutants import break_rule, rule_names
 from verification.survive.sample_counting import Counting
 from verification.survive.simulated_exchange import Exchange, ring_order
 from verification.survive.simulated_process import Process
@@ -26,7 +25,7 @@ from verification.survive.simulated_world import Case
 
 
 def test_a_part_of_the_kill_matrix():
-    seen = [run_case(case) for case in cases(seed=1, count=130)]
+    seen = [run_case(case) for case in matrix_cases(seed=1, count=130)]
     assert [(result.case, result.broken) for result in seen if result.broken] == []
     assert {fault.kind for result in seen for fault in result.case.faults} == set(Kind)
     assert sum(result.struck for result in seen) > 100
@@ -34,7 +33,7 @@ def test_a_part_of_the_kill_matrix():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("rule", rules())
+@pytest.mark.parametrize("rule", rule_names())
 def test_a_broken_rule_is_noticed(rule):
     mutant = break_rule(rule, enough=1)
     assert mutant.ok, f"{mutant.tried} cases, and nothing was noticed"
@@ -66,7 +65,7 @@ def test_an_answer_that_comes_after_the_incarnation_it_is_of_is_not_told():
 
 
 def test_the_matrix_has_every_place_once():
-    every = list(cases())
+    every = list(matrix_cases())
     assert len({case.faults[-1] for case in every}) == len(every) == len(Kind) * (4 * 6 * 2 + 4 + 3 + 3 + 4) * 4
 
 
@@ -175,7 +174,7 @@ def test_without_the_rules_of_the_end_a_rank_that_comes_late_saves_an_untrained_
 def test_prove_prints_what_it_found(capsys, monkeypatch):
     monkeypatch.setattr("verification.survive.__main__.SMALL_JOBS", (Bounds(ranks=2, steps=1, crashes=0),))
     monkeypatch.setattr("verification.survive.__main__.LARGER_JOBS", (Bounds(ranks=1, steps=2, crashes=1),))
-    monkeypatch.setattr("verification.survive.__main__.rules", lambda: ("read_first",))
+    monkeypatch.setattr("verification.survive.__main__.rule_names", lambda: ("read_first",))
     assert main(["--cases", "3", "--quiet", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["ok"], told["cases"], len(told["controls"])) == (True, 3, 1)

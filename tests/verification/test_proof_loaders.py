@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-position = pytest.importorskip("ringside.survive.data.position")
+position = pytest.importorskip("ringside.survive.data.samples")
 
 from ringside.errors import MismatchError  # noqa: E402
 from ringside.survive import connection as passport  # noqa: E402
@@ -67,16 +67,18 @@ class WithoutPosition(Real):
 
 @functools.cache
 def drawn(sampler):
-    return loaders.undisturbed(Shape(sampler), Real)
+    return loaders.hand_out_undisturbed(Shape(sampler), Real)
 
 
 def wrongs(start, every=None):
     every = EVERY if every is None else every
-    found = [(case, loaders.wrong(case, loaders.run(case, start), drawn(case.shape.sampler))) for case in every]
+    found = [
+        (case, loaders.what_is_wrong(case, loaders.hand_out(case, start), drawn(case.shape.sampler))) for case in every
+    ]
     return {case: what for case, what in found if what}
 
 
-EVERY = list(loaders.cases())
+EVERY = list(loaders.loader_cases())
 
 
 def test_what_is_handed_out_is_what_one_undisturbed_process_draws():

@@ -23,8 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ringside.errors import UsageError
 from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
-from ringside.monitor.alerts.live import AlertService
-from ringside.monitor.alerts.settings import AlertSettings, Endpoint, parse_endpoint
+from ringside.monitor.alerts.live import AlertService, AlertSettings, Endpoint, parse_endpoint
 from ringside.monitor.collector import StepCollector
 from ringside.view.export.prometheus import PLACES, RANKS_SHOWN, WORST_SHOWN, MetricsServer, render
 

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict import Timeline, preset, simulate
+from ringside.predict import Timeline, preset, score, simulate
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.score import score
 from ringside.predict.tables import read_tables
-from ringside.predict.what_if.what_if import PredictedStep, StepChange, played, what_if
+from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import contributions, hierarchical, ring
 from ringside.view.export.perfetto import write_timeline
 from ringside.view.html.gantt import gantt, shown_lanes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -44,7 +45,8 @@ def serve() -> Iterator[Callable[[Callable[[str, dict[str, str]], Answer]], str]
                     self.send_header("Location", "http://127.0.0.1:1/elsewhere")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                with contextlib.suppress(ConnectionError):  # the client has read enough, and gone
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -21,13 +21,14 @@ from rich.table import Table
 
 from ringside.errors import UsageError
 from verification.survive.faults import Kind, Phase
-from verification.survive.kill_matrix import Result, cases, run_case
+from verification.survive.kill_matrix import Result, matrix_cases, run_case
 from verification.survive.model_checker import Bounds, Explored, explore
-from verification.survive.mutants import Mutant, break_rule, rules
+from verification.survive.mutants import Mutant, break_rule, rule_names
 
 SCHEMA = 1
-SHOWN = 10
-FAR = 2_000_000
+SHOWN = 10  # broken cases that are printed; JSON has them all
+FAR = 2_000_000  # states
+# Bounds that are explored to the end within a minute: two processes, and three with one crash.
 SMALL_JOBS = (
     Bounds(ranks=2, steps=2, crashes=1),
     Bounds(ranks=2, steps=1, crashes=1, mistakes=1),
@@ -45,6 +46,7 @@ LARGER_JOBS = (
     Bounds(ranks=2, steps=1, crashes=1, returns=1, cuts=1, most_states=FAR),
     Bounds(ranks=3, steps=1, crashes=0, cuts=1, most_states=FAR),
 )
+# Phases as columns are headed.
 _HEADINGS = {
     Phase.COMPUTING: "compute",
     Phase.BEFORE_SEND: "before",
@@ -62,35 +64,30 @@ _HEADINGS = {
     Phase.OVER: "over",
     Phase.SAVING: "file",
 }
-"""Phases as columns are headed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prove, print, return the exit status."""
-    args = _arguments(argv)
-    try:
-        found = _matrix(args.cases, args.seed, args.quiet)
-    except UsageError as error:
-        print(f"prove: {error}", file=sys.stderr)
-        return error.exit_status
-    mutants = [break_rule(rule, args.seed) for rule in _shown(rules(), "breaking rules", args.quiet)]
-    jobs = (*SMALL_JOBS, *LARGER_JOBS) if args.far else SMALL_JOBS
-    explored = [explore(bounds) for bounds in _shown(jobs, "looking at every state", args.quiet)]
-    if args.json:
-        print(json.dumps(to_json(args.seed, found, mutants, explored), indent=1))
-    else:
-        _print(found, mutants, explored)
-    return 0 if _fine(found, mutants, explored) else 1
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m verification.survive", description=__doc__)
     parser.add_argument("--cases", type=int, metavar="N", help="how many cases of the matrix (default: each once)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of delays and of the order (default: 0)")
     parser.add_argument("--far", action="store_true", help="look at larger jobs as well: minutes, and gigabytes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.cases is not None and args.cases < 1:
+        print(f"prove: --cases {args.cases}: at least 1", file=sys.stderr)
+        return UsageError.exit_status
+
+    found = [run_case(case) for case in _shown(matrix_cases(args.seed, args.cases), "kill matrix", args.quiet)]
+    mutants = [break_rule(rule, args.seed) for rule in _shown(rule_names(), "breaking rules", args.quiet)]
+    jobs = (*SMALL_JOBS, *LARGER_JOBS) if args.far else SMALL_JOBS
+    explored = [explore(bounds) for bounds in _shown(jobs, "looking at every state", args.quiet)]
+    if args.json:
+        print(json.dumps(to_json(args.seed, found, mutants, explored), indent=1))
+    else:
+        _print_report(found, mutants, explored)
+    return 0 if _all_fine(found, mutants, explored) else 1
 
 
 def _shown(items: Iterable[Any], name: str, quiet: bool) -> Iterable[Any]:
@@ -98,13 +95,7 @@ def _shown(items: Iterable[Any], name: str, quiet: bool) -> Iterable[Any]:
     return track(list(items), name, console=Console(stderr=True), transient=True, disable=hidden)
 
 
-def _matrix(count: int | None, seed: int, quiet: bool) -> list[Result]:
-    if count is not None and count < 1:
-        raise UsageError(f"--cases {count}: at least 1")
-    return [run_case(case) for case in _shown(cases(seed, count), "kill matrix", quiet)]
-
-
-def _fine(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> bool:
+def _all_fine(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> bool:
     proved = not any(result.broken for result in found) and not any(job.broken for job in explored)
     return proved and all(mutant.ok for mutant in mutants)
 
@@ -113,45 +104,35 @@ def to_json(
     seed: int, found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]
 ) -> dict[str, Any]:
     """Return everything as plain data."""
+    counts = sorted((kind.name, phase.name, count) for (kind, phase), count in _fault_counts(found).items())
     return {
         "schema": SCHEMA,
-        "ok": _fine(found, mutants, explored),
+        "ok": _all_fine(found, mutants, explored),
         "seed": seed,
         "cases": len(found),
         "struck": sum(result.struck for result in found),
         "faults": sum(len(result.case.faults) for result in found),
         "commits": sum(result.commits for result in found),
-        "broken": [_broken(result) for result in found if result.broken],
-        "counts": [
-            {"fault": kind.name, "phase": phase.name, "cases": count}
-            for (kind, phase), count in sorted(
-                _counts(found).items(), key=lambda item: (item[0][0].name, item[0][1].name)
-            )
+        "broken": [
+            {"seed": result.case.seed, "faults": [str(fault) for fault in result.case.faults], "broken": result.broken}
+            for result in found
+            if result.broken
         ],
+        "counts": [{"fault": kind, "phase": phase, "cases": count} for kind, phase, count in counts],
         "controls": [{**asdict(mutant), "ok": mutant.ok} for mutant in mutants],
         "explored": [asdict(job) for job in explored],
     }
 
 
-def _broken(result: Result) -> dict[str, Any]:
-    return {"seed": result.case.seed, "faults": [str(fault) for fault in result.case.faults], "broken": result.broken}
-
-
-def _counts(found: Sequence[Result]) -> Counter[tuple[Kind, Phase]]:
+def _fault_counts(found: Sequence[Result]) -> Counter[tuple[Kind, Phase]]:
     """Return how many faults of every kind there were in every phase; those that rejoining begins with left out."""
     return Counter((fault.kind, fault.at.phase) for result in found for fault in result.case.faults[-1:])
 
 
-def _print(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> None:
+def _print_report(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
-    for line in _verdict(found, mutants, explored):
-        console.print(line, soft_wrap=True, markup=False)
-    console.print(_faults_table(found))
-    console.print(_mutants_table(mutants))
-    console.print(_explored_table(explored))
 
-
-def _verdict(found: Sequence[Result], mutants: Sequence[Mutant], explored: Sequence[Explored]) -> list[str]:
+    # The verdict, and what was broken
     broken = [result for result in found if result.broken]
     struck, faults = sum(r.struck for r in found), sum(len(r.case.faults) for r in found)
     noticed = sum(mutant.ok for mutant in mutants)
@@ -164,53 +145,44 @@ def _verdict(found: Sequence[Result], mutants: Sequence[Mutant], explored: Seque
     for result in broken[:SHOWN]:
         broken_text = "; ".join(f"{name}: {how}" for name, how in result.broken.items())
         lines.append(f"  seed {result.case.seed}: {', '.join(map(str, result.case.faults))}: {broken_text}")
-    return lines + [f"  {job.bounds}: {' → '.join(job.broken)}" for job in explored if job.broken]
+    lines += [f"  {job.bounds}: {' → '.join(job.broken)}" for job in explored if job.broken]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
 
-
-def _faults_table(found: Sequence[Result]) -> Table:
-    counts = _counts(found)
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="cases by fault and phase")
+    # Cases by fault and phase
+    counts = _fault_counts(found)
+    table = _table("cases by fault and phase")
     table.add_column("fault", no_wrap=True)
     for phase in Phase:
         table.add_column(_HEADINGS[phase], justify="right")
     for kind in Kind:
         table.add_row(kind.value, *(str(counts[kind, phase]) for phase in Phase))
-    return table
+    console.print(table)
 
-
-def _mutants_table(mutants: Sequence[Mutant]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="each rule broken in turn")
+    # Each rule broken in turn
+    table = _table("each rule broken in turn")
     for heading in ("rule", "cases", "noticed", "by"):
         table.add_column(heading, justify="right" if heading in ("cases", "noticed") else "left")
     for mutant in mutants:
         by = ", ".join(f"{name} ({count})" for name, count in mutant.by) or "NOT NOTICED"
         table.add_row(mutant.rule, str(mutant.tried), str(mutant.noticed), by)
-    return table
+    console.print(table)
 
-
-def _explored_table(explored: Sequence[Explored]) -> Table:
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title="every state of small jobs"
-    )
-    for heading in (
-        "ranks",
-        "steps",
-        "crashes",
-        "mistakes",
-        "returns",
-        "links",
-        "gives up",
-        "states",
-        "transitions",
-        "complete",
-    ):
+    # Every state of small jobs
+    table = _table("every state of small jobs")
+    of_bounds = ("ranks", "steps", "crashes", "mistakes", "returns", "links", "gives up")
+    for heading in (*of_bounds, "states", "transitions", "complete"):
         table.add_column(heading, justify="right")
     for job in explored:
         b = job.bounds
         bounds = (b.ranks, b.steps, b.crashes, b.mistakes, b.returns, b.cuts)
         given_up, complete = ("yes" if fact else "no" for fact in (b.gives_up, job.complete))
         table.add_row(*map(str, bounds), given_up, str(job.states), str(job.transitions), complete)
-    return table
+    console.print(table)
+
+
+def _table(title: str) -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", title=title)
 
 
 if __name__ == "__main__":

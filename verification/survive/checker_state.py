@@ -1,19 +1,26 @@
-"""What the model checker knows at one moment: every process, the registers, the messages; and how much may happen."""
+"""What the model checker knows at one moment: processes, registers, messages, links; and how much may happen.
+
+States are values: a move returns another one. Two states with equal keys go on equally, so the search looks at one.
+"""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
+from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Decision, MemberId, Tag
-from ringside.survive.protocol.generation import Generation
-from verification.survive.checker_links import Links
+from ringside.survive.protocol.generation import Generation, Link
 
 Place = tuple[int, int, int]  # incarnation, step, generation
 Call = i.Instruction | e.Event  # a register call to be made, or its answer to be given
+# Places in `State.left`, in the order of `Bounds`.
 CRASHES, MISTAKES, RETURNS, RETRIES, CUTS, QUITS, DRAINS, DIFFERENCES = range(8)
 
 
@@ -54,6 +61,75 @@ class Bounds:
 
 class Broken(Exception):
     """Something that must not be."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Links
+
+Waiting = Sequence[tuple[Tag, MemberId, Generation, bool]]
+"""Whose exchange is under way: the attempt, who, its generation, and whether all members have come to it."""
+
+
+class Links(NamedTuple):
+    """What has become of the links between ranks.
+
+    A link falls silent once and for good: nobody is told, both ends may live and go on, and the registers are reached
+    as before. What was on its way over it is lost, so of an exchange that all had come to, some members still get their
+    result and others never will, one end of the link among them; a later one over that link gives nobody a result. Only
+    an end that waits finds out. An acknowledgement that is sent first goes over the link as well, and so does state.
+
+    Args:
+        silent: Those that carry nothing, ascending.
+        passed: Attempts to which all had come before a link that they use fell silent.
+        starved: (attempt, who never gets its result) of those.
+    """
+
+    silent: tuple[Link, ...] = ()
+    passed: frozenset[Tag] = frozenset()
+    starved: frozenset[tuple[Tag, MemberId]] = frozenset()
+
+    def connect(self, a: MemberId, b: MemberId) -> bool:
+        """Tell whether there is a connection between two processes."""
+        return link_of(a, b) not in self.silent
+
+    def give(self, tag: Tag, seat: MemberId, generation: Generation) -> bool:
+        """Tell whether the exchange of an attempt that all have come to ends for a member."""
+        if cut_off(generation) if generation.broken else ():
+            return False
+        whole = not self.silent or used_by(generation).isdisjoint(self.silent)
+        return whole or (tag in self.passed and (tag, seat) not in self.starved)
+
+    def fates(self, link: Link, waiting: Waiting) -> Iterator[Links]:
+        """Yield what can become of the links when another one falls silent."""
+        on_it = [each for each in waiting if link in used_by(each[2])]
+        passing = [(tag, seat) for tag, seat, record, all_there in on_it if all_there and self.give(tag, seat, record)]
+        tags = sorted({tag for tag, _ in passing})
+        silent, passed = tuple(sorted((*self.silent, link))), self.passed.union(tags)
+        choices = []
+        for tag in tags:
+            seats = [seat for of, seat in passing if of == tag]
+            some = (chosen for size in range(1, len(seats) + 1) for chosen in itertools.combinations(seats, size))
+            # What was lost on the link left one of its ends without a result, if it left anybody.
+            choices.append([(), *(chosen for chosen in some if any(seat.rank in link for seat in chosen))])
+        for chosen in itertools.product(*choices):
+            lost = {(tag, seat) for tag, seats in zip(tags, chosen, strict=True) for seat in seats}
+            yield Links(silent, passed, self.starved | lost)
+
+
+def link_of(a: MemberId, b: MemberId) -> Link:
+    """Return the link between the ranks of two processes."""
+    low, high = sorted((a.rank, b.rank))
+    return low, high
+
+
+@cache
+def used_by(generation: Generation) -> frozenset[Link]:
+    """Return the links that a generation's sums pass by."""
+    return frozenset(way_around(generation).joins(generation.ranks))
+
+
+# --------------------------------------------------------------------------------------------------
+# Processes, and everything
 
 
 class Node(NamedTuple):
@@ -173,8 +249,11 @@ __all__ = [
     "Bounds",
     "Broken",
     "Call",
+    "Links",
     "Node",
     "Place",
     "State",
+    "link_of",
     "place_of",
+    "used_by",
 ]

@@ -1,4 +1,9 @@
-"""What can happen in a small job, one thing at a time: the states that the search goes through, and the ways on."""
+"""What can happen in a small job, one thing at a time: the ways on from a state, and where each of them leads.
+
+`Moves.moves` lists them. The second half carries out what the state machine of a process then asks for, and raises
+`Broken` where that must not be: a COMMIT without every copy, an apply without COMMIT, a copy of a commit that is
+dropped, an end without the final state.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,13 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from ringside.survive.all_reduce.ring_order import blamed, cut_off
+from ringside.survive.all_reduce.between_hosts import blamed, cut_off
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, Link
 from ringside.survive.protocol.settings import ProtocolSettings, Rules
-from verification.survive.checker_links import link_of, used_by
 from verification.survive.checker_state import (
     CRASHES,
     CUTS,
@@ -31,7 +35,9 @@ from verification.survive.checker_state import (
     Broken,
     Node,
     State,
+    link_of,
     place_of,
+    used_by,
 )
 
 
@@ -51,6 +57,7 @@ class Move(NamedTuple):
 
 MOST_ATTEMPTS = 6
 """So little may happen that whoever begins a step more often than that would do so for ever."""
+# Phases in which a process sends over links: sums, state, or that it wants to be a member.
 _SENDING = (MemberPhase.EXCHANGING, MemberPhase.FETCHING, MemberPhase.OUTSIDE)
 
 
@@ -115,14 +122,24 @@ class Moves:
                 if self.bounds.foreign:
                     yield from self._foreign(state, place, node)
             if state.left[CRASHES]:
-                yield Move(f"{node.seat} crashes", partial(self._crash, state, place), True)
-        yield from self._returns(state)
+                crashed = node._replace(alive=False, todo=())
+                yield Move(f"{node.seat} crashes", partial(state.spend(CRASHES).put, place, crashed), True)
+        for node in state.nodes if state.left[RETURNS] else ():
+            # The last process of a rank comes back with a new epoch, unless it is done or is not waited for any more.
+            rank, epoch = node.seat.rank, node.seat.epoch
+            latest = epoch == max(other.seat.epoch for other in state.nodes if other.seat.rank == rank)
+            gone = not node.alive or (node.ended and not node.done)
+            gone = gone and rank not in state.gone | state.late
+            if latest and gone:
+                back = MemberId(rank, epoch + 1)
+                yield Move(f"{back} begins", partial(self._add, state.spend(RETURNS), back, e.Started(0.0)), True)
         if state.left[CUTS]:
             yield from self._cuts(state)
 
     def _own_moves(self, state: State, place: int, node: Node) -> Iterator[Move]:
+        """Let a process take its next step: a register call, the clock, the end of its exchange."""
         seat = node.seat
-        if node.todo:
+        if node.todo:  # while a call is under way the process waits for it, and its clock stands
             yield Move(f"{seat}: {type(node.todo[0]).__name__}", partial(self._next_call, state, place))
         else:
             yield Move(f"{seat}: tick", partial(self._handle, state, place, e.Tick(node.member.now + 2.0)))
@@ -171,9 +188,11 @@ class Moves:
             )
 
     def _deliveries(self, state: State, place: int, node: Node) -> Iterator[Move]:
+        """Let a message come, or let a process take another member for dead, rightly or by mistake."""
         seat = node.seat
         for to, event in state.messages:
             if to == place:
+                # It stays among the messages, so it may come again, or never.
                 yield Move(f"{seat}: {type(event).__name__}", partial(self._handle, state, place, event))
         for peer in state.nodes:
             other = peer.seat
@@ -207,22 +226,8 @@ class Moves:
             told = partial(self._handle, state, place, event)
             yield Move(f"{node.seat}: {type(event).__name__} that is not of this job", told, True)
 
-    def _crash(self, state: State, place: int) -> State:
-        node = state.nodes[place]
-        return state.spend(CRASHES).put(place, node._replace(alive=False, todo=()))
-
-    def _returns(self, state: State) -> Iterator[Move]:
-        for node in state.nodes:
-            seat = node.seat
-            latest = seat.epoch == max(n.seat.epoch for n in state.nodes if n.seat.rank == seat.rank)
-            gone = not node.alive or (node.ended and not node.done)
-            gone = gone and seat.rank not in state.gone | state.late
-            if state.left[RETURNS] and latest and gone:
-                back = MemberId(seat.rank, seat.epoch + 1)
-                yield Move(f"{back} begins", partial(self._add, state.spend(RETURNS), back, e.Started(0.0)), True)
-
     def _cuts(self, state: State) -> Iterator[Move]:
-        """Let a link fall silent that somebody is about to send over."""
+        """Let a link fall silent that somebody is about to send over: no other moment can be told from that one."""
         waiting = []
         wanted: set[Link] = set()
         for node in state.nodes:
@@ -265,8 +270,9 @@ class Moves:
         return self._numbers.setdefault(member.key, len(self._numbers))
 
     def _handle(self, state: State, place: int, event: e.Event) -> State:
+        """Return the state in which a process has been told something and has done what concerns only itself."""
         node = state.nodes[place]
-        member = copy.copy(node.member)
+        member = copy.copy(node.member)  # a machine belongs to a state, and other moves lead on from that one
         found = member.handle(event)
         state = state.put(place, node._replace(member=member, number=self._number(member)))
         for instruction in found:
@@ -287,8 +293,11 @@ class Moves:
                     return state.send(to, e.AckSeen(ack))
                 return state.put(place, node._replace(lost=ack.tag))
             case i.AskToJoin(seat):
-                if not _is_let_in(state, node):
-                    return state
+                record = node.member.newest
+                others = [] if record is None else [other for other in record.members if other.rank != me.rank]
+                knocks = node.member.phase is MemberPhase.OUTSIDE and others
+                if knocks and not any(state.links.connect(me, other) for other in others):
+                    return state  # whoever reaches no member does not ask
                 for peer in state.nodes:
                     state = state if peer.seat == me else state.send(peer.seat, e.JoinRequested(seat))
                 return state
@@ -298,53 +307,46 @@ class Moves:
                     state = state.send(seat, offer) if seat.rank in joining else state
                 return state
             case i.FetchState(source, tag):
-                return self._receive_state(state, place, source, tag)
+                served = next((other for other in state.nodes if other.seat == source), None)
+                if served is None:
+                    raise Broken(f"{me} fetches state from {source}, who is no member")
+                if not served.alive or not state.links.connect(me, source):
+                    return self._handle(state, place, e.FetchFailed(tag))
+                state = state.put(place, node._replace(state=served.state))
+                return self._handle(state, place, e.StateFetched(tag, str(served.state)))
             case i.Apply(tag):
-                return self._apply(state, place, tag)
+                if not isinstance(dict(state.decisions).get(place_of(tag)), Commit):
+                    raise Broken(f"{me} applies {tag} without COMMIT")
+                if node.state != tag.step:
+                    raise Broken(f"{me} applies {tag} to the state of step {node.state}")
+                return state.put(place, node._replace(state=tag.step + 1))
             case i.Discard() | i.Leave():
-                self._throws_away(state, node)
+                # What is committed may be dropped only where it was applied before.
+                decisions = dict(state.decisions)
+                for tag, owner in state.copies:
+                    committed = isinstance(decisions.get(place_of(tag)), Commit)
+                    if owner == me and tag.step == node.state and committed:
+                        raise Broken(f"{me} throws the result of {tag} away, and it is committed")
                 return state
             case i.OpenIncarnation():
                 return state._replace(given_up=True)
             case i.Halt(reason):
                 raise Broken(f"{me} halts: {reason}")
             case i.KeepState(tag):
-                return self._keep_final(state, place, tag)
+                if self.rules.keep_final:
+                    kept = {**dict(state.kept), me.rank: node.state}
+                    state = state._replace(kept=tuple(sorted(kept.items())))
+                return self._handle(state, place, e.StateKept(tag, str(node.state)))
             case i.Finish(final):
                 return self._finish(state, place, final)
             case i.Settle() | i.Checkpoint():
                 return state
         return state.put(place, node._replace(todo=(*node.todo, instruction)))
 
-    def _receive_state(self, state: State, place: int, source: MemberId, tag: Tag) -> State:
-        peer = next((n for n in state.nodes if n.seat == source), None)
-        if peer is None:
-            raise Broken(f"{state.nodes[place].seat} fetches state from {source}, who is no member")
-        if not peer.alive or not state.links.connect(state.nodes[place].seat, source):
-            return self._handle(state, place, e.FetchFailed(tag))
-        got = state.put(place, state.nodes[place]._replace(state=peer.state))
-        return self._handle(got, place, e.StateFetched(tag, str(peer.state)))
-
     def _result(self, state: State, place: int, tag: Tag, digest: str = "sum") -> State:
         node = state.nodes[place]
         held = state._replace(copies=state.copies | {(tag, node.seat)})
         return self._handle(held, place, e.ResultReady(tag, digest, str(node.state)))
-
-    def _apply(self, state: State, place: int, tag: Tag) -> State:
-        node = state.nodes[place]
-        stands = dict(state.decisions).get(place_of(tag))
-        if not isinstance(stands, Commit):
-            raise Broken(f"{node.seat} applies {tag} without COMMIT")
-        if node.state != tag.step:
-            raise Broken(f"{node.seat} applies {tag} to the state of step {node.state}")
-        return state.put(place, node._replace(state=tag.step + 1))
-
-    def _keep_final(self, state: State, place: int, tag: Tag) -> State:
-        node = state.nodes[place]
-        if self.rules.keep_final:
-            kept = {**dict(state.kept), node.seat.rank: node.state}
-            state = state._replace(kept=tuple(sorted(kept.items())))
-        return self._handle(state, place, e.StateKept(tag, str(node.state)))
 
     def _finish(self, state: State, place: int, final: str) -> State:
         """Have the final state and come to what the script does after its last step, or end before that."""
@@ -360,13 +362,6 @@ class Moves:
             raise Broken(f"{node.seat} does what comes after the last step with the state of step {node.state}")
         return state.put(place, node._replace(done=True))
 
-    def _throws_away(self, state: State, node: Node) -> None:
-        decisions = dict(state.decisions)
-        for tag, seat in state.copies:
-            stands = decisions.get(place_of(tag))
-            if seat == node.seat and tag.step == node.state and isinstance(stands, Commit):
-                raise Broken(f"{seat} throws the result of {tag} away, and it is committed")
-
     def _next_call(self, state: State, place: int) -> State:
         """Make the register call that is next, or give the answer to the one that was made."""
         node = state.nodes[place]
@@ -375,73 +370,67 @@ class Moves:
             case i.ReadGeneration():
                 return state.answer(place, e.GenerationRead(dict(state.records).get(node.member.incarnation)))
             case i.ProposeGeneration(expected, new):
-                return self._swap(state, place, expected, new)
+                records = dict(state.records)
+                if records.get(new.incarnation) == expected:
+                    if expected is not None:
+                        self._check_successor(state, expected, new)
+                    records[new.incarnation] = new
+                    state = state._replace(records=tuple(sorted(records.items(), key=lambda item: item[0])))
+                return state.answer(place, e.GenerationRead(records.get(new.incarnation)))
             case i.TryCommit(tag, decision):
                 return self._create(state, place, tag, decision)
             case i.TryAbort(tag, generation):
                 return self._create(state, place, tag, Abort(generation))
             case i.EndGeneration(incarnation, number, by):
-                return self._end(state, place, Tag(incarnation, number, 0, 0), Abort(by))
+                # ABORT is written for the step that would be decided next, unless one stands.
+                tag = Tag(incarnation, number, 0, 0)
+                decided = _decided_in(state, tag)
+                if decided.abort is None:
+                    state = _write_decision(state, replace(tag, step=decided.last + 1), Abort(by))
+                return state.answer(place, e.GenerationEnded(number))
             case i.ReadDecision(tag):
-                return state.answer(place, e.DecisionRead(tag, _decided(state, tag).answer(tag.step)))
+                return state.answer(place, e.DecisionRead(tag, _decided_in(state, tag).answer(tag.step)))
             case e.GenerationRead() | e.DecisionRead() | e.GenerationEnded():
                 return self._handle(state.put(place, node._replace(todo=rest)), place, call)
         raise Broken(f"{type(call).__name__} is no register call")
 
-    def _swap(self, state: State, place: int, expected: Generation | None, new: Generation) -> State:
-        records = dict(state.records)
-        if records.get(new.incarnation) == expected:
-            if expected is not None:
-                self._follows(state, expected, new)
-            records[new.incarnation] = new
-            state = state._replace(records=tuple(sorted(records.items(), key=lambda item: item[0])))
-        return state.answer(place, e.GenerationRead(records.get(new.incarnation)))
-
-    def _follows(self, state: State, before: Generation, new: Generation) -> None:
+    def _check_successor(self, state: State, before: Generation, new: Generation) -> None:
         """Raise where a generation is no good successor of the one before it."""
         stay = {seat.rank for seat in new.members if seat in before.members}
         for link in new.broken:
             if not stay.issuperset(link):
                 raise Broken(f"generation {new.number} goes around the link {link} of a process that has gone")
+        # Where results differ and nothing else went wrong, the majority goes on, and of a tie nobody.
         *others, left = state.left
-        voted = left < self.bounds.differences and others == list(
-            self._all_left()[:DIFFERENCES]
-        )  # nothing else went wrong
+        voted = left < self.bounds.differences and others == list(self._all_left()[:DIFFERENCES])
         if voted and not new.closed and 2 * len(new.members) <= len(before.members):
             raise Broken(f"generation {new.number} goes on without half of the members, whose result was another")
 
     def _create(self, state: State, place: int, tag: Tag, decision: Decision) -> State:
-        decided = _decided(state, tag)
+        """Write a decision, once: a second one is answered with what stands."""
+        decided = _decided_in(state, tag)
         stands = decided.answer(tag.step)
         if stands is not None:
             return state.answer(place, e.DecisionRead(tag, stands))
         decided.after(tag.step, decision)  # raises where a step would be left out
         if isinstance(decision, Commit):
-            self._committed(state, tag, decision)
-        decisions = {**dict(state.decisions), place_of(tag): decision}
-        state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
-        return state.answer(place, e.DecisionRead(tag, decision))
-
-    def _end(self, state: State, place: int, tag: Tag, abort: Abort) -> State:
-        """Abort the step of a generation that would be decided next."""
-        decided = _decided(state, tag)
-        if decided.abort is None:
-            decisions = {**dict(state.decisions), place_of(replace(tag, step=decided.last + 1)): abort}
-            state = state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
-        return state.answer(place, e.GenerationEnded(tag.generation))
-
-    def _committed(self, state: State, tag: Tag, commit: Commit) -> None:
-        if state.given_up:
-            raise Broken(f"{tag} is committed, and its incarnation was given up")
-        for seat in commit.members:
-            if (tag, seat) not in state.copies:
-                raise Broken(f"{tag} is committed, and {seat} holds no copy")
-        for (incarnation, step, generation), decision in state.decisions:
-            if isinstance(decision, Commit) and (incarnation, step) == (tag.incarnation, tag.step):
-                raise Broken(f"{tag} is committed, and was in generation {generation}")
+            if state.given_up:
+                raise Broken(f"{tag} is committed, and its incarnation was given up")
+            for seat in decision.members:
+                if (tag, seat) not in state.copies:
+                    raise Broken(f"{tag} is committed, and {seat} holds no copy")
+            for (incarnation, step, generation), other in state.decisions:
+                if isinstance(other, Commit) and (incarnation, step) == (tag.incarnation, tag.step):
+                    raise Broken(f"{tag} is committed, and was in generation {generation}")
+        return _write_decision(state, tag, decision).answer(place, e.DecisionRead(tag, decision))
 
 
-def _decided(state: State, tag: Tag) -> Decided:
+def _write_decision(state: State, tag: Tag, decision: Decision) -> State:
+    decisions = {**dict(state.decisions), place_of(tag): decision}
+    return state._replace(decisions=tuple(sorted(decisions.items(), key=lambda item: item[0])))
+
+
+def _decided_in(state: State, tag: Tag) -> Decided:
     """Return what stands in the register of a generation, by all that was written into it."""
     decided, aborted = Decided(), None
     for (incarnation, step, generation), decision in state.decisions:  # by step
@@ -458,31 +447,24 @@ def _all_there(state: State, node: Node) -> bool:
     return all((node.member.tag, other) in state.taking_part for other in node.members)
 
 
-def waits(state: State) -> str:
+def who_waits(state: State) -> str:
     """Return who is not at an end, and about what, in words; "": nobody, but for those whom nobody can help.
 
     A process that is no member, or has no state, may wait for others to come: where no member with state lives, or none
     that it has a link to.
     """
-    found = [node for node in state.nodes if node.alive and not node.ended and not _is_alone(state, node)]
-    return ", ".join(f"{node.seat} is {node.member.phase.value}" for node in found)
+    living = [node for node in state.nodes if node.alive and not node.ended]
+    able = [node for node in living if node.member.step is not None]
+    found = []
+    for node in living:
+        record = node.member.newest
+        wants_state = node.member.step is None and record is not None
+        helped = record is not None and any(
+            peer.seat in record.members and state.links.connect(node.seat, peer.seat) for peer in able
+        )
+        if helped or not wants_state:
+            found.append(f"{node.seat} is {node.member.phase.value}")
+    return ", ".join(found)
 
 
-def _is_alone(state: State, node: Node) -> bool:
-    """Tell whether nobody is there who could help a process on that has no state."""
-    record = node.member.newest
-    if node.member.step is not None or record is None:
-        return False
-    able = [peer for peer in state.nodes if peer.alive and not peer.ended and peer.member.step is not None]
-    return not any(peer.seat in record.members and state.links.connect(node.seat, peer.seat) for peer in able)
-
-
-def _is_let_in(state: State, node: Node) -> bool:
-    """Tell whether a process that wants to be a member reaches one: whoever does not, does not ask."""
-    record = node.member.newest
-    others = [] if record is None else [seat for seat in record.members if seat.rank != node.seat.rank]
-    knocks = node.member.phase is MemberPhase.OUTSIDE and others
-    return not knocks or any(state.links.connect(node.seat, seat) for seat in others)
-
-
-__all__ = ["Move", "Moves", "waits"]
+__all__ = ["Move", "Moves", "who_waits"]

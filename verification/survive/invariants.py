@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
-from verification.survive.sample_counting import Counting, Weights, digest
+from verification.survive.sample_counting import Counting, Weights, digest_of
 
 SAMPLES = "every sample exactly once"
 DECISIONS = "one decision per step and generation"
@@ -24,6 +24,7 @@ ENDS = "the job ends, with all steps done"
 LAST = "what the last lines save is the final state"
 ATTENDED = "every rank that somebody starts again runs its last lines"
 
+# Those that each step keeps, and those of the end of the job.
 _STEPS = (SAMPLES, DECISIONS, ONCE, STATES, APPLIED, GENERATIONS, STORES, COPIES, KEPT, FENCED, SAVED, SEATS)
 INVARIANTS = (*_STEPS, ENDS, LAST, ATTENDED)
 
@@ -65,39 +66,38 @@ class Invariants:
 
     def decided(self, tag: Tag, decision: Decision) -> None:
         """Something is decided about a step; a COMMIT without a digest is of a step before the newest."""
-        place = _place(tag)
+        place = _place_of(tag)
         if isinstance(decision, Commit) and not decision.digest:
+            # A register names the digest of its newest COMMIT only: this one or the next must have been seen.
             known = [self.decisions.get((tag.incarnation, step, tag.generation)) for step in (tag.step, tag.step + 1)]
             self.holds(DECISIONS, any(isinstance(each, Commit) for each in known), f"{tag}: a COMMIT that nobody wrote")
             return
-        before = self.decisions.setdefault(place, decision)
+        before = self.decisions.setdefault(place, decision)  # a register is read often, and written once
         self.holds(DECISIONS, before == decision, f"{tag}: {type(before).__name__}, then {type(decision).__name__}")
         if isinstance(decision, Commit) and before is decision:
             self.commits += 1
-            self._commit_written(tag, decision)
+            elsewhere = self._committed.setdefault((tag.incarnation, tag.step), tag.generation)
+            open_still = (tag.incarnation, tag.generation) not in self._ended
+            self.holds(DECISIONS, open_still, f"{tag}: a COMMIT after the generation was ended")
+            self.holds(ONCE, elsewhere == tag.generation, f"{tag} was committed in generation {elsewhere} already")
+            self.holds(FENCED, tag.incarnation >= self._given_up, f"{tag} was committed after that")
+            for seat in decision.members:
+                same = self._copies.get((place, seat)) == decision.digest
+                self.holds(COPIES, same, f"{tag} was committed, and {seat} does not hold that result")
 
     def ended(self, incarnation: int, generation: int, abort: Abort) -> None:
         """A generation was ended: what is not committed in it is aborted, whatever step that is."""
         self._ended.setdefault((incarnation, generation), abort)
 
-    def _commit_written(self, tag: Tag, commit: Commit) -> None:
-        elsewhere = self._committed.setdefault((tag.incarnation, tag.step), tag.generation)
-        open_still = (tag.incarnation, tag.generation) not in self._ended
-        self.holds(DECISIONS, open_still, f"{tag}: a COMMIT after the generation was ended")
-        self.holds(ONCE, elsewhere == tag.generation, f"{tag} was committed in generation {elsewhere} already")
-        self.holds(FENCED, tag.incarnation >= self._given_up, f"{tag} was committed after that")
-        for seat in commit.members:
-            same = self._copies.get((_place(tag), seat)) == commit.digest
-            self.holds(COPIES, same, f"{tag} was committed, and {seat} does not hold that result")
-
     def copied(self, tag: Tag, seat: MemberId, copy: str) -> None:
         """A member has its private copy."""
-        self._copies[_place(tag), seat] = copy
+        self._copies[_place_of(tag), seat] = copy
 
     def dropped(self, tag: Tag, seat: MemberId) -> None:
         """A member that lives has thrown an attempt away."""
-        place = _place(tag)
+        place = _place_of(tag)
         decision = self.decisions.get(place) or self._ended.get((tag.incarnation, tag.generation))
+        # Wrong are both: to drop what is committed with one's copy, and to drop a copy while COMMIT may still come.
         lost = isinstance(decision, Commit) and seat in decision.members
         undecided = decision is None and (place, seat) in self._copies
         self.holds(KEPT, not lost and not undecided, f"{seat} threw {tag} away, {type(decision).__name__} stood")
@@ -105,7 +105,7 @@ class Invariants:
     def applied(self, tag: Tag, seat: MemberId, weights: Weights) -> None:
         """A member has applied a step."""
         self.applies += 1
-        committed = isinstance(self.decisions.get(_place(tag)), Commit)
+        committed = isinstance(self.decisions.get(_place_of(tag)), Commit)
         self.holds(APPLIED, committed, f"{seat} applied {tag}")
         self.state(tag.step + 1, seat, weights)
 
@@ -116,8 +116,8 @@ class Invariants:
         ]
         how = f"{seat} at step {step}: sample {wrong[0]} counts {weights[wrong[0]]} times" if wrong else ""
         self.holds(SAMPLES, not wrong, how)
-        first = self._states.setdefault(step, digest(weights))
-        self.holds(STATES, first == digest(weights), f"{seat} differs from others at step {step}")
+        first = self._states.setdefault(step, digest_of(weights))
+        self.holds(STATES, first == digest_of(weights), f"{seat} differs from others at step {step}")
 
     def generation(self, record: Generation) -> None:
         """A generation register holds something."""
@@ -125,6 +125,7 @@ class Invariants:
         self.holds(GENERATIONS, first == record, f"two records of generation {record.number}")
         newest = self._newest.get(record.incarnation, 0)
         self.holds(GENERATIONS, record.number >= newest, f"{record.number} after {newest}")
+        # Who is not named any more stays out: it comes back with another epoch, which is another seat.
         again = self._gone.get(record.incarnation, set()).intersection(record.members)
         self.holds(SEATS, not again, f"{', '.join(map(str, again))} is a member again")
         before = self._generations.get((record.incarnation, record.number - 1))
@@ -153,12 +154,13 @@ class Invariants:
 
     def saved(self, incarnation: int, step: int, weights: Weights) -> None:
         """A checkpoint is complete."""
+        # Step 0 is the state that training begins with: nothing has to be committed before it.
         known = any(place[1] == step - 1 and isinstance(d, Commit) for place, d in self.decisions.items())
         fine = step == 0 or (known and weights == self.model.weights_at(step))
         self.holds(SAVED, fine, f"step {step} of incarnation {incarnation}")
 
 
-def _place(tag: Tag) -> Place:
+def _place_of(tag: Tag) -> Place:
     return tag.incarnation, tag.step, tag.generation
 
 

@@ -1,6 +1,7 @@
 """The kill matrix: every rank × round × bucket × phase × kind of fault, and rejoining while another one fails.
 
-Each case once walks the ring, whose rounds every rank takes part in; more cases walk other schedules as well.
+Each case once walks the ring, whose rounds every rank takes part in; more cases walk other schedules as well. `strike`
+does each kind of fault to a simulated process.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ringside.survive.protocol import events as e
 from ringside.survive.protocol.settings import Rules
-from verification.survive.fault_injection import strike
 from verification.survive.faults import Fault, Kind, Phase, Point
 from verification.survive.sample_counting import Counting
 from verification.survive.simulated_exchange import rounds_of
@@ -19,14 +20,14 @@ from verification.survive.simulated_process import Process
 from verification.survive.simulated_world import Case, World, WorldRules
 
 RANKS = 4
+# The step that faults strike in: neither the first nor the last.
 STEP = 1
-"""The step that faults strike in: neither the first nor the last."""
 DATA = (Phase.BEFORE_SEND, Phase.MID_CHUNK, Phase.AFTER_SEND, Phase.AFTER_RECEIVE)
 MOMENTS = (Phase.COMPUTING, Phase.BEFORE_DECIDE, Phase.BEFORE_APPLY, Phase.CHECKPOINT)
 REJOINING = (Phase.ASKING, Phase.FETCHING, Phase.SERVING)
 ENDING = (Phase.LAST_APPLIED, Phase.KEPT, Phase.OVER, Phase.SAVING)
+# Where in the last step a fault strikes: who dies there comes back when the others are done.
 LAST_STEP = (Phase.COMPUTING, Phase.BEFORE_DECIDE, Phase.BEFORE_APPLY)
-"""Where in the last step a fault strikes: who dies there comes back when the others are done."""
 ALGORITHMS = ("ring", "halving_doubling", "direct", "two_tree", "recursive_doubling", "parameter_server")
 
 
@@ -67,7 +68,59 @@ def make_world(case: Case, rules: Rules | None = None, outside: WorldRules | Non
     return World(case, rules or Rules(), outside or WorldRules(), Process, strike)
 
 
-def points(model: Counting) -> list[Point]:
+def strike(kind: Kind, world: World[Process], process: Process) -> None:
+    """Let a fault happen to a process, now; all times are seconds of the world's clock."""
+    rank = process.seat.rank
+    match kind:
+        case Kind.KILL if not process.ended:
+            process.alive = False
+            world.start_later(rank, world.between(0.05, 0.2))
+        case Kind.DEATH:
+            process.alive = False
+            world.gone.add(rank)
+        case Kind.ZOMBIE:
+            _stop_for(world, process, 0.02, 0.8)
+        case Kind.STALL:  # longer than the others' patience, so that they go on without it
+            _stop_for(world, process, 0.7, 1.2)
+        case Kind.REPLACED:
+            world.start_later(rank, world.between(0.05, 0.3))
+            _stop_for(world, process, 0.3, 1.0)
+        case Kind.HALF_OPEN:
+            others = [seat.rank for seat in process.members if seat.rank != rank]
+            if others:
+                world.network.cut(rank, world.random.choice(others))
+        case Kind.LOST:
+            world.network.lose_next_of(rank)
+        case Kind.DELAYED:
+            world.network.delay_next_of(rank)
+        case Kind.LATE_STORE:
+            world.slow_store(rank, world.between(0.1, 1.0))
+        case Kind.SUSPECTED:
+            accusers = [other for other in world.living() if other is not process]
+            if accusers:
+                world.random.choice(accusers).suspect(process.seat)
+        case Kind.DRAINED:
+            leader = next((p for p in world.living() if p.member.is_leader and not p.ended), None)
+            if leader is not None:
+                leader.post(lambda: leader.feed(e.DrainWanted(rank)))
+        case Kind.CORRUPT:
+            process.corrupt()
+        case Kind.ALL_GONE:
+            for other in world.living():
+                strike(Kind.KILL, world, other)
+        case Kind.ALL_ASLEEP:
+            for other in world.living():
+                if other is not process:
+                    _stop_for(world, other, 0.4, 1.5)
+            strike(Kind.REPLACED, world, process)
+
+
+def _stop_for(world: World[Process], process: Process, low_s: float, high_s: float) -> None:
+    process.stop()
+    world.after(world.between(low_s, high_s), process.wake)
+
+
+def fault_points(model: Counting) -> list[Point]:
     """Return every point of a step that a fault can strike at, those of rejoining too."""
     rounds = range(len(rounds_of("ring", RANKS)))
     found = [Point(phase, STEP, b, k) for phase in DATA for k in rounds for b in range(model.buckets)]
@@ -76,7 +129,7 @@ def points(model: Counting) -> list[Point]:
     return found + [Point(phase) for phase in (*REJOINING, *ENDING)]
 
 
-def cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:
+def matrix_cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:
     """Yield the cases of the matrix.
 
     Args:
@@ -85,45 +138,38 @@ def cases(seed: int = 0, count: int | None = None) -> Iterator[Case]:
             with other delays and schedules, and with second faults elsewhere.
     """
     chance = random.Random(seed)
-    once = list(_once(chance))
+    once = list(_each_once(chance))
     if count is None:
         count = len(once)
     yield from once[:count]
     for number in range(len(once), count):
         case = once[number % len(once)]
-        faults = case.faults if number % 2 else (*case.faults, _anything(chance, case.model))
+        faults = case.faults
+        if number % 2 == 0:
+            anywhere = [point for point in fault_points(case.model) if not point.phase.rejoins]
+            another = chance.choice(list(Kind)), chance.randrange(RANKS), chance.choice(anywhere)
+            faults = (*faults, Fault(*another))
+        # A fault strikes in a round that the algorithm has.
         algorithm = chance.choice(ALGORITHMS)
-        fitting = tuple(_fitted(fault, algorithm) for fault in faults)
+        rounds = len(rounds_of(algorithm, RANKS))
+        fitting = tuple(
+            replace(fault, at=replace(fault.at, round=fault.at.round % rounds)) if fault.at.phase.moves_data else fault
+            for fault in faults
+        )
         yield Case(chance.getrandbits(32), fitting, case.ranks, case.model, algorithm)
 
 
-def _once(chance: random.Random) -> Iterator[Case]:
+def _each_once(chance: random.Random) -> Iterator[Case]:
     model = Counting()
-    every = list(itertools.product(Kind, points(model), range(RANKS)))
+    every = list(itertools.product(Kind, fault_points(model), range(RANKS)))
     chance.shuffle(every)
     for kind, point, rank in every:
         faults: tuple[Fault, ...] = (Fault(kind, rank, point),)
         if point.phase.rejoins:
-            faults = (_first_death(chance, rank, point), *faults)
+            # Somebody must die first, to rejoin: who serves state is another one than who fetches it.
+            victim = (rank + chance.randrange(1, RANKS)) % RANKS if point.phase is Phase.SERVING else rank
+            faults = (Fault(Kind.KILL, victim, Point(Phase.COMPUTING, STEP)), *faults)
         yield Case(chance.getrandbits(32), faults, RANKS, model)
 
 
-def _first_death(chance: random.Random, rank: int, point: Point) -> Fault:
-    """Return the fault that makes somebody rejoin: who serves state is another one than who fetches it."""
-    victim = (rank + chance.randrange(1, RANKS)) % RANKS if point.phase is Phase.SERVING else rank
-    return Fault(Kind.KILL, victim, Point(Phase.COMPUTING, STEP))
-
-
-def _anything(chance: random.Random, model: Counting) -> Fault:
-    anywhere = [point for point in points(model) if not point.phase.rejoins]
-    return Fault(chance.choice(list(Kind)), chance.randrange(RANKS), chance.choice(anywhere))
-
-
-def _fitted(fault: Fault, algorithm: str) -> Fault:
-    """Return the fault at a round that the algorithm has."""
-    at = fault.at
-    rounds = len(rounds_of(algorithm, RANKS))
-    return replace(fault, at=replace(at, round=at.round % rounds)) if at.phase.moves_data else fault
-
-
-__all__ = ["Result", "cases", "make_world", "points", "run_case"]
+__all__ = ["Result", "fault_points", "make_world", "matrix_cases", "run_case", "strike"]

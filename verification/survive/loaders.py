@@ -26,6 +26,7 @@ from torch.utils.data import (
 from ringside.errors import MismatchError, UsageError
 from ringside.survive.data.samples import Samples
 
+# Samples of an epoch, samples of a step, parts of a step, epochs, processes.
 SIZE, BATCH, MICRO_BATCHES, EPOCHS, RANKS = 24, 6, 3, 3, 3
 STEPS = EPOCHS * SIZE // BATCH
 
@@ -103,7 +104,7 @@ class HandedOut:
     refused: str = ""
 
 
-def run(case: Case, start: Start) -> HandedOut:
+def hand_out(case: Case, start: Start) -> HandedOut:
     """Run a case; return what was handed out."""
     found, agreed = HandedOut(), dict[int, str]()
     count = itertools.count()
@@ -116,13 +117,14 @@ def run(case: Case, start: Start) -> HandedOut:
     try:
         workers = [worker(shape) for _ in range(RANKS)]
         for step in range(STEPS):
-            if step == case.resumed:
+            if step == case.resumed:  # the whole job ends, and another one goes on from its checkpoint
                 stated, agreed, shape = workers[0].position(step), {}, case.then or case.shape
                 workers = [worker(shape) for _ in range(RANKS)]
                 for each in workers:
                     each.resume(stated)
             dying = [rank for at, rank in case.kills if at == step]
             alive = [rank for rank in range(RANKS) if rank not in dying]
+            # Who dies in a step hands out nothing for it: the others compute its micro-batches.
             for micro_batch in range(MICRO_BATCHES):
                 owner = alive[micro_batch % len(alive)]
                 found.samples += workers[owner].samples.of_micro_batch(step, micro_batch).tolist()
@@ -133,13 +135,13 @@ def run(case: Case, start: Start) -> HandedOut:
     return found
 
 
-def undisturbed(shape: Shape, start: Start) -> list[int]:
+def hand_out_undisturbed(shape: Shape, start: Start) -> list[int]:
     """Return what one process hands out that nobody disturbs."""
     worker = start(shape, {})
     return [sample for step in range(STEPS) for sample in worker.samples.of_step(step).tolist()]
 
 
-def cases() -> Iterator[Case]:
+def loader_cases() -> Iterator[Case]:
     """Yield every sampler × a death in the first, a middle and the last step of an epoch, or a resumption there."""
     per_epoch = SIZE // BATCH
     moments = (0, per_epoch - 1, per_epoch + 2, STEPS - 1)
@@ -153,7 +155,7 @@ def cases() -> Iterator[Case]:
             yield Case(shape, resumed=step, then=replace(shape, seed=1))
 
 
-def wrong(case: Case, found: HandedOut, expected: Sequence[int]) -> str:
+def what_is_wrong(case: Case, found: HandedOut, expected: Sequence[int]) -> str:
     """Return what is wrong with what was handed out; "": nothing is.
 
     Args:
@@ -167,9 +169,20 @@ def wrong(case: Case, found: HandedOut, expected: Sequence[int]) -> str:
         return f"was refused: {found.refused}"
     if found.samples == list(expected):
         return ""
+    # Which of a sampler with replacement an epoch lacks anyway; the number only helps whoever reads it.
     epochs = [sorted(found.samples[first : first + SIZE]) for first in range(0, len(expected), SIZE)]
     lost = sum(len(set(range(SIZE)) - set(epoch)) for epoch in epochs)
     return f"another sequence than one process draws: {lost} samples are missing in their epochs"
 
 
-__all__ = ["SAMPLERS", "Case", "HandedOut", "LoaderWorker", "Shape", "cases", "run", "undisturbed", "wrong"]
+__all__ = [
+    "SAMPLERS",
+    "Case",
+    "HandedOut",
+    "LoaderWorker",
+    "Shape",
+    "hand_out",
+    "hand_out_undisturbed",
+    "loader_cases",
+    "what_is_wrong",
+]

@@ -4,7 +4,7 @@ A state is: every process's machine and the register call it has under way, what
 messages sent so far (each can arrive at any time, more than once, or never). From it everything leads on that can
 happen next: a process carries out its next register call, or is given the answer (so both others and a crash can come
 in between), a message arrives, an exchange whose members all take part ends, a clock ticks, a process crashes, is
-suspected, wrongly too, or comes back with a new epoch, a link falls silent for good (`checker_links.py`), a result is
+suspected, wrongly too, or comes back with a new epoch, a link falls silent for good (`Links`), a result is
 another than it should be, a message of no member or of another incarnation comes. A stopped
 process is one that nothing happens to for long. What only concerns the process itself is done at once: no order of it
 could be told from another.
@@ -28,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.survive.protocol.settings import Rules
-from verification.survive.checker_state import Bounds, Broken, State
-from verification.survive.checker_transitions import Move, Moves, waits
+from verification.survive.checker_state import Bounds, Broken
+from verification.survive.checker_transitions import Moves, who_waits
 
 Key = tuple[Any, ...]
 
 
 class Graph:
-    """States in the order in which they were found."""
+    """States in the order in which they were found, by number; of a state only its key is kept."""
 
     def __init__(self) -> None:
         self._numbers: dict[Key, int] = {}
@@ -60,6 +60,7 @@ class Graph:
             name: What led to it.
         """
         self._numbers[key] = number = len(self._numbers)
+        # Millions of states share a few hundred texts.
         self._waits.append(sys.intern(waits))
         self._names.append(sys.intern(name))
         self._from.append(source)
@@ -84,7 +85,7 @@ class Graph:
         Of several the one with the shortest way; (): there is none.
         """
         ended = np.array([not waits for waits in self._waits])
-        reached = _reaching(ended, np.frombuffer(self._sources, np.int64), np.frombuffer(self._targets, np.int64))
+        reached = _which_reach(ended, np.frombuffer(self._sources, np.int64), np.frombuffer(self._targets, np.int64))
         stuck = np.flatnonzero(~reached)
         if not len(stuck):
             return ()
@@ -92,8 +93,9 @@ class Graph:
         return (f"no way leads to the end any more: {self._waits[first]}", *self.way(first))
 
 
-def _reaching(goals: NDArray[np.bool_], sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _which_reach(goals: NDArray[np.bool_], sources: NDArray[np.int64], targets: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which vertices [n] reach a goal, itself among them, over edges `sources` → `targets` [m]."""
+    # Edges by target: those that end at vertex v come from `come_from[bounds[v] : bounds[v + 1]]`.
     order = np.argsort(targets, kind="stable")
     come_from = sources[order]
     bounds = np.searchsorted(targets[order], np.arange(len(goals) + 1))
@@ -132,57 +134,30 @@ def explore(bounds: Bounds, rules: Rules | None = None) -> Explored:
         bounds: How much may happen.
         rules: Of the state machine; None: all are kept.
     """
-    search = _Search(Moves(bounds, rules or Rules()))
+    moves = Moves(bounds, rules or Rules())
+    begin = moves.begin()
+    graph, transitions = Graph(), 0
+    # Breadth first, so that the way to what is broken is a shortest one.
+    queue = deque([(graph.add(begin.key, who_waits(begin), -1, "begin"), begin)])
     broken: tuple[str, ...] = ()
     try:
-        while search.queue and len(search.graph) < bounds.most_states:
-            search.look_from(*search.queue.popleft())
+        while queue and len(graph) < bounds.most_states:
+            source, state = queue.popleft()
+            for move in moves.moves(state):
+                after = move.make()
+                transitions += 1
+                key = after.key
+                target = graph.number(key)
+                if target is None:
+                    target = graph.add(key, who_waits(after), source, move.name)
+                    queue.append((target, after))
+                if not move.fault:  # an end that only a fault leads to does not count
+                    graph.join(source, target)
     except Broken as found:
-        broken = (str(found), *search.way())
-    whole = not search.queue and not broken
-    broken = search.graph.lost() if whole else broken
-    return Explored(bounds, len(search.graph), search.transitions, whole and not broken, broken)
-
-
-class _Search:
-    """Breadth first, so that the way to what is broken is a shortest one.
-
-    Args:
-        moves: What can happen.
-
-    Attributes:
-        queue: States that were not looked from yet, with their numbers.
-        graph: All that were found.
-        transitions: Ways from one state to another.
-    """
-
-    def __init__(self, moves: Moves) -> None:
-        begin = moves.begin()
-        self.graph = Graph()
-        self.queue = deque([(self.graph.add(begin.key, waits(begin), -1, "begin"), begin)])
-        self.transitions = 0
-        self._moves, self._at, self._by = moves, 0, ""
-
-    def look_from(self, number: int, state: State) -> None:
-        """Find everything that a state leads to; raise `Broken` if that must not be."""
-        self._at = number
-        for move in self._moves.moves(state):
-            self._by = move.name
-            self._come_to(move.make(), move)
-
-    def _come_to(self, state: State, move: Move) -> None:
-        self.transitions += 1
-        key = state.key
-        number = self.graph.number(key)
-        if number is None:
-            number = self.graph.add(key, waits(state), self._at, move.name)
-            self.queue.append((number, state))
-        if not move.fault:
-            self.graph.join(self._at, number)
-
-    def way(self) -> list[str]:
-        """Return how the move that was made last was come to, from the beginning on."""
-        return [*self.graph.way(self._at), self._by]
+        broken = (str(found), *graph.way(source), move.name)
+    complete = not queue and not broken
+    broken = graph.lost() if complete else broken  # progress can be judged only of the whole graph
+    return Explored(bounds, len(graph), transitions, complete and not broken, broken)
 
 
 __all__ = ["Bounds", "Explored", "Graph", "explore"]

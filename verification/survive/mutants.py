@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields
 from ringside.survive.protocol.settings import Rules
 from verification.survive.faults import Kind, Phase
 from verification.survive.invariants import INVARIANTS
-from verification.survive.kill_matrix import LAST_STEP, cases, run_case
+from verification.survive.kill_matrix import LAST_STEP, matrix_cases, run_case
 from verification.survive.simulated_world import Case, WorldRules
 
-MOST_TRIED = 400
-ENOUGH = 12
+MOST_TRIED = 400  # cases: a rule that is not noticed until then counts as not noticed
+ENOUGH = 12  # cases in which an invariant is broken, to say which ones notice the rule
 
+# Rules that matter only where something rare happens: the kinds of faults and the phases to look at.
 _ONLY_SEEN_WHEN: dict[str, tuple[set[Kind], set[Phase]]] = {
     "equal_digests": ({Kind.CORRUPT}, set(Phase)),
     "verify_state": ({Kind.CORRUPT}, {Phase.FETCHING}),
@@ -23,7 +24,6 @@ _ONLY_SEEN_WHEN: dict[str, tuple[set[Kind], set[Phase]]] = {
     "all_come": ({Kind.KILL, Kind.DRAINED}, set(LAST_STEP)),
     "final_only": ({Kind.ZOMBIE, Kind.REPLACED, Kind.STALL, Kind.ALL_ASLEEP}, set(LAST_STEP)),
 }
-"""Rules that matter only where something rare happens: the kinds of faults and the phases to look at."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Mutant:
         return self.noticed > 0
 
 
-def rules() -> tuple[str, ...]:
+def rule_names() -> tuple[str, ...]:
     """Return the names of all rules."""
     return tuple(field.name for kind in (Rules, WorldRules) for field in fields(kind))
 
@@ -63,10 +63,12 @@ def break_rule(rule: str, seed: int = 0, enough: int = ENOUGH) -> Mutant:
         seed: Of the cases.
         enough: In how many cases it must have been noticed.
     """
+    own = rule in {field.name for field in fields(Rules)}  # of the state machine, not of the world around it
+    broken = (Rules(**{rule: False}), WorldRules()) if own else (Rules(), WorldRules(**{rule: False}))
     tried, noticed, example = 0, 0, ""
     by = dict.fromkeys(INVARIANTS, 0)
     for case in _cases_for(rule, seed):
-        result = run_case(case, *_without(rule))
+        result = run_case(case, *broken)
         tried += 1
         for invariant in result.broken:
             by[invariant] += 1
@@ -79,18 +81,12 @@ def break_rule(rule: str, seed: int = 0, enough: int = ENOUGH) -> Mutant:
     return Mutant(rule, tried, noticed, tuple(counts), example)
 
 
-def _without(rule: str) -> tuple[Rules, WorldRules]:
-    if rule in {field.name for field in fields(Rules)}:
-        return Rules(**{rule: False}), WorldRules()
-    return Rules(), WorldRules(**{rule: False})
-
-
 def _cases_for(rule: str, seed: int) -> Iterator[Case]:
     kinds, phases = _ONLY_SEEN_WHEN.get(rule, (set(Kind), set(Phase)))
-    for case in itertools.chain.from_iterable(cases(seed + again) for again in itertools.count()):
+    for case in itertools.chain.from_iterable(matrix_cases(seed + again) for again in itertools.count()):
         last = case.faults[-1]
         if last.kind in kinds and last.at.phase in phases:
             yield case
 
 
-__all__ = ["Mutant", "break_rule", "rules"]
+__all__ = ["Mutant", "break_rule", "rule_names"]

@@ -34,6 +34,7 @@ class Counting:
 
     def gradient(self, step: int, micro_batches: Sequence[int]) -> list[int]:
         """Return the sum of gradients over some micro-batches of a step: [samples]."""
+        # One parameter per sample: the gradient of a sample is the unit vector of its parameter.
         found = [0] * self.samples
         for micro_batch in micro_batches:
             found[step * self.micro_batches + micro_batch] += 1
@@ -50,14 +51,14 @@ class Counting:
         return [list(values[b * size : (b + 1) * size]) for b in range(self.buckets)]
 
 
-def add(weights: Weights, gradient: Sequence[int]) -> Weights:
+def apply_gradient(weights: Weights, gradient: Sequence[int]) -> Weights:
     """Make the optimizer's step."""
     return tuple(weight + part for weight, part in zip(weights, gradient, strict=True))
 
 
-def digest(values: Sequence[int]) -> str:
+def digest_of(values: Sequence[int]) -> str:
     """Return the digest of weights or of a gradient."""
     return hashlib.blake2b(repr(tuple(values)).encode(), digest_size=8).hexdigest()
 
 
-__all__ = ["Counting", "Weights", "add", "digest"]
+__all__ = ["Counting", "Weights", "apply_gradient", "digest_of"]

@@ -15,7 +15,7 @@ from ringside.schedule import by_name, chunk_bounds
 from ringside.schedule.schedule import Transfer
 from ringside.survive.protocol.decision import Tag
 
-SEGMENTS = 2
+SEGMENTS = 2  # messages per chunk, so that a fault can strike between them
 
 
 class Part(NamedTuple):
@@ -94,7 +94,15 @@ class Exchange:
         k = self.rounds_done[bucket]
         if k == len(self._rounds):
             return []
-        return [self._parts(bucket, k, dst, chunk) for src, dst, chunk, _ in self._rounds[k] if src == self._vertex]
+        sent = []
+        for src, dst, chunk, _ in self._rounds[k]:
+            if src == self._vertex:
+                values = self.buckets[bucket][self._bounds(bucket, chunk)]
+                middle = len(values) // SEGMENTS
+                halves = (tuple(values[:middle]), tuple(values[middle:]))
+                to = self.order[dst]
+                sent.append(tuple(Part(self.tag, self.rank, to, bucket, k, chunk, s, h) for s, h in enumerate(halves)))
+        return sent
 
     def receive(self, part: Part) -> None:
         """Keep a message until its round."""
@@ -106,8 +114,13 @@ class Exchange:
         if self.rounds_done[bucket] == len(self._rounds) or self.missing(bucket) is not None:
             return False
         for src, dst, chunk, reduce in self._rounds[self.rounds_done[bucket]]:
-            if dst == self._vertex:
-                self._store(bucket, chunk, self._arrived(bucket, chunk, self.order[src]), reduce)
+            if dst != self._vertex:
+                continue
+            came = [value for key in self._keys(bucket, chunk, self.order[src]) for value in self._came[key]]
+            where, into = self._bounds(bucket, chunk), self.buckets[bucket]
+            # Another length: of an attempt with other chunks, which comes only where tags are not looked at.
+            if len(came) == where.stop - where.start:
+                into[where] = [a + b for a, b in zip(into[where], came, strict=True)] if reduce else came
         self.rounds_done[bucket] += 1
         return True
 
@@ -123,26 +136,9 @@ class Exchange:
     def _keys(self, bucket: int, chunk: int, src: int) -> list[tuple[int, int, int, int, int]]:
         return [(bucket, self.rounds_done[bucket], chunk, segment, src) for segment in range(SEGMENTS)]
 
-    def _arrived(self, bucket: int, chunk: int, src: int) -> list[int]:
-        return [value for key in self._keys(bucket, chunk, src) for value in self._came[key]]
-
     def _bounds(self, bucket: int, chunk: int) -> slice:
         bounds = chunk_offsets(len(self.buckets[bucket]), self._chunks)
         return slice(bounds[chunk], bounds[chunk + 1])
-
-    def _parts(self, bucket: int, k: int, dst: int, chunk: int) -> tuple[Part, ...]:
-        values = self.buckets[bucket][self._bounds(bucket, chunk)]
-        middle = len(values) // SEGMENTS
-        halves = (tuple(values[:middle]), tuple(values[middle:]))
-        to = self.order[dst]
-        return tuple(Part(self.tag, self.rank, to, bucket, k, chunk, s, half) for s, half in enumerate(halves))
-
-    def _store(self, bucket: int, chunk: int, values: list[int], reduce: bool) -> None:
-        where, into = self._bounds(bucket, chunk), self.buckets[bucket]
-        if len(values) != where.stop - where.start:
-            return  # of an attempt with other chunks: only where tags are not looked at
-        old = into[where]
-        into[where] = [a + b for a, b in zip(old, values, strict=True)] if reduce else values
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from ringside.survive.protocol import Member
 from ringside.survive.protocol import events as e
@@ -13,15 +12,16 @@ from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from verification.survive.faults import Phase, Point
-from verification.survive.sample_counting import Weights, add, digest
+from verification.survive.sample_counting import Weights, apply_gradient, digest_of
 from verification.survive.simulated_exchange import Exchange, Part, ring_order
 from verification.survive.simulated_world import World
 
-POLL_S = 0.05
-SUSPECT_S = 0.15
-EXCHANGE_S = 0.25
-FETCH_S = 0.3
-ALONE_S = 1.0
+# Seconds of the simulated clock.
+POLL_S = 0.05  # between two looks at the others
+SUSPECT_S = 0.15  # of silence, after which a member is suspected
+EXCHANGE_S = 0.25  # until an exchange that has not ended is late
+FETCH_S = 0.3  # until a fetch that has not ended has failed
+ALONE_S = 1.0  # without a generation, until a process founds one
 Action = Callable[[], None]
 
 
@@ -45,9 +45,11 @@ class Process:
         self.alive, self.ended, self.finished = True, False, False
         self.member = Member(seat, world.incarnation, world.settings)
         self.weights: Weights = world.model.weights_at(0)
-        self._stopped_at: float | None = None
+        self._stopped_at: float | None = None  # seconds of the world's clock
+        # What is to be done now, in order; and what came while the process was stopped.
         self._todo: deque[Action] = deque()
         self._backlog: deque[Action] = deque()
+        # Private copies of results by attempt; the state is changed only by `Apply`.
         self._copies: dict[Tag, Weights] = {}
         self._exchange_runner = ExchangeRunner(self)
         self._sums: list[int] = []
@@ -135,11 +137,6 @@ class Process:
         while self._todo and self._runs:
             self._todo.popleft()()
 
-    def _execute(self, request: i.Instruction) -> None:
-        if isinstance(request, (i.Compute, i.RunExchange, i.FetchState)) and request.tag != self.member.tag:
-            return
-        _EXECUTE[type(request)](self, request)
-
     def do(self, action: Action) -> None:
         """Put something behind what is to be done."""
         self._todo.append(action)
@@ -150,90 +147,167 @@ class Process:
 
     def _poll(self) -> None:
         """The clock ticks; look after the others."""
-        self.feed(e.Tick(self.world.now))
+        world, member = self.world, self.member
+        self.feed(e.Tick(world.now))
         for seat in self.members:
-            peer = self.world.processes[seat]
+            peer = world.processes[seat]
             if not peer.alive or peer.silent_s > SUSPECT_S:
                 self.feed(e.PeerSuspected(seat))
-        if self.member.step is None:
-            self._look_for_state()
-        if self.world.gone != self.member.gone:
-            self.feed(e.RanksGone(tuple(sorted(self.world.gone))))
-        self.world.after(POLL_S, lambda: self.post(self._poll))
+        if member.step is None:
+            if member.newest is not None and world.nobody_has_state():
+                self.feed(e.NobodyLeft())
+            elif member.newest is None and world.now - self._began_s > ALONE_S:
+                # No generation, and none comes: it was started again before there was one, and founds the first.
+                self._began_s = world.now
+                world.gather(self, world.incarnation)
+        if world.gone != self.member.gone:
+            self.feed(e.RanksGone(tuple(sorted(world.gone))))
+        world.after(POLL_S, lambda: self.post(self._poll))
 
-    def _look_for_state(self) -> None:
-        if self.member.newest is not None and self.world.nobody_has_state():
-            self.feed(e.NobodyLeft())
-        elif self.member.newest is None and self.world.now - self._began_s > ALONE_S:
-            self._began_s = self.world.now
-            self.world.gather(self, self.world.incarnation)
+    # ------------------------------------------------------------------------------------------ instructions
 
-    # ------------------------------------------------------------------------------------------ registers
+    def _execute(self, request: i.Instruction) -> None:
+        """Carry out an instruction as a driver would.
 
-    def _read_generation(self, _: i.ReadGeneration) -> None:
-        incarnation = self.member.incarnation
-        self.world.ask(self, lambda: self.world.read_generation(incarnation), self.generation_stands)
+        A fault may strike where a point is reached, and a stopped process goes on there when it wakes. So what follows
+        a point is put in front of everything that is to be done, before the point is reached.
+        """
+        world, me = self.world, self.seat
+        if isinstance(request, (i.Compute, i.RunExchange, i.FetchState)) and request.tag != self.member.tag:
+            return  # of an attempt that was given up meanwhile
+        match request:
+            # Registers: what is asked for is done whatever becomes of this process.
+            case i.ReadGeneration():
+                incarnation = self.member.incarnation
+                world.ask(self, lambda: world.read_generation(incarnation), self.generation_stands)
+            case i.ProposeGeneration(expected, new):
+                world.ask(self, lambda: world.swap_generation(expected, new), self.generation_stands)
+            case i.TryCommit(tag, decision):
+                self._todo.appendleft(lambda: self._create(tag, decision))
+                self.reach(Phase.BEFORE_DECIDE, tag.step)
+            case i.TryAbort(tag, by):
+                self._create(tag, Abort(by))
+            case i.EndGeneration(incarnation, number, by):
+                end = partial(world.end_generation, incarnation, number, Abort(by))
+                world.ask(self, end, lambda ended: self.feed(e.GenerationEnded(ended)))
+            case i.ReadDecision(tag):
+                world.ask(self, lambda: world.read_decision(tag), partial(self._decision_stands, tag))
 
-    def _propose(self, request: i.ProposeGeneration) -> None:
-        self.world.ask(self, lambda: self.world.swap_generation(request.expected, request.new), self.generation_stands)
+            # Who takes part
+            case i.Settle(record):
+                world.invariants.settled(record, me)
+                for held in list(self._copies):
+                    if held.generation != record.number:
+                        self._drop(held)
+                self._exchange_runner.drop()
+            case i.AskToJoin(seat):
+                self._todo.appendleft(lambda: world.tell_all(self, lambda p: p.feed(e.JoinRequested(seat))))
+                if self.member.newest is not None:  # before that the job is only being founded
+                    self.reach(Phase.ASKING)
+            case i.OfferState(tag, joining):
+                offer = e.StateOffered(e.RankOffered(tag, me, digest_of(self.weights)))
+                for to in self.members:
+                    if to.rank in joining:
+                        world.send(self, to, lambda p: p.feed(offer), by_store=True)
+            case i.FetchState(source, tag):
+                self._fetched = (tag, [])
+                world.send(self, source, lambda p: p.serve(me, tag, 0))
+                world.after(FETCH_S, lambda: self.post(lambda: self.feed(e.FetchFailed(tag))))
+
+            # A step
+            case i.Compute(tag, micro_batches, check_state):
+                if check_state:
+                    self._checked.add(tag)
+                sums = world.model.gradient(tag.step, micro_batches)
+                self.reach(Phase.COMPUTING, tag.step)
+                world.after(world.between(0.02, 0.06), lambda: self.post(partial(self._computed, tag, sums)))
+            case i.RunExchange(tag, record):
+                order = ring_order(record.ranks, record.broken) or record.ranks
+                algorithm = "ring" if record.broken else world.case.algorithm  # others have no order that avoids a link
+                buckets = world.model.cut(self._sums)
+                self._exchange_runner.begin(Exchange(tag, order, me.rank, buckets, algorithm))
+                world.after(EXCHANGE_S, lambda: self.post(lambda: self._exchange_is_late(tag)))
+            case i.PublishAck(ack, to):
+                by_store = ack.tag == self._published  # it is repeated: the link may be broken
+                self._published = ack.tag
+                self._todo.appendleft(lambda: world.send(self, to, lambda p: p.feed(e.AckSeen(ack)), by_store))
+                self.reach(Phase.BEFORE_DECIDE, ack.tag.step)
+            case i.Apply(tag):
+                copy = self._copies.pop(tag, None)
+                self.weights = self.weights if copy is None else apply_gradient(self.weights, copy)
+                world.invariants.applied(tag, me, self.weights)
+            case i.Discard(tag):
+                self._drop(tag)
+                self._exchange_runner.drop()
+            case i.Checkpoint(step):
+                # A copy of the last step that is still held is in no weights yet.
+                early = [copy for tag, copy in self._copies.items() if tag.step == step - 1]
+                weights = apply_gradient(self.weights, early[0]) if early else self.weights
+                world.invariants.saved(self.member.incarnation, step, weights)
+                written = partial(world.save, self.member.incarnation, step, weights)
+                self.reach(Phase.CHECKPOINT, step - 1)
+                world.after(world.between(0.01, 0.1), lambda: self.post(written))
+
+            # Ends
+            case i.OpenIncarnation(incarnation):
+                world.gather(self, incarnation)
+            case i.Leave():
+                for held in list(self._copies):
+                    self._drop(held)
+                world.again(self)
+            case i.KeepState(tag):
+                self._todo.appendleft(partial(self._keep, tag))
+                self.reach(Phase.LAST_APPLIED)
+            case i.Finish(final):
+                # With the final state it does what a script does after the last step: write it into a file.
+                if final and digest_of(self.weights) != final and world.settings.rules.final_only:
+                    kept = world.kept.get(me.rank)
+                    if kept is None or digest_of(kept) != final:
+                        self.end()  # with a status that says so
+                        return
+                    self.weights = kept
+                self._todo.append(self._save)
+                self.reach(Phase.OVER)
+            case i.Halt():
+                self.end()
+
+    def _create(self, tag: Tag, decision: Decision) -> None:
+        self.world.ask(self, lambda: self.world.create_decision(tag, decision), partial(self._decision_stands, tag))
 
     def generation_stands(self, record: Generation | None) -> None:
         """Take the answer of the store: unless it is of an earlier incarnation, the member hears of it."""
         if record is None or record.incarnation == self.member.incarnation:
             self.feed(e.GenerationRead(record))
 
-    def _create(self, tag: Tag, decision: Decision) -> None:
-        self.world.ask(self, lambda: self.world.create_decision(tag, decision), partial(self._decision_stands, tag))
-
-    def _try_commit(self, request: i.TryCommit) -> None:
-        self._todo.appendleft(lambda: self._create(request.tag, request.decision))
-        self.reach(Phase.BEFORE_DECIDE, request.tag.step)
-
-    def _try_abort(self, request: i.TryAbort) -> None:
-        self._create(request.tag, Abort(request.generation))
-
-    def _end_generation(self, request: i.EndGeneration) -> None:
-        world, by = self.world, Abort(request.by)
-        end = partial(world.end_generation, request.incarnation, request.number, by)
-        world.ask(self, end, lambda number: self.feed(e.GenerationEnded(number)))
-
-    def _read_decision(self, request: i.ReadDecision) -> None:
-        tag = request.tag
-        self.world.ask(self, lambda: self.world.read_decision(tag), partial(self._decision_stands, tag))
-
     def _decision_stands(self, tag: Tag, decision: Decision | None) -> None:
         self._todo.append(lambda: self.feed(e.DecisionRead(tag, decision)))
         if isinstance(decision, Commit) and tag == self.member.tag:
             self.reach(Phase.BEFORE_APPLY, tag.step)
 
-    # ------------------------------------------------------------------------------------------ who takes part
-
-    def _settle(self, request: i.Settle) -> None:
-        self.world.invariants.settled(request.generation, self.seat)
-        for tag in [tag for tag in self._copies if tag.generation != request.generation.number]:
-            self._drop(tag)
-        self._exchange_runner.drop()
-
     def _drop(self, tag: Tag) -> None:
         if self._copies.pop(tag, None) is not None:
             self.world.invariants.dropped(tag, self.seat)
 
-    def _ask_to_join(self, request: i.AskToJoin) -> None:
-        self._todo.appendleft(lambda: self.world.tell_all(self, lambda p: p.feed(e.JoinRequested(request.seat))))
-        if self.member.newest is not None:  # before that the job is only being founded
-            self.reach(Phase.ASKING)
+    def _computed(self, tag: Tag, sums: list[int]) -> None:
+        self._sums = sums
+        self.feed(e.WorkDone(tag))
 
-    def _offer(self, request: i.OfferState) -> None:
-        offer = e.RankOffered(request.tag, self.seat, digest(self.weights))
-        for seat in self.members:
-            if seat.rank in request.joining:
-                self.world.send(self, seat, lambda p: p.feed(e.StateOffered(offer)), by_store=True)
+    def _keep(self, tag: Tag) -> None:
+        if self.world.settings.rules.keep_final:
+            self.world.kept[self.seat.rank] = self.weights
+        self._todo.appendleft(lambda: self.feed(e.StateKept(tag, digest_of(self.weights))))
+        self.reach(Phase.KEPT)
 
-    def _fetch_state(self, request: i.FetchState) -> None:
-        self._fetched = (request.tag, [])
-        me, tag = self.seat, request.tag
-        self.world.send(self, request.source, lambda p: p.serve(me, tag, 0))
-        self.world.after(FETCH_S, lambda: self.post(lambda: self.feed(e.FetchFailed(tag))))
+    def _save(self) -> None:
+        self._todo.append(partial(self.world.after, 0.02, lambda: self.post(self._saved)))
+        self.reach(Phase.SAVING)
+
+    def _saved(self) -> None:
+        self.world.invariants.last_lines(self.seat, self.weights)
+        self.finished = True
+        self.end()
+
+    # ------------------------------------------------------------------------------------------ state of another
 
     def serve(self, to: MemberId, tag: Tag, half: int) -> None:
         """Send half of the state, as it is now, and the other half somewhat later."""
@@ -248,43 +322,23 @@ class Process:
         """A half of the state has come."""
         if self._fetched is None or self._fetched[0] != tag:
             return
-        state = self._fetched[1]
+        state, wanted = self._fetched[1], self.member.step is None
         state.extend(values)
         if len(state) < len(self.weights):
             self.reach(Phase.FETCHING)
-        elif self.member.step is None:
-            self._state_is_here(tag, state)
+        elif wanted:
+            self._corrupt_if_due(state)
+            self.weights, self._fetched = tuple(state), None
+            self.feed(e.StateFetched(tag, digest_of(state)))
+            # Only where its digest was as offered has the member taken it.
+            if self.member.step is not None:
+                self.world.invariants.state(self.member.step, self.seat, self.weights)
 
-    def _state_is_here(self, tag: Tag, state: list[int]) -> None:
-        self._spoil(state)
-        self.weights, self._fetched = tuple(state), None
-        self.feed(e.StateFetched(tag, digest(state)))
-        if self.member.step is not None:
-            self.world.invariants.state(self.member.step, self.seat, self.weights)
-
-    def _spoil(self, values: list[int]) -> None:
+    def _corrupt_if_due(self, values: list[int]) -> None:
         if self._wrong:
             self._wrong, values[0] = False, values[0] + 1
 
-    # ------------------------------------------------------------------------------------------ a step
-
-    def _compute(self, request: i.Compute) -> None:
-        if request.check_state:
-            self._checked.add(request.tag)
-        sums = self.world.model.gradient(request.tag.step, request.micro_batches)
-        self.reach(Phase.COMPUTING, request.tag.step)
-        self.world.after(self.world.between(0.02, 0.06), lambda: self.post(partial(self._computed, request.tag, sums)))
-
-    def _computed(self, tag: Tag, sums: list[int]) -> None:
-        self._sums = sums
-        self.feed(e.WorkDone(tag))
-
-    def _begin_exchange(self, request: i.RunExchange) -> None:
-        record, tag, world = request.generation, request.tag, self.world
-        order = ring_order(record.ranks, record.broken) or record.ranks
-        algorithm = "ring" if record.broken else world.case.algorithm  # others have no order that avoids a link
-        self._exchange_runner.begin(Exchange(tag, order, self.seat.rank, world.model.cut(self._sums), algorithm))
-        world.after(EXCHANGE_S, lambda: self.post(lambda: self._exchange_is_late(tag)))
+    # ------------------------------------------------------------------------------------------ the exchange
 
     def receive_part(self, part: Part) -> None:
         """A message of an exchange has come."""
@@ -301,94 +355,24 @@ class Process:
     def copy_result(self, tag: Tag, result: list[int]) -> None:
         """An exchange is done: copy what came of it."""
         if len(self.members) > 1:  # nobody could tell that the only copy there is is wrong
-            self._spoil(result)
+            self._corrupt_if_due(result)
         self._copies[tag] = tuple(result)
-        self.world.invariants.copied(tag, self.seat, digest(result))
-        state = digest(self.weights) if tag in self._checked else ""
-        self.feed(e.ResultReady(tag, digest(result), state))
+        self.world.invariants.copied(tag, self.seat, digest_of(result))
+        state = digest_of(self.weights) if tag in self._checked else ""
+        self.feed(e.ResultReady(tag, digest_of(result), state))
 
     def _exchange_is_late(self, tag: Tag) -> None:
+        """Tell the member whom or what to go around: links, as long as there is a ring without them."""
         missing = self._exchange_runner.waits_for(tag)
-        if missing and tag == self.member.tag:
-            dead = [(src, self.seat.rank) for src in sorted(missing) if self.world.network.is_cut(src, self.seat.rank)]
-            self.feed(self._failure(tag, dead))
-
-    def _failure(self, tag: Tag, dead: list[tuple[int, int]]) -> e.AttemptFailed:
-        """Tell whom or what to go around: links, as long as there is a ring without them."""
+        if not missing or tag != self.member.tag:
+            return
+        dead = [(src, self.seat.rank) for src in sorted(missing) if self.world.network.is_cut(src, self.seat.rank)]
         broken = tuple((min(link), max(link)) for link in dead)
         record = self.member.generation
         if broken and record is not None and not ring_order(record.ranks, (*record.broken, *broken)):
-            return e.AttemptFailed(tag, tuple(seat for seat in self.members if seat.rank == dead[0][0]))
-        return e.AttemptFailed(tag, (), broken)
-
-    def _publish(self, request: i.PublishAck) -> None:
-        again = request.ack.tag == self._published
-        self._published = request.ack.tag
-        self._todo.appendleft(
-            lambda: self.world.send(self, request.to, lambda p: p.feed(e.AckSeen(request.ack)), again)
-        )
-        self.reach(Phase.BEFORE_DECIDE, request.ack.tag.step)
-
-    def _apply(self, request: i.Apply) -> None:
-        copy = self._copies.pop(request.tag, None)
-        self.weights = self.weights if copy is None else add(self.weights, copy)
-        self.world.invariants.applied(request.tag, self.seat, self.weights)
-
-    def _discard(self, request: i.Discard) -> None:
-        self._drop(request.tag)
-        self._exchange_runner.drop()
-
-    def _checkpoint(self, request: i.Checkpoint) -> None:
-        early = [copy for tag, copy in self._copies.items() if tag.step == request.step - 1]
-        weights = add(self.weights, early[0]) if early else self.weights
-        incarnation, step = self.member.incarnation, request.step
-        self.world.invariants.saved(incarnation, step, weights)
-        self.reach(Phase.CHECKPOINT, step - 1)
-        written = partial(self.world.save, incarnation, step, weights)
-        self.world.after(self.world.between(0.01, 0.1), lambda: self.post(written))
-
-    # ------------------------------------------------------------------------------------------ ends
-
-    def _open_incarnation(self, request: i.OpenIncarnation) -> None:
-        self.world.gather(self, request.incarnation)
-
-    def _leave(self, request: i.Leave) -> None:
-        for tag in list(self._copies):
-            self._drop(tag)
-        self.world.again(self)
-
-    def _keep(self, request: i.KeepState) -> None:
-        self._todo.appendleft(partial(self._keep_now, request.tag))
-        self.reach(Phase.LAST_APPLIED)
-
-    def _keep_now(self, tag: Tag) -> None:
-        if self.world.settings.rules.keep_final:
-            self.world.kept[self.seat.rank] = self.weights
-        self._todo.appendleft(lambda: self.feed(e.StateKept(tag, digest(self.weights))))
-        self.reach(Phase.KEPT)
-
-    def _finish(self, request: i.Finish) -> None:
-        """Have the final state, and do what a script does after the last step: write it into a file."""
-        if request.final and digest(self.weights) != request.final and self.world.settings.rules.final_only:
-            kept = self.world.kept.get(self.seat.rank)
-            if kept is None or digest(kept) != request.final:
-                self.end()  # with a status that says so
-                return
-            self.weights = kept
-        self._todo.append(self._save)
-        self.reach(Phase.OVER)
-
-    def _save(self) -> None:
-        self._todo.append(partial(self.world.after, 0.02, lambda: self.post(self._saved)))
-        self.reach(Phase.SAVING)
-
-    def _saved(self) -> None:
-        self.world.invariants.last_lines(self.seat, self.weights)
-        self.finished = True
-        self.end()
-
-    def _halt(self, _: i.Halt) -> None:
-        self.end()
+            self.feed(e.AttemptFailed(tag, tuple(seat for seat in self.members if seat.rank == dead[0][0])))
+        else:
+            self.feed(e.AttemptFailed(tag, (), broken))
 
 
 class ExchangeRunner:
@@ -465,29 +449,5 @@ class ExchangeRunner:
             self.now = None
             self._process.copy_result(now.tag, list(now.result))
 
-
-_EXECUTE: dict[type, Callable[[Process, Any], None]] = {
-    i.ReadGeneration: Process._read_generation,
-    i.ProposeGeneration: Process._propose,
-    i.Settle: Process._settle,
-    i.AskToJoin: Process._ask_to_join,
-    i.OfferState: Process._offer,
-    i.FetchState: Process._fetch_state,
-    i.Compute: Process._compute,
-    i.RunExchange: Process._begin_exchange,
-    i.PublishAck: Process._publish,
-    i.TryCommit: Process._try_commit,
-    i.TryAbort: Process._try_abort,
-    i.EndGeneration: Process._end_generation,
-    i.ReadDecision: Process._read_decision,
-    i.Apply: Process._apply,
-    i.Discard: Process._discard,
-    i.Checkpoint: Process._checkpoint,
-    i.OpenIncarnation: Process._open_incarnation,
-    i.Leave: Process._leave,
-    i.KeepState: Process._keep,
-    i.Finish: Process._finish,
-    i.Halt: Process._halt,
-}
 
 __all__ = ["Process"]

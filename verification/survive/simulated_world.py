@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag
-from ringside.survive.protocol.generation import Generation, decode_generation, encode_generation, generation_key
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag, encode
+from ringside.survive.protocol.generation import Generation, decode_generation, generation_key
 from ringside.survive.protocol.settings import ProtocolSettings, Rules
 from verification.survive.faults import Fault, Kind, Point
 from verification.survive.invariants import ATTENDED, ENDS, Invariants
@@ -325,10 +325,10 @@ class World(Generic[P]):
     def swap_generation(self, expected: Generation | None, new: Generation) -> Generation | None:
         """Compare and set."""
         key = generation_key(new.incarnation)
-        old = None if expected is None else encode_generation(expected)
+        old = None if expected is None else encode(expected)
         if not self.outside.compare_and_set:
             old = self.registers.read(key)
-        found = self.registers.swap(key, old, encode_generation(new))
+        found = self.registers.swap(key, old, encode(new))
         record = None if found is None else decode_generation(found)
         if record is not None:
             self.invariants.generation(record)

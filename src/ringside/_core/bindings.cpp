@@ -192,17 +192,17 @@ int dtype_of_format(const char* format, Py_ssize_t item) {
   }
 }
 
-// The short way for NumPy arrays and arithmetic reductions: -1 where it cannot be taken, else the status.
+// The short way for NumPy arrays and arithmetic reductions.
 int all_reduce_array(Communicator& c, nb::handle array, int op, int algorithm, int program) {
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
-    return -1;
+    return int(Status::unsuited);
   }
   const int dtype = dtype_of_format(view.format, view.itemsize);
   if (dtype < 0 || view.ndim > kMaxDims || reinterpret_cast<uintptr_t>(view.buf) % uintptr_t(view.itemsize) != 0) {
     PyBuffer_Release(&view);
-    return -1;
+    return int(Status::unsuited);
   }
   int64_t dims[kMaxDims];
   for (int i = 0; i < view.ndim; ++i) dims[i] = view.shape[i];
@@ -316,7 +316,7 @@ nb::tuple drain_totals(Communicator& c) {
   const size_t width = c.log_width();
   int64_t sync = 0, wire = 0, wait = 0;
   uint64_t bytes = 0;
-  std::vector<int64_t> paths(size_t(Path::program) + 1, 0);
+  std::vector<int64_t> paths(size_t(Path::count), 0);
   for (size_t at = 0; at < rows.size(); at += width) {
     const uint64_t submitted = rows[at + 4], done = rows[at + 7];
     const uint64_t last = *std::max_element(rows.begin() + at + 8, rows.begin() + at + width);
@@ -393,6 +393,31 @@ void stream_pair(uintptr_t a, uintptr_t b, uintptr_t x, uintptr_t y, size_t byte
 NB_MODULE(_native, m) {
   m.doc() = "Ringside's native core: shared memory, waiting, reduction kernels, the schedule interpreter.";
   nb::set_leak_warnings(false);  // a communicator that a script still holds when the interpreter ends is no leak
+  // Functions take and return them as ints: casts of enums look a table up, in every call.
+  nb::enum_<DType>(m, "DType", nb::is_arithmetic())
+#define DTYPE(member, name) .value(name, DType::member)
+#include "enums.def"
+      ;
+  nb::enum_<ReduceOp>(m, "ReduceOp", nb::is_arithmetic())
+#define REDUCE_OP(member, name) .value(name, ReduceOp::member)
+#include "enums.def"
+      ;
+  nb::enum_<Algorithm>(m, "Algorithm", nb::is_arithmetic())
+#define ALGORITHM(member, name) .value(name, Algorithm::member)
+#include "enums.def"
+      ;
+  nb::enum_<Kind>(m, "Kind", nb::is_arithmetic())
+#define KIND(member, name) .value(name, Kind::member)
+#include "enums.def"
+      ;
+  nb::enum_<Status>(m, "Status", nb::is_arithmetic())
+#define STATUS(member, name) .value(name, Status::member)
+#include "enums.def"
+      ;
+  nb::enum_<Path>(m, "Path", nb::is_arithmetic())
+#define PATH(member, name) .value(name, Path::member)
+#include "enums.def"
+      ;
   m.attr("MAX_RANKS") = kMaxRanks;
   m.attr("INLINE_BYTES") = kInlineBytes;
   m.attr("STAGE_BUFFERS") = kStageBuffers;

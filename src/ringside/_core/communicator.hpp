@@ -45,9 +45,6 @@ struct Failure {
   uint64_t waited_ns = 0;
 };
 
-// How a collective was carried out; appended to the log that the monitor drains.
-enum class Path : uint8_t { local, barrier, one_shot, push, staged, program };
-
 struct Request {
   Kind kind = Kind::all_reduce;
   unsigned char* data = nullptr;

@@ -8,16 +8,35 @@ namespace ringside {
 constexpr int kMaxRanks = 256;
 constexpr int kMaxDims = 64;  // as many as torch and NumPy have
 
-// The numbers are the wire format between ranks and the interface to Python (engine/dtypes.py): append only.
-enum class DType : uint8_t { f32, f64, f16, bf16, i8, u8, i16, i32, i64, boolean, count };
-enum class ReduceOp : uint8_t { sum, avg, prod, min, max, band, bor, bxor, count };
-enum class Algorithm : uint8_t { automatic, one_shot, direct, program };
-enum class Kind : uint8_t {
-  barrier, all_reduce, empty, reduce_scatter_in_place, all_gather_in_place,
-  reduce_scatter, all_gather, broadcast, reduce, gather, scatter, all_to_all, split, count
+// The codes that Python knows too (enums.py).
+enum class DType : uint8_t {
+#define DTYPE(member, name) member,
+#include "enums.def"
+  count
 };
-
-enum class Status : int { ok, mismatch, peer_lost, deadline, interrupted, closed, exchange, no_weight, withdrawn };
+enum class ReduceOp : uint8_t {
+#define REDUCE_OP(member, name) member,
+#include "enums.def"
+  count
+};
+enum class Algorithm : uint8_t {
+#define ALGORITHM(member, name) member,
+#include "enums.def"
+};
+enum class Kind : uint8_t {
+#define KIND(member, name) member,
+#include "enums.def"
+  count
+};
+enum class Status : int {
+#define STATUS(member, name) member,
+#include "enums.def"
+};
+enum class Path : uint8_t {
+#define PATH(member, name) member,
+#include "enums.def"
+  count
+};
 
 inline size_t size_of(DType d) {
   switch (d) {

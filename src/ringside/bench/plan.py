@@ -9,19 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from ringside.engine import dtypes
 from ringside.errors import UsageError
 
-ITEM_BYTES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-}
+ITEM_BYTES = {name: size for name, size in zip(dtypes.DTYPES, dtypes.ITEM_BYTES, strict=True) if name != "bool"}
 NCCL_NAMES = {"float": "float32", "double": "float64", "half": "float16"}
 PEERS = ("gloo", "mpi")
 MAX_BUFFERS = 65536

@@ -34,6 +34,7 @@ import time
 import uuid
 
 from ringside import _core
+from ringside._core.enums import DType
 from ringside.bench import launch, peers, plan
 from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
@@ -90,8 +91,9 @@ def run(args: argparse.Namespace) -> int:
 def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     """Return what the arguments ask for and the peers that cannot run here; `UsageError` for what cannot be."""
     dtype, op = plan.dtype_named(args.dtype), args.op
-    # 3 is bfloat16's code: its storage, int16, would be allowed bitwise reductions
-    if not is_allowed(dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else 3, OP_CODES[op]):
+    # bfloat16 is asked for itself: its storage, int16, would be allowed bitwise reductions
+    code = dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else DType.bfloat16
+    if not is_allowed(code, OP_CODES[op]):
         raise UnsupportedError(f"{op} of {dtype} is not defined: bitwise reductions need integers")
     # A peer that cannot run here is skipped with its reason; a peer that does not exist is an error.
     named = _listed(args.peers, plan.PEERS, "peer")

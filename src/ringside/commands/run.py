@@ -37,8 +37,14 @@ from ringside.launch.torchrun import (
     stop_requests,
     with_defaults,
 )
-from ringside.monitor.alerts.live import notify_afterwards
-from ringside.monitor.alerts.settings import DIGEST_EVERY, METRICS_PORT, ON_VERDICT, AlertSettings, digest_steps
+from ringside.monitor.alerts.live import (
+    DIGEST_EVERY,
+    METRICS_PORT,
+    ON_VERDICT,
+    AlertSettings,
+    digest_steps,
+    notify_afterwards,
+)
 from ringside.monitor.run.directory import RUN
 from ringside.monitor.verdict import name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding

@@ -33,11 +33,10 @@ import numpy as np
 
 from ringside.commands.predict.plan import add_hardware, add_size, gradient_bytes, hardware, hardware_of, write_page
 from ringside.errors import UsageError
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.options import AUTO, option
 from ringside.predict.simulation.timeline import Timeline
-from ringside.predict.what_if.price import lawful
-from ringside.predict.what_if.what_if import Answer, PredictedStep, StepChange, played, what_if
+from ringside.predict.what_if import Answer, PredictedStep, StepChange, lawful, played, what_if
 from ringside.text import size_bytes
 from ringside.view.html.what_if import what_if_page
 from ringside.view.run.recorded import Run

@@ -12,7 +12,7 @@ from ringside.decoding import UNDECODABLE
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, verdict_of_files
-from ringside.doctor.kineto.events import plain_count
+from ringside.doctor.kineto.collector import plain_count
 from ringside.text import first_line, rank_list
 
 KIND = "torchelastic error file"

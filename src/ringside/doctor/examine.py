@@ -88,7 +88,7 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
                     break
             else:
                 unknown.append(
-                    Note(file=source.name, text="; ".join([describe_unknown(source), *source.problems]), used=False)
+                    Note(file=source.name, text="; ".join([_describe_unknown(source), *source.problems]), used=False)
                 )
         parts = [_read(reader, sources, progress) for reader, sources in groups if sources]
         return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
@@ -149,7 +149,7 @@ def _failure(reader: Reader, sources: Sequence[Source]) -> Exception | None:
     return None
 
 
-def describe_unknown(source: Source) -> str:
+def _describe_unknown(source: Source) -> str:
     """Return in a few words what an unrecognised file seems to be."""
     head = source.head
     if not head:

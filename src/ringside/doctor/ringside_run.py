@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.doctor.files.progress import Progress
-from ringside.doctor.files.source import Source
-from ringside.doctor.files.streams import BUFFER_BYTES
+from ringside.doctor.files.source import BUFFER_BYTES, Source
 from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unjudged, merge
 from ringside.doctor.kineto.straggler import LEAST_STEPS
-from ringside.doctor.replay.stragglers import answer_what_if, as_dict, step_recording
+from ringside.doctor.replay import answer_what_if, as_dict, step_recording
 from ringside.errors import RingsideError
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
@@ -78,6 +77,8 @@ def what_if(folder: str, table: StepTable) -> tuple[dict[str, Any] | None, list[
 
 
 KIND = "Ringside run"
+RANK_FIELDS = ("rank", "host", "own_seconds_median", "wait_seconds_median", "excess_ratio")
+"""What a summary says of every rank, as it is shown."""
 SHOWN_STEPS = 12
 MOST_LANES = 64
 _KINDS = {
@@ -166,17 +167,8 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
         sheets=[
             Sheet(
                 title=f"Ranks of the run {folder} (medians over the run)",
-                columns=["rank", "host", "own_seconds", "wait_seconds", "excess_ratio"],
-                rows=[
-                    [
-                        rank["rank"],
-                        rank["host"],
-                        rank["own_seconds_median"],
-                        rank["wait_seconds_median"],
-                        rank["excess_ratio"],
-                    ]
-                    for rank in rank_rows
-                ],
+                columns=[name.removesuffix("_median") for name in RANK_FIELDS],
+                rows=[[rank[name] for name in RANK_FIELDS] for rank in rank_rows],
                 culprits=[index for index, rank in enumerate(rank_rows) if rank["rank"] in culprits],
             )
         ],

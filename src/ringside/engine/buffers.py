@@ -13,14 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ringside import _core
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES, dtype_code
+from ringside._core.enums import DType
+from ringside.engine.dtypes import ITEM_BYTES, dtype_code
 from ringside.errors import UnsupportedError, UsageError
 
 # Three times as fast as asking NumPy; 0 where an array is not C-contiguous, not writable or of a dtype without buffers.
 _writable_buffer: Callable[[Any], int] = _core.native().writable_buffer if _core.available() else lambda x: 0
 
 
-_BYTES = DTYPES.index("uint8")
+_BYTES = int(DType.uint8)
 
 
 class Flat(NamedTuple):

@@ -8,34 +8,38 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from ringside._core.enums import DType, ReduceOp
+from ringside._core.numpy_kernels import STORED_AS
 from ringside.errors import UnsupportedError, UsageError
 
-# Positions are the core's enum values (_core/core.hpp).
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
-OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor")
-ITEM_BYTES = (4, 8, 2, 2, 1, 1, 2, 4, 8, 1)
+# Names and sizes by code.
+DTYPES: tuple[str, ...] = tuple(DType.__members__)
+OPS: tuple[str, ...] = tuple(ReduceOp.__members__)
+ITEM_BYTES: tuple[int, ...] = tuple(np.dtype(STORED_AS.get(name, name)).itemsize for name in DTYPES)
 
-OP_CODES = {name: code for code, name in enumerate(OPS)}
+OP_CODES: dict[str, int] = {name: int(op) for name, op in ReduceOp.__members__.items()}
 FLOATING = frozenset(("float32", "float64", "float16", "bfloat16"))
 
-_codes: dict[Any, int] = {}  # of dtype objects seen so far: to ask for a name takes microseconds
 
+class _DtypeCodes(dict[Any, int]):
+    """Codes of the dtype objects that were asked for: to ask one for its name takes microseconds."""
 
-def dtype_code(dtype: Any) -> int:
-    """Return the core's code of a NumPy or torch dtype; `UnsupportedError` names one that has none."""
-    code = _codes.get(dtype)
-    if code is None:
+    def __missing__(self, dtype: Any) -> int:
         name = str(dtype)
         name = name[len("torch.") :] if name.startswith("torch.") else np.dtype(dtype).name
         if name not in DTYPES or not getattr(dtype, "isnative", True):  # isnative: NumPy's of this byte order
             raise UnsupportedError(f"dtype {name} cannot be reduced; convert to one of {', '.join(DTYPES)}")
-        code = _codes[dtype] = DTYPES.index(name)
-    return code
+        code = self[dtype] = DTYPES.index(name)
+        return code
+
+
+dtype_code: Callable[[Any], int] = _DtypeCodes().__getitem__
+"""Return the core's code of a NumPy or torch dtype; `UnsupportedError` names one that has none."""
 
 
 class NamedOp(Protocol):
@@ -60,7 +64,7 @@ def op_name(op: Op) -> str:
         name = op
     else:
         name = str(getattr(op, "name", "")).lower().replace("product", "prod")
-    if name == "premul_sum" or type(op).__name__ == "ReduceOp":
+    if name == "premul_sum" or (not name and type(op).__name__ == "ReduceOp"):  # torch's with a factor has no name
         raise UsageError("a ReduceOp that carries a factor (PREMUL_SUM) is not supported: give op='sum' and scale=")
     if name not in OP_CODES:
         raise UsageError(f"unknown reduction {op!r}; there are {', '.join(OPS)}")
@@ -69,9 +73,9 @@ def op_name(op: Op) -> str:
 
 def is_allowed(dtype: int, op: int) -> bool:
     """Return whether a reduction is defined for a dtype: bitwise ones on integers and bool, no average of bool."""
-    if OPS[op] in ("band", "bor", "bxor"):
+    if op > ReduceOp.max:
         return DTYPES[dtype] not in FLOATING
-    return not (OPS[op] == "avg" and DTYPES[dtype] == "bool")
+    return not (op == ReduceOp.avg and dtype == DType.bool)
 
 
 # -------------------------------------------------------------------------------------------------

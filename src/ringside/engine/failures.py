@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ringside._core.enums import Algorithm, Status
 from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
 
-# The core's statuses (_core/core.hpp); 0 is success, 6 asks for an exchange of memory, which is no failure.
-_MISMATCH, _PEER_LOST, _DEADLINE, _INTERRUPTED, _CLOSED = 1, 2, 3, 4, 5
-_NO_WEIGHT, _WITHDRAWN = 7, 8
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_ALGORITHMS = ("", "one_shot", "direct", "a schedule")
+_NAMES = {Algorithm.automatic: "", Algorithm.program: "a schedule"}  # of algorithms, as callers write them
 
 
 def error_of(failure: dict[str, Any], collective: str, rank: int, timeout_s: float, group: str = "") -> RingsideError:
@@ -28,30 +26,30 @@ def error_of(failure: dict[str, Any], collective: str, rank: int, timeout_s: flo
     """
     status, ranks, seq = failure["status"], failure["ranks"], failure["seq"]
     where = f"{collective} (collective {seq}) on rank {rank}{group}"
-    if status == _MISMATCH:  # group the ranks by what they called
+    if status == Status.mismatch:  # group the ranks by what they called
         sides: dict[str, list[int]] = {}
         for caller, call in enumerate(failure["calls"]):
             sides.setdefault(_describe_call(*call), []).append(caller)
         calls = "; ".join(f"{name_ranks(callers)} called {call}" for call, callers in sides.items())
         return MismatchError(f"collective {seq}: ranks called different things: {calls}", ranks)
-    if status == _PEER_LOST:
+    if status == Status.peer_lost:
         # Ranks that are missing and not dead gave up because of the dead ones: they are victims.
         victims = [other for other in failure["missing"] if other not in ranks]
         gave_up = f"so {name_ranks(victims)} gave up too; " if victims else ""
         return PeerLostError(
             f"{where}: {name_ranks(ranks)} died or left, {gave_up}restart from the last checkpoint", ranks
         )
-    if status == _DEADLINE:
+    if status == Status.deadline:
         return DeadlineError(
             f"{where}: {name_ranks(ranks)} did not arrive within {timeout_s:g} s, though alive; "
             "look at what it does, or raise RINGSIDE_TIMEOUT_S",
             ranks,
         )
-    if status == _NO_WEIGHT:
+    if status == Status.no_weight:
         return UsageError(f"{where}: the weights of all ranks sum to 0, so there is no mean; nothing was changed")
-    if status == _INTERRUPTED:
+    if status == Status.interrupted:
         return ClosedError(f"{where}: interrupted while waiting; this communicator cannot be used any more")
-    if status == _WITHDRAWN:
+    if status == Status.withdrawn:
         return ClosedError(
             f"{where}: given up, because another communicator failed that used the same memory; "
             "this one cannot be used any more"
@@ -97,5 +95,5 @@ def _describe_call(
     elif scale != 1.0:
         arguments.append(f"scale={scale!r}")
     if name == "all_reduce":
-        arguments.append(f"algorithm={_ALGORITHMS[algorithm]}")
+        arguments.append(f"algorithm={_NAMES.get(algorithm, Algorithm(algorithm).name)}")
     return f"{name}({', '.join(arguments)})"

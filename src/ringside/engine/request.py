@@ -5,29 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ringside._core.enums import Algorithm, Kind, ReduceOp
 from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import DTYPES, FLOATING, OP_CODES, Op, is_allowed, op_name
 from ringside.errors import UnsupportedError, UsageError
 
-# Positions are the core's enum values (_core/core.hpp).
-KINDS = (
-    "barrier",
-    "all_reduce",
-    "empty",
-    "reduce_scatter_",
-    "all_gather_",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "all_to_all",
-    "split",
-)
-
-
-_CODES = {name: code for code, name in enumerate(KINDS)}
+KINDS: tuple[str, ...] = tuple(Kind.__members__)
+"""Names of the collectives, by code."""
+_CODES: dict[str, int] = {name: int(kind) for name, kind in Kind.__members__.items()}
 
 
 class CoreRequest(NamedTuple):
@@ -54,8 +39,8 @@ class CoreRequest(NamedTuple):
     numel: int
     bounds: Sequence[int] = ()
     out: int = 0
-    op: int = 0
-    algorithm: int = 0
+    op: int = int(ReduceOp.sum)
+    algorithm: int = int(Algorithm.automatic)
     scale: float = 1.0
     own_scale: bool = False
     root: int = -1

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ringside.errors import RingsideError
-from ringside.processes import hold
+from ringside.processes import hold, is_running, start_time
 
 # -------------------------------------------------------------------------------------------------
 # What a lab's network namespaces are called: the name holds their owner's process, so that any can check whether it
@@ -56,9 +56,7 @@ class LabName:
     @classmethod
     def new(cls) -> LabName:
         """Return a name that no other lab has, owned by this process."""
-        start = start_time(os.getpid())
-        assert start is not None
-        return cls(os.getpid(), start, next(_count))
+        return cls(os.getpid(), start_time(os.getpid()), next(_count))
 
     @classmethod
     def of_namespace(cls, namespace: str) -> LabName | None:
@@ -72,16 +70,7 @@ class LabName:
 
     def owner_lives(self) -> bool:
         """Return whether the process that made the lab still lives."""
-        return start_time(self.pid) == self.start
-
-
-def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None where there is none, or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+        return is_running(self.pid, self.start)
 
 
 def namespaces_there() -> list[str]:

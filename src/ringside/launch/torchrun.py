@@ -119,17 +119,12 @@ def with_defaults(line: CommandLine, processes: str, environ: Mapping[str, str] 
         processes: How many ranks to start where nobody says.
         environ: Where torchrun finds flags that the command line does not give.
     """
-    told = line.names | flags_in(environ)
+    in_environment = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
+    told = line.names | {"--" + name.lower().replace("_", "-") for name in in_environment}
     added = [] if "--nproc-per-node" in told else [f"--nproc-per-node={processes}"]
     if not told & (PLACES | {"--standalone"}):
         added.append("--standalone")
     return [*added, *line.flags, *line.script]
-
-
-def flags_in(environ: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the flags that torchrun finds in the environment."""
-    names = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
-    return frozenset("--" + name.lower().replace("_", "-") for name in names)
 
 
 def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:

@@ -12,10 +12,9 @@ import msgspec
 
 from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.run.directory import Event, RunWriter
-from ringside.monitor.run.records import StepRecord
+from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watcher import Row, Watcher
-from ringside.monitor.watchers import standard_watchers
+from ringside.monitor.watchers import Watcher, standard_watchers
 
 BEHIND_STEPS = 20
 """A rank whose records are this far behind the newest is not waited for ..."""

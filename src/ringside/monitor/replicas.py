@@ -14,8 +14,6 @@ import msgspec
 
 from ringside.monitor.verdict import Verdict, VerdictEvent, name_ranks
 
-__all__ = ["Check", "ReplicaCheck", "find_odd_ranks"]
-
 ADVICE = (
     "What is trained from here on is wrong: stop, go back to a checkpoint from before step {since}, and look for what "
     "only some ranks did: an optimizer step skipped or taken twice, a checkpoint or a learning rate that not all got, "

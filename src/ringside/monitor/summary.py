@@ -14,13 +14,12 @@ import numpy as np
 from ringside.errors import RingsideError
 from ringside.files import replace_file
 from ringside.monitor.causes.explain import explain_verdict
-from ringside.monitor.job.gradient_memory import gradient_memory
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
 from ringside.monitor.price import repair_ranks, spared_rank_seconds
-from ringside.monitor.run.algorithm_changes import Revised, revisions
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
+from ringside.monitor.run.events import Revised, gradient_memory, revisions
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
@@ -174,12 +173,12 @@ def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
     verdicts = list(recorded.values())
     if not verdicts and not ended and len(table):
         verdicts = [_in_steps(verdict, table) for verdict in detect(table["own_seconds"], table["samples"])]
-    verdicts = [review_verdict(verdict, table) for verdict in verdicts]
+    verdicts = [_review_verdict(verdict, table) for verdict in verdicts]
     # Two slow ranks hide each other's price: both get what they cost together as well.
     slow = [verdict for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks]
     if len({verdict.ranks[0] for verdict in slow}) < 2:
         return verdicts
-    together = {"cost_together_rank_seconds": cost_together(verdicts, table)}
+    together = {"cost_together_rank_seconds": _cost_together(verdicts, table)}
     return [
         msgspec.structs.replace(verdict, evidence={**verdict.evidence, **together}) if verdict in slow else verdict
         for verdict in verdicts
@@ -213,13 +212,14 @@ def _in_steps(verdict: Verdict, table: StepTable) -> Verdict:
     return msgspec.structs.replace(verdict, since_step=since, detected_step=detected, evidence=evidence)
 
 
-def review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
+def _review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
     """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
 
     One on the whole job or on a link is only priced again. Verdicts of other kinds, and on ranks without records,
     come back as they are.
     """
-    if is_of_job(verdict) and len(table):
+    is_of_job = verdict.kind == "slow_link" or (verdict.kind in JOB_KINDS and not verdict.ranks)
+    if is_of_job and len(table):
         return reprice(verdict, table.between(verdict.since_step, _until(verdict)))
     if verdict.kind not in JUDGED_KINDS or len(verdict.ranks) != 1 or not 0 <= verdict.ranks[0] < table.ranks:
         return verdict
@@ -231,17 +231,12 @@ def review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
     return again if is_of_pauses(again) else explain_verdict(again, episode, table.before(verdict.since_step))
 
 
-def is_of_job(verdict: Verdict) -> bool:
-    """Return whether a verdict is on the whole job, or on a link, and not on a rank."""
-    return verdict.kind == "slow_link" or (verdict.kind in JOB_KINDS and not verdict.ranks)
-
-
 def _until(verdict: Verdict) -> int | None:
     until = verdict.evidence.get("until_step")
     return None if until is None else int(until)
 
 
-def cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
+def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
     """Return what all slow ranks of a run cost together, in rank-seconds, over the steps since the first began.
 
     Each verdict's own price repairs that rank alone: of two equally slow ranks neither alone is worth much. A rank is

@@ -1,14 +1,30 @@
-"""The watchers of a running job."""
+"""What plugs into the collector: watchers of a job, which see every completed step and return what began or ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ringside.monitor.job.watcher import LASTING_S, CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.watcher import LinkWatcher
+from ringside.monitor.run.records import Row
 from ringside.monitor.slow_rank.watcher import SlowRankWatcher
-from ringside.monitor.watcher import Watcher
+from ringside.monitor.verdict import Verdict, VerdictEvent
+
+
+class Watcher(Protocol):
+    """Judges some kinds of verdicts. Its memory does not grow with steps."""
+
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
+        """Take in a completed step, in order; return the episodes that began or ended at it, mostly none.
+
+        A verdict that ended has its final price, and `until_step` in its evidence.
+        """
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
 
 
 def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float = LASTING_S) -> list[Watcher]:

@@ -4,9 +4,8 @@
 """
 
 from ringside.predict.simulation.closed_form import closed_form
-from ringside.predict.simulation.critical_path import Culprit, PathHop, SentMessages
 from ringside.predict.simulation.simulate import finish_seconds, price, prices, simulate
-from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.simulation.timeline import Culprit, PathHop, SentMessages, Timeline
 from ringside.predict.topology.files import from_probe, from_toml, load_topology, preset, presets
 from ringside.predict.topology.topology import LINK_KINDS, LinkClass, LinkOverride, Switch, Topology
 

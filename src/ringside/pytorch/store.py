@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
-from ringside.engine.net.rank_map import machine_id
+from ringside.processes import machine_id
 
 
 @dataclass(frozen=True)

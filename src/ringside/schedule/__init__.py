@@ -4,7 +4,6 @@
 them, the predictor prices them, the drawing shows them.
 """
 
-from ringside.schedule.algorithms.chain import chain, chain_broadcast, chain_reduce
 from ringside.schedule.algorithms.direct import (
     direct,
     direct_all_gather,
@@ -20,7 +19,14 @@ from ringside.schedule.algorithms.exchange import (
     dissemination_barrier,
 )
 from ringside.schedule.algorithms.hierarchical import hierarchical, host_sizes, in_network
-from ringside.schedule.algorithms.ring import ring, ring_all_gather, ring_reduce_scatter
+from ringside.schedule.algorithms.ring import (
+    chain,
+    chain_broadcast,
+    chain_reduce,
+    ring,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
 from ringside.schedule.algorithms.tree import binomial_broadcast, binomial_reduce, tree, two_tree
 from ringside.schedule.collective import Collective
 from ringside.schedule.combine import on_group, pipelined, relabel, reverse, striped

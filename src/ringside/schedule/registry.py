@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ringside.errors import UsageError
-from ringside.schedule.algorithms.chain import chain, chain_broadcast, chain_reduce
 from ringside.schedule.algorithms.direct import (
     direct,
     direct_all_gather,
@@ -21,7 +20,14 @@ from ringside.schedule.algorithms.exchange import (
     dissemination_barrier,
 )
 from ringside.schedule.algorithms.hierarchical import in_network, square_hierarchical
-from ringside.schedule.algorithms.ring import ring, ring_all_gather, ring_reduce_scatter
+from ringside.schedule.algorithms.ring import (
+    chain,
+    chain_broadcast,
+    chain_reduce,
+    ring,
+    ring_all_gather,
+    ring_reduce_scatter,
+)
 from ringside.schedule.algorithms.tree import binomial_broadcast, binomial_reduce, tree, two_tree
 from ringside.schedule.schedule import Schedule
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange
-from ringside.survive.cluster.waiting import GaveUp, Superseded
+from ringside.survive.cluster.peers import GaveUp, Superseded
 from ringside.survive.data.micro_batches import KeptBatch
 from ringside.survive.job import SurviveJob
 from ringside.survive.protocol import events as e
@@ -81,6 +81,3 @@ class Attempt:
     def _replace_total(self) -> None:
         """Go on with other memory: the thread of an exchange that was aborted may still write into this."""
         self.total = np.zeros_like(self.total)
-
-
-__all__ = ["AnyExchange", "Attempt"]

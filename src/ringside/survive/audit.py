@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Protocol
 
 from ringside.errors import MismatchError
@@ -91,19 +90,3 @@ def every_commit(registers: ReadableState, steps: int) -> list[tuple[Tag, Decide
                 found += [(Tag(incarnation, number, step, 0), decided, decided.commit) for step in taken]
         incarnation += 1
     return found
-
-
-def audit(registers: ReadableState, steps: int, *, resumed: bool = False) -> list[str]:
-    """Return what is wrong with a job's decisions, in words.
-
-    Args:
-        registers: The job's.
-        steps: How many steps it has finished.
-        resumed: Whether steps after a checkpoint may have been done again in a later incarnation.
-    """
-    tags = [tag for tag, _, _ in every_commit(registers, steps)]
-    twice = [what for what, times in Counter((tag.incarnation, tag.step) for tag in tags).items() if times > 1]
-    wrong = [f"step {step} is committed twice in incarnation {number}" for number, step in twice]
-    again = [step for step, times in Counter(tag.step for tag in tags).items() if times > 1]
-    wrong += [] if resumed else [f"step {step} is committed twice" for step in again]
-    return wrong + [f"step {step} is not committed" for step in sorted(set(range(steps)) - {tag.step for tag in tags})]

@@ -145,11 +145,6 @@ def fingerprint(
     }
 
 
-def encode(passport: Mapping[str, str]) -> bytes:
-    """Return it as bytes."""
-    return msgspec.json.encode(passport)
-
-
 def check_fingerprint(own: Mapping[str, str], standing: bytes, name: str) -> None:
     """Raise `MismatchError` unless this worker is what the job's first one wrote down.
 

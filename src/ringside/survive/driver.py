@@ -22,19 +22,16 @@ from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange, HostLayout, own_slots
 from ringside.survive.attempt import AnyExchange, Attempt
 from ringside.survive.audit import SampleDigests
-from ringside.survive.cluster.absent_ranks import is_gone, refuse_to_be_left_alone
-from ringside.survive.cluster.known_workers import KnownWorkers, claim_member
-from ringside.survive.cluster.listener import WorkerListener
-from ringside.survive.cluster.peers import Peer, own_place
-from ringside.survive.cluster.reachability import ReachabilityProbe, ReachabilityResponder
-from ringside.survive.cluster.rendezvous import Joining, Rendezvous
-from ringside.survive.cluster.waiting import PeerWait, Superseded
+from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
+from ringside.survive.cluster.links import ReachabilityProbe, ReachabilityResponder
+from ringside.survive.cluster.peers import Peer, PeerWait, Superseded, own_place
+from ringside.survive.cluster.rendezvous import Joining, Rendezvous, WorkerListener
 from ringside.survive.job import Step, SurviveJob
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag
-from ringside.survive.protocol.generation import decode_generation, encode_generation, generation_key
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag, encode
+from ringside.survive.protocol.generation import decode_generation, generation_key
 from ringside.survive.state.transfer import StateTransfer, choose_giver
 
 _log = logging.getLogger("ringside")
@@ -315,9 +312,9 @@ class Driver:
         return e.GenerationRead(None if data is None else decode_generation(data))
 
     def _propose_generation(self, proposal: i.ProposeGeneration) -> e.Event:
-        expected = None if proposal.expected is None else encode_generation(proposal.expected)
+        expected = None if proposal.expected is None else encode(proposal.expected)
         key = generation_key(self.member.incarnation)
-        stands = self.job.rendezvous.registers.swap(key, expected, encode_generation(proposal.new))
+        stands = self.job.rendezvous.registers.swap(key, expected, encode(proposal.new))
         return e.GenerationRead(None if stands is None else decode_generation(stands))
 
     def _try_commit(self, attempt: i.TryCommit) -> e.Event:

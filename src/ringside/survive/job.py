@@ -9,17 +9,15 @@ import torch
 
 from ringside.errors import StoreGoneError
 from ringside.survive.cluster.failpoints import Failpoints
-from ringside.survive.cluster.pairwise import OpenTransport
+from ringside.survive.cluster.links import OpenTransport
+from ringside.survive.cluster.peers import Patience
 from ringside.survive.cluster.rendezvous import Rendezvous
-from ringside.survive.cluster.waiting import Patience
 from ringside.survive.data.micro_batches import StepWork
 from ringside.survive.data.rebalance import Stragglers
 from ringside.survive.protocol.settings import ProtocolSettings
 from ringside.survive.state.checkpoint import Checkpoints
 from ringside.survive.state.final import Final
 from ringside.survive.state.state import JobState
-
-__all__ = ["Afterwards", "GoneRegisters"]
 
 
 @dataclass

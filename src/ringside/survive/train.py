@@ -18,10 +18,10 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils.data import default_collate
@@ -30,15 +30,12 @@ from ringside.errors import FinalStateError, MismatchError, RingsideError, Store
 from ringside.survive import connection as passport
 from ringside.survive.audit import committed
 from ringside.survive.cluster.failpoints import Failpoints
-from ringside.survive.cluster.peers import own_place
+from ringside.survive.cluster.peers import Patience, own_place
 from ringside.survive.cluster.rendezvous import Rendezvous
-from ringside.survive.cluster.waiting import Patience
 from ringside.survive.connection import StoreConnection, connect, is_again
 from ringside.survive.data.micro_batches import Collate, DataSet, Loss, StepWork
-from ringside.survive.data.position import Position
 from ringside.survive.data.rebalance import Mode, Rebalance, Stragglers
-from ringside.survive.data.samplers import drawn_by, for_all_ranks
-from ringside.survive.data.samples import Samples, length_of, shuffled
+from ringside.survive.data.samples import Position, Samples, drawn_by, for_all_ranks, length_of, shuffled
 from ringside.survive.driver import Driver
 from ringside.survive.job import Afterwards, GoneRegisters, Step, SurviveJob
 from ringside.survive.protocol.decision import Commit
@@ -113,16 +110,6 @@ class Training:
         return self._driver.job.state.digest()
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """How much is trained."""
-
-    steps: int | None
-    mean: bool
-    checkpoint_every: int
-    least_ranks: int
-
-
 @contextlib.contextmanager
 def training(
     model: nn.Module,
@@ -186,7 +173,6 @@ def training(
         RingsideError: Training cannot go on; the line says why and what to do.
     """
     samples = samples_of(dataset, batch_size, micro_batches, seed, sampler)
-    shape = _Shape(steps, mean, checkpoint_every if checkpoint_dir is not None else 0, least_ranks)
     number = _ended[own_job()]
     kept = Kept.of_environment(os.environ)
     for _ in range(number):  # a part for each time that this process has trained to the end
@@ -198,7 +184,7 @@ def training(
         state = JobState(model, optimizer, moved, Position(own, samples))
         if not final.is_over:
             # The first worker writes down what it is; one that differs leaves with a status of its own.
-            standing = connection.registers.create("passport", passport.encode(own))
+            standing = connection.registers.create("passport", msgspec.json.encode(own))
             try:
                 passport.check_fingerprint(own, standing, f"rank {connection.rank}")
             except MismatchError as error:
@@ -207,7 +193,16 @@ def training(
             rank=connection.rank,
             rendezvous=Rendezvous(connection.registers, connection.ranks),
             listening=Rendezvous(connection.listening, connection.ranks),
-            settings=_settings(samples, shape, connection.ranks),
+            settings=ProtocolSettings(
+                micro_batches=samples.micro_batches,
+                samples=samples.stretch,
+                steps=steps,
+                mean=mean,
+                checkpoint_every=0 if checkpoint_dir is None else checkpoint_every,
+                least_members=least_ranks,
+                ranks=connection.ranks,
+                patience_s=10.0,
+            ),
             state=state,
             optimizer=optimizer,
             work=StepWork(model, loss_fn, dataset, samples, seed, collate_fn),
@@ -233,6 +228,7 @@ def training(
 def samples_of(
     dataset: DataSet, batch: int, micro_batches: int | None, seed: int, sampler: Iterable[int] | None
 ) -> Samples:
+    """Return which samples belong to which step: as a sampler draws them, or shuffled."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     parts = max(min(4 * ranks, batch), 1) if micro_batches is None else micro_batches
     if sampler is None:
@@ -240,24 +236,6 @@ def samples_of(
         return Samples(size, batch, parts, shuffled(size, seed))
     drawn = for_all_ranks(sampler)
     return Samples(length_of(drawn), batch, parts, drawn_by(drawn, seed))  # type: ignore[arg-type]
-
-
-def _settings(samples: Samples, shape: _Shape, ranks: int) -> ProtocolSettings:
-    def stretch(step: int) -> tuple[int, int]:
-        epoch, at = divmod(step, samples.steps_per_epoch)
-        first = at * samples.batch
-        return epoch * samples.size + first, min(samples.batch, samples.size - first)
-
-    return ProtocolSettings(
-        micro_batches=samples.micro_batches,
-        samples=stretch,
-        steps=shape.steps,
-        mean=shape.mean,
-        checkpoint_every=shape.checkpoint_every,
-        least_members=shape.least_ranks,
-        ranks=ranks,
-        patience_s=10.0,
-    )
 
 
 _ended: Counter[tuple[int, int, str]] = Counter()
@@ -370,6 +348,3 @@ def _refused(error: MismatchError) -> SystemExit:
     """Say why a process is no member of this job, in one line; return what ends it."""
     _log.error("%s", error)
     return SystemExit(REFUSED)
-
-
-__all__ = ["Step", "Training", "training"]

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.monitor.job.questions import QUESTIONS, Question, read_answers
-from ringside.monitor.run.algorithm_changes import revision_notes
+from ringside.monitor.run.events import revision_notes
 from ringside.monitor.verdict import Verdict, headline, percent
 from ringside.text import clock, ms, sparkline
 from ringside.text import short_size as size

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.simulation.timeline import Timeline
-from ringside.predict.what_if.what_if import Answer, StepChange, work
+from ringside.predict.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share, size
 from ringside.view.plan_text import hardware, wrapped
 

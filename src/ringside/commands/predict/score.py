@@ -42,9 +42,9 @@ from rich.table import Table as Grid
 
 from ringside.commands.predict.plan import write_page
 from ringside.errors import UsageError
+from ringside.predict import score as scoring
 from ringside.predict.laws.knowledge import Knowledge
-from ringside.predict.score import score as scoring
-from ringside.predict.score.score import Score, summary
+from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.text import parse_size

@@ -26,8 +26,7 @@ from ringside.commands.predict.plan import DEFAULT_BYTES, add_hardware, hardware
 from ringside.commands.what_if import link_of
 from ringside.errors import UsageError
 from ringside.lab.iproute2 import parse_delay
-from ringside.predict.plan.options import schedule_for
-from ringside.predict.plan.simulated_band import UNSEEN, in_words, simulated_band
+from ringside.predict.plan.options import UNSEEN, in_words, schedule_for, simulated_band
 from ringside.predict.simulation.simulate import simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import size_bytes

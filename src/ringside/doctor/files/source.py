@@ -1,14 +1,197 @@
-"""A file worth reading, wherever it lies, and what is too much of it."""
+"""A file worth reading, wherever it lies, and its bytes, which are not trusted."""
 
 from __future__ import annotations
 
+import io
+import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-from ringside.doctor.files.streams import Report
 from ringside.doctor.findings import Note
+from ringside.text import short_size as size
+
+# -------------------------------------------------------------------------------------------------
+# Bytes of untrusted files: a part of a file, and gzip that neither bursts nor raises.
+#
+# A stream that cannot go on *ends*, and reports why once: what came before can still be used.
+
+BLOCK_BYTES = 1 << 16
+BUFFER_BYTES = 1 << 18
+GZIP = b"\x1f\x8b"
+GZIP_BITS = 16 + zlib.MAX_WBITS
+"""Tells zlib that gzip's header and checksum stand around the data."""
+
+Report = Callable[[str], None]
+"""Receives one plain line about the file, such as what of it is lost."""
+
+
+class ReadableStream(Protocol):
+    """What streams are made of."""
+
+    def read(self, size: int, /) -> bytes | None:
+        """Return at most `size` bytes; none at the end."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+def buffered(raw: io.RawIOBase) -> BinaryIO:
+    """Return a buffered stream over a raw one; closed together."""
+    return io.BufferedReader(raw, BUFFER_BYTES)
+
+
+class _Stream(io.RawIOBase):
+    """A raw stream that is made by its next bytes."""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer; 0 at the end."""
+        data = self._next(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next(self, most_bytes: int) -> bytes:
+        """Return the next bytes; none at the end."""
+        raise NotImplementedError
+
+
+class Slice(_Stream):
+    """A part of an open file; many may be read at once, each from its own place.
+
+    Args:
+        fd: The file's descriptor, kept open by its owner.
+        offset: First byte of the part.
+        length: Its bytes.
+    """
+
+    def __init__(self, fd: int, offset: int, length: int) -> None:
+        self._fd, self._offset, self._length, self._position = fd, offset, length, 0
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move within the part."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def _next(self, most_bytes: int) -> bytes:
+        size_bytes = min(most_bytes, max(self._length - self._position, 0))
+        # pread: other slices of the same file keep their own positions
+        data = os.pread(self._fd, size_bytes, self._offset + self._position) if size_bytes else b""
+        self._position += len(data)
+        return data
+
+
+class Careful(_Stream):
+    """Reads on until an error, then ends and reports it; counts what was read.
+
+    Args:
+        raw: Where the bytes come from; closed with this.
+        report: Called with a line on an error.
+        count: Called with the number of bytes read.
+    """
+
+    def __init__(self, raw: ReadableStream, report: Report, count: Callable[[int], None]) -> None:
+        self._raw, self._report, self._count = raw, report, count
+
+    def _next(self, most_bytes: int) -> bytes:
+        try:
+            data = self._raw.read(most_bytes) or b""
+        except Exception as error:  # of a hostile archive the unpackers raise anything at all
+            self._report(f"cannot be read further: {getattr(error, 'strerror', None) or error}")
+            return b""
+        self._count(len(data))
+        return data
+
+    def close(self) -> None:
+        """Close what lies beneath as well."""
+        self._raw.close()
+        super().close()
+
+
+class Gunzip(_Stream):
+    """The content of a gzip file, of several members as well; a broken or bursting one ends with a line.
+
+    Args:
+        raw: The compressed bytes; closed with this.
+        report: Called where it breaks off, is damaged, or is refused.
+        most_bytes: No more than this is unpacked.
+        most_ratio: Nor more than this times what was read, once `ratio_after_bytes` are unpacked: a bomb.
+        ratio_after_bytes: Until then any ratio will do.
+    """
+
+    def __init__(
+        self, raw: ReadableStream, report: Report, *, most_bytes: int, most_ratio: int, ratio_after_bytes: int
+    ) -> None:
+        self._raw, self._report = raw, report
+        self._most_bytes, self._most_ratio, self._ratio_after = most_bytes, most_ratio, ratio_after_bytes
+        self._zip = zlib.decompressobj(wbits=GZIP_BITS)
+        self._waiting = b""
+        self._read = self._made = 0
+        self._over = False
+
+    @property
+    def ratio(self) -> float:
+        """Bytes unpacked per byte taken so far."""
+        return self._made / max(self._read - len(self._waiting), 1)
+
+    def _next(self, most_bytes: int) -> bytes:
+        data = b""
+        while not data and not self._over:
+            data = self._read_block(most_bytes)
+        return data
+
+    def close(self) -> None:
+        """Close what lies beneath as well."""
+        self._raw.close()
+        super().close()
+
+    def _read_block(self, most_bytes: int) -> bytes:
+        """The next unpacked bytes, at most `most_bytes`; may be none before the end."""
+        if self._zip.eof:
+            # The next member; what does not look like one is padding.
+            self._waiting = (self._waiting or self._raw.read(BLOCK_BYTES) or b"").lstrip(b"\0")
+            if self._waiting[:2] != GZIP:
+                self._over = True
+                return b""
+            self._read += len(self._waiting)
+            self._zip = zlib.decompressobj(wbits=GZIP_BITS)
+        if not self._waiting:
+            self._waiting = self._raw.read(BLOCK_BYTES) or b""
+            self._read += len(self._waiting)
+            if not self._waiting:
+                return self._end(f"the gzip breaks off: {size(self._made)} are whole, whatever came after is lost")
+        try:
+            data = self._zip.decompress(self._waiting, most_bytes)
+        except zlib.error:
+            return self._end(f"the gzip is damaged after {size(self._made)}: whatever comes after is lost")
+        self._waiting = self._zip.unused_data if self._zip.eof else self._zip.unconsumed_tail
+        self._made += len(data)
+        # A bomb: too much in all, or far more than was read (small files may be packed as tightly as they like).
+        if self._made > self._most_bytes:
+            return self._end(f"refused: it unpacks to more than {size(self._most_bytes)}")
+        if self._made > self._ratio_after and self.ratio > self._most_ratio:
+            made = size(self._made)
+            return self._end(f"refused as a compression bomb: {size(self._read)} unpack to more than {made}")
+        return data
+
+    def _end(self, line: str) -> bytes:
+        self._over = True
+        self._report(line)
+        return b""
+
+
+# -------------------------------------------------------------------------------------------------
+# A file worth reading, wherever it lies, and what is too much of it.
 
 HEAD_BYTES = 16 << 10
 

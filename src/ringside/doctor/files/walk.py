@@ -6,19 +6,253 @@ Nothing is ever unpacked to a name taken from an archive: what must be unpacked 
 from __future__ import annotations
 
 import glob
+import io
 import os
+import re
+import tarfile
+import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
 
-from ringside.doctor.files.archives import Context, add_tar, add_zip, is_tar, is_zip
 from ringside.doctor.files.progress import Progress, Silent
-from ringside.doctor.files.source import Gathered, Limits, Source
-from ringside.doctor.files.streams import Careful, Report, buffered
+from ringside.doctor.files.source import (
+    BUFFER_BYTES,
+    GZIP,
+    HEAD_BYTES,
+    Careful,
+    Gathered,
+    Gunzip,
+    Limits,
+    Opener,
+    ReadableStream,
+    Report,
+    Slice,
+    Source,
+    buffered,
+)
+from ringside.doctor.findings import Note
+from ringside.text import short_size as size
 
-ARCHIVES = ((is_tar, add_tar), (is_zip, add_zip))
+# -------------------------------------------------------------------------------------------------
+# Members of tar and zip archives as sources of their own; hostile names, links and bombs are left out with a line.
+
+# -------------------------------------------------------------------------------------------------
+# Adding files: what is packed is unpacked, archives are looked into, everything within bounds.
+
+
+@dataclass
+class Context:
+    """What the walk shares: limits, where progress goes, and what to close in the end."""
+
+    limits: Limits
+    progress: Progress
+    stack: ExitStack
+    found: Gathered = field(default_factory=Gathered)
+
+    def add(self, source: Source, nesting: int) -> None:
+        """Add a source, after unpacking it; its head is read here.
+
+        Args:
+            source: A file, or a member of an archive.
+            nesting: How many archives it lies in.
+        """
+        if len(self.found.sources) >= self.limits.files:
+            self.refuse(source.name, f"is beyond the {self.limits.files} files that are looked at")
+            return
+        with source.open() as stream:
+            source.head = _fill(stream)
+        while source.head[:2] == GZIP:
+            if nesting > self.limits.nesting:
+                self.refuse(source.name, f"is packed more than {self.limits.nesting} times and was left out")
+                return
+            self._unpack(source)
+            nesting += 1
+        is_tar, is_zip = source.head[TAR_MAGIC] == b"ustar", source.head[:4] == b"PK\x03\x04"
+        if not is_tar and not is_zip:
+            self.found.sources.append(source)
+        elif nesting > self.limits.nesting:
+            self.refuse(source.name, f"lies more than {self.limits.nesting} archives deep and was left out")
+        else:
+            (_add_tar if is_tar else _add_zip)(source, self, nesting + 1)
+
+    def _unpack(self, source: Source) -> None:
+        """Put a gunzip over a source and read its head again: what was packed may be packed twice."""
+        beneath = source.opener
+        source.opener = lambda report: buffered(self.gunzip(beneath(report), report))
+        with self.gunzip(beneath(source.note_problem), source.note_problem) as stream:
+            source.head = _fill(stream)
+            source.ratio = stream.ratio
+
+    def refuse(self, name: str, why: str) -> None:
+        """Note that a file is left out."""
+        self.found.notes.append(Note(file=name, text=why, used=False))
+
+    def gunzip(self, raw: ReadableStream, report: Report) -> Gunzip:
+        """Return the unpacked stream of a gzip file, within the limits."""
+        limits = self.limits
+        return Gunzip(
+            raw,
+            report,
+            most_bytes=limits.file_bytes,
+            most_ratio=limits.ratio,
+            ratio_after_bytes=limits.ratio_after_bytes,
+        )
+
+    def part(self, fd: int, offset: int, length: int) -> Opener:
+        """Return an opener for a part of an open file, which counts what is read and survives errors."""
+        count = self.progress.advance
+        return lambda report: buffered(Careful(Slice(fd, offset, length), report, count))
+
+
+def _fill(stream: ReadableStream) -> bytes:
+    """The first `HEAD_BYTES` of a stream that may give less at a time."""
+    head = b""
+    while len(head) < HEAD_BYTES and (block := stream.read(HEAD_BYTES - len(head))):
+        head += block
+    return head
+
+
+TAR_MAGIC = slice(257, 262)
+MOST_HEADER_BYTES = 16 << 10
+"""A path has at most 4096 bytes; `tarfile` takes quadratic time for what follows."""
+MOST_NAME = 4096
+
+
+def _add_tar(source: Source, context: Context, nesting: int) -> None:
+    """Add the members of a tar archive: its bytes go to one nameless file, of which each member is a part."""
+    spool = _spool(source, context)
+    end = spool.seek(0, os.SEEK_END)
+    spool.seek(0)
+    members = 0
+    try:
+        with tarfile.open(fileobj=cast("BinaryIO", _Headers(spool)), mode="r:") as archive:
+            for member in archive:
+                members += 1
+                if member.size < 0:
+                    raise tarfile.ReadError("a member of a negative size")
+                if members > context.limits.files:
+                    context.refuse(source.name, f"has more than {context.limits.files} members; the rest was left out")
+                    return
+                name = f"{source.name}!{member.name}"
+                if member.isdir():
+                    continue
+                if why := _hostile(member.name, context):
+                    context.refuse(_short(name), why)
+                elif member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
+                    context.refuse(
+                        _short(name), "is a link, a device or a sparse file inside an archive and was left out"
+                    )
+                elif not _is_litter(member.name):
+                    # of an archive that breaks off the last member's first bytes can still be read
+                    whole = max(min(member.size, end - member.offset_data), 0)
+                    inner = Source(
+                        name, source.path, b"", context.part(spool.fileno(), member.offset_data, whole), whole
+                    )
+                    if whole < member.size:
+                        inner.problems.append(f"its archive breaks off: {size(whole)} of {size(member.size)} are whole")
+                    context.add(inner, nesting)
+    except Exception as error:  # of a hostile archive tarfile raises anything at all
+        source.note_problem(f"the archive breaks off after {members} members ({error})")
+    if source.problems or not members:
+        why = "; ".join(source.problems) or "is an archive without members"
+        context.refuse(source.name, f"{why}; {members} of its members were found" if source.problems else why)
+
+
+class _Headers:
+    """What `tarfile` reads of an archive: headers alone, none of them larger than any that is meant well."""
+
+    def __init__(self, spool: BinaryIO) -> None:
+        self.seek, self.tell, self._read = spool.seek, spool.tell, spool.read
+
+    def read(self, nbytes: int) -> bytes:
+        """Return `nbytes` bytes."""
+        if not 0 <= nbytes <= MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {nbytes} bytes")
+        return self._read(nbytes)
+
+
+def _spool(source: Source, context: Context) -> BinaryIO:
+    """The archive's bytes in a temporary file that has no name and lasts as long as the walk."""
+    spool = cast("BinaryIO", context.stack.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
+    context.progress.begin(f"unpacking {source.name}")
+    with source.open() as stream:
+        try:
+            while block := stream.read(BUFFER_BYTES):
+                spool.write(block)
+            spool.flush()
+        except OSError as error:
+            source.note_problem(
+                f"could not be unpacked whole: {error.strerror or error}; set TMPDIR to where there is room"
+            )
+    return spool
+
+
+def _add_zip(source: Source, context: Context, nesting: int) -> None:
+    """Add the members of a zip archive."""
+    spool = _spool(source, context)
+    try:
+        archive = context.stack.enter_context(zipfile.ZipFile(spool))
+        members = archive.infolist()
+    except Exception as error:  # of a hostile archive zipfile raises anything at all
+        context.refuse(source.name, f"is a zip archive that cannot be read ({error})")
+        return
+    for member in members[: context.limits.files]:
+        if not member.is_dir() and not _is_litter(member.filename):
+            name, limits = f"{source.name}!{member.filename}", context.limits
+            bursts = member.file_size > max(limits.ratio * member.compress_size, limits.ratio_after_bytes)
+            if why := _hostile(member.filename, context):
+                context.refuse(_short(name), why)
+            elif bursts or member.file_size > limits.file_bytes:
+                packed, full = size(member.compress_size), size(member.file_size)
+                context.refuse(_short(name), f"refused as a compression bomb: {packed} unpack to {full}")
+            elif member.flag_bits & 1:
+                context.refuse(_short(name), "is encrypted and was left out")
+            else:
+                inner = Source(name, source.path, b"", _zip_opener(archive, member), member.compress_size)
+                context.add(inner, nesting)
+
+
+def _zip_opener(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Opener:
+    def opener(report: Report) -> BinaryIO:
+        # opened when it is read, and not all members at once
+        try:
+            raw = archive.open(member)
+        except Exception as error:  # likewise
+            report(f"cannot be unpacked: {error}")
+            return io.BytesIO()
+        return buffered(Careful(raw, report, lambda _: None))
+
+    return opener
+
+
+def _hostile(name: str, context: Context) -> str:
+    """Why a member's name is refused; empty where it is fine. (Nothing would be written there in any case.)"""
+    parts = PurePosixPath(name.replace("\\", "/")).parts
+    if len(name) > MOST_NAME:
+        return f"has a name of {len(name)} characters and was left out"
+    if name.startswith(("/", "\\")) or ".." in parts:
+        return "has a path that leads out of its archive and was left out"
+    if len(parts) > context.limits.folder_depth:
+        return f"lies {len(parts)} levels deep in its archive (at most {context.limits.folder_depth}) and was left out"
+    return ""
+
+
+def _is_litter(name: str) -> bool:
+    """What macOS adds to archives."""
+    return name.startswith("__MACOSX/") or name.rpartition("/")[2].startswith("._") or name.endswith(".DS_Store")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 160 else f"{name[:100]}…{name[-40:]}"
+
+
+# -------------------------------------------------------------------------------------------------
+# From paths to files.
 
 
 @contextmanager
@@ -36,7 +270,7 @@ def gather(
         The sources in a stable order, each file once, and a note on everything left out.
     """
     with ExitStack() as stack:
-        context = Context(limits or Limits(), progress or Silent(), stack, ARCHIVES)
+        context = Context(limits or Limits(), progress or Silent(), stack)
         seen: set[tuple[int, int]] = set()
         for path in map(Path, paths):
             files: Iterable[Path] = []
@@ -77,17 +311,9 @@ def _folder(folder: Path, context: Context, depth: int) -> Iterator[Path]:
 
 def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
     """Return a key that sorts `dump_2` before `dump_10`."""
-    pieces: list[tuple[int, int | str]] = []
-    digits = ""
-    for char in name + "\0":
-        if char.isascii() and char.isdigit():
-            digits += char
-            continue
-        if digits:  # no name makes a number that takes long to compare
-            pieces.append((0, int(digits[:18])))
-            digits = ""
-        pieces.append((1, char))
-    return tuple(pieces)
+    # No name makes a number that takes long to compare.
+    pieces = re.findall("[0-9]+|[^0-9]", name + "\0")
+    return tuple((0, int(piece[:18])) if "0" <= piece[0] <= "9" else (1, piece) for piece in pieces)
 
 
 def _add_file(path: Path, context: Context, seen: set[tuple[int, int]]) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from ringside.doctor.findings import Unjudged, verdict_of_files
+from ringside.doctor.flight_recorder.causes import HangCause, Mismatch, find_causes, find_mismatches
 from ringside.doctor.flight_recorder.dump import Dump, RecordedCall, StackFrame
 from ringside.doctor.flight_recorder.groups import GroupView
-from ringside.doctor.flight_recorder.hang import HangCause, find_causes
-from ringside.doctor.flight_recorder.mismatch import Mismatch, find_mismatches
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, named, rank_list
 

@@ -1,12 +1,10 @@
 """torch.profiler's traces: who held the job up, and what is exposed.
 
 collector  From the events of a trace to plain values: batches in, columns kept, collectives and steps at the end
-events     What is decoded of a Kineto event, and nothing else: the rest of its bytes is skipped without becoming
-           objects
 intervals  Arithmetic of intervals: unions, what two unions share, how much of them lies in windows
 match      The same collective on all ranks: matched by group and sequence number, waits, lateness, clocks
-reader     Kineto traces (torch.profiler's) of one or many ranks: who worked, who waited, for whom, and what it cost
-replay     What if no rank had been slow: a data-parallel step as work between collectives, replayed at its peers' pace
+reader     Kineto traces (torch.profiler's) of one or many ranks: who worked, who waited, for whom, what it
+           cost, and what if no rank had been slow
 report     The four questions of a profile, answered with numbers from the traces of a job
 steps      What one rank did in each step: work, communication hidden behind it and exposed, idle, and the tail of
            backward

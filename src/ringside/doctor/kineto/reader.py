@@ -13,13 +13,13 @@ from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
 from ringside.doctor.kineto import straggler
 from ringside.doctor.kineto.collector import read_trace
+from ringside.doctor.kineto.intervals import within
 from ringside.doctor.kineto.match import Matched, match_collectives
-from ringside.doctor.kineto.replay import collective_recording
 from ringside.doctor.kineto.report import Evidence, answer_questions, job_facts, job_lanes, job_tables
-from ringside.doctor.kineto.steps import rank_activity, steps_of
+from ringside.doctor.kineto.steps import Activity, RankSteps, rank_activity, steps_of
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
-from ringside.doctor.replay.stragglers import answer_what_if, as_dict, step_recording
+from ringside.doctor.replay import DependencyGraph, Recording, answer_what_if, as_dict, lanes_recording, step_recording
 from ringside.monitor.verdict import name_ranks
 from ringside.text import counted
 from ringside.text import short_size as size
@@ -65,7 +65,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             remark = job.remarks.get(trace.file, "")
             text = "; ".join(filter(None, (held, remark, trace.losses)))
             notes.append(Note(file=trace.file, kind=KIND, text=text, used="left out" not in remark))
-    parts = [diagnose(job, title=f"job {number + 1}" if len(jobs) > 1 else "") for number, job in enumerate(jobs)]
+    parts = [_diagnose(job, title=f"job {number + 1}" if len(jobs) > 1 else "") for number, job in enumerate(jobs)]
     # A trace that is in several jobs' remarks is noted once.
     unjudged = []
     if len(jobs) > 1:
@@ -77,7 +77,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
     return merge([Findings(notes=list({note.file: note for note in notes}.values()), unjudged=unjudged), *parts])
 
 
-def diagnose(job: TracedJob, *, title: str = "") -> Findings:
+def _diagnose(job: TracedJob, *, title: str = "") -> Findings:
     """Judge the traces of one job; pure.
 
     Args:
@@ -100,7 +100,7 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
     )
     evidence = Evidence(job.traces, steps, pace, matched)
     slow = straggler.judge_stragglers(
-        pace, _per_rank(matched.lateness, len(steps)), _per_rank(matched.waits, len(steps))
+        pace, matched.mean_per_rank(matched.lateness), matched.mean_per_rank(matched.waits)
     )
     questions = answer_questions(evidence, slow)
     # how many collectives are small, and whether anybody waits for them
@@ -120,7 +120,7 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
     replayed = None
     if len(job.traces) > 1 and pace.numbers and not any(trace.launched_only for trace in job.traces):
         seen = [rank_activity(trace) for trace in job.traces]
-        recording = collective_recording(matched, steps, seen, pace.numbers, job.world_size)
+        recording = _collective_recording(matched, steps, seen, pace.numbers, job.world_size)
         if recording is None:
             recording = step_recording(pace.own_s, pace.exposed_s, pace.step_s, pace.ranks, world_size=job.world_size)
         count = counted(recording.seconds.shape[1], "step")
@@ -135,15 +135,6 @@ def diagnose(job: TracedJob, *, title: str = "") -> Findings:
         sheets=job_tables(evidence, prefix, culprits),
         facts={f"{title} kineto".strip(): job_facts(evidence)},
     )
-
-
-def _per_rank(values: np.ndarray[Any, np.dtype[np.float64]], ranks: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Mean over collectives, NaN where a rank took part in none."""
-    if not len(values):
-        return np.full(ranks, np.nan)
-    masked = np.ma.masked_invalid(values)
-    means: np.ndarray[Any, np.dtype[np.float64]] = np.ma.filled(masked.mean(axis=0), np.nan)
-    return means
 
 
 def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culprits: Sequence[int]) -> list[Unjudged]:
@@ -187,3 +178,80 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
         why = "distributedInfo is missing from a trace: ranks were taken from file names, or counted"
         found.append(Unjudged(what="which rank recorded which trace", why=why))
     return found
+
+
+# -------------------------------------------------------------------------------------------------
+# What if no rank had been slow: a data-parallel step as work between collectives, replayed at its peers' pace.
+#
+# A step lasts from the end of one step's last collective to the end of the next one's (all ranks leave it together) and
+# is cut at every rank's arrivals at the matched collectives. Work goes on while a collective runs, unless most ranks
+# were seen waiting for it: then what follows depends on its end.
+
+MOST_OPERATIONS = 4096
+HELD_RATIO = 0.01
+"""A rank waited for a collective if that took more than this share of the collective's duration."""
+
+
+def _collective_recording(
+    matched: Matched, steps: Sequence[RankSteps], seen: Sequence[Activity], numbers: Sequence[int], world_size: int
+) -> Recording | None:
+    """Return the recording of steps cut at their collectives; None where steps do not hold the same collectives.
+
+    Args:
+        matched: The collectives of all ranks.
+        steps: What each rank did, in the ranks' order.
+        seen: When each rank worked and waited, in the same order.
+        numbers: The steps to take.
+        world_size: Ranks of the job.
+    """
+    rows = [np.flatnonzero((matched.steps == number) & ~np.isnan(matched.starts).any(axis=1)) for number in numbers]
+    rows = [found[np.argsort(matched.starts[found].min(axis=1), kind="stable")] for found in rows]
+    kinds = {tuple((matched.parts[row].kind, matched.parts[row].elements) for row in found) for found in rows}
+    if len(kinds) != 1 or not len(rows[0]) or 2 * len(rows[0]) > MOST_OPERATIONS:
+        return None
+    # The first step has no step before it to begin after; it is used only where there is no other.
+    count, first = len(rows[0]), 1 if len(rows) > 1 else 0
+    work = np.zeros((count, len(rows) - first, len(steps)))
+    held = np.zeros((count - 1, len(rows) - first, len(steps)), dtype=bool)
+    for lane, (rank, activity) in enumerate(zip(steps, seen, strict=True)):
+        for place, found in enumerate(rows[first:]):
+            begin = matched.ends[rows[place], lane].max() if first else _begin(rank, numbers[0])
+            arrivals, ends = matched.starts[found, lane], matched.ends[found, lane]
+            # Work before each arrival, without the waiting in it.
+            edges = np.maximum.accumulate(np.concatenate([[begin], arrivals]))
+            segments = np.stack([edges[:-1], edges[1:]], axis=1)
+            busy = segments[:, 1] - segments[:, 0] - within(activity.exposed, segments)
+            work[:, place, lane] = np.maximum(busy, 0.0)
+            # Held: between an arrival and the next the rank waited for that collective.
+            gaps = np.stack([edges[1:-1], np.clip(ends[:-1], edges[1:-1], edges[2:])], axis=1)
+            waited = within(activity.exposed, gaps)
+            held[:, place, lane] = waited > HELD_RATIO * np.maximum(ends - arrivals, 0.0)[:-1]
+    # What each collective took once all had arrived and the one before was done.
+    transfer = np.zeros((count, len(rows) - first))
+    for place, found in enumerate(rows[first:]):
+        begun = (matched.starts[found] - matched.clocks).max(axis=1)
+        done = np.median(matched.ends[found] - matched.clocks, axis=1)
+        before = np.concatenate([[-np.inf], np.maximum.accumulate(done)[:-1]])
+        transfer[:, place] = np.maximum(done - np.maximum(begun, before), 0.0)
+    # The measured length of each step: from the last end of the step before to its own.
+    lasts = np.array([np.median(matched.ends[found] - matched.clocks, axis=1).max() for found in rows])
+    begins = lasts[:-1] if first else np.array([np.mean([_begin(rank, numbers[0]) for rank in steps])])
+    # Work 0, transfer 0, work 1, ...: each work after the one before, and after a transfer that most ranks waited for.
+    blocks = held.mean(axis=(1, 2)) >= 0.5
+    after: list[list[int]] = []
+    for index in range(count):
+        before_work = [2 * index - 2] if index else []
+        after.append([*before_work, *([2 * index - 1] if index and blocks[index - 1] else [])])
+        after.append([2 * index, *([2 * index - 1] if index else [])])
+    names = [f"{kind} {index}" for index in range(count) for kind in ("work", "transfer")]
+    spread = np.broadcast_to(transfer[:, :, None], work.shape)
+    seconds = np.stack([work, spread], axis=1).reshape(2 * count, *work.shape[1:])
+    groups = [[2 * index + 1] for index in range(count)]
+    across = frozenset(op for group in groups for op in group)
+    graph = DependencyGraph(names=names, after=after, groups=groups, across=across)
+    ranks = [rank.rank for rank in steps]
+    return lanes_recording(graph, seconds, names, ranks, world_size, lasts[first:] - begins)
+
+
+def _begin(rank: RankSteps, number: int) -> float:
+    return float(rank.windows[int(np.flatnonzero(rank.numbers == number)[0]), 0])

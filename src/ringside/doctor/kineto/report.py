@@ -175,7 +175,7 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
         kinds.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
     # per rank, the mean over steps or over collectives of what is known
     matched = evidence.matched
-    late, waits, clocks = _means(matched.lateness), _means(matched.waits), matched.clocks
+    late, waits = matched.mean_per_rank(matched.lateness), matched.mean_per_rank(matched.waits)
     rows: list[list[Number | None]] = []
     for index, rank in enumerate(evidence.steps):
         columns = (rank.step_s, rank.work_s, rank.hidden_s, rank.exposed_s, rank.tail_s, rank.idle_s, rank.own_s)
@@ -184,9 +184,9 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
                 rank.rank,
                 len(rank.numbers),
                 *(_mean_or_none(column) for column in columns),
-                late_or_none(waits, index),
-                late_or_none(late, index),
-                float(clocks[index]) if len(matched.parts) else None,
+                _mean_or_none(waits[index : index + 1]),
+                _mean_or_none(late[index : index + 1]),
+                float(matched.clocks[index]) if len(matched.parts) else None,
                 _mean_or_none(rank.collectives.astype(np.float64)),
                 _mean_or_none(rank.nbytes),
             ]
@@ -209,18 +209,6 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
             rows=kinds,
         ),
     ]  # fmt: skip
-
-
-def late_or_none(values: Sequence[float], index: int) -> float | None:
-    """Return a rank's value, None where there is none."""
-    return float(values[index]) if index < len(values) and np.isfinite(values[index]) else None
-
-
-def _means(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
-    if not len(values):
-        return []
-    means: list[float] = np.ma.filled(np.ma.masked_invalid(values).mean(axis=0), np.nan).tolist()
-    return means
 
 
 def _mean_or_none(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ringside.doctor.kineto.events import GRADIENT
+from ringside.doctor.kineto.collector import GRADIENT
 from ringside.doctor.kineto.intervals import Floats, clip, intersect, subtract, union, within
 from ringside.doctor.kineto.trace import RankTrace, TracedCollective
 

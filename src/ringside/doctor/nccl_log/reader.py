@@ -11,12 +11,17 @@ import msgspec
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Question, Sheet, Unjudged
-from ringside.doctor.nccl_log.communicators import Communicators, NcclCommunicator
-from ringside.doctor.nccl_log.faults import NcclFault, fault_of, is_abort, judge_faults
+from ringside.doctor.nccl_log.communicators import (
+    Communicators,
+    NcclCommunicator,
+    draw_rings,
+    judge_rings,
+    plain_sockets,
+    transport_name,
+)
+from ringside.doctor.nccl_log.faults import MARKS, NcclFault, TorchLines, fault_of, is_abort, judge_faults, judge_torch
 from ringside.doctor.nccl_log.lines import BARE_VERSION, nccl_lines, text_lines
-from ringside.doctor.nccl_log.rings import draw_rings, judge_rings, plain_sockets, transport_name
 from ringside.doctor.nccl_log.settings import NcclSettings, Process, judge_settings
-from ringside.doctor.nccl_log.torch_watchdog import MARKS, TorchLines, judge_torch
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, rank_list
 

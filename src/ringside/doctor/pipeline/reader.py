@@ -10,7 +10,7 @@ from ringside.doctor.files.chrome_trace import Scan
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Unjudged, merge
-from ringside.doctor.pipeline.recording import prepare_recording
+from ringside.doctor.pipeline.graph import prepare_recording
 from ringside.doctor.pipeline.timeline import (
     Meta,
     TimelineEvent,
@@ -19,7 +19,7 @@ from ringside.doctor.pipeline.timeline import (
     looks_like_timeline,
     parse_meta,
 )
-from ringside.doctor.replay.stragglers import answer_what_if, as_dict, straggler_verdicts, what_if_table
+from ringside.doctor.replay import answer_what_if, as_dict, straggler_verdicts, what_if_table
 from ringside.errors import UsageError
 
 KIND = "pipeline timeline"

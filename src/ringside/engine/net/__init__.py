@@ -3,7 +3,6 @@
 attribution               Which rank a collective between hosts failed by, and the error that names it
 blocks                    All-reduces for which nothing is kept ready: over all ranks in one go, over hosts block by
                           block
-channels                  Exchanges whose collectives may be under way at the same time, each on a thread of its own
 collectives               The collectives besides all-reduce, between hosts: each is a schedule and a list of where
                           its chunks lie
 context                   What all-reduces between hosts share on one rank: which ranks are where, what they run over,

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES
-from ringside.engine.net.channels import Channels
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.net.exchange.exchange import Channels, Exchange
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.pipeline import SegmentLayout, lay_out
 from ringside.engine.net.exchange.plan import plan_messages
@@ -22,7 +22,7 @@ from ringside.engine.net.reduction import Reduction
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
 
-_FLOAT32 = DTYPES.index("float32")
+_FLOAT32 = int(DType.float32)
 
 
 class NativeAllReduce(Protocol):

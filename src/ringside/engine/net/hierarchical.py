@@ -9,22 +9,23 @@ piece is added up inside the host while the one before it is between hosts.
 from __future__ import annotations
 
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 
+from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES
+from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import attribution
 from ringside.engine.net.blocks import reduce_in_blocks, reduce_over_messages
-from ringside.engine.net.channels import Channels
 from ringside.engine.net.context import EngineContext, NativeAllReduce
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.exchange.pipeline import lane_bounds
+from ringside.engine.net.exchange.exchange import Channels, Exchange
+from ringside.engine.net.exchange.pipeline import SegmentPipeline, lane_bounds
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
@@ -33,16 +34,31 @@ from ringside.engine.net.persistent import MOST_BYTES, PersistentLarge, Persiste
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import ALL_REDUCE, Reduction, make_fold, safe_mean, signature_of
 from ringside.engine.runtime.interrupts import interruptible
+from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import NOBODY, Bytes, LinkFailure
 from ringside.errors import ClosedError, SyncError
 from ringside.schedule import Schedule, chunk_bounds
 
-__all__ = ["ALL_REDUCE", "HierarchicalEngine", "NativeAllReduce", "PendingAllReduce", "Reduction"]
+__all__ = ["ALL_REDUCE", "HierarchicalEngine", "NativeAllReduce", "PendingAllReduce", "Recorder", "Reduction"]
 
-_FLOAT32 = DTYPES.index("float32")
-_MAX_SMALL = 128  # kinds of small all-reduces that are kept ready
+_FLOAT32 = int(DType.float32)
+_MAX_SMALL = 256  # keys of small all-reduces that are kept ready
 _LAST_JOBS_S = 5.0  # after a failure, for each job that still works in the caller's memory
 _WORKERS_END_S = 1.0
+
+SmallKey = tuple[int, int, "Reduction | str", "AlgorithmSpec | Schedule | str | None", int]
+"""What tells small all-reduces apart: elements, code of the dtype, what is done with them, algorithm, version.
+
+The engine's own keys have a `Reduction` and an `AlgorithmSpec`. Callers add keys of what they are given themselves: the
+name of the operation, the requested algorithm, the version of the tuner's choices.
+"""
+
+
+class Recorder(Protocol):
+    """Who learns how long an all-reduce took."""
+
+    def record(self, all_reduce: PendingAllReduce) -> None:
+        """Take note of one that was waited for; may call other collectives."""
 
 
 class PendingAllReduce:
@@ -50,38 +66,70 @@ class PendingAllReduce:
 
     Args:
         engine: Which one started it.
-        label: The collective, for messages to the user.
+        spec: How it is done.
         operation: What peers are told of it when it fails.
-        finish: What is left to do; None: nothing.
+        size_bytes: Of the tensor.
+        began: When it was started, on the performance counter.
+
+    Attributes:
+        spec, operation, size_bytes: As given.
+        label: The collective, for messages to the user.
         channel: Which of the exchanges moves its messages: one that is started before another is finished uses the
             other channel.
+        is_done: Whether nothing is left to be waited for.
+        took_s: How long it took, from its start or from the end of the one before it, if that was later; seconds.
+        recorder: Told of it when it was waited for; None: nobody is.
+        stamp_ns: For the recorder: when the tensor was ready, on the monotonic clock.
     """
 
+    channel = 0
+    is_done = True
+    took_s = 0.0
+    recorder: Recorder | None = None
+    stamp_ns = 0
+
     def __init__(
-        self,
-        engine: HierarchicalEngine,
-        label: str,
-        operation: Operation,
-        finish: Callable[[], None] | None = None,
-        channel: int = 0,
+        self, engine: HierarchicalEngine, spec: AlgorithmSpec, operation: Operation, size_bytes: int, began: float
     ) -> None:
-        self.operation, self.channel = operation, channel
-        self._engine, self._label, self._finish = engine, label, finish
+        self.spec, self.operation, self.size_bytes = spec, operation, size_bytes
+        self.label = f"all_reduce by {operation.algorithm}"
+        self._engine, self._began = engine, began
+
+    def messages_under_way(self, large: PersistentLarge, pipeline: SegmentPipeline, work: Work, channel: int) -> None:
+        """Its messages move on a thread of their own; what is left is to share the results as they come."""
+        self._large, self._pipeline, self._work, self.channel = large, pipeline, work, channel
+        self.is_done = False
+        self._engine.pending.append(self)
 
     def wait(self) -> None:
-        """Return when the result is there; raise what `HierarchicalEngine.all_reduce` raises."""
-        pending = self._engine._pending
+        """Return when the result is there, and have it recorded, once; raise what `all_reduce` of the engine raises."""
+        recorder, self.recorder = self.recorder, None
+        self.finish()
+        if recorder is not None:
+            recorder.record(self)
+
+    def finish(self) -> None:
+        """Return when the result is there: what the engine calls in place of `wait`, as recording may call it."""
         # In the order in which they were started: sharing is a collective of the host.
-        while self._finish is not None and pending and pending[0] is not self:
-            pending[0].wait()
-        if self._finish is None:
+        pending = self._engine.pending
+        while not self.is_done and pending and pending[0] is not self:
+            pending[0].finish()
+        if self.is_done:
             return
-        with self._engine.attributing_errors(self._label, self.operation):
-            finish, self._finish = self._finish, None
+        with self._engine.attributing_errors(self.label, self.operation):
+            self.is_done = True
             try:
-                finish()
+                self._large.finish(self._pipeline, self._work)
             finally:
                 pending.popleft()
+                del self._large, self._pipeline, self._work
+        self.ended()
+
+    def ended(self) -> None:
+        """Take the time: it queued behind the one before it."""
+        ended = time.perf_counter()
+        self.took_s = ended - max(self._began, self._engine.last_ended)
+        self._engine.last_ended = ended
 
 
 class HierarchicalEngine:
@@ -99,6 +147,8 @@ class HierarchicalEngine:
         rank_map, exchange, host_slices, native, block_bytes: As given.
         channels: Exchanges that run beside each other, and their threads.
         on_timeout: Called with another timeout, seconds: the waits below.
+        pending: All-reduces under way, in the order in which they were started.
+        last_ended: When the newest all-reduce that was started was done, on the performance counter.
         max_large: For how many large tensors, such as gradient buckets, all is kept ready.
     """
 
@@ -118,10 +168,11 @@ class HierarchicalEngine:
         self.block_bytes = block_bytes
         self.channels = Channels(exchange, f"ringside-carrier-{rank_map.rank}")
         self._context = EngineContext(rank_map, exchange, host_slices, native, self.channels, block_bytes)
+        self.pending: deque[PendingAllReduce] = deque()
+        self.last_ended = 0.0
         self._timeout_s = timeout_s
         self._broken: SyncError | None = None  # what every later call raises
-        self._pending: deque[PendingAllReduce] = deque()
-        self._small: dict[tuple[int, Reduction, AlgorithmSpec], PersistentSmall | None] = {}
+        self._small: dict[SmallKey, PersistentSmall | None] = {}
         self._large: dict[tuple[int, int, Reduction, AlgorithmSpec, float | None], PersistentLarge] = {}
         self._interruptible = self.interruptible()
         exchange.transport.waits_inside = self._absent_rank
@@ -167,23 +218,32 @@ class HierarchicalEngine:
         """
         if elements > MOST_BYTES or reduction.scales or reduction.storage is not None:
             return None
-        key = (elements, reduction, spec)
+        key = elements, reduction.dtype, reduction, spec, 0
         if key in self._small:
             return self._small[key]
-        if len(self._small) >= _MAX_SMALL:
-            for small in filter(None, self._small.values()):
-                small.close()
-            self._small.clear()
         context = self._context
         reduction = context.checked(reduction, spec)
         fits = PersistentSmall.fits(context, elements, reduction, spec)
-        self._small[key] = PersistentSmall(context, elements, reduction, spec) if fits else None
-        return self._small[key]
+        small = PersistentSmall(context, elements, reduction, spec) if fits else None
+        self.keep_small(key, small)
+        return small
+
+    def keep_small(self, key: SmallKey, small: PersistentSmall | None) -> None:
+        """Have `find_small` find what `prepare` returned by one more key."""
+        if len(self._small) >= _MAX_SMALL:
+            for other in {other for other in self._small.values() if other is not None and other is not small}:
+                other.close()
+            self._small.clear()
+        self._small[key] = small
+
+    def find_small(self, key: SmallKey) -> PersistentSmall | None:
+        """Return what is ready for a small all-reduce that was called before; None: nothing is."""
+        return self._small.get(key)
 
     def run_prepared(self, small: PersistentSmall, address: int) -> None:
         """Reduce the elements at an address by what `prepare` returned; raises as `all_reduce` does."""
         # The hot path of small all-reduces: what `attributing_errors` does, without a generator.
-        if self._pending:
+        if self.pending:
             self.wait_all()
         if self._broken is not None:
             self._raise_broken(self._broken)
@@ -203,27 +263,29 @@ class HierarchicalEngine:
         which must be called in the same order on all ranks. The messages of two travel beside each other, so links are
         busy where one of them fills or drains. Anything else that is called meanwhile finishes it first.
         """
+        size_bytes = elements * ITEM_BYTES[reduction.dtype]
         large = self._prepare_large(address, elements, reduction, spec)
         if large is not None:
-            channel = 1 - self._pending[-1].channel if self._pending else 0
+            channel = 1 - self.pending[-1].channel if self.pending else 0
             with self.attributing_errors(large.label, large.operation):
-                finish = large.start(self.channels, channel, alone=not self._pending)
-                pending = PendingAllReduce(self, large.label, large.operation, finish, channel)
-                self._pending.append(pending)
+                pending = PendingAllReduce(self, spec, large.operation, size_bytes, time.perf_counter())
+                pipeline, work = large.start(self.channels, channel, alone=not self.pending)
+                pending.messages_under_way(large, pipeline, work, channel)
             return pending
         # Everything else is done when this returns.
         context = self._context
         reduction = context.checked(reduction, spec)
         call = signature_of(reduction, elements)
-        label, operation = f"all_reduce by {spec}", Operation(call, str(spec))
+        pending = PendingAllReduce(self, spec, Operation(call, str(spec)), size_bytes, time.perf_counter())
         self.wait_all()
-        with self.attributing_errors(label, operation):
+        with self.attributing_errors(pending.label, pending.operation):
             if spec.over == "ranks":
                 reduce_over_messages(context, spec, None, address, elements, reduction, call)
             else:
                 reduction = safe_mean(reduction, self.rank_map.size)
                 reduce_in_blocks(context, spec, address, elements, reduction, call)
-        return PendingAllReduce(self, label, operation)
+        pending.ended()
+        return pending
 
     def _prepare_large(
         self, address: int, elements: int, reduction: Reduction, spec: AlgorithmSpec
@@ -256,8 +318,8 @@ class HierarchicalEngine:
 
     def wait_all(self) -> None:
         """Finish what was started before something else is done with messages or shared memory."""
-        while self._pending:
-            self._pending[0].wait()
+        while self.pending:
+            self.pending[0].finish()
 
     def rehearse(self, elements: int, reduction: Reduction, spec: AlgorithmSpec) -> None:
         """Work out here what the first all-reduce of its kind would: to be timed, it should be like those that follow.
@@ -333,12 +395,12 @@ class HierarchicalEngine:
         """
         if self._broken is not None:
             self._raise_broken(self._broken)
-        if not self._pending:
+        if not self.pending:
             self.exchange.transport.doing = operation
         try:
             with self._interruptible:
                 yield
-            self.exchange.transport.doing = self._pending[0].operation if self._pending else ""
+            self.exchange.transport.doing = self.pending[0].operation if self.pending else ""
         except BaseException as error:
             self._fail(label, error)
 

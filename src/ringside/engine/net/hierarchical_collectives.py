@@ -119,9 +119,9 @@ class HierarchicalPipeline:
             work = engine.channels.submit(
                 functools.partial(self._exchange, engine.exchange, engine.rank_map, call, chunks, pipeline)
             )
-            pipeline.fill(None if fill is None else lambda number: fill(pieces[number]))
+            pipeline.fill(None if fill is None else [functools.partial(fill, piece) for piece in pieces])
             if end is not None:
-                pipeline.drain(lambda number: end(pieces[number]))
+                pipeline.drain([functools.partial(end, piece) for piece in pieces])
             work.wait()
 
     def _exchange(

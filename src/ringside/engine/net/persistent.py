@@ -15,9 +15,8 @@ import numpy as np
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.channels import Channels
 from ringside.engine.net.context import EngineContext
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Channels, Exchange
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.persistent import PersistentExchange
 from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline, SegmentPlan, lane_bounds
@@ -51,14 +50,19 @@ class PersistentSmall:
     Attributes:
         label: The collective, for messages to the user.
         operation: What peers are told of it when it fails.
+        spec: As given.
+        size_bytes: Of the tensor.
+        size_class: The tuner's, of that size; set by whoever asks the tuner.
     """
+
+    size_class = 0
 
     def __init__(self, context: EngineContext, elements: int, reduction: Reduction, spec: AlgorithmSpec) -> None:
         rank_map, item = context.rank_map, ITEM_BYTES[reduction.dtype]
         call = signature_of(reduction, elements)
         self.label, self.operation = f"all_reduce by {spec}", Operation(call, str(spec))
         self._buffer = np.zeros(elements * item, dtype=np.uint8)
-        self._address, self._size_bytes = address_of(self._buffer), len(self._buffer)
+        self._address, self.size_bytes, self.spec = address_of(self._buffer), len(self._buffer), spec
         self._exchange: PersistentExchange | None = None
         self._steps: list[Step] = []
         if spec.over == "ranks":
@@ -99,10 +103,10 @@ class PersistentSmall:
 
     def run(self, address: int) -> None:
         """Reduce the elements at an address, in place; on failure they are what they were."""
-        ctypes.memmove(self._address, address, self._size_bytes)
+        ctypes.memmove(self._address, address, self.size_bytes)
         for step in self._steps:
             step()
-        ctypes.memmove(address, self._address, self._size_bytes)
+        ctypes.memmove(address, self._address, self.size_bytes)
         if self._exchange is not None:
             self._exchange.release_buffers()  # the result is there: now there is time
 
@@ -225,18 +229,18 @@ class PersistentLarge:
                 for start, piece in zip(starts, layout.pieces, strict=True)
             ]
 
-    def start(self, channels: Channels, channel: int, *, alone: bool) -> Callable[[], None]:
-        """Add the tensor up piece by piece with messages under way, and return what shares the results.
+    def start(self, channels: Channels, channel: int, *, alone: bool) -> tuple[SegmentPipeline, Work]:
+        """Add the tensor up piece by piece with messages under way, and return what `finish` needs.
 
         Args:
             channels: Exchanges and their threads.
             channel: Which of them moves the messages.
             alone: Nothing is under way beside it; else it is to be ready when what is before it is through.
         """
-        pipeline, add = SegmentPipeline(self._segment_plan), self._add
+        pipeline = SegmentPipeline(self._segment_plan)
         work = channels.submit(functools.partial(self._exchange, pipeline, channels.exchange(channel)), channel)
-        pipeline.fill(None if add is None else lambda piece: add[piece](), paced=alone)
-        return functools.partial(self._finish, pipeline, work)
+        pipeline.fill(self._add, paced=alone)
+        return pipeline, work
 
     def _exchange(self, pipeline: SegmentPipeline, exchange: Exchange) -> None:
         """Move this rank's lane between hosts: on the channel's thread, beside `fill` and `drain`."""
@@ -261,11 +265,10 @@ class PersistentLarge:
         finally:
             pipeline.stop()
 
-    def _finish(self, pipeline: SegmentPipeline, work: Work) -> None:
-        """Share each piece as soon as it has its result."""
-        share = self._share
-        if share is not None:  # a rank alone on its host shares with nobody
-            pipeline.drain(lambda piece: share[piece]())
+    def finish(self, pipeline: SegmentPipeline, work: Work) -> None:
+        """Share each piece inside the host as soon as it has its result; return when all have."""
+        if self._share is not None:  # a rank alone on its host shares with nobody
+            pipeline.drain(self._share)
         work.wait()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import time
 import uuid
@@ -12,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from ringside.errors import DeadlineError, MismatchError, UsageError
+from ringside.processes import machine_id
 
 
 class Store(Protocol):
@@ -111,17 +110,6 @@ class RankMap:
     def describe(self, rank: int) -> str:
         """Return `rank 5 on host node-2`."""
         return f"rank {rank} on host {self.names[self.host_of(rank)]}"
-
-
-def machine_id() -> str:
-    """Identify what ranks must have in common to share memory: the kernel, and its network namespace (for sockets).
-
-    RINGSIDE_MACHINE overrides it: ranks with equal values must be able to share memory.
-    """
-    if given := os.environ.get("RINGSIDE_MACHINE"):
-        return given
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def own_rank_info(settings: dict[str, str], objection: str = "", machine: str = "", problem: str = "") -> RankInfo:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from ringside import _core
 from ringside._core import numpy_kernels as twins
+from ringside._core.enums import DType, Kind, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES, OPS
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.signature import (
@@ -25,7 +26,6 @@ from ringside.engine.net.exchange.signature import (
 )
 from ringside.engine.net.exchange.types import Fold
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.request import KINDS
 from ringside.engine.shm.memory import Storage
 
 __all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "plan_reduction", "safe_mean", "signature_of"]
@@ -35,7 +35,7 @@ __all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "plan_reduction", "safe_m
 # Elementwise reduction of memory by address: the native kernels where they are built, their NumPy twins elsewhere.
 
 _native: Any = _core.native() if _core.available() else None
-SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
+SUM, AVG = int(ReduceOp.sum), int(ReduceOp.avg)
 
 
 def fold(
@@ -96,8 +96,8 @@ def _array(address: int, elements: int, dtype: int) -> NDArray[Any]:
     return bytes_at(address, elements * ITEM_BYTES[dtype]).view(twins.STORED_AS.get(name, np.dtype(name)))
 
 
-ALL_REDUCE = KINDS.index("all_reduce")
-_HALVES = (DTYPES.index("float16"), DTYPES.index("bfloat16"))
+ALL_REDUCE = int(Kind.all_reduce)
+_HALVES = (int(DType.float16), int(DType.bfloat16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,16 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
-from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
+from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.exchange.types import HopTiming
@@ -44,6 +44,7 @@ from ringside.engine.probe.links import (
 )
 from ringside.engine.probe.schedules import all_pairs, one_way, ping_pong, probe_schedule, rate_of, rate_together
 from ringside.engine.settings import usable_cores
+from ringside.processes import boot_id, namespace_id
 
 __all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober", "remeasure_slow_links"]
 
@@ -88,8 +89,8 @@ def remeasure_slow_links(prober: Prober, upper: Floats, known: Floats) -> Floats
 
 PROBE = 100  # code of the collective, for messages about ranks that call different things
 PING_BYTES = 64
-_U8, _F32, _F64 = (DTYPES.index(name) for name in ("uint8", "float32", "float64"))
-_SUM, _MAX = OP_CODES["sum"], OP_CODES["max"]
+_U8, _F32, _F64 = int(DType.uint8), int(DType.float32), int(DType.float64)
+_SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
 
@@ -437,12 +438,11 @@ class Prober:
         return mine[::-1]
 
 
-def _shared_cores(proc: Path = Path("/proc")) -> float:
+def _shared_cores() -> float:
     """Return a number that is equal for processes which share cores, exact as float64."""
-    boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
     try:
-        group = os.stat(proc / "self/ns/cgroup").st_ino  # containers have one each, network namespaces do not
+        group = namespace_id("cgroup")  # containers have one each, network namespaces do not
     except OSError:
         group = 0
-    text = f"{boot}/{group}/{sorted(os.sched_getaffinity(0))}"
+    text = f"{boot_id()}/{group}/{sorted(os.sched_getaffinity(0))}"
     return float(int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big"))

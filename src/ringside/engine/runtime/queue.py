@@ -16,6 +16,7 @@ import math
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,31 +32,34 @@ PATIENCE_S = 1e-3
 _LAST_S = 1.0  # a collective may take to notice that its communicator is closed
 
 
-class QueuedCollective:
-    """One collective that was called: its place in the queue, and its outcome.
+class QueuedCollective(ABC):
+    """One collective that was called: its place in a queue, and its outcome.
 
-    Args:
-        queue: The queue.
-        job: Executes it.
-        number: Of the call.
-        due: When the queue's thread executes it if nobody else has begun, on the monotonic clock.
-        keeps: What must live until it is done.
+    A class of its own for what is called often (`pytorch/ddp/ringside_reducer.py`); any callable is a `QueuedJob`.
 
     Attributes:
+        number: Of the call.
+        due: When the queue's thread executes it if nobody else has begun, on the monotonic clock.
         begun: Whether some thread executes it, or has.
         done: Whether it is done, well or badly.
+        is_over: Whether it is done, and its callback has run.
         error: What went wrong.
         callback: Called once when it is done, by the thread that executed it.
     """
 
-    __slots__ = ("_job", "_keeps", "_queue", "begun", "callback", "done", "due", "error", "number")
+    number, due = 0, math.inf
+    begun = done = is_over = False
+    error: Exception | None = None
+    callback: Job | None = None
+    _queue: CollectiveQueue
 
-    def __init__(self, queue: CollectiveQueue, job: Job, number: int, due: float, keeps: Any) -> None:
-        self._queue, self._job, self._keeps = queue, job, keeps
-        self.number, self.due = number, due
-        self.begun = self.done = False
-        self.error: Exception | None = None
-        self.callback: Job | None = None
+    @abstractmethod
+    def execute(self) -> None:
+        """Execute it, in its turn."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop the references that it needed until it was done; may be called twice."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Execute it, or wait until it is done; False: not within the timeout, and it goes on.
@@ -84,28 +88,25 @@ class QueuedCollective:
         else:
             callback()
 
-    def run(self) -> None:
-        """Execute it, in its turn; raise only what is not for the threads that wait for it, such as Ctrl-C."""
-        try:
-            self.begun = True
-            self._job()
-        except Exception as error:
-            self.error = error
-        except BaseException as error:
-            self.error = SyncError(f"the collective was interrupted on this rank ({type(error).__name__})")
-            raise
 
-    def notify(self) -> None:
-        """Call the callback, and drop the references that it needed."""
-        callback, self._job, self._keeps = self.callback, _nothing, None
-        if callback is not None:
-            callback()
-            self.callback = None
+class QueuedJob(QueuedCollective):
+    """A callable in a queue.
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it is done, and its callback has run."""
-        return self.done and self.callback is None and self._job is _nothing
+    Args:
+        job: Executes the collective.
+        keeps: What must live until it is done.
+    """
+
+    def __init__(self, job: Job, keeps: Any = None) -> None:
+        self._job, self._keeps = job, keeps
+
+    def execute(self) -> None:
+        """Call it."""
+        self._job()
+
+    def forget(self) -> None:
+        """Drop it."""
+        self._job, self._keeps = _nothing, None
 
 
 class QueueState(NamedTuple):
@@ -181,7 +182,8 @@ class CollectiveQueue:
         with self._guard:
             if not self._open:
                 raise ClosedError(self._refusal)
-            queued = self._append(job, math.inf)
+            queued = QueuedJob(job)
+            self._append(queued, math.inf)
         try:
             queued.wait()
         except BaseException:
@@ -189,10 +191,16 @@ class CollectiveQueue:
             raise
 
     def start(self, job: Job, patience_s: float = PATIENCE_S) -> QueuedCollective:
-        """Queue a collective, and return what can be waited for.
+        """Queue a callable that executes a collective, and return what can be waited for; see `enqueue`."""
+        queued = QueuedJob(job)
+        self.enqueue(queued, patience_s)
+        return queued
+
+    def enqueue(self, queued: QueuedCollective, patience_s: float) -> None:
+        """Queue a collective.
 
         Args:
-            job: Executes it.
+            queued: A new one.
             patience_s: How long the queue's thread leaves it to a caller that may wait, seconds.
 
         Raises:
@@ -204,15 +212,15 @@ class CollectiveQueue:
         with self._guard:
             if not self._open:
                 raise ClosedError(self._refusal)
-            self._start_thread()
-            queued = self._append(job, due)
+            if self._thread is None:
+                self._start_thread()
+            self._append(queued, due)
             head = self._queue[0]
             head.due = min(head.due, due)
             if patience_s == 0:
                 self._urgent = queued.number
             if head is queued or due < self._wakes_at:  # what it was set for has been executed, or is later
-                self._set_timer(self._due(queued))
-            return queued
+                self._set_timer(due if patience_s else 0.0)
 
     def post(self, begin: Callable[..., Job | None], *args: Any) -> QueuedCollective | None:
         """Begin here a collective that waits for no peer; None: something is before it, or it could not be begun.
@@ -233,8 +241,10 @@ class CollectiveQueue:
             job = begin(*args)
             if job is None:
                 return None
+            queued = QueuedJob(job, args)
             with self._guard:
-                return self._append(job, math.inf, args)
+                self._append(queued, math.inf)
+            return queued
         finally:
             try:
                 self._release(me)
@@ -242,11 +252,10 @@ class CollectiveQueue:
                 if self._executor == me:
                     self._release(me)
 
-    def _append(self, job: Job, due: float, keeps: Any = None) -> QueuedCollective:
+    def _append(self, queued: QueuedCollective, due: float) -> None:
         self._calls += 1
-        queued = QueuedCollective(self, job, self._calls, due, keeps)
+        queued._queue, queued.number, queued.due = self, self._calls, due
         self._queue.append(queued)
-        return queued
 
     # -------------------------------------------------------------------------------------------- waiting
 
@@ -287,7 +296,7 @@ class CollectiveQueue:
             return
         with self._guard:
             self._urgent = max(self._urgent, queued.number)
-            if self._open:
+            if self._open and self._thread is None:
                 self._start_thread()
             self._set_timer(0.0)
 
@@ -348,12 +357,18 @@ class CollectiveQueue:
                 "a collective is waited for while this very thread carries it out, as by a signal's handler"
             )
         try:
-            queued.run()
+            queued.begun = True
+            queued.execute()
+        except Exception as error:
+            queued.error = error
+        except BaseException as error:  # not for the threads that wait for it, such as Ctrl-C
+            queued.error = SyncError(f"the collective was interrupted on this rank ({type(error).__name__})")
+            raise
         finally:
             try:
                 self._end(queued)
             finally:
-                if not self._has_ended(queued):  # Ctrl-C broke `_end` off: what is left of it is done again
+                if not queued.is_over:  # Ctrl-C broke `_end` off: what is left of it is done again
                     self._end(queued)
 
     def _end(self, queued: QueuedCollective) -> None:
@@ -363,11 +378,11 @@ class CollectiveQueue:
             queued.done = True  # from here on no callback is added
             if self._queue and self._queue[0] is queued:
                 self._queue.popleft()
-        queued.notify()
-
-    def _has_ended(self, queued: QueuedCollective) -> bool:
-        """Return whether nothing is left to do for a collective, or it was not begun."""
-        return not queued.begun or (queued.is_over and not (self._queue and self._queue[0] is queued))
+        queued.forget()
+        if queued.callback is not None:
+            queued.callback()
+            queued.callback = None
+        queued.is_over = True
 
     # -------------------------------------------------------------------------------------------- the thread
 
@@ -379,7 +394,7 @@ class CollectiveQueue:
             if not self._open:
                 return
             self._open, self._urgent = False, self._calls
-            if self._queue:
+            if self._queue and self._thread is None:
                 with contextlib.suppress(RuntimeError):  # no more threads, as in a process that is about to end
                     self._start_thread()
             self._set_timer(0.0)
@@ -403,8 +418,6 @@ class CollectiveQueue:
             thread.join(timeout_s)
 
     def _start_thread(self) -> None:
-        if self._thread is not None:
-            return
         timer = new_timer()
         thread = threading.Thread(target=self._run_unawaited, args=(timer,), name=self._name, daemon=True)
         try:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ringside import _core
+from ringside._core.enums import Algorithm, DType, ReduceOp, Status
 from ringside.engine import failures
 from ringside.engine.buffers import Flat, flatten, tensor_of
 from ringside.engine.collectives import Collectives
@@ -27,11 +28,15 @@ from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
 from ringside.engine.shm.program import compile_schedule
 from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
+from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
 
-_SLOW_PATH, _OK, _EXCHANGE = -1, 0, 6  # statuses; the slow path: the array is not one that the core takes as it is
+# As plain ints, which the core takes and gives, and which compare fastest.
+_OK, _UNSUITED = int(Status.ok), int(Status.unsuited)
+_SUM, _MAX, _BOOL = int(ReduceOp.sum), int(ReduceOp.max), int(DType.bool)
 _REUNION_S = 30.0
-_AUTOMATIC, _ONE_SHOT, _DIRECT, _PROGRAM = range(4)  # algorithms
+_AUTOMATIC, _ONE_SHOT = int(Algorithm.automatic), int(Algorithm.one_shot)
+_DIRECT, _PROGRAM = int(Algorithm.direct), int(Algorithm.program)
 
 
 class HostCommunicator(Collectives):
@@ -135,17 +140,17 @@ class HostCommunicator(Collectives):
             code = OP_CODES[op]
         if weights is not None:
             return self._weighted_mean(x, op_name(op), async_op, scale, algorithm, weights)
+        plain = code <= _MAX and scale == 1.0  # allowed for every dtype but bool
         # A NumPy array, most often: one call into the core, which reads the array's header itself.
-        if x.__class__ is np.ndarray and code < 5 and scale == 1.0 and not async_op and self._background is None:
+        if plain and x.__class__ is np.ndarray and not async_op and self._background is None:
             status = self._core.all_reduce_array(x, code, *self._algorithm_code(algorithm))
             if status == _OK:
                 return x
-            if status != _SLOW_PATH:
+            if status != _UNSUITED:
                 self._resolve(status, "all_reduce")
                 return x
         flat = flatten(x)
-        # Operations up to max (code 4) work on every dtype but bool (code 9); the others are checked.
-        if scale != 1.0 or code >= 5 or flat.dtype == 9:
+        if not plain or flat.dtype == _BOOL:
             code = checked_op(flat, op, scaled=scale != 1.0)
         path, program = self._algorithm_code(algorithm)
         background = self._background
@@ -162,7 +167,7 @@ class HostCommunicator(Collectives):
             flat.write_back()
         return x
 
-    def post(self, flat: Flat, op: int = 0, scale: float = 1.0) -> Callable[[], None]:
+    def post(self, flat: Flat, op: int = _SUM, scale: float = 1.0) -> Callable[[], None]:
         """Begin a small all-reduce without waiting for anybody, and return what waits for the others and finishes it.
 
         In between the tensor is to be left alone, and nothing else may be called.
@@ -201,7 +206,7 @@ class HostCommunicator(Collectives):
             flat.address,
             flat.numel,
             flat.dtype,
-            0,
+            _SUM,
             _AUTOMATIC,
             scale,
             flat.shape,
@@ -212,7 +217,8 @@ class HostCommunicator(Collectives):
             -1,
             True,
         )
-        self._resolve(status, "all_reduce of a gradient bucket")
+        if status != _OK:
+            self._resolve(status, "all_reduce of a gradient bucket")
 
     def _weighted_mean(
         self,
@@ -294,7 +300,7 @@ class HostCommunicator(Collectives):
         try:
             return HostCommunicator(name, members.index(self.rank), len(members), self.settings, members=members)
         except DeadlineError:
-            dead = [r for r in members if groups.is_dead(self._hub.pidfds[r])]
+            dead = [r for r in members if has_ended(self._hub.pidfds[r])]
             if not dead:
                 raise
             raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
@@ -437,7 +443,7 @@ class HostCommunicator(Collectives):
 
     def _resolve(self, status: int, collective: str) -> None:
         """Finish a collective that needs the peers' new memory first; raise where it failed."""
-        if status == _EXCHANGE:
+        if status == Status.exchange:
             self.memory.exchange()
             status = self._core.resume()
         if status != _OK:

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-PATHS = ("local", "barrier", "one_shot", "push", "staged", "program")
+from ringside._core.enums import Path
+
+PATHS: tuple[str, ...] = tuple(Path.__members__)
+"""Names of the ways in which a collective was carried out, by code."""
 
 
 class LoggedCollective(NamedTuple):
@@ -16,7 +19,7 @@ class LoggedCollective(NamedTuple):
 
     Args:
         seq: Number of the collective, from 1.
-        kind: Index into `ringside.engine.request.KINDS`: 0 barrier, 1 all-reduce, ...
+        kind: Index into `ringside.engine.request.KINDS`.
         path: Index into `PATHS`.
         payload_bytes: Size of the tensor.
         submitted: When this rank was ready.

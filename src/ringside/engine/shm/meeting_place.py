@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ringside.errors import UsageError
+from ringside.processes import namespace_id
 
 ROOTS = ("/tmp", "/dev/shm", "/var/tmp")
 """Where directories may be made, in order: rank 0 takes the first that it can write, the others search all."""
@@ -129,7 +130,7 @@ def _refuse_a_second(key: str) -> None:
 
 def _hash(key: str) -> str:
     # Keys such as 127.0.0.1/29500 mean something within one network only, and containers may share a directory.
-    return hashlib.sha256(f"{os.getuid()}/{os.stat('/proc/self/ns/net').st_ino}/{key}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{os.getuid()}/{namespace_id('net')}/{key}".encode()).hexdigest()[:32]
 
 
 def _prefix() -> str:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringside._core.enums import Status
 from ringside.engine.shm.rendezvous import Hub, Parcel
 from ringside.errors import DeadlineError, PeerLostError, RingsideError
-
-_PEER_LOST, _DEADLINE, _INTERRUPTED = 2, 3, 4  # the core's statuses
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,11 @@ class SymmetricMemory:
         try:
             return self._hub.exchange(value, fds, timeout_s=self.timeout_s)
         except (PeerLostError, DeadlineError) as error:
-            self._core.give_up(_DEADLINE if isinstance(error, DeadlineError) else _PEER_LOST, list(error.ranks))
+            status = Status.deadline if isinstance(error, DeadlineError) else Status.peer_lost
+            self._core.give_up(status, list(error.ranks))
             raise
         except BaseException:
-            self._core.give_up(_INTERRUPTED, [])
+            self._core.give_up(Status.interrupted, [])
             raise
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import select
 from typing import Any
 
 import numpy as np
@@ -36,15 +35,6 @@ def members_of(requests: NDArray[np.int64], rank: int) -> list[int]:
     members = np.flatnonzero((inside != 0) & (colors == colors[rank]))
     order: list[int] = members[np.argsort(keys[members], kind="stable")].tolist()
     return order
-
-
-def is_dead(pidfd: int) -> bool:
-    """Return whether the process of a pidfd has ended; False for -1, which is this process."""
-    if pidfd < 0:
-        return False
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _integer(name: str, value: Any) -> int:

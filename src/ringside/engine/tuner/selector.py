@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 STARTUP_S = 0.9
 PROBE_S = 0.35  # of it, or of a revision's, for the links
 REVISION_S = 1.5
-_NOT_NATIVE = frozenset(DTYPES.index(name) for name in ("int16", "bool"))  # Gloo has no reductions of them
-_NOT_NATIVE_OPS = frozenset(OP_CODES[name] for name in ("min", "max"))  # Gloo's may lose a NaN, ours never
-_FLOAT32 = DTYPES.index("float32")
+_NOT_NATIVE = frozenset((DType.int16, DType.bool))  # Gloo has no reductions of them
+_NOT_NATIVE_OPS = frozenset((ReduceOp.min, ReduceOp.max))  # Gloo's may lose a NaN, ours never
+_FLOAT32 = int(DType.float32)
 _MOST_EXPECTED = 1024
 _OTHERWISE = AlgorithmSpec("ring", "hosts")  # with RINGSIDE_SELECTION=off
 

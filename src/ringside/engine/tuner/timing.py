@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.model import Cluster, Price
-from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap
@@ -127,7 +127,7 @@ class Rank0Broadcast:
         return content.tobytes()
 
     def _run(self, data: Any) -> None:
-        call = CollectiveSignature(PROBE, DTYPES.index("uint8"), 0, len(data))
+        call = CollectiveSignature(PROBE, int(DType.uint8), int(ReduceOp.sum), len(data))
         self._across.run(binomial_broadcast(self._across.rank_map.size), [data], 1, call)
 
 

@@ -143,7 +143,8 @@ class AlertBook:
             verdict = msgspec.convert(event.get("verdict"), Verdict)
         except UNDECODABLE:
             return []
-        subject = subject_of(verdict)
+        # What it is about: two verdicts on one subject are one alert.
+        subject = "own_time" if verdict.kind in OWN_TIME_KINDS else verdict.kind, tuple(verdict.ranks)
         if event["kind"] == "verdict":
             return self._open(verdict, subject, unix)
         if subject in self._firing:
@@ -213,11 +214,6 @@ class AlertBook:
             verdict=verdict,
         )
         self._ending[subject] = Ending(self._now() + self._keep_firing_s, ended)
-
-
-def subject_of(verdict: Verdict) -> Subject:
-    """Return what a verdict is about; two verdicts on one subject are one alert."""
-    return "own_time" if verdict.kind in OWN_TIME_KINDS else verdict.kind, tuple(verdict.ranks)
 
 
 def severity_of(kind: str) -> str:

@@ -14,9 +14,8 @@ import numpy as np
 
 from ringside.monitor.alerts.book import Alert
 from ringside.monitor.collector import StepCollector, with_waits
-from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.records import Row, RunInfo, StepRecord
 from ringside.monitor.stats import Floats
-from ringside.monitor.watcher import Row
 
 RANK_FIELDS = ("own_seconds", "wait_seconds", "exposed_seconds")
 JOB_FIELDS = ("step_seconds", "overhead_seconds", "payload_bytes", "samples")

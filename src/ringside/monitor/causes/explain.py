@@ -8,8 +8,14 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from ringside.monitor.causes.baseline import compare_rank
-from ringside.monitor.causes.signs import SIGN_EVIDENCE, SLEEP_ADVICE, ProbableCause, find_signs, had_no_cpu
+from ringside.monitor.causes.signs import (
+    SIGN_EVIDENCE,
+    SLEEP_ADVICE,
+    ProbableCause,
+    compare_rank,
+    find_signs,
+    had_no_cpu,
+)
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import Verdict
@@ -57,13 +63,15 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | No
         return verdict
     rank = verdict.ranks[0]
     # How much longer each phase took on this rank than on the median of the others, seconds per step.
-    extra = {}
+    extra, measured = {}, set()
     for phase in PHASES:
         seconds = episode[f"{phase}_seconds"]
+        if np.nansum(seconds) > 0:
+            measured.add(phase)
         extra[phase] = known_median(seconds[:, rank]) - known_median(np.delete(seconds, rank, axis=1).ravel())
     total = sum(max(value, 0.0) for value in extra.values())
     grown = max(PHASES, key=lambda phase: extra[phase])
-    evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if episode_has(episode, phase)}
+    evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if phase in measured}
     longer = f"{1e3 * extra[grown]:+.3g} ms per step"
     found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({longer})"]
     comparison = compare_rank(rank, verdict.excess_ratio, episode, before)
@@ -109,11 +117,6 @@ def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: li
     cause = "; ".join(found) or verdict.cause
     kept = {name: value for name, value in verdict.evidence.items() if name not in SIGN_EVIDENCE}
     return msgspec.structs.replace(verdict, cause=cause, evidence={**kept, **evidence}, **changes)
-
-
-def episode_has(table: StepTable, phase: str) -> bool:
-    """Return whether a phase was measured at all in these records."""
-    return bool(np.nansum(table[f"{phase}_seconds"]) > 0)
 
 
 def _busy(table: StepTable) -> Floats:

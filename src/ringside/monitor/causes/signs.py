@@ -1,18 +1,170 @@
-"""What held a rank up, in words with numbers: signs in its vitals that neither healthy ranks nor its own past show."""
+"""What held a rank up, in words with numbers: signs in its vitals that neither healthy ranks nor its own past show.
+
+What holds a rank up is a share of its own time that is larger than before and larger than at every healthy rank, by
+enough to account for a good part of the excess and by more than it varies.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.causes.baseline import EXPLAINS, LEAST, Measurement, RankComparison
-from ringside.monitor.run import vitals_table as shares
-from ringside.monitor.run.vitals_table import VitalsTable
-from ringside.monitor.stats import Floats, known_median
+from ringside.monitor.run.table import (
+    StepTable,
+    VitalsTable,
+    asleep_share,
+    fault_rate,
+    fault_share,
+    held_share,
+    stalled_share,
+    stolen_share,
+    throttled_share,
+    waited_share,
+)
+from ringside.monitor.slow_rank.window_test import WARM_UP
+from ringside.monitor.stats import Floats, known_median, log_excess
 from ringside.monitor.verdict import percent
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
+
+EXPLAINS = 0.4
+"""A sign is a cause if it accounts for this share of the time lost."""
+LEAST = 0.03
+"""A smaller share of the time than this is no cause of anything."""
+NOISE = 3.0
+"""It must exceed what it varies by so many times (the standard error of its mean)."""
+HEALTHY = 0.5
+"""Ranks with less than this share of the culprit's excess are healthy."""
+
+
+class Measurement(NamedTuple):
+    """One sign at a rank.
+
+    Args:
+        now: Its share during the episode.
+        usual: Its share before; NaN: not known.
+        others: The largest share of a healthy rank during the episode; NaN: not known.
+        noise: The standard error of `now`.
+    """
+
+    now: float
+    usual: float
+    others: float
+    noise: float
+
+    @property
+    def more(self) -> float:
+        """How much larger it is than in the past and elsewhere; 0 where it is not, or there is nothing to compare."""
+        known = [value for value in (self.usual, self.others) if np.isfinite(value)]
+        return max(self.now - max(known), 0.0) if known and np.isfinite(self.now) else 0.0
+
+    @property
+    def saved(self) -> float:
+        """The share of the rank's own time that it would save if this were as elsewhere and in its past.
+
+        It would do the same work, which takes 1 - now of its time, and that would then be 1 - now + more of it.
+        """
+        return self.more / max(1.0 - self.now + self.more, LEAST)
+
+    def explains(self, lost: float) -> bool:
+        """Whether it is a cause of a rank's losing that share of its own time."""
+        return self.more >= max(LEAST, NOISE * self.noise) and self.saved >= EXPLAINS * lost
+
+
+class RankComparison(NamedTuple):
+    """A slow rank and whom to compare it with.
+
+    Args:
+        rank: The culprit.
+        lost: The share of its own time that it lost.
+        healthy: Which ranks are not slow, bool [ranks].
+        episode: The vitals since it became slow.
+        past: Those before.
+        own_seconds: Own time of each rank per step, [ranks].
+        synced: Share of the time each rank is blocked in synchronisation, [ranks], during the episode ...
+        synced_before: ... and before.
+    """
+
+    rank: int
+    lost: float
+    healthy: NDArray[np.bool_]
+    episode: VitalsTable
+    past: VitalsTable
+    own_seconds: Floats
+    synced: Floats
+    synced_before: Floats
+
+    def read(self, share: Callable[[VitalsTable, Floats], Floats]) -> Measurement:
+        """Return a sign's reading.
+
+        Args:
+            share: From vitals, and the share of the time each rank is blocked in synchronisation, to float64 [rows].
+        """
+        now, before = share(self.episode, self.synced), share(self.past, self.synced_before)
+        means, mine = self.episode.mean(now), self.episode.owners == self.rank
+        earlier = before[(self.past.owners == self.rank) & np.isfinite(before)]
+        others = means[self.healthy & np.isfinite(means)]
+        spread = np.concatenate([_residuals(self.episode, now), _residuals(self.past, before)])
+        rows = max(int(np.isfinite(now[mine]).sum()), 1)
+        return Measurement(
+            now=float(means[self.rank]),
+            usual=float(np.median(earlier)) if earlier.size else math.nan,  # it may have been slow before
+            others=float(others.max()) if others.size else math.nan,
+            noise=math.sqrt(float(np.mean(spread**2)) / rows) if spread.size else 0.0,
+        )
+
+    def level(self, field: str) -> float:
+        """Return the mean of a field at the culprit during the episode; NaN: not known."""
+        return float(self.episode.mean(self.episode[field])[self.rank])
+
+    def others(self, field: str) -> float:
+        """Return the median of a field's means at the healthy ranks during the episode; 0: not known."""
+        return known_median(self.episode.mean(self.episode[field])[self.healthy])
+
+
+def compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
+    """Return whom to compare a slow rank with.
+
+    Args:
+        rank: The culprit.
+        excess_ratio: How much longer its own time is than the others'.
+        episode: The records since it became slow.
+        before: The records before, where there are any.
+    """
+    excess = log_excess(episode["own_seconds"])
+    typical = np.array([known_median(excess[:, other]) for other in range(episode.ranks)])
+    healthy = typical < HEALTHY * np.log1p(max(excess_ratio, 0.0))
+    healthy[rank] = False
+    earlier = before if before is not None else episode.before(0)
+    return RankComparison(
+        rank=rank,
+        lost=excess_ratio / (1.0 + excess_ratio),
+        healthy=healthy,
+        episode=episode.vitals,
+        past=earlier.vitals.between(WARM_UP),
+        own_seconds=np.array([known_median(episode["own_seconds"][:, other]) for other in range(episode.ranks)]),
+        synced=_synced(episode),
+        synced_before=_synced(earlier),
+    )
+
+
+def _residuals(vitals: VitalsTable, values: Floats) -> Floats:
+    """Return the known rows' deviations from the mean of their rank."""
+    deviations: Floats = values - vitals.mean(values)[vitals.owners]
+    return deviations[np.isfinite(deviations)]
+
+
+def _synced(table: StepTable) -> Floats:
+    steps = np.nansum(table["step_seconds"], axis=0)
+    share: Floats = np.where(steps > 0, np.nansum(table["exposed_seconds"], axis=0) / np.where(steps > 0, steps, 1), 0)
+    return np.clip(share, 0.0, 1.0)
+
+
+# -------------------------------------------------------------------------------------------------
+# What held a rank up, in words with numbers: signs in its vitals that neither healthy ranks nor its own past show.
 
 # -------------------------------------------------------------------------------------------------
 # A GPU that runs at a lower clock than the others' and than it did before, and why it does.
@@ -36,8 +188,15 @@ CLOCK_EVIDENCE = frozenset(
 """Names of the numbers that are given as evidence."""
 
 
-class SlowClock(NamedTuple):
-    """A GPU's low clock as a cause; the fields are those of `ringside.monitor.causes.signs.ProbableCause`."""
+class ProbableCause(NamedTuple):
+    """A probable cause.
+
+    Args:
+        share: The share of the rank's own time that it accounts for.
+        words: What it is, in plain words with numbers.
+        advice: What to do about it.
+        evidence: Its numbers.
+    """
 
     share: float
     words: str
@@ -45,7 +204,7 @@ class SlowClock(NamedTuple):
     evidence: dict[str, float | int | str]
 
 
-def slow_clock(episode: VitalsTable, past: VitalsTable, rank: int, healthy: NDArray[np.bool_]) -> SlowClock | None:
+def _slow_clock(episode: VitalsTable, past: VitalsTable, rank: int, healthy: NDArray[np.bool_]) -> ProbableCause | None:
     """Return what a lower clock of a rank's GPU accounts for; None where it is not lower, or the GPU has little to do.
 
     Clocks are compared as shares of the highest that each GPU has, with the lowest of the healthy ranks' and with its
@@ -79,7 +238,7 @@ def slow_clock(episode: VitalsTable, past: VitalsTable, rank: int, healthy: NDAr
     is_hot = any("thermal" in reason for reason in reasons) and "gpu_celsius" in numbers
     heat = f" at {numbers['gpu_celsius']:.0f} °C" if is_hot else ""
     why = "".join(f", {reason}" for reason in reasons)
-    return SlowClock(
+    return ProbableCause(
         share=max(1.0 - float(now[rank]) / max(min(known), 1e-9), 0.0),
         words=f"GPU clock {numbers.get('gpu_clock_mhz', 0.0):,.0f}{most} MHz{beside}{why}{heat}",
         advice=next((advice for mask, advice in ADVICE.items() if bits & mask), OTHER_ADVICE),
@@ -150,48 +309,32 @@ SIGN_EVIDENCE = frozenset(
 """Names of all numbers that signs give as evidence."""
 
 
-class ProbableCause(NamedTuple):
-    """A probable cause.
-
-    Args:
-        share: The share of the rank's own time that it accounts for.
-        words: What it is, in plain words with numbers.
-        advice: What to do about it.
-        evidence: Its numbers.
-    """
-
-    share: float
-    words: str
-    advice: str
-    evidence: dict[str, float | int | str]
-
-
 def find_signs(comparison: RankComparison) -> list[ProbableCause]:
     """Return what explains a slow rank, the strongest first; empty where nothing does.
 
     That it slept is reported only where nothing else is known of it: it is what all kinds of waiting look like.
     """
     lost, found = comparison.lost, []
-    throttled, waited = comparison.read(shares.throttled_share), comparison.read(shares.waited_share)
+    throttled, waited = comparison.read(throttled_share), comparison.read(waited_share)
     if throttled.explains(lost):
         found.append(_throttled(comparison, throttled))
     if waited.explains(lost):
         found.append(_waited(comparison, waited))
-    stolen = comparison.read(shares.stolen_share)
+    stolen = comparison.read(stolen_share)
     if stolen.explains(lost):
         words = f"steal {percent(stolen.now)}: the hypervisor gave its CPUs to others"
         found.append(ProbableCause(stolen.saved, words, STEAL_ADVICE, _evidence("steal", stolen)))
     faults = _faults(comparison)
     if faults is not None:
         found.append(faults)
-    stalled = comparison.read(shares.stalled_share)
+    stalled = comparison.read(stalled_share)
     if stalled.explains(lost):
         words = f"memory is short: work stood still {percent(stalled.now)} of the time for want of it (memory.pressure)"
         found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
-    clock = slow_clock(comparison.episode, comparison.past, comparison.rank, comparison.healthy)
+    clock = _slow_clock(comparison.episode, comparison.past, comparison.rank, comparison.healthy)
     if clock is not None and clock.share >= max(EXPLAINS * lost, LEAST):
-        found.append(ProbableCause(*clock))
-    if not found and comparison.read(shares.held_share).explains(lost):
+        found.append(clock)
+    if not found and comparison.read(held_share).explains(lost):
         # A quota and other processes, neither of which alone would explain it: one cause, the stronger one's advice.
         if throttled.more >= LEAST:
             found.append(_throttled(comparison, throttled))
@@ -201,7 +344,7 @@ def find_signs(comparison: RankComparison) -> list[ProbableCause]:
         found[:1] = [sign._replace(words="; ".join(sign.words for sign in found)) for sign in found[:1]]
     if found:
         return sorted(found, key=lambda sign: -sign.share)
-    asleep = comparison.read(shares.asleep_share)
+    asleep = comparison.read(asleep_share)
     # A rank with a GPU sleeps while it waits for that: it means nothing.
     if np.isfinite(comparison.level("gpu_clock_mhz")) or not asleep.explains(lost):
         return []
@@ -211,7 +354,7 @@ def find_signs(comparison: RankComparison) -> list[ProbableCause]:
 
 def had_no_cpu(comparison: RankComparison) -> float:
     """Return the share of its own time in which the culprit wanted a CPU and had none; NaN: not known."""
-    waited, throttled = comparison.read(shares.waited_share).now, comparison.read(shares.throttled_share).now
+    waited, throttled = comparison.read(waited_share).now, comparison.read(throttled_share).now
     return float(np.nansum([waited, throttled])) if np.isfinite([waited, throttled]).any() else float("nan")
 
 
@@ -235,11 +378,11 @@ def _waited(comparison: RankComparison, share: Measurement) -> ProbableCause:
 
 
 def _faults(comparison: RankComparison) -> ProbableCause | None:
-    rates = comparison.read(shares.fault_rate)
+    rates = comparison.read(fault_rate)
     if rates.more < max(FAULTS_PER_SECOND, rates.now * (1.0 - 1.0 / FAULTS_RATIO)):
         return None
     # What the pages took at least, or else that it slept meanwhile: a slow disk takes longer.
-    known, asleep = comparison.read(shares.fault_share), comparison.read(shares.asleep_share)
+    known, asleep = comparison.read(fault_share), comparison.read(asleep_share)
     share = max(sign.saved if sign.explains(comparison.lost) else 0.0 for sign in (known, asleep))
     if not share:
         return None

@@ -6,16 +6,15 @@ that writes a checkpoint for a minute while the others wait is reported once.
 
 from __future__ import annotations
 
+import math
+import signal
 from collections.abc import Sequence
 
 import msgspec
 
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, find_cause
 from ringside.monitor.hang.rank_state import RankState
-from ringside.monitor.hang.verdict_text import resumed_verdict, verdict_of
-from ringside.monitor.verdict import Verdict, VerdictEvent
-
-__all__ = ["HangDetector"]
+from ringside.monitor.verdict import Verdict, VerdictEvent, name_ranks
 
 GAP_S = 2.0
 """Checks further apart than this: the watcher itself was stopped, and no rank can be blamed for the time between."""
@@ -100,7 +99,7 @@ class HangDetector:
         if finding.why in _SELF_ENDING:
             for rank, state in self._culprits.items():
                 self._excused[rank, state.where] = lasted
-        return VerdictEvent(resumed_verdict(verdict, lasted), ended=True)
+        return VerdictEvent(_resumed_verdict(verdict, lasted), ended=True)
 
 
 def _limit_ages(state: RankState, watched_s: float) -> RankState:
@@ -113,3 +112,144 @@ def _limit_ages(state: RankState, watched_s: float) -> RankState:
         still_s=min(state.still_s, watched_s),
         silent_s=min(state.silent_s, watched_s),
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# A finding of the hang watch as a verdict: its cause, evidence and advice in plain words.
+
+STACKS = "stacks"
+"""Folder of a run directory that holds the ranks' Python stacks."""
+
+_ADVICE = {
+    "stopped": "Send it SIGCONT (kill -CONT {pid}), and find out who stopped it: a debugger, a shell's job control, a "
+    "freezer of the container's.",
+    "dead": "Restart from the last checkpoint. A SIGKILL that nobody sent is mostly the kernel's, out of memory: look "
+    "at dmesg and at the memory limit of the container (memory.events).",
+    "left": "Give every rank the same number of steps (DistributedSampler with drop_last, or DDP's join()).",
+    "no_answer": "Its Python does not run: some C code holds the GIL. Its stack says which call that is.",
+    "unheard": "Look whether that host and its network are up.",
+    "disk": "It waits for a disk or a network file system: look at dmesg and at the mounts of its host.",
+    "busy": "Look at its stack: it works in a loop that others are not in, or at something that only this rank does.",
+    "asleep": "Look at its stack for what it waits for: a lock, a queue, a child process, a branch that only this rank "
+    "took.",
+    "different": "All ranks must call the same collectives in the same order: compare the stacks for the branch that "
+    "only some ranks took.",
+    "sizes": "All ranks must build the same model: compare parameters and their order between the ranks.",
+    "told": "All ranks must call the same collectives in the same order: compare what they called.",
+    "inside": "All ranks arrived, so it is no rank's code: look at the network between the hosts and at the devices.",
+}
+
+
+def verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
+    """Return the verdict on a finding.
+
+    Args:
+        finding: What `find_cause` found.
+        states: Where every rank stood.
+        pids: Process ids by rank, where they are known.
+    """
+    ranks = {state.rank: state for state in states}
+    culprit = ranks.get(finding.ranks[0]) if finding.ranks else None
+    step = max((state.step for state in states), default=0)
+    pid = pids[culprit.rank] if culprit is not None and culprit.rank < len(pids) else 0
+    why = "late" if finding.why == "told" and finding.kind == "hang" else finding.why
+    advice = _ADVICE.get(why, "Look at what it does, or raise RINGSIDE_TIMEOUT_S.")
+    return Verdict(
+        kind=finding.kind,
+        ranks=list(finding.ranks),
+        since_step=step,
+        detected_step=step,
+        excess_ratio=0.0,
+        cause=_cause(finding, culprit),
+        evidence=_evidence(finding, culprit, pid),
+        cost_rank_seconds=sum(ranks[rank].waiting_s for rank in finding.waiting),
+        advice=advice.replace("{pid}", str(pid or "PID")),
+    )
+
+
+def _resumed_verdict(verdict: Verdict, lasted_s: float) -> Verdict:
+    """Return the verdict on a hang that is over after so many seconds, with its price."""
+    waiting = str(verdict.evidence.get("arrived", "")).count(",") + 1
+    return msgspec.structs.replace(
+        verdict,
+        cause=f"{verdict.cause}; it went on after {lasted_s:.1f} s",
+        evidence={**verdict.evidence, "resumed_after_seconds": round(lasted_s, 3)},
+        cost_rank_seconds=max(verdict.cost_rank_seconds, lasted_s * waiting),
+    )
+
+
+def _cause(finding: HangFinding, culprit: RankState | None) -> str:
+    if finding.text:
+        return finding.text
+    size = f" ({finding.size_bytes} bytes)" if finding.size_bytes else ""
+    collective = f"{finding.op} number {finding.seq}{size}"
+    if culprit is None:
+        return f"all ranks are in {collective} for {finding.waited_s:.1f} s and it does not end"
+    waiting = [rank for rank in finding.waiting if rank not in finding.ranks]
+    others = f"{name_ranks(waiting)} wait{'s' if len(waiting) == 1 else ''}" if waiting else "the others need it"
+    if finding.why == "different":
+        call = culprit.call or f"all_reduce number {culprit.entered}"
+        place = f" ({culprit.where})" if culprit.where else ""
+        return f"{name_ranks(list(finding.ranks))} called {call}{place}, while {others} in {collective}"
+    if finding.why == "sizes":
+        own_call = culprit.call_of(finding.seq)
+        given = f"{own_call.size_bytes} bytes" if own_call else "another size"
+        return f"it gave {given} to {collective} of the others"
+    since = f" since {finding.waited_s:.1f} s" if finding.waited_s else ""
+    return f"{_occupation(finding, culprit)}; {others}{' for it' if waiting else ''} in {collective}{since}"
+
+
+def _occupation(finding: HangFinding, culprit: RankState) -> str:
+    """Return what the culprit does instead, in a sentence."""
+    place = f", last seen in {culprit.where}" if culprit.where else ""
+    process = culprit.process
+    share = f" ({100 * process.cpu_share:.0f} % of a core)" if math.isfinite(process.cpu_share) else ""
+    kernel = f" ({process.kernel_function})" if process.kernel_function else ""
+    by_signal = f" by {_signal_name(process.signal)}" if process.signal else ""
+    sentences = {
+        "stopped": f"its process is stopped (state {process.state}){place}",
+        "dead": f"its process ended{by_signal}{place}",
+        "left": f"it has ended its training after collective {culprit.entered}",
+        "no_answer": f"no Python thread of it runs (state {process.state}{share}){place}",
+        "unheard": f"nothing has been heard of it for {culprit.silent_s:.1f} s{place}",
+        "disk": f"it waits for a disk or a file system in the kernel{kernel}{place}",
+        "busy": f"it is busy with something else{share}{place}",
+        "asleep": f"it sleeps elsewhere{kernel}{place}",
+    }
+    return sentences.get(finding.why, finding.why)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name if number else ""
+    except ValueError:
+        return f"signal {number}"
+
+
+def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict[str, float | int | str]:
+    evidence: dict[str, float | int | str] = {
+        "why": finding.why,
+        "collective": finding.seq,
+        "op": finding.op,
+        "size_bytes": finding.size_bytes,
+        "arrived": ", ".join(map(str, finding.arrived)),
+        "missing": ", ".join(map(str, finding.missing)),
+        "waited_seconds": round(finding.waited_s, 3),
+        "stacks": STACKS,
+    }
+    if culprit is None:
+        return evidence
+    process = culprit.process
+    # What is empty or 0 was not seen, and is left out.
+    known: dict[str, float | int | str] = {
+        "pid": pid,
+        "process_state": process.state,
+        "signal": _signal_name(process.signal),
+        "kernel_function": process.kernel_function,
+        "where": culprit.where,
+        "called": culprit.call,
+        "silent_seconds": round(culprit.silent_s, 3) if finding.why in ("no_answer", "unheard") else 0,
+    }
+    if math.isfinite(process.cpu_share):
+        known["cpu_share"] = round(process.cpu_share, 3)
+    return {**evidence, **{key: value for key, value in known.items() if value != "" and value != 0}}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
+
+from ringside.processes import read_stat
 
 GONE = ("Z", "X", "gone")
 """States of a process that has ended: a zombie, dying, no longer there."""
@@ -116,46 +116,9 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 # -------------------------------------------------------------------------------------------------
-# What the kernel reports of the ranks of this host: `/proc/<pid>/stat`, `status` and `wchan`.
+# A rank of this host as a process.
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _LEAST_SPAN_S = 0.2
-
-
-class Stat(NamedTuple):
-    """A part of `/proc/<pid>/stat`.
-
-    Args:
-        state: One letter.
-        cpu_s: CPU time of all threads, seconds.
-        started: When it started, clock ticks since boot: together with the id it names a process for good.
-        exit_code: Of a zombie, as `waitpid` gives it; 0 where it is not shown.
-    """
-
-    state: str
-    cpu_s: float
-    started: int
-    exit_code: int
-
-
-def read_stat(pid: int, root: str = "/proc") -> Stat | None:
-    """Return what the kernel reports of a process; None where there is none (or it cannot be read)."""
-    try:
-        text = Path(root, str(pid), "stat").read_text(errors="replace")
-        fields = text.rpartition(")")[2].split()  # the name may hold anything
-        return Stat(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19]), int(fields[49]))
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def catches(pid: int, number: int, root: str = "/proc") -> bool:
-    """Return whether a process has a handler for a signal and would not be ended by it."""
-    try:
-        lines = Path(root, str(pid), "status").read_text(errors="replace").splitlines()
-        masks = dict(line.split(":", 1) for line in lines if line.startswith("Sig"))
-        return bool(int(masks["SigCgt"], 16) >> (number - 1) & 1)
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 class Observer:
@@ -163,7 +126,7 @@ class Observer:
 
     Args:
         pid: Its id.
-        started: When it started (`Stat.started`): a later process of the same id is another one.
+        started: When it started (`ProcessStat.started`): a later process of the same id is another one.
         root: Where the proc file system is.
     """
 
@@ -183,7 +146,7 @@ class Observer:
         stat = read_stat(self._pid, self._root)
         if stat is None or stat.started != self._started:
             return self._gone("gone", now)
-        if stat.state in ("Z", "X"):
+        if stat.ended:
             self._signal = stat.exit_code & 0x7F or self._signal  # the low bits of a wait status
             return self._gone(stat.state, now)
         # The kernel counts in ticks: a share over less than a few of them means nothing.

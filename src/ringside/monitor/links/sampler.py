@@ -1,21 +1,150 @@
-"""Wire per link: what each rank sent to each other host, and for how long the wire had it.
+"""What the kernel knows of this process's own TCP connections: bytes, and for how long the wire had them.
 
-Two numbers of the kernel tell a slow wire from a late peer. A connection is *busy* while data of ours is under way; for
-a part of that the peer's *window* is shut, because it does not read. What is left is wire time. While nobody sends,
-or the peer takes its time before it asks, a connection is idle and nothing is counted.
+Nothing is put between a program and its sockets. A process may ask the kernel about every connection it holds
+(`getsockopt(TCP_INFO)`, Linux 4.10 and later), whoever opened it: Gloo, NCCL or ourselves. No privilege is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket
+import stat
+import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from ringside.monitor.links.tcp_info import TcpConnection, TcpCounters, connections, has_tcp_info
 from ringside.monitor.run.records import StepRecord, Wire
+
+_FDS = "/proc/self/fd"
+_BYTES = 256
+_LEAST_BYTES = 216  # up to and with tcpi_bytes_retrans
+_MAPPED = "::ffff:"
+_MICROSECONDS = 1e-6
+
+
+class TcpEndpoint(NamedTuple):
+    """One end of a connection; an IPv4 address that travels as IPv6 is given as IPv4."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address} {self.port}"
+
+
+class TcpCounters(NamedTuple):
+    """What one connection has done since it was opened.
+
+    Args:
+        acked_bytes: Bytes the peer's kernel has acknowledged.
+        received_bytes: Bytes that came from the peer.
+        busy_seconds: Time with data under way or waiting to be; the kernel counts in ticks of 1 to 10 ms.
+        window_seconds: The part of it in which the peer had no room left: it did not read.
+        delivery_bytes_per_s: Rate of the newest stretch of data, over one round trip; 0 where that was so short that it
+            does not tell how fast the wire is.
+        rtt_seconds: Smoothed round trip.
+        retransmitted_bytes: Bytes sent again.
+    """
+
+    acked_bytes: int
+    received_bytes: int
+    busy_seconds: float
+    window_seconds: float
+    delivery_bytes_per_s: float
+    rtt_seconds: float
+    retransmitted_bytes: int
+
+
+class TcpConnection(NamedTuple):
+    """A TCP connection to another host.
+
+    Args:
+        inode: Identifies a connection for as long as it lives.
+        local: This end.
+        remote: The other.
+        counters: What it has done so far.
+    """
+
+    inode: int
+    local: TcpEndpoint
+    remote: TcpEndpoint
+    counters: TcpCounters
+
+
+def read_counters(info: bytes) -> TcpCounters | None:
+    """Return what `struct tcp_info` (linux/tcp.h) holds; None where the kernel is too old to fill in all of it."""
+    if len(info) < _LEAST_BYTES:
+        return None
+    short = info[7] & 1  # tcpi_delivery_rate_app_limited: there was no more to send
+    (rtt,) = struct.unpack_from("I", info, 68)
+    acked, received = struct.unpack_from("QQ", info, 120)
+    delivery, busy, window = struct.unpack_from("QQQ", info, 160)
+    (retransmitted,) = struct.unpack_from("Q", info, 208)
+    return TcpCounters(
+        acked_bytes=acked,
+        received_bytes=received,
+        busy_seconds=busy * _MICROSECONDS,
+        window_seconds=window * _MICROSECONDS,
+        delivery_bytes_per_s=0.0 if short else float(delivery),
+        rtt_seconds=rtt * _MICROSECONDS,
+        retransmitted_bytes=retransmitted,
+    )
+
+
+def has_tcp_info() -> bool:
+    """Return whether this kernel counts what is needed of its connections."""
+    if not hasattr(socket, "TCP_INFO") or not os.path.isdir(_FDS):
+        return False
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        return read_counters(_ask(sock)) is not None
+    return False
+
+
+def connections(*, within_host: bool = False) -> Iterator[TcpConnection]:
+    """Yield this process's TCP connections; those that end on the same host only if requested.
+
+    Every connection is read through a duplicate of its descriptor that lives for some microseconds, so that its
+    owner may close it at any moment.
+    """
+    for name in os.listdir(_FDS):
+        try:
+            status = os.fstat(int(name))
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as sock:
+                if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+                    continue
+                local, remote = _endpoint(sock.getsockname()), _endpoint(sock.getpeername())
+                if local.address == remote.address and not within_host:
+                    continue
+                counters = read_counters(_ask(sock))
+        except OSError:
+            continue  # closed meanwhile, not connected, or no TCP
+        if counters is not None:
+            yield TcpConnection(status.st_ino, local, remote, counters)
+
+
+def _ask(sock: socket.socket) -> bytes:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
+
+
+def _endpoint(name: tuple[str, int]) -> TcpEndpoint:
+    address, port = name[:2]
+    return TcpEndpoint(address.removeprefix(_MAPPED), port)
+
+
+# -------------------------------------------------------------------------------------------------
+# Wire per link: what each rank sent to each other host, and for how long the wire had it.
+#
+# Two numbers of the kernel tell a slow wire from a late peer. A connection is *busy* while data of ours is under way;
+# for a part of that the peer's *window* is shut, because it does not read. What is left is wire time. While nobody
+# sends, or the peer takes its time before it asks, a connection is idle and nothing is counted.
 
 PERIOD_S = 1.0
 """How often connections are read: long against the kernel's ticks, short against what a verdict takes."""
@@ -153,6 +282,42 @@ def wires_by_link(record: StepRecord) -> dict[Link, list[Wire]]:
     return found
 
 
+class Period(NamedTuple):
+    """What one link did in one period.
+
+    Args:
+        step: The first step that ended in it, on the sender.
+        seconds: Its length.
+        sent_bytes: What it carried.
+        wire_seconds: For how long.
+        bytes_per_s: Its rate: the larger of `mean_bytes_per_s` and the kernel's own.
+    """
+
+    step: int
+    seconds: float
+    sent_bytes: int
+    wire_seconds: float
+    bytes_per_s: float
+
+    @property
+    def mean_bytes_per_s(self) -> float:
+        """Bytes over wire time; 0 where there was none."""
+        return self.sent_bytes / self.wire_seconds if self.wire_seconds else 0.0
+
+
+def combine_wires(step: int, wires: Sequence[Wire]) -> Period:
+    """Return what the connections of one link did together, in the period that began with a step."""
+    # Several connections to one peer share the wire: their times overlap, their bytes add up.
+    seconds = max(wire.seconds for wire in wires)
+    return Period(
+        step=step,
+        seconds=seconds,
+        sent_bytes=sum(wire.sent_bytes for wire in wires),
+        wire_seconds=min(sum(wire.wire_seconds for wire in wires), seconds),
+        bytes_per_s=sum(wire.bytes_per_s for wire in wires),
+    )
+
+
 class LinkTotals(msgspec.Struct, frozen=True, kw_only=True):
     """One link over a run, as `summary.json` shows it.
 
@@ -186,18 +351,13 @@ class LinkLedger:
         """Yield the records, and add up what their wires carried."""
         for record in records:
             for link, wires in wires_by_link(record).items():
-                # Several connections to one peer share the wire: their times overlap, their bytes add up.
-                seconds = max(wire.seconds for wire in wires)
-                values = (
-                    sum(wire.sent_bytes for wire in wires),
-                    min(sum(wire.wire_seconds for wire in wires), seconds),
-                    seconds,
-                    sum(wire.retransmitted_bytes for wire in wires),
-                )
+                period = combine_wires(record.step, wires)
+                again = sum(wire.retransmitted_bytes for wire in wires)
+                values = (period.sent_bytes, period.wire_seconds, period.seconds, again)
                 sums = self._sums.get(link, (0.0,) * len(values))
                 self._sums[link] = tuple(before + value for before, value in zip(sums, values, strict=True))
                 rates = self._rates[link]
-                rates.append(sum(wire.bytes_per_s for wire in wires))
+                rates.append(period.bytes_per_s)
                 if len(rates) > RATES_KEPT:
                     del rates[::2]
             yield record

@@ -161,6 +161,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wires: tuple[Wire, ...] = ()
 
 
+Row = dict[int, StepRecord]
+"""The records of one step, by rank; ranks may be missing."""
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a run when it starts: the content of `run.json`.
 

@@ -17,6 +17,7 @@ import msgspec
 
 from ringside.decoding import UNDECODABLE
 from ringside.files import replace_file
+from ringside.processes import is_running, start_time
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ def register(path: Path, world_size: int, started_unix: float) -> Path | None:
     entry = Entry(
         path=os.fsencode(path.absolute()),
         pid=pid,
-        born=_started_ticks(pid) or 0,
+        born=start_time(pid),
         started_unix=started_unix,
         world_size=world_size,
     )
@@ -81,7 +82,7 @@ def running_runs() -> list[Entry]:
                 entry = msgspec.json.decode(file.read_bytes(), type=Entry)
             except (OSError, *UNDECODABLE):
                 entry = None
-            if entry is None or _started_ticks(entry.pid) != entry.born:
+            if entry is None or not is_running(entry.pid, entry.born):
                 unregister(file)
             else:
                 found.append(entry)
@@ -103,11 +104,3 @@ def _is_ours(directory: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-
-def _started_ticks(pid: int) -> int | None:
-    """Return when a process was started, in ticks since boot; None where there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None

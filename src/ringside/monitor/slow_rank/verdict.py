@@ -1,12 +1,15 @@
-"""From an episode of one rank to a verdict: slow hardware or more work, with the numbers that say so."""
+"""From an episode of one rank to a verdict: slow hardware or more work, with the numbers that say so, and its price."""
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from ringside.monitor.price import cost_rank_seconds
+from ringside.monitor.price import Meter, cost_rank_seconds
+from ringside.monitor.slow_rank.pauses import PauseMeter, is_of_pauses
 from ringside.monitor.slow_rank.window_test import EFFECT
 from ringside.monitor.stats import Floats, known_median, log_excess
 from ringside.monitor.verdict import Verdict
@@ -58,3 +61,26 @@ def judge_excess(
         cost_rank_seconds=cost_rank_seconds(own, [rank], [usual]),
         advice=UNEVEN_ADVICE if uneven else SLOW_ADVICE,
     )
+
+
+# -------------------------------------------------------------------------------------------------
+# Which meter goes with a verdict on a rank's own time.
+
+
+class PriceMeter(Protocol):
+    """The price of one open verdict while the run goes on."""
+
+    @property
+    def rank_seconds(self) -> float:
+        """The price so far."""
+
+    def add(self, own: ArrayLike) -> None:
+        """Take in steps, float [steps, ranks] of own seconds."""
+
+
+def meter_of(verdict: Verdict) -> PriceMeter:
+    """Return a meter that goes on from the price of a verdict on one rank."""
+    if is_of_pauses(verdict):
+        return PauseMeter(verdict)
+    usual = math.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))
+    return Meter(verdict.ranks[0], math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 
 from ringside.monitor.causes.explain import explain_verdict
+from ringside.monitor.run.records import Row
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.detector import WINDOW, Detector
-from ringside.monitor.slow_rank.meters import PriceMeter, meter_of
 from ringside.monitor.slow_rank.pauses import is_of_pauses
+from ringside.monitor.slow_rank.verdict import PriceMeter, meter_of
 from ringside.monitor.slow_rank.window_test import PERSISTENCE
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watcher import Row
 
 RECORDS_KEPT = 16_384
 

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ringside.monitor.step_clock.device_events import SYNC, DeviceEvents, PhaseEvents
-from ringside.monitor.step_clock.draft import Draft, StepPhases, Told
+from ringside.monitor.step_clock.draft import SYNC, DeviceEvents, Draft, PhaseEvents, StepPhases, Told
 
 Clock = Callable[[], float]
 

@@ -1,14 +1,11 @@
 """What measured tables show beyond their rows: fitted laws with error bars.
 
-calibrate       A curve fitted to measured rows: physics first, then what the rows show beyond it, and how sure that is
-curve           The time of a collective over its size: latency, pipeline fill, bandwidth
-fabric          What an all-reduce costs on a cluster, from what the cluster is made of: base cost, hops, and the
-                narrowest way
-knowledge       What is known of a table before its figures: the law of its hardware, from words, presets, point-to-
-                point tables
-mpi             What an all-reduce costs among processes on CPUs, from what a message between two of them costs
-schedule_curve  A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure
-                either is
-transfer        A cluster at another scale: what was measured beside the law of one scale is expected beside the law of
-                another
+calibrate  A curve fitted to measured rows: physics first, then what the rows show beyond it, and how sure that is; what
+           one scale of a cluster tells of another
+curve      The time of a collective over its size: latency, pipeline fill, bandwidth
+fabric     What an all-reduce costs on a cluster, from what the cluster is made of: base cost, hops, and the narrowest
+           way
+knowledge  What is known of a table before its figures: the law of its hardware, from words, presets, point-to-point
+           tables
+mpi        What an all-reduce costs among processes on CPUs, from what a message between two of them costs
 """

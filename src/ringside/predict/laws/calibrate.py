@@ -10,7 +10,8 @@ noise is learnt per table with leave-one-out residuals of the fitted rows; every
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,6 +20,27 @@ from ringside.errors import UsageError
 from ringside.predict.laws.curve import BASE, RATE, PipelineLaw
 from ringside.predict.laws.fabric import Law
 from ringside.predict.tables.table import bus_factor
+
+
+@dataclass(frozen=True)
+class Band:
+    """A figure with its 95 % band: a duration in seconds, or a rate.
+
+    Args:
+        value: The middle.
+        low: Lower end.
+        high: Upper end.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """All three."""
+        return self.value, self.low, self.high
+
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +88,11 @@ class Prediction:
     low_s: Floats
     high_s: Floats
     extrapolated: NDArray[np.bool_]
+
+    @property
+    def bands(self) -> list[Band]:
+        """Each of the times with its band."""
+        return [Band(*map(float, ends)) for ends in zip(self.times_s, self.low_s, self.high_s, strict=True)]
 
     def covers(self, times_s: ArrayLike) -> NDArray[np.bool_]:
         """Return which of the measured times lie in their band, bool [n]."""
@@ -245,3 +272,41 @@ def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta
             if damping > 1e8:
                 break
     return theta, least
+
+
+# -------------------------------------------------------------------------------------------------
+# A cluster at another scale: what was measured beside the law of one scale is expected beside the law of another.
+
+
+def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
+    """Return what is expected at another scale of a cluster that was measured at one or more.
+
+    What the measured scales had beside their laws, the new one has beside its own, as far as they show it.
+
+    Args:
+        fitted: Calibrations of tables of the same cluster, each fitted with the law of its own scale.
+        law: The law of the scale to predict.
+    """
+    drift = np.diag(law.backbone.drift**2)
+    beside, precision = np.zeros(len(law.mean)), np.zeros((len(law.mean), len(law.mean)))
+    for scale in fitted:
+        known = np.linalg.inv(posterior(scale) + drift)
+        # What the rows moved the law's figures by, in the linear model.
+        beside += known @ (np.diag(scale.law.spread**2) @ scale.slopes.T @ scale.pull)
+        precision += known
+    spread = np.linalg.inv(precision)
+    return replace(
+        law,
+        mean=law.mean + spread @ beside,
+        spread=np.minimum(np.sqrt(np.diag(spread + drift)), law.spread),
+        noise=float(np.exp(np.mean([np.log(scale.scale) for scale in fitted]))),
+        words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
+    )
+
+
+def posterior(calibration: Calibration) -> Floats:
+    """Return the covariance of the figures given the rows, float64 [k, k]."""
+    prior = np.diag(calibration.law.spread**2)
+    toward = prior @ calibration.slopes.T
+    covariance: Floats = prior - toward @ calibration.inverse @ toward.T
+    return covariance

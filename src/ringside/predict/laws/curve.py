@@ -43,43 +43,28 @@ class PipelineLaw:
         return np.array([0.20, 0.20, 0.20, 0.12])
 
     def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the logarithm of the time and its derivatives."""
-        return log_slopes(theta, sizes)
+        """Return the logarithm of the time and its derivatives.
+
+        Args:
+            theta: Logarithms of t0 (seconds), ramp, depth and B (bytes per second), float64 [4].
+            sizes: Bytes, more than 0, [n].
+
+        Returns:
+            float64 [n], of seconds; float64 [n, 4].
+        """
+        base, ramp, depth, rate = np.exp(theta)
+        u = np.asarray(sizes, dtype=np.float64) / (rate * base)
+        root = np.sqrt(u)
+        bent = 1.0 + ramp * root / depth
+        fill = ramp * root / bent
+        total = 1.0 + u + fill
+        by_root = fill / (root * bent)  # d fill / d root, and half of it per d log u
+        slopes = np.empty((len(u), 4))
+        slopes[:, RATE] = -(u + 0.5 * root * by_root) / total
+        slopes[:, BASE] = 1.0 + slopes[:, RATE]
+        slopes[:, RAMP] = root * by_root / total
+        slopes[:, DEPTH] = (fill - root * by_root) / total
+        return np.log(base * total), slopes
 
 
 PIPELINE = PipelineLaw()
-
-
-def log_times(theta: Floats, sizes: ArrayLike) -> Floats:
-    """Return the logarithm of the time.
-
-    Args:
-        theta: Logarithms of t0 (seconds), ramp, depth and B (bytes per second), float64 [4].
-        sizes: Bytes, more than 0, [n].
-
-    Returns:
-        float64 [n], of seconds.
-    """
-    return _parts(theta, sizes)[0]
-
-
-def log_slopes(theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
-    """Return `log_times` and its derivatives by `theta`, float64 [n] and [n, 4]."""
-    logs, u, root, fill, bent = _parts(theta, sizes)
-    total = 1.0 + u + fill
-    by_root = fill / (root * bent)  # d fill / d root, and half of it per d log u
-    slopes = np.empty((len(u), 4))
-    slopes[:, RATE] = -(u + 0.5 * root * by_root) / total
-    slopes[:, BASE] = 1.0 + slopes[:, RATE]
-    slopes[:, RAMP] = root * by_root / total
-    slopes[:, DEPTH] = (fill - root * by_root) / total
-    return logs, slopes
-
-
-def _parts(theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    base, ramp, depth, rate = np.exp(theta)
-    u = np.asarray(sizes, dtype=np.float64) / (rate * base)
-    root = np.sqrt(u)
-    bent = 1.0 + ramp * root / depth
-    fill = ramp * root / bent
-    return np.log(base * (1.0 + u + fill)), u, root, fill, bent

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.options import Option
 
 BACKWARD = 2.0 / 3.0  # of a step's computation: backward multiplies twice what forward does (J. Kaplan et al., 2020)
@@ -80,12 +80,11 @@ def best_buckets(
         raise UsageError(f"--compute-seconds {compute_s:g}: seconds of forward and backward, more than 0")
     backward = BACKWARD * compute_s
     tried = [k for k in counts if k == 1 or size_bytes / k >= LEAST_BUCKET]
-    predicted = option.predict(size_bytes / np.array(tried, dtype=np.float64))
-    times = list(zip(predicted.times_s.tolist(), predicted.low_s.tolist(), predicted.high_s.tolist(), strict=True))
-    whole = Band(*times[tried.index(1)]) if 1 in tried else Band(*times[0])
+    bands = option.predict(size_bytes / np.array(tried, dtype=np.float64)).bands
+    whole = bands[tried.index(1) if 1 in tried else 0]
     found = []
-    for count, bucket in zip(tried, times, strict=True):
-        left = Band(*(exposed_s(count, seconds, backward) for seconds in bucket))
-        found.append(BucketSizes(count, size_bytes / count, Band(*bucket), left, whole))
+    for count, bucket in zip(tried, bands, strict=True):
+        left = Band(*(exposed_s(count, seconds, backward) for seconds in bucket.ends))
+        found.append(BucketSizes(count, size_bytes / count, bucket, left, whole))
     enough = min(sizes.expected_s for sizes in found) + NEAR * compute_s
     return tuple(sorted(found, key=lambda sizes: (max(sizes.expected_s, enough), sizes.count)))

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.options import collective
 from ringside.predict.topology.topology import Topology
 
@@ -166,8 +166,7 @@ def sharded(topology: Topology, memory: Fit, dtype: str = "bf16", compute_s: flo
     times, reasons = [], []
     for name in ("all_gather", "reduce_scatter"):
         option = collective(topology, name)
-        predicted = option.predict([size])
-        times.append(Band(float(predicted.times_s[0]), float(predicted.low_s[0]), float(predicted.high_s[0])))
+        times += option.predict([size]).bands
         reasons.append(option.why_extrapolated(size))
     gather, scatter = times
     count = GATHERS[memory.stage]

@@ -8,20 +8,81 @@ its band is that of the figures, and no table supports it: it is extrapolated.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.laws import fabric
-from ringside.predict.laws.calibrate import NOISY, Calibration, Prediction, expect
-from ringside.predict.laws.curve import PIPELINE
-from ringside.predict.laws.fabric import Candidate, Law
-from ringside.predict.laws.schedule_curve import SPREADS, Scheduled
+from ringside.predict.laws.calibrate import NOISY, Band, Calibration, Prediction, expect, fit, transfer
+from ringside.predict.laws.curve import BASE, PIPELINE, RATE, PipelineLaw
+from ringside.predict.laws.fabric import SPREAD, Candidate, Law
+from ringside.predict.simulation.simulate import prices
+from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
 from ringside.schedule import ALGORITHMS, Round, Schedule, by_name, hierarchical, in_network, two_tree
+from ringside.text import ms
+
+# -------------------------------------------------------------------------------------------------
+# A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure either is.
+
+Floats = NDArray[np.float64]
+
+SPREADS = np.array([SPREAD[BASE], SPREAD[RATE]])  # of a cluster's latency and rate beside its topology's
+SEGMENTS = (1, 8, 64)
+MOST_MESSAGES = 1 << 19  # ranks times segments that are simulated
+
+
+class Scheduled:
+    """The price of a schedule as a backbone for `calibrate.expect`: factors of its latency and of its time on wires.
+
+    A tree that is not cut into segments takes its whole tensor over every level, one after the other; nobody runs it
+    so. With `pipelined`, every size takes the best of `SEGMENTS`.
+
+    Args:
+        schedule: Of as many ranks as the topology.
+        topology: What it runs over.
+        fixed_s: What is spent beside it, seconds.
+        pipelined: Whether chunks may be cut.
+    """
+
+    def __init__(
+        self, schedule: Schedule, topology: Topology, fixed_s: float = 0.0, *, pipelined: bool = False
+    ) -> None:
+        self.schedule, self.topology, self.fixed_s = schedule, topology, fixed_s
+        most = MOST_MESSAGES // max(schedule.ranks, 1) if pipelined else 1
+        self.segments = tuple(one for one in SEGMENTS if one <= max(most, 1))
+        self._known: dict[float, tuple[float, float]] = {}
+
+    @property
+    def drift(self) -> Floats:
+        """As of a cluster's latency and rate."""
+        return PIPELINE.drift[[BASE, RATE]]
+
+    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the logarithm of the time and its derivatives by the logarithms of the two factors."""
+        parts = self.terms(np.asarray(sizes, dtype=np.float64)) * np.exp(theta)
+        total = parts.sum(axis=1)
+        return np.log(total), parts / total[:, None]
+
+    def terms(self, sizes: Floats) -> Floats:
+        """Return latency and time on wires in seconds, float64 [n, 2]."""
+        new = sorted({float(size) for size in sizes} - set(self._known))
+        best = np.full((len(new), 2), np.inf)
+        for segments in self.segments if new else ():
+            # The price of an empty tensor is the latency; what a size takes beyond it is time on wires.
+            found = prices(self.schedule, self.topology, [0.0, *new], segments=segments)
+            latency, total = found[0] + self.fixed_s, found[1:] + self.fixed_s
+            better = total < best.sum(axis=1)
+            best[better] = np.stack([np.full(len(new), latency), total - latency], axis=1)[better]
+        floor = 1e-12  # links without latency and tensors of a byte: a logarithm needs a number
+        for size, (latency, wire) in zip(new, np.maximum(best, floor), strict=True):
+            self._known[size] = (float(latency), float(wire))
+        return np.array([self._known[float(size)] for size in sizes]).reshape(-1, 2)
+
 
 # -------------------------------------------------------------------------------------------------
 # NVLS: every GPU reduces its slice by reading it through the switch, and writes the sum through it to all.
@@ -263,3 +324,91 @@ def schedule_law(backbone: Scheduled) -> Law:
     words = f"{topology.name}: {schedule.name} by its schedule of {schedule.rounds} rounds"
     noise = 1.0 if has_library(replace(topology, overrides=())) else NOISY
     return Law(np.zeros(2), SPREADS, words, backbone=backbone, noise=noise)
+
+
+# -------------------------------------------------------------------------------------------------
+# What a run measured moves what is expected of the same hardware: all of its ways, alike.
+#
+# One size shows how much slower everything is than its law predicts, not whether latency or wire is to blame: first the
+# whole law takes that pace, then what several sizes show moves its figures (`calibrate.fit`). What was seen counts more
+# than a law that was not made for the hardware.
+
+OPEN = 1.0  # standard deviation of a figure's logarithm beside a law that was not made for the hardware
+
+
+def with_measured(option: Option, points: Sequence[tuple[float, float]]) -> Option:
+    """Return an option that was measured on the very hardware: what was seen there counts more than the law.
+
+    Args:
+        option: What was run.
+        points: Sizes in bytes and what they took, seconds; none: it stays as it is.
+    """
+    if not points:
+        return option
+    sizes, times = zip(*points, strict=True)
+    pace = math.exp(float(np.mean(np.log(times) - np.log(option.predict(sizes).times_s))))
+    law = paced(option.law, pace)
+    # A run's figure is a median: little noise is left.
+    law = replace(law, spread=np.maximum(law.spread, OPEN), noise=1.0)
+    return replace(option, law=law, measured=fit(sizes, times, law), pace=pace)
+
+
+def moved(option: Option, seen: Option | None) -> Option:
+    """Return an option with what another was measured to have beside its law: all on one hardware are moved alike.
+
+    Args:
+        option: What was not run.
+        seen: What `with_measured` returned; only its pace is taken over where the two laws have other figures.
+    """
+    if seen is None or seen.measured is None:
+        return option
+    law = paced(option.law, seen.pace)
+    return replace(option, law=transfer([seen.measured], law) if len(seen.law.mean) == len(law.mean) else law)
+
+
+def paced(law: Law, pace: float) -> Law:
+    """Return a law of which everything, latency and wire, takes `pace` times as long: one size shows no more."""
+    return _shifted(law, math.log(pace), math.log(pace))
+
+
+def tilted(option: Option, share: float) -> Option:
+    """Return an option whose latency takes longer and whose wires less, by `share` of what either is not known.
+
+    Args:
+        option: What is run.
+        share: In standard deviations; below 0: the other way round.
+    """
+    first, last = float(option.law.spread[0]), float(option.law.spread[-1])
+    return replace(option, law=_shifted(option.law, share * first, -share * last), measured=None)
+
+
+def _shifted(law: Law, latency: float, wire: float) -> Law:
+    """Return a law with so much more latency and time on wires, in logarithms."""
+    mean = law.mean.copy()
+    mean[0] += latency
+    mean[-1] += -wire if isinstance(law.backbone, PipelineLaw) else wire  # a pipeline's last figure is a rate
+    return replace(law, mean=mean)
+
+
+# -------------------------------------------------------------------------------------------------
+# How sure a simulation is: the band of clusters that are like its topology.
+
+UNSEEN = "no published table is of a schedule"
+
+
+def simulated_band(timeline: Timeline) -> Band:
+    """Return what a simulation took, with the band of clusters like its topology, seconds; lateness is as given."""
+    if timeline.schedule.rounds == 0:
+        return Band(timeline.seconds, timeline.seconds, timeline.seconds)
+    law = schedule_law(Scheduled(timeline.schedule, timeline.topology))
+    middle, low, high = expect(law).predict([max(timeline.size_bytes, 1.0)]).bands[0].ends
+    return Band(timeline.seconds, timeline.seconds + low - middle, timeline.seconds + high - middle)
+
+
+def in_words(timeline: Timeline) -> str:
+    """Return in a line how sure a simulation is: it is exact for its topology's figures, and those are not."""
+    ends = simulated_band(timeline)
+    if ends.low == ends.high:
+        return "nothing is sent: exact"
+    band = f"{ms(ends.value)} ({ms(ends.low)} to {ms(ends.high)})"
+    return f"exact for these figures; a cluster like it: {band}, 95 %; extrapolated: {UNSEEN}"

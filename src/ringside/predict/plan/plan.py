@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.bound import Bound, bounds
 from ringside.predict.plan.buckets import COUNTS, BucketSizes, best_buckets
-from ringside.predict.plan.measured import moved, with_measured
 from ringside.predict.plan.memory import Batch, Fit, Sharded, batch, fit, sharded
-from ringside.predict.plan.options import AUTO, Option, has_library, names, option, options
+from ringside.predict.plan.options import AUTO, Option, has_library, moved, names, option, options, with_measured
 from ringside.predict.plan.ranking import SIZES, Crossover, Priced, contenders, crossovers, priced, ranking
 from ringside.predict.tables.table import ALL_REDUCE, bus_factor
 from ringside.predict.topology.topology import Topology

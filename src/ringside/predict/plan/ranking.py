@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.options import IN_NETWORK, LIBRARY, Option
 
 SIZES = tuple(10.0**power for power in range(3, 11))
@@ -51,15 +51,10 @@ class Crossover:
 
 def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
     """Return an option at each of several sizes, bytes, more than 0."""
-    predicted = option.predict(sizes)
+    bands = option.predict(sizes).bands
     return [
-        Priced(
-            option.name,
-            option.basis,
-            Band(float(predicted.times_s[i]), float(predicted.low_s[i]), float(predicted.high_s[i])),
-            option.why_extrapolated(size),
-        )
-        for i, size in enumerate(sizes)
+        Priced(option.name, option.basis, band, option.why_extrapolated(size))
+        for size, band in zip(sizes, bands, strict=True)
     ]
 
 

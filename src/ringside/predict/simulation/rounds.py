@@ -1,7 +1,4 @@
-"""Rounds as max-plus steps of a clock per vertex, vectorised; a ring's equal rounds cost two passes over it each.
-
-The step itself is in `PreparedRounds.step`; what it means is defined in `ringside.predict.simulate`.
-"""
+"""A schedule's rounds as messages, and as max-plus steps of a clock per vertex."""
 
 from __future__ import annotations
 
@@ -13,8 +10,187 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.simulation.messages import Messages, Stretch
+from ringside.errors import UsageError
 from ringside.predict.topology.wires import Wires
+from ringside.schedule import Round, Schedule, halving_doubling, one_shot, reverse
+from ringside.schedule.algorithms.doubling import fold_in, fold_out, largest_power, workers
+
+# -------------------------------------------------------------------------------------------------
+# A schedule's rounds as messages: all chunks that go from one vertex to another in a round travel as one.
+#
+# Large schedules list more transfers than memory holds: a round of `direct` among 24,576 ranks has 6e8. So a round
+# comes in blocks, those of a rotational schedule made one after the other from what rank 0 sends; and a stretch of
+# rounds that differ only in which chunks move comes once, with how often it happens.
+
+Ints = NDArray[np.int64]
+
+BLOCK = 1 << 21
+"""Messages of a block at most, roughly."""
+MOST_TRANSFERS = 1 << 27
+"""Transfers that a round of a schedule without rotational symmetry may list."""
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Messages of one round; arrays are int64 [messages].
+
+    Args:
+        src: Sender.
+        dst: Receiver.
+        chunks: How many chunks travel.
+        added: How many of them are added to the receiver's; the others replace them.
+        offset: Every rank r sends one message, number r, to rank r + offset (mod ranks); 0: it is not so.
+    """
+
+    src: Ints
+    dst: Ints
+    chunks: Ints
+    added: Ints
+    offset: int = 0
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Consecutive rounds with the same messages, but for which chunks they carry.
+
+    Args:
+        first: Number of the first of them.
+        rounds: How many.
+        schedule: Whose.
+    """
+
+    first: int
+    rounds: int
+    schedule: Schedule
+
+    def blocks(self) -> Iterator[Messages]:
+        """Yield the messages of one such round, in blocks; a vertex pair is in one block only."""
+        schedule, k = self.schedule, self.first
+        if schedule.rotational:
+            yield from _rotated(schedule.ranks, merged(schedule.representatives(k), schedule.ranks))
+        elif schedule.name == "one_shot" and schedule == one_shot(schedule.ranks):
+            dst = np.arange(1, schedule.ranks, dtype=np.int64)  # rank 0 sends its only chunk to everybody
+            ones = np.ones_like(dst)
+            yield from _rotated(schedule.ranks, Messages(np.zeros_like(dst), dst, ones, ones))
+        elif schedule.name == "halving_doubling" and schedule == halving_doubling(schedule.ranks):
+            yield _halved(schedule, k)
+        elif schedule.name == "hierarchical" and isinstance(schedule.parameters[0], tuple):  # as it is made, not cut
+            yield from _hierarchical(schedule, k)
+        else:
+            yield _listed(schedule, k)
+
+
+def stretches(schedule: Schedule) -> Iterator[Stretch]:
+    """Yield the stretches of a schedule, in order; where it lists none, every round is its own."""
+    lengths = schedule.stretches or (1,) * schedule.rounds
+    first = 0
+    for rounds in lengths:
+        if rounds:
+            yield Stretch(first, rounds, schedule)
+        first += rounds
+
+
+def _halved(schedule: Schedule, k: int) -> Messages:
+    """Return round k of halving-doubling: half as many chunks to a partner half as far, and back again."""
+    n, p = schedule.ranks, largest_power(schedule.ranks)
+    levels, folded = p.bit_length() - 1, int(n > p)
+    if folded and k in (0, schedule.rounds - 1):
+        step = fold_in(n, 1) if k == 0 else fold_out(n, 1)
+        src, dst = step.src.astype(np.int64), step.dst.astype(np.int64)
+        chunks = np.full(len(src), p, dtype=np.int64)
+        return Messages(src, dst, chunks, chunks if k == 0 else np.zeros_like(chunks))
+    k -= folded
+    distance = p >> (k + 1) if k < levels else 1 << (k - levels)
+    rank = workers(n).astype(np.int64)
+    chunks = np.full(p, distance, dtype=np.int64)
+    return Messages(rank, rank[np.arange(p) ^ distance], chunks, chunks if k < levels else np.zeros_like(chunks))
+
+
+def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
+    """Yield round k of a hierarchical schedule; where all hosts are equal, without listing every piece of a slice."""
+    inners, outer, slices = schedule.parameters
+    assert isinstance(inners, tuple)
+    assert isinstance(outer, Schedule)
+    assert isinstance(slices, int)
+    inner, hosts = inners[0], len(inners)
+    if any(host != inner for host in inners) or slices != inner.chunks or slices % inner.ranks:
+        # Unequal hosts: refused before they list more than memory holds.
+        chunks = outer.chunks * slices
+        if sum(len(host.round(0)) * (chunks // host.chunks) for host in inners if host.rounds) > MOST_TRANSFERS:
+            raise _too_many(schedule)
+        yield _listed(schedule, k)
+    elif inner.rounds <= k < inner.rounds + outer.rounds:
+        # Between hosts, once for every rank of a host: each carries its share of the slices. Switches come last.
+        local, each = schedule.ranks // hosts, slices // inner.ranks
+        lane = np.arange(local, dtype=np.int64)[:, None]
+        for block in Stretch(k - inner.rounds, 1, outer).blocks():
+            src, dst = (
+                np.where(end < hosts, end * local + lane, end - hosts + schedule.ranks).ravel()
+                for end in (block.src, block.dst)
+            )
+            yield Messages(src, dst, np.tile(block.chunks * each, local), np.tile(block.added * each, local))
+    else:
+        there = (
+            Stretch(k, 1, inner) if k < inner.rounds else Stretch(k - inner.rounds - outer.rounds, 1, reverse(inner))
+        )
+        # Inside every host alike; each chunk of the host's schedule is `outer.chunks` of the whole.
+        host, pieces = inner.ranks * np.arange(hosts, dtype=np.int64)[:, None], outer.chunks
+        for block in there.blocks():
+            src, dst = ((end + host).ravel() for end in (block.src, block.dst))
+            yield Messages(src, dst, np.tile(block.chunks * pieces, hosts), np.tile(block.added * pieces, hosts))
+
+
+def merged(step: Round, vertices: int) -> Messages:
+    """Return the messages of a round, by sender and receiver."""
+    key = step.src.astype(np.int64) * vertices + step.dst
+    if len(key) and (np.diff(key) > 0).all():  # one chunk each, in order: nothing to merge
+        return Messages(*np.divmod(key, vertices), np.ones_like(key), step.reduce.astype(np.int64))
+    pairs, where, chunks = np.unique(key, return_inverse=True, return_counts=True)
+    added = np.bincount(where.ravel(), weights=step.reduce, minlength=len(pairs)).astype(np.int64)
+    return Messages(*np.divmod(pairs, vertices), chunks.astype(np.int64), added)
+
+
+def _listed(schedule: Schedule, k: int) -> Messages:
+    """Return the messages of round k from all the transfers that the schedule lists."""
+    try:
+        step = schedule.round(k)
+    except MemoryError:
+        raise _too_many(schedule) from None
+    if len(step) > MOST_TRANSFERS:
+        raise _too_many(schedule)
+    return merged(step, schedule.vertices)
+
+
+def _too_many(schedule: Schedule) -> UsageError:
+    return UsageError(
+        f"{schedule.name} among {schedule.ranks} ranks lists too many transfers to simulate them: use an even "
+        "topology, for which price() has a closed form, or fewer ranks"
+    )
+
+
+def _rotated(n: int, first: Messages) -> Iterator[Messages]:
+    """Yield the messages of all `n` ranks of a round that looks the same from each, made from those of rank 0."""
+    rank = np.arange(n, dtype=np.int64)
+    if len(first) == 1:
+        shape = np.ones(n, dtype=np.int64)
+        yield Messages(rank, (rank + first.dst) % n, shape * first.chunks, shape * first.added, int(first.dst[0]))
+        return
+    step = max(1, BLOCK // n)
+    for begin in range(0, len(first), step):
+        part = slice(begin, begin + step)
+        count = len(first.dst[part])
+        dst = (rank + first.dst[part][:, None]) % n
+        src, chunks, added = np.tile(rank, count), np.repeat(first.chunks[part], n), np.repeat(first.added[part], n)
+        yield Messages(src, dst.ravel(), chunks, added)
+
+
+# -------------------------------------------------------------------------------------------------
+# Rounds as max-plus steps of a clock per vertex, vectorised; a ring's equal rounds cost two passes over it each.
+#
+# The step itself is in `PreparedRounds.step`; what it means is defined in `ringside.predict.simulate`.
 
 Floats = NDArray[np.float64]
 

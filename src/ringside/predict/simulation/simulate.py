@@ -35,8 +35,7 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.simulation.closed_form import closed_form
-from ringside.predict.simulation.messages import stretches
-from ringside.predict.simulation.rounds import PreparedRounds
+from ringside.predict.simulation.rounds import PreparedRounds, stretches
 from ringside.predict.simulation.timeline import Timeline, checkpoint_every
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for

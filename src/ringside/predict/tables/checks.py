@@ -15,7 +15,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.errors import UsageError
 from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Figure, Flag, Table, TableRow, bus_factor
 
 # -------------------------------------------------------------------------------------------------
@@ -30,7 +29,7 @@ LONG_RUN = 3  # more rows than this in a row are a regime of the cluster, unless
 REGIME = 2.5
 
 
-def split_implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
+def _split_implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]]:
     """Flag rows slower than a larger message, or than the same bytes in pieces."""
     reasons: dict[int, str] = {}
     times = np.array([row.time_s for row in rows])
@@ -165,7 +164,7 @@ def check_rows(table: Table) -> Table:
     # Rows by those around them.
     rows.sort(key=lambda row: row.size_bytes)
     if table.collective in BUS_FACTORS or table.collective == "p2p_latency":
-        rows, more = split_implausible(rows)
+        rows, more = _split_implausible(rows)
         flags += more
     return table.with_flags(rows, flags)
 
@@ -307,16 +306,3 @@ def _ranks_of(ratio: float, collective: str) -> int | None:
         return None
     ranks = round(b / (ratio - a))
     return ranks if 2 <= ranks <= MOST_RANKS else None
-
-
-def require_rows(table: Table, least: int) -> Table:
-    """Return the table if it has `least` rows left.
-
-    Raises:
-        UsageError: It has fewer; the message lists what became of the others.
-    """
-    if len(table.rows) >= least:
-        return table
-    why = "; ".join(dict.fromkeys(flag.reason for flag in table.flags[:3]))
-    flagged = f" ({len(table.flags)} flagged: {why})" if table.flags else ""
-    raise UsageError(f"{table.name}: {len(table.rows)} usable rows where {least} are needed{flagged}")

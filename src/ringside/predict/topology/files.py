@@ -15,9 +15,6 @@ from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
 from ringside.predict.topology.topology import LinkClass, LinkOverride, Switch, Topology
 
-__all__ = ["from_probe", "from_toml", "load_topology", "preset", "presets"]
-
-
 # -------------------------------------------------------------------------------------------------
 # A topology in TOML; one line per mistake. All its keys::
 #

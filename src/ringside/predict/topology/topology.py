@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 
-__all__ = ["LINK_KINDS", "RAILS", "LinkClass", "LinkOverride", "Switch", "Topology", "sourced_figures"]
-
-
 # -------------------------------------------------------------------------------------------------
 # What a link costs: link classes, switches that reduce, links that differ from their class.
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +14,7 @@ from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
+from ringside.engine.net.reduction import SUM
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
 from ringside.engine.shm.memory import Storage
@@ -28,78 +25,8 @@ from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.recording.algorithm_changes import record_algorithm_change
 from ringside.schedule import Schedule
 
-# -------------------------------------------------------------------------------------------------
-# Small all-reduces between hosts that were called before: run with nothing left to look up.
-#
-# At a few bytes every line of Python that is not needed shows: a rank that has slept finds none of them in the cache.
-
-
-class PreparedAllReduce(NamedTuple):
-    """A small all-reduce for which all is ready.
-
-    Args:
-        execute: Runs it on the elements at an address.
-        size_bytes: Of the tensor.
-        choice: The algorithm.
-        selector: The tuner that chose it and learns its times; None: it was requested.
-        version: Of the tuner's choices; this one is stale when there are others.
-        size_class: The tuner's, of that size.
-    """
-
-    execute: Callable[[int], None]
-    size_bytes: int
-    choice: AlgorithmSpec
-    selector: Tuner | None = None
-    version: int = 0
-    size_class: int = 0
-
-    def run(self, flat: Flat) -> bool:
-        """Reduce a tensor; False: the tuner has other choices by now, and nothing was done."""
-        selector = self.selector
-        if selector is None:
-            self.execute(flat.address)
-        elif self.version != selector.version:
-            return False
-        else:
-            calls = selector.calls[self.size_class] = selector.calls[self.size_class] + 1
-            began = time.perf_counter()
-            self.execute(flat.address)
-            if calls % EVERY_NOTED == 0:  # as the tuner itself counts those that are not prepared
-                selector.note(self.size_bytes, self.choice, time.perf_counter() - began, flat.dtype)
-        flat.write_back()
-        return True
-
-
-def prepare(
-    across: HierarchicalEngine, flat: Flat, reduction: Reduction, choice: AlgorithmSpec, selector: Tuner | None
-) -> PreparedAllReduce | None:
-    """Return what the next all-reduce of this kind may be run by at once; None: it has to be looked up again.
-
-    Args:
-        across: The engine that runs it.
-        flat: The tensor of this one.
-        reduction: What is done with its elements.
-        choice: The algorithm of this one.
-        selector: The tuner that chose that, and chooses for the next one; None: it was requested.
-    """
-    size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
-    if selector is not None:
-        if size_bytes >= LARGE_BYTES or not selector.settled(size_bytes):
-            return None
-        choice = selector.choose(size_bytes, reduction.dtype, reduction.op)
-    small = across.prepare(flat.numel, reduction, choice)
-    if small is None:
-        return None
-    execute = functools.partial(across.run_prepared, small)
-    if selector is None:
-        return PreparedAllReduce(execute, size_bytes, choice)
-    return PreparedAllReduce(execute, size_bytes, choice, selector, selector.version, selector.size_class(size_bytes))
-
-
 Key = tuple[int, int, str, "str | Schedule | None"]
 """What tells small all-reduces apart: elements, code of the dtype, reduction, algorithm."""
-
-_MOST_PREPARED = 128  # kinds of calls; a program with more has them looked up again
 
 
 class BetweenHosts:
@@ -119,9 +46,6 @@ class BetweenHosts:
         self.across, self._options = across, options
         self.selector: Tuner | None = None
         self.log = AcrossLog()
-        self._prepared: dict[Key, PreparedAllReduce] = {}
-        self._ended = 0.0  # when the newest bucket was done, on the performance counter
-        self._pending: deque[PendingBucket] = deque()  # in the order in which they were started
 
     def start(self) -> None:
         """Choose an algorithm for every size by measurement, unless one is requested. A collective."""
@@ -194,41 +118,79 @@ class BetweenHosts:
         self.across.all_reduce(flat.address, flat.numel, reduction, choice)
         if tuner is not None:
             tuner.after(size_bytes, choice, time.perf_counter() - began, dtype=reduction.dtype)
-        prepared = prepare(self.across, flat, reduction, choice, tuner)
-        if prepared is not None and key is not None:
-            if len(self._prepared) >= _MOST_PREPARED:
-                self._prepared.clear()
-            self._prepared[key] = prepared
+        if key is None:
+            return
+        # Keep what the next one of its kind may be run by at once.
+        version = 0
+        if tuner is not None:
+            if size_bytes >= LARGE_BYTES or not tuner.settled(size_bytes):
+                return
+            choice, version = tuner.choose(size_bytes, reduction.dtype, reduction.op), tuner.version
+        elif self.selector is not None:
+            version = self.selector.version
+        small = self.across.prepare(flat.numel, reduction, choice)
+        if small is not None:
+            if tuner is not None:
+                small.size_class = tuner.size_class(size_bytes)
+            self.across.keep_small((*key, version), small)
 
     def run_cached(self, key: Key, flat: Flat) -> bool:
         """Run a small all-reduce that was called before; False: it was not, or the tuner has other choices by now."""
-        prepared = self._prepared.get(key)
-        return prepared is not None and prepared.run(flat)
+        # At a few bytes every line of Python that is not needed shows: a rank that has slept finds none in the cache.
+        tuner = self.selector
+        small = self.across.find_small((*key, 0 if tuner is None else tuner.version))
+        if small is None:
+            return False
+        if tuner is None or key[3] is not None:
+            self.across.run_prepared(small, flat.address)
+        else:
+            calls = tuner.calls[small.size_class] = tuner.calls[small.size_class] + 1
+            began = time.perf_counter()
+            self.across.run_prepared(small, flat.address)
+            if calls % EVERY_NOTED == 0:  # as the tuner itself counts those that are not ready
+                tuner.note(small.size_bytes, small.spec, time.perf_counter() - began, flat.dtype)
+        flat.write_back()
+        return True
 
     def start_storage(
         self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
-    ) -> PendingBucket | None:
-        """Start to all-reduce a bucket; see `Communicator.start_storage`.
+    ) -> PendingAllReduce | None:
+        """Start to all-reduce (sum) a gradient bucket on the thread that calls, and return what is waited for.
 
-        A trial of an algorithm has the links for itself, and is done when this returns.
+        The next one may be started before that; all ranks start and wait in the same order.
+
+        Args:
+            flat: The tensor.
+            storage: The shareable storage it lies in; None: a private tensor.
+            scale: Multiplies each contribution.
+            stamp_ns: When the tensor was ready, on the monotonic clock.
+
+        Returns:
+            None where it is done already, as a trial of an algorithm is, which has the links for itself.
         """
-        reduction = Reduction(flat.dtype, 0, scale, wire=self._options.wire, storage=storage)
+        reduction = Reduction(flat.dtype, SUM, scale, wire=self._options.wire, storage=storage)
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, tuner = self._choose(size_bytes, reduction, self.fixed(None, flat))
         is_trial = tuner is not None and tuner.tries(size_bytes, choice, reduction.dtype)
         if is_trial and tuner is not None:
-            while self._pending:
-                self._pending[0].wait()
+            while self.across.pending:
+                self.across.pending[0].wait()
             self.across.rehearse(flat.numel, reduction, choice)
             tuner.assemble()
-        began = time.perf_counter()
-        all_reduce = self.across.start(flat.address, flat.numel, reduction, choice)
-        bucket = PendingBucket(self, all_reduce, size_bytes, choice, tuner, reduction.dtype, began, stamp_ns)
-        self._pending.append(bucket)
-        if not is_trial:
-            return bucket
-        bucket.wait()
-        return None
+        bucket = self.across.start(flat.address, flat.numel, reduction, choice)
+        bucket.recorder, bucket.stamp_ns = self, stamp_ns
+        if is_trial or bucket.is_done:
+            bucket.wait()
+            return None
+        return bucket
+
+    def record(self, all_reduce: PendingAllReduce) -> None:
+        """Have the tuner and the log know what a bucket took; the tuner may vote, which calls other collectives."""
+        sync_ns, size_bytes = time.monotonic_ns() - all_reduce.stamp_ns, all_reduce.size_bytes
+        if self.selector is not None:  # then no bucket's algorithm is requested
+            dtype = all_reduce.operation.call.dtype
+            self.selector.after(size_bytes, all_reduce.spec, all_reduce.took_s, dtype=dtype)
+        self.log.note(all_reduce.operation.algorithm, sync_ns, size_bytes)
 
     def _choose(
         self, size_bytes: int, reduction: Reduction, fixed: AlgorithmSpec | None
@@ -237,42 +199,3 @@ class BetweenHosts:
         if fixed is not None or self.selector is None:
             return fixed or canonical_choice(size_bytes, self.across.rank_map.size), None
         return self.selector.choose(size_bytes, reduction.dtype, reduction.op), self.selector
-
-
-@dataclass(frozen=True, eq=False)
-class PendingBucket:
-    """A gradient bucket under way.
-
-    Args:
-        between: Started it.
-        all_reduce: The engine's part.
-        size_bytes: Of it.
-        choice: The algorithm.
-        tuner: Learns how long it takes; None: none does.
-        dtype: Code of the element type.
-        began: When it was started, on the performance counter.
-        stamp_ns: When it was ready, on the monotonic clock.
-    """
-
-    between: BetweenHosts
-    all_reduce: PendingAllReduce
-    size_bytes: int
-    choice: AlgorithmSpec
-    tuner: Tuner | None
-    dtype: int
-    began: float
-    stamp_ns: int
-
-    def wait(self) -> None:
-        """Return when the result is there, and record how long it took; once."""
-        between = self.between
-        if self not in between._pending:
-            return
-        between._pending.remove(self)
-        self.all_reduce.wait()
-        ended = time.perf_counter()
-        took_s = ended - max(self.began, between._ended)  # it queued behind the one before it
-        between._ended = ended
-        if self.tuner is not None:
-            self.tuner.after(self.size_bytes, self.choice, took_s, dtype=self.dtype)
-        between.log.note(str(self.choice), time.monotonic_ns() - self.stamp_ns, self.size_bytes)

@@ -32,7 +32,7 @@ from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
 from ringside.errors import ClosedError, UnsupportedError, UsageError
-from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key, PendingBucket
+from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
 from ringside.pytorch.communicator.one_host import OneHost, open_across, open_local
 from ringside.pytorch.communicator.options import Options
@@ -145,7 +145,7 @@ class GroupCommunicator(Collectives):
             # All ranks share memory: the host's communicator is called straight, without a call through this one.
             local = self.local
             names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
-            for name in (*names, "all_reduce_storage", "barrier", "empty", "split", "submit"):
+            for name in (*names, "barrier", "empty", "split", "submit"):
                 setattr(self, name, getattr(local, name))
             self.all_reduce = OneHost(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
             self.log: AcrossLog | CollectiveLog = local.log
@@ -216,32 +216,6 @@ class GroupCommunicator(Collectives):
 
         return self._in_turn(job, async_op)
 
-    def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
-        """All-reduce (sum) a gradient bucket on the thread that calls; see the communicator of one host.
-
-        Args:
-            flat: The tensor.
-            storage: The shareable storage it lies in; None: a private tensor.
-            scale: Multiplies each contribution.
-            stamp_ns: When the tensor was ready, on the monotonic clock.
-        """
-        pending = self.start_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
-        if pending is not None:
-            pending.wait()
-
-    def start_storage(
-        self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
-    ) -> PendingBucket | None:
-        """Start to all-reduce a bucket, and return what is waited for: the next one may be started before that.
-
-        None is returned where it is done already. Arguments as for `all_reduce_storage`; all ranks start and wait in
-        the same order.
-        """
-        if self._between is None:
-            self.all_reduce_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
-            return None
-        return self._between.start_storage(flat, storage, scale=scale, stamp_ns=stamp_ns)
-
     def interruptible(self) -> interruptible | None:
         """Return what makes Ctrl-C end a collective of another thread, while the main thread waits for it in torch.
 
@@ -307,6 +281,14 @@ class GroupCommunicator(Collectives):
         """
         selector = self._between.selector if self._between is not None else None
         return selector is None or selector.settled(size_bytes)
+
+    @property
+    def buckets(self) -> HostCommunicator | BetweenHosts:
+        """What all-reduces gradient buckets: the host's communicator, where all ranks share memory."""
+        if self._between is not None:
+            return self._between
+        assert self.local is not None, "ranks that share memory have a communicator of their host"
+        return self.local
 
     @property
     def inside(self) -> HostCommunicator | None:

@@ -19,14 +19,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringside.engine import HostCommunicator, Settings
 from ringside.errors import UnsupportedError, UsageError
-from ringside.monitor.alerts.settings import digest_steps
+from ringside.monitor.alerts.live import digest_steps
 from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.communicator.communicator import communicator as group_communicator
 from ringside.pytorch.ddp.bucket_memory import finish_backward
 from ringside.pytorch.ddp.cuda_events import marker_of
 from ringside.pytorch.ddp.ddp_methods import change_methods, holders, own_hook, put_hook
 from ringside.pytorch.ddp.hook import GradientHook
-from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, RingsideReducer, UserHook
+from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook
+from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
 from ringside.pytorch.hang_watch.watch import board_of
 from ringside.pytorch.isolation import Guard
 from ringside.pytorch.recording import session as sessions

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside.engine.runtime.interrupts import ctrl_c
 from ringside.errors import ClosedError
 from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.device_events import DeviceEvents
+from ringside.monitor.step_clock.draft import DeviceEvents
 from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook, UserHookReducer
 from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
 from ringside.pytorch.isolation import Guard
@@ -112,7 +112,10 @@ class GradientHook:
         buffer = bucket.buffer()
         is_hooked = isinstance(self.reducer, UserHookReducer)
         self._board_guard.run(self.board.entered, buffer.numel() * buffer.element_size(), int(is_hooked))
-        future = self.reducer.reduce(bucket, self._share(model()))
+        ddp, share = model(), None
+        if ddp is not None and ddp._join_config.enable and not ddp._divide_by_initial_world_size:
+            share = self._share(ddp)
+        future = self.reducer.reduce(bucket, share)
 
         # 3. In a first delayed backward, wait here: DDP would before any callback.
         self.backwards += bucket.is_last()
@@ -121,13 +124,11 @@ class GradientHook:
             self._finish(is_delayed=True)
         return future
 
-    def _share(self, model: DistributedDataParallel | None) -> float | None:
-        """Return 1/n where n ranks of `model.join(divide_by_initial_world_size=False)` go on; None: 1/size.
+    def _share(self, model: DistributedDataParallel) -> float:
+        """Return 1/n where n ranks of `model.join(divide_by_initial_world_size=False)` go on.
 
-        All ranks agree on which it is. The n of a rank that has joined does not matter: its gradients are zeros.
+        All ranks agree on whether they ask. The n of a rank that has joined does not matter: its gradients are zeros.
         """
-        if model is None or not model._join_config.enable or model._divide_by_initial_world_size:
-            return None
         if self.ranks_left is None:
             return 1.0 / dist.get_world_size(model.process_group)
         return 1.0 / float(self.ranks_left.wait()[0])

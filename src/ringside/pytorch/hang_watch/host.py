@@ -37,7 +37,7 @@ class RankHandle(msgspec.Struct, frozen=True, array_like=True):
         rank: Global rank.
         host: Ranks with equal values see each other's processes.
         pid: Its process id.
-        started: When its process started (`read_stat`).
+        started: When its process started (`ProcessStat.started`).
         board: File descriptor of its page.
         stacks: File descriptor of its stacks.
         signal: The signal that makes it write its stacks; 0: none.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 import ringside.errors
-from ringside.monitor.hang.rank_state import catches, read_stat
+from ringside.processes import catches, hold, signal_mask, start_time
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(ringside.errors.__file__)) + os.sep
@@ -146,18 +145,14 @@ def request_stacks(pid: int, started: int, number: int) -> None:
 
     Args:
         pid: Its id.
-        started: When it started (`read_stat`).
+        started: When it started (`ProcessStat.started`).
         number: The signal, of its `RankHandle`.
     """
-    with contextlib.suppress(OSError, AttributeError):
-        # By a descriptor of the process, opened before its start is compared: its id may be used again at any time.
-        pidfd = os.pidfd_open(pid)
-        try:
-            stat = read_stat(pid)
-            if number and stat is not None and stat.started == started and catches(pid, number):
-                signal.pidfd_send_signal(pidfd, number)
-        finally:
-            os.close(pidfd)
+    process = hold(pid)  # before its start is compared: its number may be used again at any time
+    if process is not None:
+        if number and start_time(pid) == started and catches(pid, number):
+            process.send(number)
+        process.close()
 
 
 def read_stacks(pid: int, fd: int) -> str:
@@ -172,10 +167,13 @@ def read_stacks(pid: int, fd: int) -> str:
 def _free_signal() -> int:
     """Return the highest real-time signal that this process neither handles, ignores nor blocks; 0 if there is none."""
     try:
-        with open("/proc/self/status") as file:
-            masks = dict(line.split(":", 1) for line in file if line.startswith(("Sig", "Shd")))
-        taken = int(masks["SigCgt"], 16) | int(masks["SigIgn"], 16) | int(masks["SigBlk"], 16)
         first, last = int(signal.SIGRTMIN), int(signal.SIGRTMAX)
-    except (OSError, KeyError, ValueError, AttributeError):
+    except AttributeError:  # this system has none
         return 0
+    taken = 0
+    for name in ("SigCgt", "SigIgn", "SigBlk"):
+        mask = signal_mask(os.getpid(), name)
+        if mask is None:
+            return 0
+        taken |= mask
     return next((number for number in range(last, first - 1, -1) if not taken >> (number - 1) & 1), 0)

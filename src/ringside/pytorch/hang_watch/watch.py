@@ -21,11 +21,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
-from ringside.monitor.hang.detector import HangDetector
-from ringside.monitor.hang.rank_state import read_stat
-from ringside.monitor.hang.verdict_text import STACKS
+from ringside.monitor.hang.detector import STACKS, HangDetector
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
+from ringside.processes import host_key, start_time
 from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
 from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text
 from ringside.pytorch.hang_watch.stacks import Stacks, place_of
@@ -141,12 +140,11 @@ class HangWatch:
     def _meet(self) -> bool:
         """Learn how the other ranks can be seen; return False where the session ends before."""
         # 1. Every rank writes how it can be seen, and rank 0 all that come in time: one without a model never does.
-        stat = read_stat(os.getpid())
         own = RankHandle(
             rank=self._rank,
             host=host_key(),
             pid=os.getpid(),
-            started=stat.started if stat is not None else 0,
+            started=start_time(os.getpid()),
             board=self.board.fd,
             stacks=self.stacks.fd,
             signal=self.stacks.signal,
@@ -382,15 +380,6 @@ class HangWatch:
 def log_line(verdict: Verdict) -> str:
     """Return a verdict of the hang watch as a line of the log."""
     return f"{headline(verdict)} (step {verdict.since_step}): {verdict.cause}. {verdict.advice}"
-
-
-def host_key() -> str:
-    """Return what ranks have in common that see each other's processes: boot, process namespace, user."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
-    except OSError:
-        return f"pid {os.getpid()}"
 
 
 def begin(

@@ -19,8 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import MetricsSnapshot
-from ringside.monitor.alerts.live import AlertService, Server
-from ringside.monitor.alerts.settings import Endpoint
+from ringside.monitor.alerts.live import AlertService, Endpoint, Server
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord

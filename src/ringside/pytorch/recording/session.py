@@ -32,8 +32,7 @@ from ringside.monitor.alerts.book import as_text
 from ringside.monitor.links.sampler import LinkSampler
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.device_events import DeviceEvents, Marker, UnreachedSteps
-from ringside.monitor.step_clock.draft import Draft
+from ringside.monitor.step_clock.draft import DeviceEvents, Draft, Marker, UnreachedSteps
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.isolation import Guard
@@ -188,7 +187,7 @@ class Session:
             self._event_guard.run(self.rank0.note, "revised", {"step": self.clock.step, **fields})
 
     def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
-        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.job.gradient_memory`."""
+        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.events`."""
         if self.rank0 is not None:
             self._event_guard.run(self.rank0.note, "gradient_memory", {"model": model, **memory})
 

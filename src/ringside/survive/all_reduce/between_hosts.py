@@ -4,7 +4,7 @@ A process that was left out still holds connections of the old ones, and nobody 
 carried on a thread, so that the member can be told of other things meanwhile; when it has moved on, the thread's
 connections are closed, which ends all waits.
 
-Sums over ranks travel around a ring, which is laid so that no broken link is in it, or along a line (`ring_order.py`).
+Sums over ranks travel around a ring, which is laid so that no broken link is in it, or along a line (`RingOrder`).
 Per micro-batch everybody is given all gradients instead and adds them up in order: that moves as many bytes as there
 are micro-batches, for sums whose bits do not depend on who computed what.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,16 +30,109 @@ from ringside.engine.net.exchange.types import Fold
 from ringside.engine.net.reduction import ALL_REDUCE, make_fold
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import LinkError, LinkFailure
+from ringside.schedule import Schedule, chain, relabel, ring
+from ringside.schedule.algorithms.ring import ring_all_gather
 from ringside.survive.all_reduce.gradients import AttemptRun, add_up
 from ringside.survive.all_reduce.one_host import HostLayout
-from ringside.survive.all_reduce.ring_order import blamed, cut_off, way_around
 from ringside.survive.cluster.failpoints import Failpoints
-from ringside.survive.cluster.pairwise import OpenTransport, PairwiseTransport
+from ringside.survive.cluster.links import OpenTransport, PairwiseTransport
+from ringside.survive.cluster.peers import GaveUp, PeerWait, Superseded
 from ringside.survive.cluster.rendezvous import Rendezvous
-from ringside.survive.cluster.waiting import GaveUp, PeerWait, Superseded
 from ringside.survive.protocol.decision import MemberId, Tag, decode, encode
 from ringside.survive.protocol.events import Acknowledgement
-from ringside.survive.protocol.generation import Generation
+from ringside.survive.protocol.generation import Generation, Link
+
+
+@dataclass(frozen=True)
+class RingOrder:
+    """The members of a generation, by number, in the order in which sums pass by.
+
+    Args:
+        order: All of them.
+        closed: The last one is joined to the first: a ring.
+    """
+
+    order: tuple[int, ...]
+    closed: bool
+
+    def links_of(self, vertex: int) -> list[tuple[int, int]]:
+        """Return a member's links as (lower, higher), ascending, so that opening them one by one cannot deadlock."""
+        joined = itertools.pairwise([*self.order, self.order[0]] if self.closed else self.order)
+        return sorted({(min(pair), max(pair)) for pair in joined if vertex in pair and len(set(pair)) == 2})
+
+    def joins(self, ranks: Sequence[int]) -> list[Link]:
+        """Return all links that are used, by rank as (lower, higher)."""
+        links = {link for vertex in self.order for link in self.links_of(vertex)}
+        return [(ranks[low], ranks[high]) for low, high in sorted(links)]
+
+    def all_reduce(self) -> Schedule:
+        """Return the all-reduce: in as many parts as there are members around a ring, whole along a line."""
+        size = len(self.order)
+        return relabel(ring(size) if self.closed else chain(size), self.order)
+
+    def all_gather(self) -> Schedule | None:
+        """Return the all-gather; None: along a line there is none, and zeros are added up instead."""
+        return relabel(ring_all_gather(len(self.order)), self.order) if self.closed else None
+
+
+def way_around(generation: Generation) -> RingOrder:
+    """Return a way over all members without a broken link; where there is none, the ring in ascending order.
+
+    Depth first, which is quick while few links are broken.
+    """
+    size, broken = len(generation.members), set(generation.broken)
+    ranks = generation.ranks
+
+    def joined(a: int, b: int) -> bool:
+        low, high = sorted((ranks[a], ranks[b]))
+        return (low, high) not in broken
+
+    def extended(path: Sequence[int], closed: bool) -> RingOrder | None:
+        if len(path) == size:
+            return RingOrder(tuple(path), closed) if not closed or joined(path[-1], path[0]) else None
+        steps = (at for at in range(size) if at not in path and joined(path[-1], at))
+        return next((whole for at in steps if (whole := extended([*path, at], closed))), None)
+
+    lines = (line for first in range(size) if (line := extended([first], closed=False)))
+    return extended([0], closed=True) or next(lines, None) or RingOrder(tuple(range(size)), closed=True)
+
+
+def cut_off(generation: Generation) -> tuple[MemberId, ...]:
+    """Return who has to go because of broken links; nobody, where there is a way over all members.
+
+    Those go whom the first member that brought state cannot reach over any other members: what a leader has to fetch
+    may lie beyond the broken link. If it can reach all, though not on one way that passes by everybody once, then the
+    highest rank that misses a link, one without state if there is any.
+    """
+    broken, ranks = set(generation.broken), generation.ranks
+    if broken.isdisjoint(way_around(generation).joins(ranks)):
+        return ()
+    root = (*generation.holders, *generation.members)[0].rank
+    reached, fresh = {root}, [root]
+    while fresh:
+        at = fresh.pop()
+        near = [rank for rank in ranks if rank not in reached and (min(at, rank), max(at, rank)) not in broken]
+        reached.update(near)
+        fresh += near
+    away = tuple(seat for seat in generation.members if seat.rank not in reached)
+    missing = {rank for link in broken for rank in link}
+    last = max(missing, key=lambda rank: (rank in generation.joining, rank))
+    return away or tuple(seat for seat in generation.members if seat.rank == last)
+
+
+def blamed(generation: Generation, own: MemberId, peer: MemberId) -> tuple[tuple[MemberId, ...], Link]:
+    """Return whom to go on without, and the link to go around, where the link to a live peer carries nothing.
+
+    Args:
+        generation: Whose sums passed by that link.
+        own: Who found out; if it is cut off itself, it leaves it to the others to say so.
+        peer: Who is at the other end.
+    """
+    low, high = sorted((own.rank, peer.rank))
+    broken = tuple(sorted({*generation.broken, (low, high)}))
+    gone = cut_off(msgspec.structs.replace(generation, broken=broken))
+    return () if own in gone else gone, (low, high)
+
 
 Bytes = NDArray[np.uint8]
 
@@ -253,6 +347,3 @@ def chunks_of(memory: Bytes, run: AttemptRun, parts: int) -> list[Bytes]:
     """Return the elements of a run as nearly equal parts."""
     bounds = [run.start + run.elements * part // parts * run.item_bytes for part in range(parts + 1)]
     return [memory[first:last] for first, last in itertools.pairwise(bounds)]
-
-
-__all__ = ["NetExchange", "chunks_of"]

@@ -29,14 +29,12 @@ from numpy.typing import NDArray
 from ringside.errors import RingsideError
 from ringside.survive.all_reduce.gradients import AttemptRun, add_up, slice_of
 from ringside.survive.cluster.failpoints import Failpoints
+from ringside.survive.cluster.peers import GaveUp, PeerWait
 from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only
-from ringside.survive.cluster.waiting import GaveUp, PeerWait
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.events import Acknowledgement
 from ringside.survive.protocol.generation import Generation
-
-__all__ = ["HostExchange", "own_slots"]
 
 HEADER_BYTES = 4096
 _LINE_WORDS = 8  # a cache line each

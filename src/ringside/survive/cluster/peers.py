@@ -15,14 +15,17 @@ import hashlib
 import logging
 import os
 import signal
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from ringside.engine.net.rank_map import machine_id
-from ringside.processes import hold
+from ringside.processes import hold, is_running, machine_id, namespace_id, read_stat, start_time
+from ringside.survive.protocol.decision import MemberId
+from ringside.survive.protocol.generation import Link
 from ringside.survive.state.kept import START
 
 BEATS_S = 2.0
@@ -58,21 +61,15 @@ class PeerPlace(msgspec.Struct, frozen=True):
 
 def own_place(life: int = 0, step: int = 0) -> PeerPlace:
     """Return this process's."""
-    numbers = os.stat("/proc/self/ns/pid").st_ino
     keeper = os.getppid() if START in os.environ else 0
-    held = (keeper, state_of(keeper)[1]) if keeper else (0, 0)
-    return PeerPlace(f"{machine_id()}/{numbers}", os.getpid(), state_of(os.getpid())[1], life, step, held)
+    held = (keeper, start_time(keeper)) if keeper else (0, 0)
+    return PeerPlace(f"{machine_id()}/{namespace_id('pid')}", os.getpid(), start_time(os.getpid()), life, step, held)
 
 
 def comes_again(place: PeerPlace, machine: str) -> bool:
     """Tell whether a process may live, or somebody who starts it again; elsewhere that is not known."""
     numbers = ((place.pid, place.started), place.keeper)
-    return place.machine != machine or any(pid and _is_running(pid, started) for pid, started in numbers)
-
-
-def _is_running(pid: int, started: int) -> bool:
-    state, began = state_of(pid)
-    return state not in "XZ" and began == started
+    return place.machine != machine or any(pid and is_running(pid, started) for pid, started in numbers)
 
 
 class PeerMark:
@@ -89,7 +86,7 @@ class PeerMark:
         self._close()
 
 
-def is_worker(pid: int) -> bool:
+def _is_worker(pid: int) -> bool:
     """Tell whether a process of this host and user shows that it is a worker of this process's own job."""
     with contextlib.suppress(OSError):
         if os.stat(f"/proc/{pid}").st_uid == os.geteuid():
@@ -124,7 +121,7 @@ class Peer:
         self.place, self.here = place, place.machine == machine
         self._silent_s = silent_s
         process = hold(place.pid) if self.here else None
-        if process is not None and state_of(place.pid)[1] != place.started:
+        if process is not None and start_time(place.pid) != place.started:
             process.close()  # the number belongs to a later process: the worker has ended
             process = None
         self._process = process
@@ -142,7 +139,8 @@ class Peer:
 
     def stopped(self) -> bool:
         """Tell whether somebody stopped it (SIGSTOP), so that it does nothing though it lives."""
-        return self.here and not self.ended() and state_of(self.place.pid)[0] in "Tt"
+        stat = read_stat(self.place.pid) if self.here and not self.ended() else None
+        return stat is not None and stat.stopped
 
     def put_to_death(self) -> bool:
         """Kill it and wait until it has ended; return whether it has. Elsewhere nothing is done.
@@ -151,7 +149,7 @@ class Peer:
         """
         if self._process is None:
             return self.here
-        if self._process.alive() and not is_worker(self.place.pid):
+        if self._process.alive() and not _is_worker(self.place.pid):
             _log.warning("process %d is said to be a rank, but shows no sign of it: it is left alone", self.place.pid)
             return True
         self._process.send(signal.SIGKILL)
@@ -164,9 +162,104 @@ class Peer:
             self._process = None
 
 
-def state_of(pid: int) -> tuple[str, int]:
-    """Return (state, start in ticks) of a process; of one that has gone ("X", -1)."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[19])
-    return "X", -1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
+_CHECK_S = 0.002
+"""Between two checks of whether members live, seconds."""
+
+
+# -------------------------------------------------------------------------------------------------
+# Waiting for members, and noticing while it lasts that one of them is dead, stopped or silent.
+
+
+class GaveUp(Exception):
+    """An exchange cannot be finished.
+
+    Args:
+        suspects: Who is dead, does not answer or cannot be reached; nobody: it is not known.
+        broken: The link that carries nothing though both of its ends live.
+    """
+
+    def __init__(self, *suspects: MemberId, broken: Link | None = None) -> None:
+        super().__init__(", ".join(map(str, suspects)) or str(broken or "the exchange failed"))
+        self.suspects = suspects
+        self.broken: tuple[Link, ...] = () if broken is None else (broken,)
+
+
+class Superseded(Exception):
+    """The member is at something else now: what is under way leads nowhere."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long what may last, seconds.
+
+    Args:
+        stopped_s: A process that somebody stopped (SIGSTOP) is given up after so long.
+        silent_s: One that lives and takes no part, after so long: the longest that a rank may be later than another.
+    """
+
+    stopped_s: float = 1.0
+    silent_s: float = 60.0
+
+
+@dataclass
+class PeerWait:
+    """Waits for members of one generation.
+
+    Args:
+        peers: The other members.
+        attend: Called several hundred times a second while something is waited for, with those who are dead or silent;
+            it raises `Superseded` to end the wait.
+        patience: When whom to give up.
+        clock: Seconds.
+        pause: Does nothing for so many seconds.
+    """
+
+    peers: Mapping[MemberId, Peer]
+    attend: Callable[[Sequence[MemberId]], object]
+    patience: Patience = Patience()
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], object] = time.sleep
+    _stopped_since: dict[MemberId, float] = field(default_factory=dict)
+    _dead: list[MemberId] = field(default_factory=list)
+    _checked: float = -1.0
+
+    def wait(self, late: Callable[[], Sequence[MemberId]]) -> None:
+        """Return when nobody is late any more.
+
+        Args:
+            late: Returns who is.
+
+        Raises:
+            Superseded: There is nothing to wait for any more.
+        """
+        began = attended = self.clock()
+        pause_s = 0.0
+        while True:
+            missing = late()
+            if not missing:
+                return
+            now = self.clock()
+            if now - attended > _CHECK_S:
+                attended = now
+                patient = now - began <= self.patience.silent_s
+                silent = [] if patient else [seat for seat in missing if seat in self.peers]
+                self.attend([*self.dead(), *silent])
+            self.pause(pause_s)
+            pause_s = min(max(_FIRST_PAUSE_S, 1.5 * pause_s), _LONGEST_PAUSE_S)
+
+    def dead(self) -> list[MemberId]:
+        """Return the members that are known to have ended, or were stopped for too long, as of a moment ago."""
+        if self.clock() - self._checked > _CHECK_S:
+            self._checked = self.clock()
+            self._dead = [seat for seat in self.peers if self._is_dead(seat)]
+        return self._dead
+
+    def _is_dead(self, seat: MemberId) -> bool:
+        peer, now = self.peers[seat], self.clock()
+        if peer.ended():
+            return True
+        if not peer.stopped():
+            self._stopped_since.pop(seat, None)
+            return False
+        return now - self._stopped_since.setdefault(seat, now) > self.patience.stopped_s

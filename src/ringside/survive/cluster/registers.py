@@ -124,6 +124,3 @@ def _worth_writing(value: bytes) -> bytes:
     if not value or value == NOBODY_WRITES:
         raise UsageError("a register holds at least one byte: to a store an empty value means that nothing stands")
     return value
-
-
-__all__ = ["MemoryRegisters", "Registers", "StoreRegisters"]

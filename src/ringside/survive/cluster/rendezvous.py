@@ -1,4 +1,4 @@
-"""Where the workers of a job find each other: names in the store, and mail between workers.
+"""Where the workers of a job find each other: names in the store, mail, and the thread that reads it.
 
 Everything is a register (`registers.py`), so nothing is lost when a worker dies between two calls, and a job that has
 to begin again finds what stands.
@@ -6,6 +6,9 @@ to begin again finds what stands.
 
 from __future__ import annotations
 
+import logging
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,8 +18,17 @@ from ringside.errors import RingsideError
 from ringside.survive.cluster.peers import PeerPlace
 from ringside.survive.cluster.registers import Registers
 from ringside.survive.cluster.shared_memory import Address
-from ringside.survive.protocol.decision import MemberId, decode, encode
-from ringside.survive.protocol.events import Acknowledgement, RankOffered
+from ringside.survive.protocol.decision import MemberId, T, decode, encode
+from ringside.survive.protocol.events import (
+    Acknowledgement,
+    AckSeen,
+    Event,
+    GenerationRead,
+    JoinRequested,
+    RankOffered,
+    StateOffered,
+)
+from ringside.survive.protocol.generation import Generation, decode_generation, generation_key
 
 _INCARNATION = "incarnation"
 _LOOK_S = 0.02
@@ -47,7 +59,7 @@ class Offered(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class Knock(msgspec.Struct, frozen=True, tag="knock"):
-    """A message: a process wants to know whether it can reach who reads this; see `reachability.py`.
+    """A message: a process wants to know whether it can reach who reads this; see `links.py`.
 
     Args:
         seat: Which.
@@ -115,8 +127,7 @@ class Rendezvous:
 
     def place(self, incarnation: int, seat: MemberId) -> PeerPlace | None:
         """Return where a process runs."""
-        data = self.registers.read(_place_key(incarnation, seat))
-        return None if data is None else decode(data, _places, "a worker's place")
+        return self._read_as(_places, _place_key(incarnation, seat), "a worker's place")
 
     def founders(self, incarnation: int, patience_s: float, alive: Callable[[MemberId], bool]) -> tuple[MemberId, ...]:
         """Return who begins an incarnation: the living process of every rank, once all have come that were not refused.
@@ -128,9 +139,9 @@ class Rendezvous:
         """
         key, deadline = f"{incarnation}/founders", time.monotonic() + patience_s
         while True:
-            stands = self.registers.read(key)
-            if stands is not None:
-                return decode(stands, _seats, "the list of founders")
+            founders = self._read_as(_seats, key, "the list of founders")
+            if founders is not None:
+                return founders
             newest = (self.newest(incarnation, rank) for rank in range(self.ranks))
             present = tuple(seat for seat in newest if seat is not None and alive(seat))
             # A rank that was refused does not come: it is not waited for.
@@ -153,8 +164,7 @@ class Rendezvous:
 
     def refused(self, rank: int) -> PeerPlace | None:
         """Return where a process of a rank ran that is no member of this job; None: there was none."""
-        data = self.registers.read(f"refused/{rank}")
-        return None if data is None else decode(data, _places, "a worker's place")
+        return self._read_as(_places, f"refused/{rank}", "a worker's place")
 
     def publish_final(self, where: str) -> None:
         """Publish where the final state lies, for ranks that cannot have it."""
@@ -172,8 +182,7 @@ class Rendezvous:
 
     def arena_of(self, incarnation: int, generation: int, seat: MemberId) -> Address | None:
         """Return where a member's arena lies; None: it has not said so yet."""
-        data = self.registers.read(_arena_key(incarnation, generation, seat))
-        return None if data is None else decode(data, _addresses, "the address of an arena")
+        return self._read_as(_addresses, _arena_key(incarnation, generation, seat), "the address of an arena")
 
     def publish(self, key: str, value: bytes) -> None:
         """Have a register that only this process writes hold a value."""
@@ -218,8 +227,11 @@ class Rendezvous:
                 continue
 
     def _number(self, key: str) -> int | None:
+        return self._read_as(_numbers, key, "a number")
+
+    def _read_as(self, decoder: msgspec.msgpack.Decoder[T], key: str, name: str) -> T | None:
         data = self.registers.read(key)
-        return None if data is None else decode(data, _numbers, "a number")
+        return None if data is None else decode(data, decoder, name)
 
 
 def _place_key(incarnation: int, seat: MemberId) -> str:
@@ -238,4 +250,101 @@ def _box(incarnation: int, seat: MemberId) -> str:
     return f"{incarnation}/mail/{seat.rank}/{seat.epoch}"
 
 
-__all__ = ["Acknowledged", "Joining", "Knock", "Message", "Offered", "Rendezvous"]
+EVERY_S = 0.05
+MOST_S = 0.25
+"""What a poll that comes late counts for: a process that got no processor time has not heard the others' silence."""
+
+_log = logging.getLogger("ringside")
+
+
+class WorkerListener:
+    """Turns what comes into events.
+
+    Args:
+        rendezvous: One of its own, over registers that nobody else waits for.
+        incarnation: Of which incarnation.
+        seat: Whose mail.
+        answer: Called with every knock; it must not wait.
+        clock: Seconds.
+
+    Attributes:
+        newest: The newest generation that was seen; None: none.
+        addresses: Where the state lies that was offered, by offer.
+        unreached: The members that a process which asks to join gets no connection to.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        incarnation: int,
+        seat: MemberId,
+        answer: Callable[[Knock], object] = id,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.newest: Generation | None = None
+        self.addresses: dict[tuple[str, MemberId], Address | None] = {}
+        self.unreached: dict[MemberId, tuple[MemberId, ...]] = {}
+        self._rendezvous, self._incarnation, self._seat, self._answer = rendezvous, incarnation, seat, answer
+        self._beats: dict[MemberId, tuple[int | None, float]] = {}
+        self._number, self._listened_s, self._polled = 0, 0.0, clock()
+        self._clock = clock
+        self._found: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ringside-survive-listener", daemon=True)
+        self._thread.start()
+
+    def events(self) -> list[Event]:
+        """Take out what has come."""
+        found: list[Event] = []
+        while not self._found.empty():
+            found.append(self._found.get())
+        return found
+
+    def silent_s(self, seat: MemberId) -> float:
+        """Return for how long a process has not given a sign of life though one was listened for, seconds."""
+        _, since_s = self._beats.setdefault(seat, (None, self._listened_s))
+        return self._listened_s - since_s
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        try:
+            while not self._end.wait(EVERY_S):
+                self.poll()
+        except RingsideError as error:
+            _log.debug("nothing is heard from the store any more: %s", error)  # the worker's own calls say so too
+
+    def poll(self) -> None:
+        """Read once what the others have written: generations, signs of life, messages."""
+        data = self._rendezvous.registers.read(generation_key(self._incarnation))
+        newest = None if data is None else decode_generation(data)
+        if newest is not None and (self.newest is None or newest.number > self.newest.number):
+            self.newest = newest
+            self._found.put(GenerationRead(newest))
+
+        # A sign of life of this process, then those of the processes that `silent_s` was asked about. Silence is
+        # measured in time that was listened, so that a pause of this process is not taken for the others'.
+        self._number += 1
+        now = self._clock()
+        self._listened_s, self._polled = self._listened_s + min(now - self._polled, MOST_S), now
+        self._rendezvous.beat(self._incarnation, self._seat, self._number)
+        for seat, (known, _) in list(self._beats.items()):
+            latest = self._rendezvous.beat_of(self._incarnation, seat)
+            if latest != known:
+                self._beats[seat] = latest, self._listened_s
+
+        for message in self._rendezvous.receive(self._incarnation, self._seat):
+            match message:
+                case Knock():
+                    self._answer(message)
+                case Joining(seat, unreached):
+                    self.unreached[seat] = unreached
+                    self._found.put(JoinRequested(seat))
+                case Acknowledged(ack):
+                    self._found.put(AckSeen(ack))
+                case Offered(offer, address):
+                    self.addresses[str(offer.tag), offer.seat] = address
+                    self._found.put(StateOffered(offer))

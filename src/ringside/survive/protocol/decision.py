@@ -11,24 +11,6 @@ from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
 from ringside.survive.cluster.registers import Registers
 
-__all__ = [
-    "Abort",
-    "Commit",
-    "Count",
-    "Decided",
-    "Decision",
-    "Decisions",
-    "Digest",
-    "MemberId",
-    "Tag",
-    "decisions_key",
-    "decode",
-    "decode_decided",
-    "encode",
-    "encode_decided",
-]
-
-
 # -------------------------------------------------------------------------------------------------
 # Records in registers: MessagePack, bounded, and refused with one clear line where they are anything else.
 
@@ -195,7 +177,7 @@ class Decisions:
             answer = decided.answer(tag.step)
             if answer is not None:
                 return answer
-            new = encode_decided(decided.after(tag.step, decision))
+            new = encode(decided.after(tag.step, decision))
             stands = self._registers.swap(key, stands, new)
             self._seen = key, stands
             if stands == new:
@@ -210,7 +192,7 @@ class Decisions:
             if decided.abort is not None:
                 return decided
             ended = replace(decided, abort=by)
-            new = encode_decided(ended)
+            new = encode(ended)
             stands = self._registers.swap(key, stands, new)
             if stands == new:
                 return ended
@@ -222,11 +204,6 @@ class Decisions:
 
 
 _decoder = msgspec.msgpack.Decoder(Decided)
-
-
-def encode_decided(decided: Decided) -> bytes:
-    """Return what is written into the register."""
-    return encode(decided)
 
 
 def decode_decided(data: bytes) -> Decided:

@@ -280,31 +280,3 @@ Event = (
     | DrainWanted
     | QuotasWanted
 )
-
-__all__ = [
-    "AckSeen",
-    "Acknowledgement",
-    "AttemptFailed",
-    "DecisionRead",
-    "DrainWanted",
-    "EndWanted",
-    "Event",
-    "FetchFailed",
-    "GenerationEnded",
-    "GenerationRead",
-    "JoinRequested",
-    "NewerHeardOf",
-    "NobodyLeft",
-    "PeerSuspected",
-    "QuotasWanted",
-    "RankOffered",
-    "RanksGone",
-    "ResultReady",
-    "Started",
-    "StateFetched",
-    "StateKept",
-    "StateOffered",
-    "StoreLost",
-    "Tick",
-    "WorkDone",
-]

@@ -10,22 +10,7 @@ import msgspec
 from ringside.errors import UsageError
 from ringside.survive.protocol.decision import Count, Digest, MemberId, Tag
 from ringside.survive.protocol.decision import decode as _decode
-from ringside.survive.protocol.decision import encode as _encode
 from ringside.survive.protocol.settings import Quotas
-
-__all__ = [
-    "Fence",
-    "Generation",
-    "MembershipChange",
-    "assign_micro_batches",
-    "closing",
-    "decode_generation",
-    "encode_generation",
-    "ending",
-    "generation_key",
-    "successor",
-    "unsettled_after",
-]
 
 Link = tuple[Count, Count]
 
@@ -137,11 +122,6 @@ def assign_micro_batches(owners: Sequence[int], quotas: Mapping[int, int]) -> tu
 
 
 _decoder = msgspec.msgpack.Decoder(Generation)
-
-
-def encode_generation(generation: Generation) -> bytes:
-    """Return what is written into the register."""
-    return _encode(generation)
 
 
 def decode_generation(data: bytes) -> Generation:

@@ -276,28 +276,3 @@ Instruction = (
     | Finish
     | Halt
 )
-
-__all__ = [
-    "Apply",
-    "AskToJoin",
-    "Checkpoint",
-    "Compute",
-    "Discard",
-    "EndGeneration",
-    "FetchState",
-    "Finish",
-    "Halt",
-    "Instruction",
-    "KeepState",
-    "Leave",
-    "OfferState",
-    "OpenIncarnation",
-    "ProposeGeneration",
-    "PublishAck",
-    "ReadDecision",
-    "ReadGeneration",
-    "RunExchange",
-    "Settle",
-    "TryAbort",
-    "TryCommit",
-]

@@ -81,5 +81,3 @@ _REPEAT: dict[MemberPhase, Callable[[MemberState], Instructions]] = {
     MemberPhase.KEEPING: transitions.propose_change,
     MemberPhase.CLOSING: transitions.wait_for_all,
 }
-
-__all__ = ["Member"]

@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 
 from ringside.errors import UsageError
 
-__all__ = ["ProtocolSettings", "Quotas", "Rules", "Stretch"]
-
-
 # -------------------------------------------------------------------------------------------------
 # How many micro-batches each rank computes: whole numbers from their own times, the sum always the same.
 #

@@ -141,6 +141,3 @@ class MemberState:
         """Come to the end, with a last instruction."""
         self.phase = MemberPhase.ENDED
         return [last]
-
-
-__all__ = ["Instructions", "MemberPhase", "MemberState"]

@@ -17,39 +17,6 @@ from ringside.survive.protocol.decision import Commit, MemberId, Tag
 from ringside.survive.protocol.generation import Fence, Generation, closing, ending, successor
 from ringside.survive.protocol.state import Instructions, MemberPhase, MemberState
 
-__all__ = [
-    "abort_again",
-    "ack_seen",
-    "ask_to_join",
-    "attempt_failed",
-    "close_incarnation",
-    "decision_read",
-    "drain_wanted",
-    "end_wanted",
-    "fetch_again",
-    "fetch_failed",
-    "generation_ended",
-    "generation_read",
-    "join_requested",
-    "newer_heard_of",
-    "nobody_left",
-    "peer_suspected",
-    "propose_change",
-    "quotas_wanted",
-    "ranks_gone",
-    "result_ready",
-    "started",
-    "state_fetched",
-    "state_kept",
-    "state_offered",
-    "store_is_gone",
-    "store_lost",
-    "vote_again",
-    "wait_for_all",
-    "work_done",
-]
-
-
 # -------------------------------------------------------------------------------------------------
 # Generations follow each other: founding the first one, and going from one into a later one.
 

@@ -29,7 +29,8 @@ import msgspec
 import torch
 
 from ringside.errors import RingsideError
-from ringside.survive.cluster.peers import own_place, state_of
+from ringside.processes import is_running
+from ringside.survive.cluster.peers import own_place
 from ringside.survive.state import torch_checkpoint as dcp_files
 from ringside.survive.state.state import digest_of, put_together, take_apart
 
@@ -242,8 +243,7 @@ def _file_digest(path: Path) -> str:
 def _is_abandoned(path: Path, writer: re.Match[str], now: float) -> bool:
     """Tell whether the writer of a directory is dead; one on another host when it has written nothing for long."""
     if writer["machine"] == _short(own_place().machine):
-        state, started = state_of(int(writer["pid"]))
-        return started != int(writer["started"]) or state in "XZ"
+        return not is_running(int(writer["pid"]), int(writer["started"]))
     try:
         return now - max(each.lstat().st_mtime for each in (path, *path.iterdir())) > _FORGOTTEN_S
     except OSError:

@@ -151,6 +151,3 @@ def _written(tree: dict[str, Any], head: Head, no_memory: OSError) -> str:
 
 def _mapped(fd: int, offset: int, size: int, access: int) -> Bytes:
     return np.frombuffer(mmap.mmap(fd, size, prot=access, offset=offset), dtype=np.uint8)
-
-
-__all__ = ["Final", "final_state"]

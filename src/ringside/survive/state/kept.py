@@ -195,6 +195,3 @@ def new_file(step: int, directory: str) -> Iterator[tuple[int, str]]:
         raise
     finally:
         os.close(fd)
-
-
-__all__ = ["DIGEST_BYTES", "KEPT", "START", "STATE_AT", "Head", "Kept", "Lies", "Stage", "new_file"]

@@ -19,7 +19,7 @@ from ringside.decoding import UNDECODABLE
 from ringside.errors import MismatchError, RingsideError, UnsupportedError
 from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.cluster.shared_memory import OwnArena
-from ringside.survive.data.position import Position
+from ringside.survive.data.samples import Position
 
 # -------------------------------------------------------------------------------------------------
 # State as a tree of plain values with tensors at its leaves: taken apart, packed into bytes, and put together again.

@@ -171,5 +171,3 @@ _VALUES: dict[tuple[str, str], Any] = {
     ("torch.serialization", "_get_layout"): _layout,
     ("collections", "OrderedDict"): dict,
 }
-
-__all__ = ["METADATA", "open_file", "read", "write"]

@@ -18,19 +18,16 @@ from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import LinkError, LinkFailure, Transport
 from ringside.errors import RingsideError
 from ringside.survive.cluster.known_workers import KnownWorkers
-from ringside.survive.cluster.pairwise import OpenTransport
+from ringside.survive.cluster.links import OpenTransport
+from ringside.survive.cluster.peers import PeerWait, Superseded
 from ringside.survive.cluster.rendezvous import Offered
 from ringside.survive.cluster.shared_memory import Address, read_only
-from ringside.survive.cluster.waiting import PeerWait, Superseded
 from ringside.survive.job import SurviveJob
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
 from ringside.survive.state.state import Given, JobState, take_over
-
-__all__ = ["StateSender", "StateServer", "StateTransfer", "choose_giver", "receive", "transfer_name"]
-
 
 # -------------------------------------------------------------------------------------------------
 # To a process on another host: its size (int64), then the bytes in pieces, over a group of two.

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import RANK_FIELDS, STEP_BUCKETS_S, MetricsSnapshot
-from ringside.monitor.alerts.settings import Endpoint
+from ringside.monitor.alerts.live import Endpoint
 from ringside.monitor.stats import Floats
 from ringside.view.server.guard import is_called, own_names
 from ringside.view.tui.console import printable_lines

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.buckets import BucketSizes
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import has_library, option

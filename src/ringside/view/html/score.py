@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.predict.score.score import Score, line_flags, summary
+from ringside.predict.score import Score, line_flags, summary
 from ringside.predict.tables.table import bus_factor
 from ringside.text import digits, duration, size
 from ringside.view.html.curves import Axis, Curve, curves

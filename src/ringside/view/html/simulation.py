@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.predict.plan.simulated_band import in_words, simulated_band
+from ringside.predict.plan.options import in_words, simulated_band
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import digits, duration, size
 from ringside.view.html.gantt import gantt

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ringside.predict.band import Band
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.simulation.timeline import Timeline
-from ringside.predict.what_if.what_if import Answer, StepChange, work
+from ringside.predict.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, share
 from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import Markup

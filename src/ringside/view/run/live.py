@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
-from ringside.monitor.run.algorithm_changes import NOTES_KEPT, Revised, read_revised
 from ringside.monitor.run.directory import RUN, Event, RunReader
+from ringside.monitor.run.events import NOTES_KEPT, Revised, read_revised
 from ringside.monitor.run.records import RunInfo, StepRecord
-from ringside.monitor.slow_rank.meters import PriceMeter, meter_of
+from ringside.monitor.slow_rank.verdict import PriceMeter, meter_of
 from ringside.monitor.verdict import Verdict
 
 # -------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.ringside_run import whole_steps
 from ringside.errors import UsageError
 from ringside.predict import Topology, preset
-from ringside.predict.what_if.step import PredictedStep
+from ringside.predict.what_if import PredictedStep
 from ringside.view.run.recorded import Run
 
 LATENCY_BYTES = 8.0  # a size at which a collective takes its latency and nothing else

@@ -5,7 +5,7 @@ compression      How f32 elements travel when half of the bits shall do: rounded
 device           Schedules on the device where the tensors are: point-to-point of the user's own process group, NCCL's
                  on GPUs
 exchange         One vertex's links to the others, and what stays between collectives: receive buffers, counters,
-                 sizes of messages
+                 sizes of messages; channels, each with a thread of its own
 message_size     How large the messages of a collective are
 ordering         In which order segments are sent and received, so that every link stays busy
 persistent       A small collective on one vertex, worked out beforehand: what is left to be done is to send, to wait

@@ -1,11 +1,14 @@
 """One vertex's links to the others, and what stays between collectives: receive buffers, counters, sizes of messages.
 
+`Channels` are several of them, whose collectives may be under way at the same time.
+
 `ringside.engine.net.exchange.run` interprets a schedule over them; `ringside.engine.net.exchange.persistent` does the
 same for a small chunk that stays where it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -20,11 +23,13 @@ from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBu
 from ringside.engine.net.exchange.route import Length, route_of
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader
 from ringside.engine.net.exchange.types import HopTiming
+from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import Bytes, Links, Transport
 from ringside.schedule import Schedule
 
 HOPS_KEPT = 1 << 16
 _LARGEST_ITEM = max(ITEM_BYTES)
+_RECENT = 4  # jobs that may still be under way: two channels, and the one before on each
 
 
 class Exchange:
@@ -173,9 +178,51 @@ class Exchange:
         return self._seq[2 * peer]
 
 
+class Channels:
+    """Exchanges with a thread each, made when they are needed (NCCL's word; here a channel is a whole collective's).
+
+    Which channel runs what must follow from the order of the calls alone, so that all ranks use the same.
+
+    Args:
+        exchange: The first channel's.
+        name: Of the threads.
+    """
+
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        self._exchanges = [exchange]
+        self._workers: list[Worker] = []
+        self._name = name
+        self._recent: deque[Work] = deque(maxlen=_RECENT)
+
+    def exchange(self, channel: int) -> Exchange:
+        """Return a channel's exchange."""
+        while len(self._exchanges) <= channel:
+            self._exchanges.append(self._exchanges[0].open_channel())
+        return self._exchanges[channel]
+
+    def submit(self, job: Callable[[], None], channel: int = 0) -> Work:
+        """Run a job on a channel's thread, after those before it."""
+        while len(self._workers) <= channel:
+            self._workers.append(Worker(self._name))
+        work = self._workers[channel].submit(job)
+        self._recent.append(work)
+        return work
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait for the jobs under way, which work in the caller's memory, each that long; drop their errors."""
+        for work in self._recent:
+            with contextlib.suppress(BaseException):
+                work.wait(timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        """End the threads; wait for each that long."""
+        for worker in self._workers:
+            worker.stop(timeout_s)
+
+
 def _ratio(item_bytes: int, wire: WireCompression | None) -> int:
     """Return how many times fewer bytes travel than lie in memory."""
     return 1 if wire is None else item_bytes // wire.item_bytes
 
 
-__all__ = ["HOPS_KEPT", "Exchange"]
+__all__ = ["HOPS_KEPT", "Channels", "Exchange"]

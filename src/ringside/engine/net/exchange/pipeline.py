@@ -167,11 +167,12 @@ class SegmentPipeline:
         # One for the thread that walks messages, one for the thread that fills and drains.
         self._messages, self._memory = WakeUp(), WakeUp()
 
-    def fill(self, by: Callable[[int], object] | None, *, paced: bool = True) -> None:
+    def fill(self, by: Sequence[Callable[[], object]] | None, *, paced: bool = True) -> None:
         """Fill all pieces in the order in which messages need them; if that fails, nobody waits for them any longer.
 
         Args:
-            by: Leaves a piece's contributions added up in this rank's part of it; None: they are all there.
+            by: What leaves a piece's contributions added up in this rank's part of it, by piece; None: they are all
+                there.
             paced: Stay only a few pieces ahead of the messages.
         """
         try:
@@ -179,18 +180,18 @@ class SegmentPipeline:
                 if by is not None:
                     if paced:
                         self.pace(piece)
-                    by(piece)
+                    by[piece]()
                 self.filled(piece)
         except BaseException:
             self.stop()
             raise
 
-    def drain(self, by: Callable[[int], object]) -> None:
-        """Do something with each piece as soon as it has its result, in the order in which these come."""
+    def drain(self, by: Sequence[Callable[[], object]]) -> None:
+        """Call what is for each piece as soon as it has its result, in the order in which these come."""
         for piece in self._plan.ends:
             if not self.ended(piece):
                 return
-            by(piece)
+            by[piece]()
 
     def wait(self, chunk: int, segment: int) -> None:
         """Return when this host's contribution is added up there."""

@@ -1,8 +1,8 @@
-"""Before a process asks to be a member it knocks: whoever cannot be reached would keep the others from every step.
+"""Links between workers of different hosts, each a group of two: a transport of them, and knocking before one joins.
 
-It opens a connection to a member, which answers on a thread beside its training; if none comes about, to the next one.
-If nobody can be reached, the process says so in one line and knocks again later, each time after twice as long, and the
-members lose nothing by it.
+A Gloo group connects every member with every other, so it cannot be made where one link is broken, and when it fails
+its members hear that somebody is lost, not which link was. A group of two stands for its link: it can be made wherever
+that link carries, and when it fails it is that link which failed, or the peer.
 """
 
 from __future__ import annotations
@@ -10,12 +10,114 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ringside.engine.failures import name_ranks
 from ringside.engine.runtime.worker import Work, Worker
-from ringside.survive.cluster.pairwise import OpenTransport
+from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure, Pending, Transport
 from ringside.survive.cluster.rendezvous import Knock, Rendezvous
 from ringside.survive.protocol.decision import MemberId
+
+OpenTransport = Callable[[str, int, int, Callable[[], bool]], Transport]
+"""(a name that only this group uses, own number, how many, whether it is still wanted) → the group's transport.
+
+It waits for all to come while it is wanted; then they are connected in a few seconds, or `RuntimeError` is raised.
+"""
+
+
+class PairwiseTransport:
+    """One vertex's links to its neighbours.
+
+    Args:
+        open_pair: Makes a group of two.
+        name: A name that only these links use.
+        rank: This vertex.
+        size: Number of vertices.
+        links: Its links as (lower, higher), in an order in which all vertices can open theirs.
+        wanted: Tells whether they are still wanted.
+
+    Raises:
+        LinkError: A link could not be made; its cause names the vertex at the other end.
+    """
+
+    def __init__(
+        self,
+        open_pair: OpenTransport,
+        name: str,
+        rank: int,
+        size: int,
+        links: Sequence[tuple[int, int]],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.doing: object = ""
+        self.waits_inside: Callable[[], int] = lambda: NOBODY
+        self.on_failure: Callable[[], object] = int
+        self._pairs: dict[int, Transport] = {}
+        for low, high in links:
+            peer = high if rank == low else low
+            self._pairs[peer] = self._opened(open_pair, f"{name}/{low}-{high}", peer, wanted)
+
+    def keep(self, data: Bytes) -> Kept:
+        """Return what `send` and `receive` take in place of `data`; see `Transport`."""
+        return next(iter(self._pairs.values())).keep(data)
+
+    def send(self, peer: int, data: Bytes | Kept) -> Pending:
+        """Start sending to a neighbour; see `Transport`."""
+        return _Message(self, peer, self._on(peer, lambda pair, number: pair.send(number, data)))
+
+    def receive(self, peer: int, into: Bytes | Kept) -> Pending:
+        """Start receiving from a neighbour; see `Transport`."""
+        return _Message(self, peer, self._on(peer, lambda pair, number: pair.receive(number, into)))
+
+    def fail(self, cause: LinkFailure) -> LinkFailure:
+        """Tell the neighbours that this vertex leaves, and end all that is under way; return the cause."""
+        for peer, pair in self._pairs.items():
+            pair.fail(LinkFailure("left", int(self.rank > peer)))
+            pair.close(patience_s=0.0)  # its thread ends here, not with the interpreter, which would abort
+        return cause
+
+    def close(self, *, patience_s: float = 5.0) -> None:
+        """Leave; see `Transport`."""
+        for pair in self._pairs.values():
+            pair.close(patience_s=patience_s)
+
+    def describe(self) -> dict[str, Any]:
+        """Return its name."""
+        return {"transport": "pairs of neighbours"}
+
+    def _opened(self, open_pair: OpenTransport, name: str, peer: int, wanted: Callable[[], bool]) -> Transport:
+        try:
+            return open_pair(name, int(self.rank > peer), 2, wanted)
+        except (LinkError, RuntimeError) as error:
+            self.fail(LinkFailure("lost", peer))
+            raise LinkError(LinkFailure("lost", peer), str(error).partition("\n")[0]) from None
+
+    def _on(self, peer: int, act: Callable[[Transport, int], Pending]) -> Pending:
+        try:
+            return act(self._pairs[peer], int(peer > self.rank))
+        except LinkError as error:
+            raise self.blamed(peer, error) from None
+
+    def blamed(self, peer: int, error: LinkError) -> LinkError:
+        """Return a pair's error in the numbers of all: it is always about the vertex at the other end."""
+        return LinkError(LinkFailure(error.cause.kind, peer, error.cause.detail), error.detail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    neighbours: PairwiseTransport
+    peer: int
+    pending: Pending
+
+    def wait(self) -> None:
+        """Wait for it; see `Pending`."""
+        try:
+            self.pending.wait()
+        except LinkError as error:
+            raise self.neighbours.blamed(self.peer, error) from None
+
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 PATIENCE_S = 5.0
@@ -24,6 +126,14 @@ _CLOSE_S = 1.0
 _ANSWERED, _KNOCKED = 0, 1
 
 _log = logging.getLogger("ringside")
+
+
+# -------------------------------------------------------------------------------------------------
+# Before a process asks to be a member it knocks: whoever cannot be reached would keep the others from every step.
+#
+# It opens a connection to a member, which answers on a thread beside its training; if none comes about, to the next.
+# If nobody can be reached, the process says so in one line and knocks again later, each time after twice as long, and
+# the members lose nothing by it.
 
 
 class ReachabilityProbe:
@@ -139,6 +249,3 @@ def _open_and_close(open_transport: OpenTransport, name: str, end: int) -> tuple
     work = thread.submit(lambda: open_transport(name, end, 2, lambda: time.monotonic() < until).close())
     thread.stop(timeout_s=0.0)  # when that is done
     return thread, work
-
-
-__all__ = ["ReachabilityProbe", "ReachabilityResponder", "knock_name"]

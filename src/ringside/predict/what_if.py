@@ -1,0 +1,444 @@
+"""What would change in a training step if one thing about it were different: `what_if(step, change)` -> `Answer`.
+
+A step is work and what is left of the synchronisation after it. All ranks wait for the slowest, so work is the mean
+over steps of the longest own time: recorded own times are replayed, as the monitor's prices are. What is left of the
+synchronisation is `buckets.exposed_s` of one bucket's price. Both ends of a difference are priced with the same
+figures, which are wrong together: the band of the difference is that of the figures, not of two prices side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import UsageError
+from ringside.predict.laws.calibrate import Band
+from ringside.predict.plan.buckets import BACKWARD, exposed_s
+from ringside.predict.plan.options import (
+    AUTO,
+    IN_NETWORK,
+    TREES,
+    Option,
+    has_library,
+    moved,
+    option,
+    schedule_for,
+    tilted,
+    with_measured,
+)
+from ringside.predict.plan.plan import choose_option
+from ringside.predict.simulation.simulate import price, simulate
+from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.topology.topology import Topology
+
+# -------------------------------------------------------------------------------------------------
+# What is left of a step's synchronisation, priced: by a law, by a schedule, and by a law moved as its schedule moves.
+#
+# A library's laws know no single link. With links of their own the law is that of the topology without them, times what
+# the same algorithm's schedule takes with them by what it takes without.
+
+MOST_LOOKED_UP = 512  # of larger schedules no message is looked up
+BY_SCHEDULE = "no published table has a slow link: its effect is simulated"
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """What is left of a step's synchronisation.
+
+    Args:
+        bucket: What one bucket's all-reduce takes, seconds; None: it was not priced.
+        seconds: What is left of all after the work, seconds.
+        why: Why it is extrapolated; empty where tables support it.
+    """
+
+    bucket: Band | None
+    seconds: Band
+    why: str
+
+
+def chosen(topology: Topology, algorithm: str, bucket_bytes: float) -> Option | None:
+    """Return the way a bucket is reduced, on the topology that laws apply to; None: one rank has nobody to reduce with.
+
+    Args:
+        topology: What it runs over.
+        algorithm: As for `plan.choose_option`.
+        bucket_bytes: Of one bucket.
+
+    Raises:
+        UsageError: No such algorithm here.
+    """
+    return None if topology.ranks < 2 else choose_option(lawful(topology), bucket_bytes, algorithm)
+
+
+def exposed(option: Option | None, topology: Topology, bucket_bytes: float, buckets: int, work_s: float) -> Exposed:
+    """Return what is left of the synchronisation after a step's work.
+
+    Args:
+        option: How buckets are reduced, of `chosen`.
+        topology: What it runs over.
+        bucket_bytes: Of one bucket.
+        buckets: How many.
+        work_s: Of the slowest rank; `BACKWARD` of it hides buckets. 0: nothing does.
+    """
+    if option is None:
+        return Exposed(Band(0.0, 0.0, 0.0), Band(0.0, 0.0, 0.0), "")
+    predicted = option.predict([bucket_bytes])
+    plain, ratio, why = lawful(topology), 1.0, option.why_extrapolated(bucket_bytes)
+    if plain is not topology:
+        schedule, why = schedule_for(plain, option.name), why or BY_SCHEDULE
+        ratio = price(schedule, topology, bucket_bytes) / price(schedule, plain, bucket_bytes)
+    bucket = Band(*(end * ratio for end in predicted.bands[0].ends))
+    left = Band(*(exposed_s(buckets, end, BACKWARD * work_s) for end in bucket.ends))
+    return Exposed(bucket, left, why)
+
+
+def lawful(topology: Topology) -> Topology:
+    """Return the topology that a library's laws apply to: without links of their own, where that makes one."""
+    plain = replace(topology, overrides=())
+    return plain if topology.overrides and has_library(plain) else topology
+
+
+def slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[int, int, float]) -> Topology:
+    """Return the topology with a link that carries its messages so many times slower than it carries them now.
+
+    Between hosts a message may have a share of several interfaces: what it gets of them is what becomes less.
+
+    Args:
+        topology: What is run over.
+        algorithm: As for `plan.choose_option`.
+        bucket_bytes: Of one all-reduce.
+        link: Sender, receiver, times.
+
+    Raises:
+        UsageError: There is no such link, the algorithm sends nothing over it, or it cannot be so many times slower.
+    """
+    src, dst, times = link
+    found = topology.with_slow_link(src, dst, times)
+    if topology.ranks > MOST_LOOKED_UP:
+        return found
+    # The best rate that a message over the link gets now, and to whom else its sender sends.
+    name = choose_option(lawful(topology), bucket_bytes, algorithm).name
+    timeline = simulate(schedule_for(lawful(topology), name), topology, bucket_bytes)
+    best, others = 0.0, set[int]()
+    for sent in timeline.sent():
+        others |= set(sent.dst[sent.src == src].tolist())
+        here = (sent.src == src) & (sent.dst == dst) & (sent.size_bytes > 0)
+        took = (sent.leave_s - sent.begin_s)[here]
+        best = max([best, *(sent.size_bytes[here] / took.clip(1e-15)).tolist()])
+    if not best:
+        kind = topology.class_of(src, dst)
+        order = sorted(others, key=lambda other: (topology.class_of(src, other) != kind, abs(other - dst)))
+        used = "".join(f", such as {src}:{other}" for other in order[:1])
+        raise UsageError(f"{name} sends nothing from rank {src} to rank {dst}: take a link it uses{used}")
+    return topology.with_slow_link(src, dst, times * topology.rate_of(src, dst) / best) if best < math.inf else found
+
+
+# -------------------------------------------------------------------------------------------------
+# A training step, what may be different about it, and the step that it would be then.
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedStep:
+    """Training steps as they are.
+
+    Args:
+        topology: What they run over.
+        size_bytes: Of all gradients.
+        own_s: Own times, float64 [steps, ranks], seconds; a single row of zeros: computation is not known.
+        buckets: In how many pieces gradients are reduced.
+        algorithm: A name of `options.names`, or `auto`.
+        exposed_s: What was measured to be left of the synchronisation, by step, float64 [steps]; None: it is priced.
+        measured: Sizes of buckets and what they took, bytes and seconds.
+    """
+
+    topology: Topology
+    size_bytes: float
+    own_s: Floats
+    buckets: int = 1
+    algorithm: str = AUTO
+    exposed_s: Floats | None = None
+    measured: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it was seen, not described."""
+        return self.exposed_s is not None
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Of one bucket."""
+        return self.size_bytes / self.buckets
+
+    @property
+    def work_s(self) -> float:
+        """The slowest rank's own time, mean over steps, seconds."""
+        return float(self.own_s.max(axis=1).mean())
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """What is different; everything that is given changes at once.
+
+    Args:
+        slower: By rank, the share by which its own time grows: 0.12 is 12 %.
+        repaired: Ranks that are as fast as the others' median.
+        slow_links: (sender, receiver, times): ranks, and how many times slower it carries what it is given.
+        lost_rails: Hosts that lose one network interface each.
+        oversubscription: Of the network among leaves: 2 for 2:1.
+        sharp: Switches between hosts (or inside the only one) reduce.
+        bucket_bytes: Of one bucket.
+        hosts: How many.
+        algorithm: Another one.
+    """
+
+    slower: dict[int, float] = field(default_factory=dict)
+    repaired: tuple[int, ...] = ()
+    slow_links: tuple[tuple[int, int, float], ...] = ()
+    lost_rails: tuple[int, ...] = ()
+    oversubscription: float | None = None
+    sharp: bool = False
+    bucket_bytes: float | None = None
+    hosts: int | None = None
+    algorithm: str | None = None
+
+    @property
+    def of_work(self) -> bool:
+        """Whether it changes nothing but own times."""
+        return self == StepChange(slower=self.slower, repaired=self.repaired)
+
+
+def changed(step: PredictedStep, change: StepChange) -> PredictedStep:
+    """Return the step as it would be; raise `UsageError` where it cannot be: no such rank, link, rail, algorithm."""
+    # What it runs over.
+    topology, buckets = step.topology, step.buckets
+    if change.hosts is not None:
+        topology = topology.sized(change.hosts)
+    if change.oversubscription is not None:
+        if topology.hosts == 1:
+            raise UsageError(f"{topology.name} is one host: there is no network to oversubscribe; give --hosts")
+        topology = replace(topology, oversubscription=change.oversubscription)
+    for host in change.lost_rails:
+        topology = topology.without_rail(host)
+    if change.bucket_bytes is not None:
+        if not (math.isfinite(change.bucket_bytes) and change.bucket_bytes > 0):
+            raise UsageError(f"a bucket of {change.bucket_bytes:g} bytes: more than 0, such as 25MB")
+        buckets = max(math.ceil(step.size_bytes / change.bucket_bytes - 1e-9), 1)
+    # How buckets are reduced: a requested algorithm must be possible there.
+    algorithm = step.algorithm
+    if change.algorithm is not None or change.sharp:
+        inside = "nvls" if topology.hosts == 1 and topology.nvls is not None else IN_NETWORK
+        algorithm = change.algorithm or inside
+        option(lawful(topology), algorithm)
+    for link in change.slow_links:
+        topology = slowed(topology, algorithm, step.size_bytes / buckets, link)
+    # What every rank works.
+    own = _own_times(step, change)
+    if topology.ranks != step.topology.ranks:  # on other hosts the same work, rank for rank
+        own = own[:, np.arange(topology.ranks) % own.shape[1]]
+    return replace(step, topology=topology, own_s=own, buckets=buckets, algorithm=algorithm)
+
+
+def _own_times(step: PredictedStep, change: StepChange) -> Floats:
+    """Return own times with ranks slowed and repaired, float64 [steps, ranks], seconds."""
+    own: Floats = step.own_s.copy()
+    ranks = own.shape[1]
+    for rank in (*change.slower, *change.repaired):
+        if not 0 <= rank < ranks:
+            raise UsageError(f"there is no rank {rank}: ranks are 0 to {ranks - 1}")
+    if change.slower and not step.work_s:
+        raise UsageError("a rank that is slower by a share: of what? Say what a step computes: --compute-seconds 0.25")
+    for rank, share in change.slower.items():
+        if not (math.isfinite(share) and share > -1):
+            raise UsageError(f"rank {rank} cannot be {100 * share:g} % slower: more than -100 %")
+        own[:, rank] *= 1.0 + share
+    # Repaired ranks are in no step slower than the others' median, as it was recorded.
+    others = np.delete(step.own_s, change.repaired, axis=1)
+    if change.repaired and not others.shape[1]:
+        raise UsageError("repair some of the ranks: what they are repaired to is the others' median")
+    for rank in change.repaired:
+        own[:, rank] = np.minimum(own[:, rank], np.median(others, axis=1))
+    return own
+
+
+# -------------------------------------------------------------------------------------------------
+# The difference that a change makes.
+
+DAY_S = 86_400.0
+CERTAIN = 1.96  # standard errors of a mean, for 95 %
+TILT = CERTAIN / math.sqrt(2.0)  # two figures that go apart have the square root of two of one's spread
+NOTHING = Band(0.0, 0.0, 0.0)
+Options = tuple[Option | None, Option | None]
+"""How buckets are reduced before and after; None: there is one rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The difference.
+
+    Args:
+        before: The step as it is.
+        after: As it would be.
+        delta: What a step takes longer, seconds, with its band; below 0: less.
+        work_delta: Of that, own work.
+        left: What is left of the synchronisation, before and after.
+        extrapolated: Why no data supports it; empty where data does.
+    """
+
+    before: PredictedStep
+    after: PredictedStep
+    delta: Band
+    work_delta: Band
+    left: tuple[Exposed, Exposed]
+    extrapolated: tuple[str, ...]
+
+    @property
+    def step_s(self) -> tuple[float, float]:
+        """What a step takes before and after, seconds."""
+        return self.before.work_s + self.left[0].seconds.value, self.after.work_s + self.left[1].seconds.value
+
+    @property
+    def steps(self) -> tuple[Band, Band]:
+        """The same with bands: those of the scatter of recorded work, and of what is left of the synchronisation."""
+        before, after = (
+            Band(*(a + b for a, b in zip(work(step).ends, left.seconds.ends, strict=True)))
+            for step, left in zip((self.before, self.after), self.left, strict=True)
+        )
+        return before, after
+
+    @property
+    def knows_work(self) -> bool:
+        """Whether computation is known; where it is not, nothing follows for a day."""
+        return self.before.work_s > 0
+
+    @property
+    def rank_hours_per_day(self) -> Band | None:
+        """Rank-hours that a day of the slower of the two spends on the difference; below 0: that it could save.
+
+        None: computation is not known.
+        """
+        if not self.knows_work:
+            return None
+        whole, faster = self.after.topology.ranks * DAY_S / 3600.0, min(self.step_s)
+        return Band(*(whole * delta / (faster + abs(delta)) for delta in self.delta.ends))
+
+
+def what_if(step: PredictedStep, change: StepChange) -> Answer:
+    """Return what a change would do to a step.
+
+    Raises:
+        UsageError: The change cannot be: no such rank, link, rail, algorithm; the line names it.
+    """
+    after = changed(step, change)
+    first, second, grows = _remaining(step, after, change)
+    longer = work_delta(step, after)
+    delta = Band(*(a + b for a, b in zip(longer.ends, grows.ends, strict=True)))
+    why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (first.why, second.why))))
+    return Answer(step, after, delta, longer, (first, second), why)
+
+
+def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
+    """Return what is left of the synchronisation, and by how much that grows.
+
+    Of a recorded run it is what was seen and what the prices grow by, which its measurements moved; never less than 0.
+    """
+    seen = None
+    if before.exposed_s is not None:
+        mean = _mean(before.exposed_s)
+        seen = Band(mean.value, max(mean.low, 0.0), mean.high)
+        if change.of_work:
+            return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
+    # What was measured before moves how buckets are priced on both sides.
+    old, new = (chosen(step.topology, step.algorithm, step.bucket_bytes) for step in (before, after))
+    run = None if old is None else with_measured(old, before.measured)
+    options = old and moved(old, run), new and moved(new, run)
+    first, second = (_exposed(step, option) for step, option in zip((before, after), options, strict=True))
+    if seen is None:
+        return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
+    grows = _growth(before, after, options, seen)
+    then = Band(*(max(a + b, 0.0) for a, b in zip(seen.ends, grows.ends, strict=True)))
+    why = second.why or "the run measured only what it had; the change is priced on its topology"
+    return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
+
+
+def _ordered(value: float, *others: float) -> Band:
+    """Return a value with the least and the most of all as its band."""
+    return Band(value, min(value, *others), max(value, *others))
+
+
+def _growth(before: PredictedStep, after: PredictedStep, options: Options, seen: Band) -> Band:
+    """Return by how much a recorded run would have more left of its synchronisation.
+
+    The same messages over other links are wrong together on both sides; what a change does to them then hangs on how
+    much of their time is latency and how much is wire, and on how steady the run was. Other messages are as sure as
+    their own price is.
+    """
+    alike = [(step.buckets, step.algorithm, step.topology.ranks) for step in (before, after)]
+    if alike[0] == alike[1]:
+        tilts = []  # growth if latency is more of a message's time by so many standard deviations, seconds
+        for share in (0.0, -TILT, TILT):
+            pair = [option and tilted(option, share) for option in options]
+            left = [_exposed(step, option).seconds for step, option in zip((before, after), pair, strict=True)]
+            tilts.append(left[1].value - left[0].value)
+        ends = [more * end / seen.value for more in tilts for end in seen.ends] if seen.value > 0 else tilts
+        found = _ordered(tilts[0], *ends)
+    else:
+        first, second = (_exposed(step, option).seconds for step, option in zip((before, after), options, strict=True))
+        found = Band(*(end - first.value for end in second.ends))
+    return Band(*(max(end, -seen.value) for end in found.ends))
+
+
+def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
+    return exposed(option, step.topology, step.bucket_bytes, step.buckets, step.work_s)
+
+
+def work(step: PredictedStep) -> Band:
+    """Return the slowest rank's own time, with the band that the steps' scatter leaves; a single step has none."""
+    return _mean(step.own_s.max(axis=1))
+
+
+def work_delta(before: PredictedStep, after: PredictedStep) -> Band:
+    """Return by how much the slowest rank's own time grows, with the band that the steps' scatter leaves."""
+    return _mean(after.own_s.max(axis=1) - before.own_s.max(axis=1))
+
+
+def _mean(values: Sequence[float] | Floats) -> Band:
+    """Return the mean of what single steps took, with its 95 % band."""
+    found = np.asarray(values, dtype=np.float64)
+    mean = float(found.mean())
+    error = CERTAIN * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+    return Band(mean, mean - error, mean + error)
+
+
+# -------------------------------------------------------------------------------------------------
+# A step's synchronisation played: who is guilty, and the times for a picture before and after.
+
+MOST_RANKS = 4096  # a larger simulation takes seconds
+SEGMENTS = 8  # of what is pipelined: a tree, a tensor through a switch
+
+
+def played(step: PredictedStep) -> Timeline | None:
+    """Return one bucket's all-reduce, each rank as late as its own work is longer than the shortest.
+
+    A library's algorithm is played by the schedule that is like it (`options.schedule_for`).
+
+    Returns:
+        None where there is nothing to play: one rank, or more than `MOST_RANKS`.
+    """
+    topology = step.topology
+    if not 2 <= topology.ranks <= MOST_RANKS:
+        return None
+    size, plain = step.bucket_bytes, lawful(topology)
+    name = choose_option(plain, size, step.algorithm).name
+    segments = SEGMENTS if name in (*TREES, "nvls") else 1
+    own = np.median(step.own_s, axis=0)
+    late = {rank: float(more) for rank, more in enumerate(own - own.min()) if more > 0}
+    try:
+        return simulate(schedule_for(plain, name), topology, size, late=late, segments=segments)
+    except UsageError:  # too large to be played
+        return None

@@ -1,0 +1,38 @@
+"""The codes that C++ and Python share are the same with and without the core."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ringside._core import enums
+
+TELL = (
+    "import json; from ringside._core import enums;"
+    "print(json.dumps({name: {m.name: int(m) for m in getattr(enums, name)} for name in enums.__all__}))"
+)
+
+
+def codes_of(**environ: str) -> dict[str, dict[str, int]]:
+    command = [sys.executable, "-c", TELL]
+    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
+    codes: dict[str, dict[str, int]] = json.loads(done.stdout)
+    return codes
+
+
+@pytest.mark.native
+def test_ranks_with_and_without_the_core_mean_the_same() -> None:
+    assert codes_of() == codes_of(RINGSIDE_NO_NATIVE="1")
+
+
+def test_members_count_from_zero_and_the_wire_keeps_its_numbers() -> None:
+    for name in enums.__all__:
+        assert [int(member) for member in getattr(enums, name)] == list(range(len(getattr(enums, name)))), name
+    # Ranks of two releases may meet: numbers that were given stay.
+    assert (enums.DType.float32, enums.DType.bfloat16, enums.DType.bool) == (0, 3, 9)
+    assert (enums.ReduceOp.sum, enums.ReduceOp.avg, enums.ReduceOp.bxor) == (0, 1, 7)
+    assert (enums.Kind.all_reduce, enums.Kind.reduce_scatter_, enums.Kind.split) == (1, 3, 12)
