@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel tsan asan stops test-oldest clean
+.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel release-check tsan asan stops test-oldest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,7 +24,7 @@ demo: $(READY) ## train a small GPT over our own all-reduce and name the rank th
 # Compiled once, not by each of the processes that tests start.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)
 
-test: $(READY) ## run a choice of the tests, some of every kind: under three minutes on two cores
+test: $(READY) ## run a choice of the tests, some of every kind: a few minutes on two cores
 	@$(PYTEST) -m "not (long or thorough) or core" --hypothesis-profile quick $(ARGS)
 
 test-all: $(READY) ## run all tests but the long ones, with Chromium, labs and real programs
@@ -51,7 +51,7 @@ prove: $(READY) ## the kill matrix of exactly-once steps, each of its rules brok
 	@$(BIN)/python -m verification.survive $(ARGS)
 
 frameworks: $(READY) ## install the frameworks that integrations are tested with in `make test-all`
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,frameworks]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[integrations]' --group frameworks
 
 # The tools' programs must lie in $(BIN), even where the base Python has these packages: hence --ignore-installed.
 # `auditwheel repair` writes the oldest glibc that the core works with into the name: that of this machine, or older.
@@ -63,6 +63,20 @@ wheel: $(READY) ## build a wheel into dist/, check its tags, try it in an enviro
 		|| { cat build/wheel/log >&2; exit 1; }
 	@mkdir -p dist && cp build/wheel/repaired/*.whl dist/
 	@$(BIN)/python tests/check_wheel.py $$(ls build/wheel/repaired/*.whl)
+
+release-check: $(READY) ## whether anything stands open that only a release can fill in: docs/release.md
+	@$(BIN)/python tests/check_release.py
+
+# In an environment of its own: the tools of the page are none of the package's.
+docs: build/docs/.ready ## build the documentation site into build/site; a link that leads nowhere is an error
+	@build/docs/bin/python -m mkdocs build --strict -q $(ARGS)
+	@echo "build/site/index.html"
+
+build/docs/.ready: pyproject.toml
+	@$(PYTHON) -m venv --clear build/docs
+	@build/docs/bin/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
+	@build/docs/bin/python -m pip install -q --disable-pip-version-check --group docs
+	@touch $@
 
 tsan: $(READY) ## the native core under the thread sanitizer: ranks as threads, several groups
 	@$(call STRESS,tsan,-DRINGSIDE_SANITIZE=thread,3 2 400)
@@ -105,13 +119,17 @@ $(VENV)/pyvenv.cfg:
 		echo "$$torch" > "$$($(BIN)/python -c '$(WHERE_SITE)')/torch-of-base-python.pth"; \
 	fi
 
+# pip knows dependency groups since 25.1, and Pythons bring older ones. Environments that were made before the
+# distribution was called torch-ringside have it under its old name, too.
 $(READY): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt $(NATIVE)
 	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
 		echo "· installing torch (the largest download; its progress follows)"; \
 		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch numpy; \
 	fi
 	@echo "· building the native core and installing ringside with its tools (half a minute of C++)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
+	@$(BIN)/python -m pip uninstall -qq -y ringside
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e . --group dev
 	@if command -v c++ >/dev/null && ! $(BIN)/python -c 'from ringside import _core; _core.native()' 2>/dev/null; then \
 		echo "· there is a compiler, but the native core did not build; its messages: $(BIN)/python -m pip install -v ." >&2; \
 		exit 1; \

@@ -20,7 +20,7 @@ from pathlib import Path
 TRY = Path(__file__).parent / "scripts" / "installed.py"
 STABLE_FROM = 12
 """From CPython 3.12 on one wheel serves all later ones: there nanobind can do with the limited API."""
-NAME = re.compile(r"ringside-[^-]+-cp3(\d+)-(cp3\d+|abi3)-manylinux_(\d+)_(\d+)_(x86_64|aarch64)\.whl")
+NAME = re.compile(r"torch_ringside-[^-]+-cp3(\d+)-(cp3\d+|abi3)-manylinux_(\d+)_(\d+)_(x86_64|aarch64)\.whl")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ ENTRANCES = {
         "score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if"
     ),
-    "pytorch": "fsdp isolation job_probe process_group.creation recording.parameter_digests recording.session",
+    "pytorch": "fsdp job_probe process_group.creation recording.parameter_digests recording.session",
     "schedule": "algorithms.doubling algorithms.ring combine",
     "survive": "",
     "view": (
@@ -296,7 +296,7 @@ def test_a_wheel_without_the_native_core_is_pure(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    (wheel,) = tmp_path.glob("ringside-*.whl")
+    (wheel,) = tmp_path.glob("torch_ringside-*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "ringside/schedule/algorithms/ring.py" in names

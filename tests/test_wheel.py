@@ -19,19 +19,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_names_say_where_a_wheel_can_be_installed() -> None:
-    assert tags_of("ringside-0.1.0-cp311-cp311-manylinux_2_34_x86_64.whl") == Tags(11, False, (2, 34), "x86_64")
-    tags = tags_of("ringside-0.1.0-cp312-abi3-manylinux_2_28_aarch64.whl")
+    assert tags_of("torch_ringside-0.1.0-cp311-cp311-manylinux_2_34_x86_64.whl") == Tags(11, False, (2, 34), "x86_64")
+    tags = tags_of("torch_ringside-0.1.0-cp312-abi3-manylinux_2_28_aarch64.whl")
     assert str(tags) == "CPython 3.12 and later (abi3), glibc 2.28 or newer, aarch64"
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "ringside-0.1.0-cp311-cp311-linux_x86_64.whl",
-        "ringside-0.1.0-py3-none-any.whl",
-        "ringside-0.1.0-cp312-cp312-manylinux_2_34_x86_64.whl",
-        "ringside-0.1.0-cp310-abi3-manylinux_2_34_x86_64.whl",
-        "ringside-0.1.0-cp311-cp310-manylinux_2_34_x86_64.whl",
+        "torch_ringside-0.1.0-cp311-cp311-linux_x86_64.whl",
+        "torch_ringside-0.1.0-py3-none-any.whl",
+        "torch_ringside-0.1.0-cp312-cp312-manylinux_2_34_x86_64.whl",
+        "torch_ringside-0.1.0-cp310-abi3-manylinux_2_34_x86_64.whl",
+        "torch_ringside-0.1.0-cp311-cp310-manylinux_2_34_x86_64.whl",
     ],
 )
 def test_wheels_that_should_not_be_are_refused(name: str) -> None:

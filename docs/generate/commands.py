@@ -15,11 +15,11 @@ _HEAD = """# Commands
 
 Made from the parsers by `python -m docs.generate.commands`; `ringside VERB --help` says the same. Exit statuses:
 0 fine, 1 it ran and found something wrong, 2 it was asked for something that cannot be, 130 interrupted; where a verb
-has others, it says so. Data goes to stdout, progress and warnings to stderr. `ringside --version` says which Ringside
-this is.
+has others, it says so. Data goes to stdout, progress and warnings to stderr. `ringside --version` prints what an
+issue needs: version, torch, Python, platform, native core.
 
 Completion: `ringside --print-completion bash` prints what makes bash complete verbs, flags, choices and files; zsh and
-fish likewise. It needs `pip install 'ringside[completion]'` once, when it is printed:
+fish likewise. It needs `pip install 'torch-ringside[completion]'` once, when it is printed:
 
 ```text
 ringside --print-completion bash > ~/.local/share/bash-completion/completions/ringside

@@ -24,6 +24,7 @@ from ringside.errors import (
     UnsupportedError,
     UsageError,
 )
+from ringside.installation import warn_of_namesake
 
 if TYPE_CHECKING:
     from ringside import survive as survive
@@ -77,4 +78,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'ringside' has no attribute {name!r}")
 
 
+warn_of_namesake()
 offer()

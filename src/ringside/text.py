@@ -12,13 +12,14 @@ from itertools import groupby
 from ringside.errors import UsageError
 
 UNKNOWN = "–"
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_BINARY_BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _SECONDS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _RANK_TIMES = ((86_400.0, "rank-days"), (3_600.0, "rank-hours"), (0.0, "rank-seconds"))
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds in the unit that reads best: `12.3 ms`, `1.20 s`, `3.5 h`; a dash where they are not known."""
+    """Return seconds in the unit that reads best: `12.3 ms`, `1.20 s`, `3.50 h`; a dash where they are not known."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds == 0:
@@ -30,21 +31,40 @@ def duration(seconds: float | None) -> str:
 
 
 def rank_time(rank_seconds: float) -> str:
-    """Return rank-seconds in the unit that reads best: `41 rank-seconds`, `10.2 rank-days`."""
+    """Return rank-seconds in the unit that reads best: `41.0 rank-seconds`, `10.2 rank-days`."""
     for scale, unit in _RANK_TIMES:
         if rank_seconds >= scale:
             return f"{digits(rank_seconds / (scale or 1.0))} {unit}"
     return f"{digits(rank_seconds)} rank-seconds"
 
 
-def size(count: float | None) -> str:
-    """Return bytes in the unit that reads best, powers of ten: `3.46 MB`."""
+def size(count: float | None, *, binary: bool = False) -> str:
+    """Return bytes in the unit that reads best: `3.46 MB`; a dash where they are not known.
+
+    A kB, MB or GB has 10^3, 10^6 or 10^9 bytes wherever a size is printed; powers of two are called KiB, MiB and GiB.
+
+    Args:
+        count: Bytes.
+        binary: In powers of two, whole ones without a fraction: `64 KiB`, `25 MiB`. For limits and benchmarked sizes,
+            which are chosen so.
+    """
     if count is None or not math.isfinite(count):
         return UNKNOWN
-    for scale, unit in _BYTES:
+    for scale, unit in _BINARY_BYTES if binary else _BYTES:
         if count >= scale:
-            return f"{digits(count / scale)} {unit}"
+            whole = count % scale == 0 and (binary or scale == 1.0)
+            return f"{count / scale:.0f} {unit}" if whole else f"{digits(count / scale)} {unit}"
     return "0 B"
+
+
+def rate(bytes_per_s: float | None) -> str:
+    """Return bytes per second: `119 MB/s`; a dash where they are not known."""
+    return UNKNOWN if bytes_per_s is None or not math.isfinite(bytes_per_s) else f"{size(bytes_per_s)}/s"
+
+
+def giga(value: float) -> str:
+    """Return bytes per second as a number of GB/s, the unit of nccl-tests' bandwidths, for where it stands beside."""
+    return digits(value / 1e9)
 
 
 def ratio(value: float | None) -> str:
@@ -52,11 +72,23 @@ def ratio(value: float | None) -> str:
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.2f} ×"
 
 
-def share(value: float | None) -> str:
-    """Return a ratio as a percentage with a sign: `+12 %`; a dash where it is not known."""
+def percent(value: float | None, decimals: int | None = None) -> str:
+    """Return a ratio as a percentage: `12 %`, `3.4 %`; a dash where it is not known.
+
+    Args:
+        value: The ratio: 0.12 is 12 %.
+        decimals: How many; None: as many as mean something.
+    """
     if value is None or not math.isfinite(value):
         return UNKNOWN
-    return f"{value:+.1%}".replace("%", " %").replace("-", "−")
+    if decimals is None:
+        decimals = 1 if abs(value) < 0.0995 else 0
+    return f"{100 * value:.{decimals}f} %".replace("-", "−")
+
+
+def signed_percent(value: float | None) -> str:
+    """Return a ratio as a percentage with a sign: `+12.0 %`; a dash where it is not known."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:+.1f} %".replace("-", "−")
 
 
 def digits(value: float) -> str:
@@ -71,7 +103,7 @@ def digits(value: float) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# Figures in words, as short as they may be: durations, sizes, a series as a line of blocks.
+# A series as a line of blocks, and times of a clock.
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -95,25 +127,6 @@ def moment(unix: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix))
     except (OverflowError, ValueError, OSError):
         return ""
-
-
-def ms(seconds: float | None) -> str:
-    """Return a duration with the unit that suits it; seconds in."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    if seconds >= 10:
-        return f"{seconds:.0f} s"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    value = 1e3 * seconds
-    return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms" if value >= 0.1 else f"{1e3 * value:.0f} µs"
-
-
-def short_size(nbytes: float) -> str:
-    """Return a size in MB, KB or B."""
-    return (
-        f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.1f} KB" if nbytes >= 1e3 else f"{nbytes:.0f} B"
-    )
 
 
 def clock(seconds: float) -> str:
@@ -145,15 +158,15 @@ def title(name: str) -> str:
 def figure(name: str, value: Number | None) -> str:
     """Return a figure with the unit that its name gives it: `_seconds`, `_ratio`, `bytes`, ..."""
     if value is None:
-        return "–"
+        return UNKNOWN
     if isinstance(value, str | bool):
         return str(value)
     if name.endswith(("_ratio", "_share")):
-        return share(float(value)).removeprefix("+")
+        return percent(float(value), 1)
     if name.endswith("rank_hours"):
         return rank_time(3600 * float(value))
     if name.endswith("bytes_per_second"):
-        return f"{size(float(value))}/s"
+        return rate(float(value))
     if name.endswith(("_seconds", "_s")) or "_seconds_" in name:
         return duration(float(value))
     if name.endswith(("bytes", "bytes_each")):
@@ -163,14 +176,14 @@ def figure(name: str, value: Number | None) -> str:
 
 
 # -------------------------------------------------------------------------------------------------
-# Ranks and counts in words, for readers of many kinds.
+# Ranks and counts in words.
 
 
 def rank_list(ranks: Iterable[int]) -> str:
     """Return ranks as a list in which three or more in a row are shortened: `0-7, 9, 12-15`."""
     pieces = []
     # Ranks in a row have the same difference to their place in the list.
-    for _, run in groupby(enumerate(sorted(ranks)), key=lambda item: item[1] - item[0]):
+    for _, run in groupby(enumerate(sorted(set(ranks))), key=lambda item: item[1] - item[0]):
         numbers = [rank for _, rank in run]
         if len(numbers) > 2:
             pieces.append(f"{numbers[0]}-{numbers[-1]}")
@@ -179,11 +192,27 @@ def rank_list(ranks: Iterable[int]) -> str:
     return ", ".join(pieces)
 
 
-def named(ranks: Sequence[int]) -> str:
-    """Return `rank 3` or `ranks 0-7 and 9`."""
-    text = rank_list(ranks)
-    head, comma, tail = text.rpartition(", ")
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {head}{' and ' if comma else ''}{tail}"
+def name_ranks(ranks: Iterable[int], noun: str = "rank", plural: str = "") -> str:
+    """Return ranks by name, or other things that have numbers: `rank 3`, `ranks 0-7 and 9`; "" where there is none."""
+    distinct = set(ranks)
+    head, comma, tail = rank_list(distinct).rpartition(", ")
+    names = f"{head}{' and ' if comma else ''}{tail}"
+    return f"{noun if len(distinct) == 1 else plural or noun + 's'} {names}" if distinct else ""
+
+
+def name_vertices(vertices: Iterable[int], ranks: int) -> str:
+    """Return vertices of a schedule by name: `rank 3`, `rank 0 and switch 8`.
+
+    Args:
+        vertices: Some of them, in any order.
+        ranks: Vertices from here on are switches.
+    """
+    distinct = set(vertices)
+    names = (
+        name_ranks(vertex for vertex in distinct if vertex < ranks),
+        name_ranks((vertex for vertex in distinct if vertex >= ranks), "switch", "switches"),
+    )
+    return " and ".join(filter(None, names))
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -195,25 +224,6 @@ def first_line(text: str, most: int = 200) -> str:
     """Return the first line of a text, cut where it is long."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-# -------------------------------------------------------------------------------------------------
-# Ranks and switches in words.
-
-
-def named_vertices(vertices: Iterable[int], ranks: int) -> str:
-    """Return vertices by name, runs of them shortened: `rank 3`, `ranks 0, 2-5`, `rank 0 and switch 8`.
-
-    Args:
-        vertices: Some of them, in any order.
-        ranks: Vertices from here on are switches.
-    """
-    distinct = set(vertices)
-    groups = (
-        ("rank", "ranks", {vertex for vertex in distinct if vertex < ranks}),
-        ("switch", "switches", {vertex for vertex in distinct if vertex >= ranks}),
-    )
-    return " and ".join(f"{one if len(own) == 1 else many} {rank_list(own)}" for one, many, own in groups if own)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -253,11 +263,3 @@ def size_bytes(text: str, option: str) -> float:
     if not found > 0:
         raise UsageError(f"{option} {text}: more than 0 bytes")
     return found
-
-
-def size_words(size_bytes: float) -> str:
-    """Return a size in the decimal unit that suits it, four digits."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.4g} {unit}"
-    return f"{size_bytes:.4g} B"

@@ -43,16 +43,16 @@ def result(wrong: int = 0) -> BenchResult:
 
 
 PAGE = """\
-WRONG RESULTS in 3 of 18 rows, first: ringside priv ring, 1 MB, warm: 10 elements
+WRONG RESULTS in 3 of 18 rows, first: ringside priv ring, 1 MiB, warm: 10 elements
 4 ranks on 2 cores, float64 max, in place
-    1 MB: 400.00 us, 10.0x Gloo, 99.5x Open MPI
+     1 MiB: 400 µs, 10.0x Gloo, 99.5x Open MPI
 
 algorithm ring
               symmetric                              private
   size cache   time(us)     x Gloo x Open MPI  limit   time(us)     x Gloo x Open MPI
-   1MB  warm     400.00      10.0x      99.5x            500.00      7.96x      79.6x
-   1MB  cold     800.00      10.0x      99.5x           1000.00      7.96x      79.6x
-   3MB   any    2000.00      9.95x      99.5x           3000.00      6.63x      66.3x
+  1MiB  warm     400.00      10.0x      99.5x            500.00      7.96x      79.6x
+  1MiB  cold     800.00      10.0x      99.5x           1000.00      7.96x      79.6x
+  3MiB   any    2000.00      9.95x      99.5x           3000.00      6.63x      66.3x
 
 #      size     count     type redop root engine             cache       time   algbw   busbw #wrong
 #       (B)   (elems)                                                    (us)  (GB/s)  (GB/s)
@@ -75,10 +75,10 @@ algorithm ring
     1048576    131072  float64   max   -1 mpi                 cold   79598.00    0.01    0.02      0
     3145728    393216  float64   max   -1 mpi                  any     199000    0.02    0.02      0
 
-streaming limit 8.4 GB/s: 2 reads + 2 non-temporal writes on every rank;
+streaming limit 8.39 GB/s: 2 reads + 2 non-temporal writes on every rank;
   limit% is the part of it that symmetric tensors larger than the cache reach
-  (2n bytes move per payload byte). Last-level cache 4 MB.
-cache: warm the same buffer again; cold rotating through 8 MB
+  (2n bytes move per payload byte). Last-level cache 4 MiB.
+cache: warm the same buffer again; cold rotating through 8 MiB
   over all ranks; any: one tensor is that large. Tiny sizes have no cold row
   (it would take too many buffers).
 x Gloo: Gloo's time over ours. Median of rounds taken in turn; an iteration is
@@ -136,4 +136,4 @@ def test_where_no_size_is_a_landmark_the_first_and_the_last_are_told() -> None:
                              for size in plan.sizes_bytes for tensor in ("symmetric", "private"))]
         for _ in range(2)
     ]  # fmt: skip
-    assert table.verdict(merge(plan, 2, reports))[1:] == ["     8 B: 800.00 us", "    32 B: 3.2 ms"]
+    assert table.verdict(merge(plan, 2, reports))[1:] == ["       8 B: 800 µs", "      32 B: 3.20 ms"]

@@ -40,14 +40,14 @@ def test_the_share_of_the_streaming_limit_is_for_symmetric_tensors_beyond_the_ca
 def test_wrong_elements_of_all_ranks_are_added_and_come_first():
     result = merge(PLAN, 2, [report(0.0, wrong=3), report(0.0, wrong=4)])
     assert result.wrong == result.to_json()["wrong"] == 7
-    assert table.verdict(result)[0] == "WRONG RESULTS in 1 of 6 rows, first: ringside symm, 1 KB, warm: 7 elements"
+    assert table.verdict(result)[0] == "WRONG RESULTS in 1 of 6 rows, first: ringside symm, 1 KiB, warm: 7 elements"
 
 
 def test_the_verdict_names_the_ratios(result: BenchResult):
     head, small, large = table.verdict(result)
     assert head == "2 ranks on 2 cores, float32 sum, in place"
-    assert small.strip() == "1 KB: 3.00 us, 66.7x Gloo"
-    assert large.strip().startswith("64 MB: 4.0 ms, 10.0x Gloo, ")
+    assert small.strip() == "1 KiB: 3.00 µs, 66.7x Gloo"
+    assert large.strip().startswith("64 MiB: 4.00 ms, 10.0x Gloo, ")
     assert large.endswith("% of the streaming limit")
 
 

@@ -25,7 +25,7 @@ def test_the_page_of_commands_says_what_help_says() -> None:
 
 def script(shell: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """Have the script for a shell printed; return where it lies."""
-    pytest.importorskip("shtab", reason="shtab is not installed: pip install 'ringside[completion]'")
+    pytest.importorskip("shtab", reason="shtab is not installed: pip install 'torch-ringside[completion]'")
     with pytest.raises(SystemExit) as ended:
         main(["--print-completion", shell])
     assert ended.value.code in (0, None)
@@ -70,4 +70,6 @@ def test_without_shtab_one_sentence_says_what_to_do(
     with pytest.raises(SystemExit) as ended:
         main(["--print-completion", "bash"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "ringside: shell completion needs shtab: pip install 'ringside[completion]'\n"
+    assert (
+        capsys.readouterr().err == "ringside: shell completion needs shtab: pip install 'torch-ringside[completion]'\n"
+    )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ringside.text import name_ranks
+
 from . import launched
 
 pytest.importorskip("torch")
@@ -21,10 +23,10 @@ def test_a_rank_is_killed_comes_back_and_no_sample_is_lost(tmp_path):
     assert (found["lost"], found["twice"], found["back"], len(found["digests"])) == (0, 0, True, 1)
     assert found["seconds"] > 0
     victim = found["killed"]
-    others = " ".join(str(rank) for rank in range(3) if rank != victim)
+    others = name_ranks(rank for rank in range(3) if rank != victim)
     story = [
         f"● rank {victim} is killed (SIGKILL) during step ",
-        f" after the kill: ranks {others} computed rank {victim}'s samples too",
+        f" after the kill: {others} computed rank {victim}'s samples too",
         f"● rank {victim} has been started again and asks to join",
         f"● rank {victim} is back since step ",
         f"samples trained: {found['samples']}, lost: 0, steps counted twice: 0",

@@ -76,7 +76,7 @@ def test_bad_rows_are_named_with_their_lines_and_the_rest_is_used(tmp_path, caps
     assert main(["predict", "score", path]) == 0
     out = capsys.readouterr().out
     assert out.startswith("error ")
-    assert "one, line 33: time 0 us" in out
+    assert "one, line 33: time 0 s" in out
     assert "one, line 34: 3 fields where the header has 8: cut by a line wrap" in out
 
 

@@ -56,7 +56,7 @@ def test_a_demo_of_a_healthy_run_says_that_nobody_was_named_rightly(call: Call, 
     assert "The same training over Gloo, in turn with ours, 25 steps each (Gloo's time over ours):" in out
     assert re.search(r"^report +here/report.html\nsummary +here/summary.json$", out, re.M)
     assert "exit status" not in out
-    assert err.splitlines() == ["00:00  the same training over Gloo for comparison: 90%"]
+    assert err.splitlines() == ["00:00  the same training over Gloo for comparison: 90 %"]
     assert Path("here", "torchrun.log").read_text() == "[rank 0] hello\n"
     assert launch.arguments == [
         "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "-m", "ringside.demo.train", "--steps=110",

@@ -32,7 +32,7 @@ ringside top run · step 120 · 4 ranks · ringside
   price  6.70 rank-seconds so far
   do     compare its clocks and temperature with a healthy rank's
 
- rank     own    wait    wire   excess↓  own time                                                      verdict
+ rank      own     wait     wire   excess↓  own time                                                      verdict
 ▌   2  130 ms    0 µs    0 µs   +29.2 %  ▂▁▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▁▁▂▂▂▂▁▂▂▂▂▂▁██▇█▇▇▇▇▇▇▇██▇██▇▇▇█▇▇██▇▇▇▇▇▇  slow rank
     1  101 ms   28 ms    0 µs    +0.5 %  ▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▁▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▁▂▂▂▂▂▂▂▂
     0  100 ms   30 ms    0 µs    −0.5 %  ▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▁▂▂▁▂▁▂▁▂▂▂▂▁▂▂
@@ -192,6 +192,6 @@ def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.delitem(sys.modules, "ringside.view.tui.app", raising=False)
     monkeypatch.setattr(command, "can_draw", lambda *_: True)
-    with pytest.raises(UsageError, match=r"pip install 'ringside\[tui\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'torch-ringside\[tui\]'"):
         call(str(run))
     assert call(str(run), "--once") == 0

@@ -25,7 +25,7 @@ def test_a_slow_rank_in_words(capsys):
     assert "205 (as given) in money" in text
     assert "57.5 (as given) kWh" in text
     whole = " ".join(text.split())
-    assert "critical path (played as hierarchical, exact for these figures): late rank 3 costs 30 ms" in whole
+    assert "critical path (played as hierarchical, exact for these figures): late rank 3 costs 30.0 ms" in whole
     assert max(map(len, lines)) <= 80
 
 

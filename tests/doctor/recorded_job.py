@@ -1,19 +1,21 @@
-"""One rank of a small Gloo job under torch.profiler: `recorded_job.py RANK WORLD FOLDER STEPS FAULT`."""
+"""One rank of a small Gloo job under torch.profiler."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.support.ranks import place
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ringside.faults.inject import inject, parse_fault
 
 
-def main(rank: int, world: int, folder: Path, steps: int, fault: str) -> None:
+def train_and_record(folder: Path, steps: int, fault: str) -> None:
+    """Train a small model on Gloo with a fault, and leave this rank's trace of some steps in a folder."""
+    rank, world = place().rank, place().size
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
     torch.manual_seed(0)
@@ -34,8 +36,3 @@ def main(rank: int, world: int, folder: Path, steps: int, fault: str) -> None:
             model(torch.randn(128, 256)).square().mean().backward()
             optimizer.step()
             profiler.step()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

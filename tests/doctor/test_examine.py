@@ -11,7 +11,6 @@ from ringside.doctor.examine import MODULES, readers
 from ringside.doctor.files.progress import OnStream, Progress
 from ringside.doctor.findings import QUESTIONS, Unjudged, merge
 from ringside.monitor.verdict import KINDS, Verdict
-from ringside.text import named, rank_list
 
 from .dumps import call, world, write
 from .nccl_logs import job_log
@@ -77,13 +76,6 @@ def test_json_has_the_monitors_verdicts_and_all_four_questions() -> None:
     assert content["what_if"] == {"slowdown": None}
 
 
-def test_ranks_in_words() -> None:
-    assert rank_list([]) == ""
-    assert rank_list([3, 1, 2, 9, 11, 12]) == "1-3, 9, 11, 12"
-    assert named([4]) == "rank 4"
-    assert named([0, 1, 2, 7]) == "ranks 0-2 and 7"
-
-
 def test_progress_overwrites_its_line_on_a_terminal_and_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100))
     monkeypatch.setattr("ringside.doctor.files.progress.time.monotonic", lambda: float(next(now)))
@@ -92,6 +84,6 @@ def test_progress_overwrites_its_line_on_a_terminal_and_is_wiped(monkeypatch: py
     progress.begin("reading 3 dumps")
     progress.advance(2_000_000)
     progress.done()
-    assert "reading 3 dumps · 2.0 MB read" in stream.getvalue()
+    assert "reading 3 dumps · 2.00 MB read" in stream.getvalue()
     assert "\n" not in stream.getvalue()
     assert stream.getvalue().endswith("\r")

@@ -1,37 +1,17 @@
 from __future__ import annotations
 
+import datetime
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.ranks import Team, place
 
 from ringside.doctor import Findings, examine
 
 from .dumps import START_NS, call, dump, world, write
 from .shared_data import shared
-
-GLOO_JOB = """
-import datetime, sys
-import torch, torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
-rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-patience = datetime.timedelta(seconds=1)
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2, timeout=patience)
-for _ in range(4):
-    dist.all_reduce(torch.ones(100))
-if rank == 0 and len(sys.argv) > 4:
-    try:
-        dist.all_reduce(torch.ones(64, 64))
-    except RuntimeError:
-        pass
-with open(f"{out}/nccl_trace_rank_{rank}", "wb") as file:
-    file.write(c10d._dump_fr_trace())
-import os
-os._exit(0)
-"""
 
 
 def culprits(found: Findings) -> set[int]:
@@ -258,24 +238,29 @@ def test_a_dump_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
     assert "name it after its rank" in note.text
 
 
+def gloo_job(folder: Path, hangs: bool) -> None:
+    """Call four all-reduces, rank 0 one more where it hangs; dump what PyTorch's flight recorder holds."""
+    import torch
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d as c10d
+
+    rank, patience = place().rank, datetime.timedelta(seconds=1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=patience)
+    for _ in range(4):
+        dist.all_reduce(torch.ones(100))
+    if hangs and rank == 0:
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(64, 64))
+    (folder / "out" / f"nccl_trace_rank_{rank}").write_bytes(c10d._dump_fr_trace())  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.core)])
 def test_dumps_of_a_real_gloo_job(tmp_path: Path, hangs: bool) -> None:
     """Gloo says nothing of states, and marks what failed as ended; rank 1 never calls the last all-reduce."""
+    pytest.importorskip("torch")
     (tmp_path / "out").mkdir()
-    arguments = [str(tmp_path / "store"), str(tmp_path / "out"), *(["hang"] if hangs else [])]
-    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", GLOO_JOB, str(rank), *arguments], env=environ, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        for process in ranks:
-            _, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors.decode()
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
+    with Team(2, {"TORCH_FR_BUFFER_SIZE": "100"}) as team:
+        team.run(gloo_job, tmp_path, hangs)
     found = examine([tmp_path / "out"])
     if not hangs:
         assert found.verdicts == []

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.ranks import on_ranks
+
+pytest.importorskip("torch")
 
 from ringside.doctor import examine
+
+from .recorded_job import train_and_record
 
 STEPS = 12
 GRADIENT_BYTES = 4 * 4 * (256 * 256 + 256)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch")
+def recorded_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
-    script = Path(__file__).with_name("recorded_job.py")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), "2", str(folder), str(STEPS), "slow:rank=1,factor=30"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    on_ranks(2, train_and_record, folder, STEPS, "slow:rank=1,factor=30")
     return folder
 
 
-def test_every_collective_of_a_recorded_job_is_found_and_matched(recorded):
-    found = examine([recorded / "trace_0.json", recorded / "trace_1.json.gz"])
+def test_every_collective_of_a_recorded_job_is_found_and_matched(recorded_job):
+    found = examine([recorded_job / "trace_0.json", recorded_job / "trace_1.json.gz"])
     figures = found.facts["kineto"]
     assert figures["ranks"] == [0, 1]
     assert figures["world_size"] == 2
@@ -55,8 +43,8 @@ def test_every_collective_of_a_recorded_job_is_found_and_matched(recorded):
     assert all(answer.answer is not None for answer in found.questions.values())
 
 
-def test_the_slow_rank_of_a_recorded_job_waits_least(recorded):
-    found = examine([recorded / "trace_0.json", recorded / "trace_1.json.gz"])
+def test_the_slow_rank_of_a_recorded_job_waits_least(recorded_job):
+    found = examine([recorded_job / "trace_0.json", recorded_job / "trace_1.json.gz"])
     ranks = next(sheet for sheet in found.sheets if "Ranks" in sheet.title)
     fast, slow = (dict(zip(ranks.columns, row, strict=True)) for row in ranks.rows)
     assert slow["own_s"] > fast["own_s"]
@@ -64,15 +52,15 @@ def test_the_slow_rank_of_a_recorded_job_waits_least(recorded):
     assert all(verdict.ranks == [1] for verdict in found.verdicts if verdict.kind == "slow_rank")
 
 
-def test_a_recorded_job_is_replayed_as_it_ran(recorded):
-    found = examine([recorded / "trace_0.json", recorded / "trace_1.json.gz"]).what_if
+def test_a_recorded_job_is_replayed_as_it_ran(recorded_job):
+    found = examine([recorded_job / "trace_0.json", recorded_job / "trace_1.json.gz"]).what_if
     assert found is not None
     assert found["step_s"] == pytest.approx(found["recorded_step_s"], rel=0.25)
     assert found["steps"] == STEPS - 1
     assert found["worst_ranks"] == [1]
 
 
-def test_one_of_its_ranks_alone(recorded):
-    found = examine([recorded / "trace_1.json.gz"])
+def test_one_of_its_ranks_alone(recorded_job):
+    found = examine([recorded_job / "trace_1.json.gz"])
     assert found.verdicts == []
     assert any("of 2 ranks there is only rank 1, not rank 0" in line.why for line in found.unjudged)

@@ -274,9 +274,9 @@ def test_a_rank_that_calls_something_else(form: str, what: str) -> None:
         "collective": "broadcast",
     }[what]
     called = "called all_reduce(sum, float32, {} elements) by " + form
-    told = [f"ranks 0, 1, 3 {called.format(100)}"]
+    told = [f"ranks 0, 1 and 3 {called.format(100)}"]
     if form.startswith("hosts/"):  # found inside a host, before the other one may have left the collective before
-        told.append(f"ranks 0, 1 {called.format(10)}; rank 2 called ")
+        told.append(f"ranks 0 and 1 {called.format(10)}; rank 2 called ")
     for outcome in outcomes:
         assert any(text in outcome.message for text in told), outcome.message
         assert theirs in outcome.message.split("rank 2 called ")[1], outcome.message

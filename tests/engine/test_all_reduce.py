@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -17,8 +18,22 @@ from .oracle import ALLOWED, Brain, as_argument, difference, digest, elements, e
 
 pytestmark = pytest.mark.native
 
-SIZES = (1, 2, pytest.param(3, marks=pytest.mark.core), 4, 8)
+SIZES = (1, 2, 3, 4, 8)
 ALGORITHMS = (None, "one_shot", "direct", "ring")
+# Of three ranks, every algorithm and every kind of memory: in `make test`.
+CORE = {
+    (3, "mixed", None),
+    (3, "private", "direct"),
+    (3, "private", "one_shot"),
+    (3, "symmetric", "direct"),
+    (3, "symmetric", "ring"),
+}
+
+
+def cases(*memories: str) -> list[Any]:
+    """Return sizes, kinds of memory and algorithms, all with all."""
+    together = itertools.product(SIZES, memories, ALGORITHMS)
+    return [pytest.param(*case, marks=pytest.mark.core if case in CORE else ()) for case in together]
 
 
 class Rooms:
@@ -65,9 +80,7 @@ def every_dtype_and_op(memory: str, algorithm: str | None) -> list[int]:
     return digests
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("memory", ["symmetric", "private"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("size", "memory", "algorithm"), cases("symmetric", "private"))
 def test_every_dtype_and_operation(size: int, memory: str, algorithm: str | None) -> None:
     digests = on_ranks(size, every_dtype_and_op, memory, algorithm)
     assert all(d == digests[0] for d in digests), "ranks hold different bits"
@@ -90,9 +103,7 @@ def sizes_around_thresholds(memory: str, algorithm: str | None) -> tuple[list[in
     return digests, paths
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("memory", ["symmetric", "private", "mixed"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("size", "memory", "algorithm"), cases("symmetric", "private", "mixed"))
 def test_sizes_around_every_threshold(size: int, memory: str, algorithm: str | None) -> None:
     results = on_ranks(size, sizes_around_thresholds, memory, algorithm)
     assert all(digests == results[0][0] for digests, _ in results), "ranks hold different bits"

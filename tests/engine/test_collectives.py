@@ -310,9 +310,9 @@ def mismatches(count: int) -> list[str]:
 def test_a_mismatch_tells_who_called_what(count: int) -> None:
     shape = f"float32, shape (3, {count})"
     for told in on_ranks(3, mismatches, count):
-        assert f"ranks 0, 2 called broadcast({shape}, root=0); rank 1 called broadcast({shape}, root=2)" in told[0]
+        assert f"ranks 0 and 2 called broadcast({shape}, root=0); rank 1 called broadcast({shape}, root=2)" in told[0]
         assert f"rank 1 called reduce(max, {shape}, root=0)" in told[1]
-        assert f"ranks 0, 2 called all_gather({shape}); rank 1 called gather({shape}, root=0)" in told[2]
+        assert f"ranks 0 and 2 called all_gather({shape}); rank 1 called gather({shape}, root=0)" in told[2]
         assert f"called reduce_scatter(sum, {shape}); rank 1 called all_to_all({shape})" in told[3]
         assert f"rank 1 called scatter(float32, shape ({count},), root=1)" in told[4]
         assert "int32" in told[5]

@@ -105,8 +105,8 @@ def no_majority() -> tuple[tuple[int, ...], str]:
 def test_without_a_majority_everybody_is_named() -> None:
     for ranks, message in on_ranks(4, no_majority):
         assert ranks == (0, 1, 2, 3)
-        assert "ranks 0, 1 called" in message
-        assert "ranks 2, 3 called" in message
+        assert "ranks 0 and 1 called" in message
+        assert "ranks 2 and 3 called" in message
 
 
 def nothing_changes() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.failures import error_of, name_ranks
+from ringside.engine.failures import error_of
 from ringside.engine.net.attribution import cause_of, explain
 from ringside.engine.net.exchange.signature import (
     OWN_SCALE,
@@ -37,19 +37,15 @@ def test_each_failure_of_the_core_has_its_error() -> None:
     lost = error(PEER_LOST, (1,), (1,))
     assert (type(lost), lost.ranks) == (PeerLostError, (1,))
     assert str(lost) == "barrier (collective 5) on rank 3: rank 1 died or left, restart from the last checkpoint"
-    assert "ranks 1, 2 died or left, so rank 4 gave up too; restart" in str(error(PEER_LOST, (1, 2), (1, 4)))
-    late = error(DEADLINE, (0, 2), (), " of a sub-group (of ranks 0, 2, 3)")
+    assert "ranks 1 and 2 died or left, so rank 4 gave up too; restart" in str(error(PEER_LOST, (1, 2), (1, 4)))
+    late = error(DEADLINE, (0, 2), (), " of a sub-group (of ranks 0, 2 and 3)")
     assert (type(late), late.ranks) == (DeadlineError, (0, 2))
-    assert "on rank 3 of a sub-group (of ranks 0, 2, 3): ranks 0, 2 did not arrive within 7.5 s" in str(late)
+    assert "on rank 3 of a sub-group (of ranks 0, 2 and 3): ranks 0 and 2 did not arrive within 7.5 s" in str(late)
     kinds = {status: type(error(status)) for status in (INTERRUPTED, CLOSED, NO_WEIGHT)}
     assert kinds == {INTERRUPTED: ClosedError, CLOSED: ClosedError, NO_WEIGHT: UsageError}
     assert "interrupted" in str(error(INTERRUPTED))
     assert "is closed on this rank" in str(error(CLOSED))
     assert "sum to 0" in str(error(NO_WEIGHT))
-
-
-def test_ranks_are_named_as_one_or_as_several() -> None:
-    assert [name_ranks(ranks) for ranks in ([2], [0, 3])] == ["rank 2", "ranks 0, 3"]
 
 
 def call(
@@ -96,10 +92,10 @@ def test_a_mismatch_says_what_each_side_called(told: tuple[Any, ...], words: str
     found: Any = error_of(failure, "all_reduce", 0, 1.0)
     assert (type(found), found.ranks) == (MismatchError, (1,))
     if words != "barrier()":
-        words = f"ranks 0, 2 called {words}; rank 1 called barrier()"
+        words = f"ranks 0 and 2 called {words}; rank 1 called barrier()"
         assert str(found) == f"collective 9: ranks called different things: {words}"
     else:
-        assert str(found).endswith("ranks 0, 1, 2 called barrier()")
+        assert str(found).endswith("ranks 0-2 called barrier()")
 
 
 # ------------------------------------------------------------------------------------------------ between hosts
@@ -199,12 +195,9 @@ def test_a_call_is_said_with_what_is_not_usual_in_it() -> None:
     ("size_bytes", "words"),
     [
         (0, "0 B"),
-        (1023, "1023 B"),
-        (1 << 10, "1 KB"),
-        (1536, "1.5 KB"),
-        ((1 << 20) - 1, "1024.0 KB"),
-        (1 << 20, "1 MB"),
-        (5 << 19, "2.5 MB"),
+        (999, "999 B"),
+        (1 << 10, "1.02 kB"),
+        (5 << 19, "2.62 MB"),
     ],
 )
 def test_sizes_are_said_in_the_unit_of_their_size(size_bytes: int, words: str) -> None:
@@ -219,8 +212,8 @@ def test_rows_have_the_times_in_units_and_the_best_twelve_are_shown() -> None:
     assert len({len(line) for line in text[2:-1]}) == 1, "a table"
     shown = [line.replace(">", "").split()[0] for line in text[3:-1]]
     assert shown == [*(f"tree*{at}" for at in range(12)), "ring", "native"]
-    assert text[3].split() == ["tree*0", "500", "us", "1.25", "ms", "1.00", "s"]
-    assert text[-3].split() == [">", "ring", "1.00", "s", "999", "us"]
+    assert text[3].split() == ["tree*0", "500", "µs", "1.25", "ms", "1.00", "s"]
+    assert text[-3].split() == [">", "ring", "1.00", "s", "999", "µs"]
     assert text[-1] == "  and 1 more"
     few = str(Explanation(4, "ring", "so it is", tuple(rows[:12]), 8)).splitlines()
     assert not few[-1].startswith("  and")

@@ -15,7 +15,7 @@ STEPS = 8
 def needs(*packages: str) -> None:
     """Skip where a framework is not installed."""
     for name in packages:
-        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'ringside[integrations]'")
+        pytest.importorskip(name, reason=f"{name} is not installed: pip install 'torch-ringside[integrations]'")
 
 
 def test_accelerate_under_ringside_run_is_attached_once(tmp_path: Path) -> None:

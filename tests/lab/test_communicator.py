@@ -33,11 +33,14 @@ def run(lab: Lab, *words: str, env: dict[str, str] | None = None) -> list[Any]:
     ]
 
 
-@pytest.mark.core
-def test_ranks_are_grouped_by_the_hosts_they_are_on(lab_factory: LabFactory) -> None:
-    lab = lab_factory(hosts=3, ranks_per_host=[2, 1, 2])
+@pytest.mark.parametrize(
+    "together",
+    [pytest.param([[0, 1], [2]], marks=pytest.mark.core, id="two"), pytest.param([[0, 1], [2], [3, 4]], id="three")],
+)
+def test_ranks_are_grouped_by_the_hosts_they_are_on(lab_factory: LabFactory, together: list[list[int]]) -> None:
+    lab = lab_factory(hosts=len(together), ranks_per_host=[len(ranks) for ranks in together])
     for hosts, shares, fine in run(lab, "grouped"):
-        assert hosts == [[0, 1], [2], [3, 4]]
+        assert hosts == together
         assert fine
         del shares
 

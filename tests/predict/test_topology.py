@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,6 @@ from ringside.predict import (
     preset,
     presets,
 )
-from ringside.predict.topology.topology import sourced_figures
 
 from .shared_tables import published
 from .written_topologies import BOXES
@@ -36,6 +37,20 @@ SOURCE = re.compile(
 )
 """Somebody who can be asked, or a word that there is nobody."""
 TABLE = re.compile(r"\w+\.csv\b")
+
+
+def sourced_figures(topology: Topology) -> dict[str, Any]:
+    """Return every number of a topology that needs a source, by its name such as `inside.alpha_s`."""
+    found: dict[str, Any] = {}
+    for part in ("inside", "between", "nvls", "sharp"):
+        value = getattr(topology, part)
+        if value is not None:
+            named = {f"{part}.{part_field.name}": getattr(value, part_field.name) for part_field in fields(value)}
+            found |= {name: number for name, number in named.items() if isinstance(number, int | float)}
+    found |= {"ranks_per_host": topology.ranks_per_host[0], "nics": topology.nics}
+    if topology.reduce_bytes_per_s is not None:
+        found["reduce_bytes_per_s"] = topology.reduce_bytes_per_s
+    return found
 
 
 def test_every_preset_is_there():

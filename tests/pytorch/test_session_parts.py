@@ -302,7 +302,7 @@ def test_ranks_that_do_not_come_are_nowhere_and_that_is_said(caplog: pytest.LogC
     store = dist.HashStore()
     store.set("who/2", json.dumps(["node-2", 17]))
     assert sessions.places(store, range(1, 4), 0.05) == [("", 0), ("node-2", 17), ("", 0)]
-    assert "the monitor has not heard of ranks 1, 3 within 0.05 s" in caplog.text
+    assert "the monitor has not heard of ranks 1 and 3 within 0.05 s" in caplog.text
     caplog.clear()
     assert sessions.places(store, range(2, 3), 0.05) == [("node-2", 17)]
     assert caplog.text == ""

@@ -30,10 +30,10 @@ from torch.distributed import HashStore, PrefixStore  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
+from ringside.isolation import Guard  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord, Wire  # noqa: E402
 from ringside.monitor.summary import finish_run  # noqa: E402
-from ringside.pytorch.isolation import Guard  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.rank0 import Rank0Recorder  # noqa: E402
 from ringside.pytorch.recording.record_transport import RecordReceiver, RecordSender  # noqa: E402

@@ -80,5 +80,6 @@ def test_leaving_time_out_may_fail_as_well(caplog: pytest.LogCaptureFixture) -> 
         for _ in range(4):
             vitals.skip()
     assert len(caplog.records) == 1
+    vitals.close()
     assert (signs.restarts, signs.closed) == (2, 1)
     assert vitals.add_to(batch(0, 2)) == batch(0, 2)

@@ -163,9 +163,9 @@ def test_a_switch_that_is_not_there_or_knows_nothing_is_named():
     up, down = [(r, 4, 0, True) for r in range(4)], [(4, r, 0, False) for r in range(4)]
     absent = verify(from_rounds("absent", 4, 1, [Round.of(up), Round.of(down)])).problems
     assert {p.kind for p in absent} == {"malformed"}
-    assert "there is no rank 4, only ranks 0 to 3" in absent[0].message
+    assert "there is no rank 4, only ranks 0-3" in absent[0].message
     further = [Round.of([(0, 5, 0, True)])]
-    assert "there is no rank 5, only ranks 0 to 3 and switch 4" in (
+    assert "there is no rank 5, only ranks 0-3 and switch 4" in (
         verify(from_rounds("further", 4, 1, further, switches=1)).problems[0].message
     )
     early = verify(from_rounds("early", 4, 1, [Round.of(down)], switches=1)).problems
@@ -181,7 +181,7 @@ def test_a_switch_remembers_nothing():
     problems = verify(from_rounds("forgetful", 3, 1, map(Round.of, rounds), switches=1)).problems
     assert [p.kind for p in problems] == ["missing"]
     assert "ends as x2" in problems[0].message
-    assert "without the contributions of ranks 0, 1" in problems[0].message
+    assert "without the contributions of ranks 0 and 1" in problems[0].message
 
 
 def test_a_switch_has_no_messages_to_itself():

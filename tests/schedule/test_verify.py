@@ -63,7 +63,7 @@ def test_a_dropped_reduction_is_missing():
     # Chunk 0 should have reached rank 3 in round 1; rank 0 finishes it without ranks 1 and 2.
     assert place(problem) == ("missing", 0, 0, 2)
     assert "chunk 0 of ranks 0-3 ends as (x0+x3) (written in round 2)" in problem.message
-    assert "without the contributions of ranks 1, 2" in problem.message
+    assert "without the contributions of ranks 1 and 2" in problem.message
 
 
 def test_a_dropped_copy_is_missing_where_it_should_have_arrived():
@@ -80,7 +80,7 @@ def test_a_result_overwritten_by_something_older_is_missing():
 def test_a_repeated_reduction_is_double():
     problem = only(verify(edited(ring(4), 1, lambda rows: [*rows, rows[2]])))
     assert place(problem) == ("double", 3, 0, 1)
-    assert "with the contributions of ranks 1, 2 more than once, first so on rank 3 in round 1" in problem.message
+    assert "with the contributions of ranks 1 and 2 more than once, first so on rank 3 in round 1" in problem.message
 
 
 def test_adding_in_an_all_gather_is_double():
@@ -116,7 +116,7 @@ def test_swapped_operands_are_the_same_sum():
 def test_an_overwrite_beside_another_write_is_unordered():
     problem = verify(edited(ring(4), 3, lambda rows: [*rows, (3, 1, 0, True)])).problems[0]
     assert place(problem) == ("order", 1, 0, 3)
-    assert "in round 3 ranks 0, 3 write into chunk 0 of rank 1 at once" in problem.message
+    assert "in round 3 ranks 0 and 3 write into chunk 0 of rank 1 at once" in problem.message
 
 
 def test_recursive_doubling_needs_one_buffer():
@@ -164,7 +164,7 @@ def test_messages_out_of_rank_order_need_room():
 @pytest.mark.parametrize(
     ("row", "rank", "chunk", "words"),
     [
-        ((0, 4, 1, 1), 4, 1, "in round 2 rank 0 sends chunk 1 to rank 4, but there is no rank 4, only ranks 0 to 3"),
+        ((0, 4, 1, 1), 4, 1, "in round 2 rank 0 sends chunk 1 to rank 4, but there is no rank 4, only ranks 0-3"),
         ((-1, 2, 1, 1), -1, 1, "there is no rank -1"),
         ((0, 1, 9, 0), 0, 9, "there is no chunk 9, only chunks 0 to 3"),
         ((3, 3, 1, 1), 3, 1, "in round 2 rank 3 sends chunk 1 to rank 3, but a rank cannot send to itself"),

@@ -451,7 +451,7 @@ def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplo
     assert carry.names[-1] == (knock_name(1, letters[-1], A), 0, 2)
     carry.carries = False
     asked_until(knocker, False, A, MemberId(2, 1))  # others are there now: nothing is known of the way to them
-    assert caplog.messages[-1] == "rank 1 gets no connection to ranks 0, 2: it asks to join again in 5 s"
+    assert caplog.messages[-1] == "rank 1 gets no connection to ranks 0 and 2: it asks to join again in 5 s"
     assert knocker.unreached == {A, MemberId(2, 1)}
 
 

@@ -40,8 +40,8 @@ def test_strangers_and_another_job_are_refused_by_name_and_a_hopeless_rank_is_dr
     assert (drain["wrong"], drain["errors"]) == ([], [])
     assert drain["left"] == {"0": "", "1": "", "2": ""}  # the third waited, and has the final state of the others
     went = [line.partition(": ")[2] for line in lines(drain, 0, " go on with step ")]
-    assert any(line.startswith("ranks 0, 1 go on") for line in went)
-    assert went[-1] == "ranks 0, 1, 2 go on with step 30"
+    assert any(line.startswith("ranks 0 and 1 go on") for line in went)
+    assert went[-1] == "ranks 0-2 go on with step 30"
 
 
 def test_training_goes_on_when_the_disk_is_full_and_the_checkpoint_before_stays(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
 
-pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'ringside[notebook]'")
+pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'torch-ringside[notebook]'")
 
 from ringside.errors import UsageError
 from ringside.view.notebook import SHOWN_RANKS, LiveView, state_of
@@ -87,7 +87,7 @@ def test_a_run_of_a_newer_ringside_is_said_to_be_one(tmp_path: Path) -> None:
 def test_without_anywidget_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "ringside.view.notebook")
-    with pytest.raises(UsageError, match=r"^the live view needs anywidget: pip install 'ringside\[notebook\]'$"):
+    with pytest.raises(UsageError, match=r"^the live view needs anywidget: pip install 'torch-ringside\[notebook\]'$"):
         __import__("ringside.view.notebook")
 
 

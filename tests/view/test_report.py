@@ -10,7 +10,7 @@ import pytest
 
 from ringside.monitor import RunInfo, StepRecord, detect
 from ringside.monitor.summary import summarise
-from ringside.text import UNKNOWN, digits, duration, rank_time, share, size
+from ringside.text import UNKNOWN, digits
 from ringside.view.html.charts import POINTS, Series, chart, ticks
 from ringside.view.html.run_report import render_report
 from ringside.view.html.waits_ring import longest_waits, waits_ring
@@ -160,17 +160,6 @@ def test_who_waited_for_whom_adds_up() -> None:
     assert longest_waits(own, waits, 1) == found[:1]
     assert longest_waits(own[2:], waits[2:], 9) == []
     assert waits_ring([], 3, set()).count('class="wait') == 1  # the empty list of waits
-
-
-def test_numbers_in_words() -> None:
-    assert [duration(s) for s in (0.0123, 1.2, 7_200, 3e-6, 0, None, float("nan"))] == [
-        "12.3 ms", "1.20 s", "2.00 h", "3.00 µs", "0 s", "–", "–",
-    ]  # fmt: skip
-    assert rank_time(10.2 * 86_400) == "10.2 rank-days"
-    assert rank_time(0.5) == "0.500 rank-seconds"
-    assert size(3_461_120) == "3.46 MB"
-    assert (share(-0.0321), share(None)) == ("−3.2 %", "–")
-    assert [digits(x) for x in (99.96, 0.0, 1234.0, -2.5)] == ["100", "0", "1230", "-2.50"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.137), (2.0, 7.5), (1e-9, 3e-9), (5.0, 5.0)])

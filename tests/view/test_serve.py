@@ -176,7 +176,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(tmp_path)]) == 2
-    assert "pip install 'ringside[web]'" in capsys.readouterr().err
+    assert "pip install 'torch-ringside[web]'" in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_said(

@@ -23,7 +23,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import sync_playwright
 from tests.view.served import LIMIT_S, serving
 
-from ringside.text import digits, duration, share
+from ringside.text import digits, duration, signed_percent
 from ringside.view.server.feed import PageFeed, packed_rows
 from ringside.view.server.history import Rows
 
@@ -223,10 +223,10 @@ def test_numbers_are_written_as_in_the_report(tmp_path: Path, open_page: Callabl
         page = open_page(url)
         written = page.evaluate(
             "async values => { const w = await import('/web/words.js');"
-            " return values.map(v => [w.digits(v), w.duration(v), w.share(v)]) }",
+            " return values.map(v => [w.digits(v), w.duration(v), w.signedPercent(v)]) }",
             values,
         )
-    assert written == [[digits(value), duration(value), share(value)] for value in values]
+    assert written == [[digits(value), duration(value), signed_percent(value)] for value in values]
 
 
 RANKS, STEPS, PIECE = 1024, 10_000, 1500

@@ -8,8 +8,7 @@ from rich.console import Console
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
-from ringside.text import ms, sparkline
-from ringside.text import short_size as size
+from ringside.text import sparkline
 from ringside.view.run.live import RunFollower
 from ringside.view.terminal import closing_summary, live_picture, status_line, verdict_line
 
@@ -108,7 +107,7 @@ def test_a_run_that_has_not_begun_and_one_that_compares():
     assert "starting" in status_line(run, 3.0)
     run = following()
     run.feed([], [{"kind": "stage", "stage": "comparison", "done": 3, "of": 12}])
-    assert "Gloo for comparison: 25%" in status_line(run, 61.0)
+    assert "Gloo for comparison: 25 %" in status_line(run, 61.0)
     run.feed([], [{"kind": "comparison", "unix": 1.0, "peer": "gloo", "step_ratio": 1.4}])
     assert run.comparison == {"peer": "gloo", "step_ratio": 1.4}
 
@@ -127,7 +126,7 @@ def test_lines_for_logs():
     run = following()
     line = status_line(run, 75.0)
     assert "step 40/100" in line
-    assert "rank 1: own 130 ms wait 0 µs" in line
+    assert "rank 1: own 130 ms wait 0 s" in line
     assert verdict_line(run.findings[0]).startswith("rank 1 is 30 % slower than the others since step 20: most of")
 
 
@@ -154,15 +153,3 @@ def test_a_sparkline_is_as_long_as_it_may_be(values, cells):
     line = sparkline(values, cells)
     assert len(line) == min(len(values), cells)
     assert set(line) <= set("▁▂▃▄▅▆▇█")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(float("nan"), "–"), (12.3, "12 s"), (1.234, "1.23 s"), (0.123, "123 ms"), (0.0012, "1.2 ms"), (2e-5, "20 µs")],
-)  # fmt: skip
-def test_durations(seconds, words):
-    assert ms(seconds) == words
-
-
-def test_sizes():
-    assert [size(n) for n in (12, 1500, 13_294_592)] == ["12 B", "1.5 KB", "13.3 MB"]

@@ -16,7 +16,8 @@ pytest.importorskip("textual", reason="textual is not installed here")
 from textual import events
 
 from ringside.view.tui.app import Page, TopApp
-from ringside.view.tui.rank_table import RankTable, SortOrder
+from ringside.view.tui.rank_table import SortOrder
+from ringside.view.tui.rank_widget import RankTable
 from ringside.view.tui.source import Local
 
 VERDICT = {

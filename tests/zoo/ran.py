@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 from tests.support.ranks import on_ranks, place
 from tests.support.waiting import free_port
+
+from ringside.autoload.ringside_autoload import FIRST, install
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TORCHRUN = ("torch.distributed.run", "--standalone")
@@ -96,25 +99,30 @@ def run(
     return Ran(child.returncode, sorted(out.splitlines()), err, directory)
 
 
-def run_forked(words: Sequence[str], directory: Path) -> Ran:
+def run_forked(words: Sequence[str], directory: Path, record: Path | None = None) -> Ran:
     """Run a script on two ranks that are forked from a process which has imported torch: as torchrun does, without it.
 
     Args:
         words: The script's name in the zoo, and its arguments.
         directory: Where it runs; made here.
+        record: The run directory where Ringside attaches itself, as under `ringside run`; None: it does not.
     """
     directory.mkdir(parents=True)
-    printed = on_ranks(2, as_main, list(words), str(directory), free_port(), limit_s=LIMIT_S)
-    return Ran(0, sorted(line for lines in printed for line in lines), "", directory)
+    ended = on_ranks(2, as_main, list(words), str(directory), free_port(), record and str(record), limit_s=LIMIT_S)
+    lines = sorted(line for out, _ in ended for line in out.splitlines())
+    return Ran(0, lines, "".join(err for _, err in ended), directory)
 
 
-def as_main(words: list[str], directory: str, port: int) -> list[str]:
-    """Run a script in this process as its main program; return the lines that it printed."""
+def as_main(words: list[str], directory: str, port: int, record: str | None) -> tuple[str, str]:
+    """Run a script in this process as its main program; return what it printed, and what came on stderr."""
     os.environ["MASTER_PORT"] = str(port)
     os.chdir(directory)
-    out = Path(f"{directory}.out.{place().rank}")
     sys.argv = [str(SCRIPTS / words[0]), *words[1:]]
     sys.path.insert(0, str(SCRIPTS))
+    if record:
+        # FIRST: this rank has no launcher to end with
+        os.environ |= {"RINGSIDE_RUN_DIR": record, "RINGSIDE_LAUNCHED": "1", FIRST: str(os.getpid())}
+        install()
     destroy = dist.destroy_process_group
 
     def destroy_and_keep(group: dist.ProcessGroup | None = None) -> None:
@@ -122,13 +130,10 @@ def as_main(words: list[str], directory: str, port: int) -> list[str]:
         destroy(group)
 
     dist.destroy_process_group = destroy_and_keep
-    before, sys.stdout = sys.stdout, out.open("w")
-    try:
+    out, err = (Path(f"{directory}.{name}.{place().rank}") for name in ("out", "err"))
+    with out.open("w") as printed, err.open("w") as told, redirect_stdout(printed), redirect_stderr(told):
         runpy.run_path(sys.argv[0], run_name="__main__")
-    finally:
-        sys.stdout.close()
-        sys.stdout = before
-    return out.read_text().splitlines()
+    return out.read_text(), err.read_text()
 
 
 def _await_start(child: subprocess.Popen[str], directory: Path) -> None:

@@ -161,28 +161,30 @@ SURVIVORS = (
 @pytest.mark.zoo
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.words, marks=getattr(pytest.mark, row.mark)) for row in ZOO])
 def test_a_script_does_what_it_does_under_torchrun(row: Row, tmp_path: Path) -> None:
-    check(row, tmp_path)
+    if row.shm and not has_small_shm():
+        pytest.skip("this machine does not let us mount a /dev/shm")
+    words, record = row.words.split(), tmp_path / "record"
+    how = {"shm": row.shm, "flags": row.flags.split(), "signum": row.signum}
+    stock = run(TORCHRUN, words, tmp_path / "torchrun", **how)
+    assert stock.status == row.status, stock.err
+    ours = run(("ringside", "run", "--run-dir", str(record)), words, tmp_path / "ringside", **how)
+    assert str(record) in ours.lines, ours.err
+    ours.lines.remove(str(record))  # the last line on stdout is the run directory
+    check(row, stock if row.ours is None else replace(stock, status=row.ours), ours, record)
 
 
 @pytest.mark.core
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.words) for row in ZOO if row.quick])
 def test_a_quick_script_does_what_it_does_without_us(row: Row, tmp_path: Path) -> None:
-    check(row, tmp_path, forked=True)
-
-
-def check(row: Row, tmp_path: Path, *, forked: bool = False) -> None:
-    """Compare a script's run under `ringside run` with the one under torchrun, or on forked ranks."""
-    if row.shm and not has_small_shm():
-        pytest.skip("this machine does not let us mount a /dev/shm")
+    """On forked ranks, without a launcher: `tests/commands/test_run.py` has an unmodified script under ours."""
     words, record = row.words.split(), tmp_path / "record"
-    how = {"shm": row.shm, "flags": row.flags.split(), "signum": row.signum}
-    stock = run_forked(words, tmp_path / "forked") if forked else run(TORCHRUN, words, tmp_path / "torchrun", **how)
-    assert stock.status == row.status, stock.err
-    ours = run(("ringside", "run", "--run-dir", str(record)), words, tmp_path / "ringside", **how)
-    assert str(record) in ours.lines, ours.err
-    ours.lines.remove(str(record))  # the last line on stdout is the run directory
-    expected = stock if row.ours is None else replace(stock, status=row.ours)
-    found = list(differences(expected, ours, row.ulps))
+    stock = run_forked(words, tmp_path / "forked")
+    check(row, stock, run_forked(words, tmp_path / "ringside", record), record)
+
+
+def check(row: Row, stock: Ran, ours: Ran, record: Path) -> None:
+    """Compare a script's run that Ringside watched, and its record, with one that it did not."""
+    found = list(differences(stock, ours, row.ulps))
     assert not found, "\n".join([*found, ours.err])
     assert "is not watched" not in ours.err, ours.err  # or it would have been equal because nothing was done
     assert ("only watches" in ours.err) is row.only_watched, ours.err

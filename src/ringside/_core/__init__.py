@@ -33,9 +33,17 @@ def native() -> ModuleType:
     if _module is None:
         raise UnsupportedError(
             f"the shared-memory engine needs Ringside's native core, but {_why_not}: "
-            "install a C++17 compiler and run `pip install --force-reinstall --no-deps ringside`"
+            "install a C++17 compiler, then run `pip install --force-reinstall --no-deps .` in a clone of Ringside"
         )
     return _module
+
+
+def build() -> str:
+    """Return the instruction set and the compiler of the native core, or why there is none."""
+    if _module is None:
+        return f"none ({_why_not})"
+    compiler = getattr(_module, "compiler", "a compiler that it does not name")  # cores built before 0.1.0
+    return f"{_module.instruction_set()}, built by {compiler}"
 
 
 def describe() -> str:

@@ -421,6 +421,11 @@ NB_MODULE(_native, m) {
   m.attr("MAX_RANKS") = kMaxRanks;
   m.attr("INLINE_BYTES") = kInlineBytes;
   m.attr("STAGE_BUFFERS") = kStageBuffers;
+#if defined(__clang__)
+  m.attr("compiler") = __VERSION__;  // begins with "Clang"
+#else
+  m.attr("compiler") = "GCC " __VERSION__;
+#endif
   m.def("instruction_set", [] { return std::string(kernels().name); });
   m.def("instruction_sets", [] {
     std::vector<std::string> names;

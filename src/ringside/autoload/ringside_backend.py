@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ringside.autoload.after_import import after_import
+from ringside.installation import warn_of_namesake
 
 NAME = "ringside"
 TARGET = "torch.distributed.distributed_c10d"
@@ -22,7 +23,12 @@ def offer() -> None:
 
 
 def register() -> None:
-    """Register now: torch has been imported, and calls this."""
+    """Register now: torch has been imported, and calls this.
+
+    Where another package's `ringside/__init__.py` lies over ours, this is the first code of ours to run.
+    """
+    if "offer" not in vars(sys.modules["ringside"]):
+        warn_of_namesake()
     if TARGET in sys.modules:  # not where torch was built without torch.distributed
         _register(sys.modules[TARGET])
 

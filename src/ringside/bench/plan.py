@@ -93,14 +93,6 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def format_size(size_bytes: int) -> str:
-    """Return a size with its binary unit, such as `64 KB`."""
-    for unit, scale in (("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes} B"
-
-
 def sizes_between(first: int, last: int, factor: int) -> list[int]:
     """Return the sizes from `first` to `last` (bytes), each `factor` times the one before."""
     if factor < 2:

@@ -6,13 +6,14 @@ and busbw is algbw·2(n−1)/n. The figure of an engine is the median of its rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from ringside.bench.messages import Limit, Message, Sample, Skipped
-from ringside.bench.plan import ITEM_BYTES, ROTATION, BenchPlan, format_size
+from ringside.bench.plan import ITEM_BYTES, ROTATION, BenchPlan
+from ringside.text import duration, percent, rate, size
 
 SCHEMA = 1
 
@@ -146,25 +147,6 @@ def merge(
     return BenchResult(plan, cores, tuple(rows), limit, (*skipped, *refused))
 
 
-def _row(plan: BenchPlan, of_ranks: list[Sample], limit: float) -> BenchRow:
-    first = of_ranks[0]
-    rounds = tuple(max(times) for times in zip(*(sample.seconds for sample in of_ranks), strict=True))
-    row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks))
-    if first.cache != "any" or first.tensor != "symmetric" or first.algorithm not in ("auto", "direct"):
-        return row
-    traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
-    return BenchRow(first, rounds, row.wrong, traffic / row.time_s / limit)
-
-
-def _limit(reports: Sequence[Sequence[Message]]) -> float:
-    """Return the bytes per second that all ranks stream together, the median over all rounds."""
-    limits = [[m for m in report if isinstance(m, Limit)] for report in reports]
-    traffic = [4 * limit.size_bytes * len(reports) for limit in limits[0] for _ in limit.seconds]
-    seconds = [[s for limit in of_rank for s in limit.seconds] for of_rank in limits]
-    slowest: list[float] = [max(times) for times in zip(*seconds, strict=True)]
-    return median(t / s for t, s in zip(traffic, slowest, strict=True))
-
-
 # -------------------------------------------------------------------------------------------------
 # A run as text: the verdict, what each peer takes over what we take, and nccl-tests' table.
 
@@ -187,18 +169,20 @@ def verdict(result: BenchResult) -> list[str]:
     wrong = [row for row in result.rows if row.wrong]
     if wrong:
         first = wrong[0]
-        where = f"{_label(first)}, {format_size(first.sample.size_bytes)}, {first.sample.cache}: {first.wrong} elements"
-        lines.insert(0, f"WRONG RESULTS in {len(wrong)} of {len(result.rows)} rows, first: {where}")
+        case = f"{_label(first)}, {size(first.sample.size_bytes, binary=True)}, {first.sample.cache}"
+        lines.insert(
+            0, f"WRONG RESULTS in {len(wrong)} of {len(result.rows)} rows, first: {case}: {first.wrong} elements"
+        )
     ours = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "symmetric"]
     ours = [r for r in ours if r.sample.cache != "cold"]
     marks = [r for r in ours if r.sample.size_bytes in _LANDMARKS] or ours[:1] + ours[-1:]
     for row in marks:
         ratios = [(peer, result.ratio(row, peer)) for peer in plan.peers]
         parts = [f"{_short_number(ratio)}x {NAMES[peer]}" for peer, ratio in ratios if ratio is not None]
-        parts.insert(0, f"{row.time_s * 1e6:.2f} us" if row.time_s < 1e-3 else f"{row.time_s * 1e3:.1f} ms")
+        parts.insert(0, duration(row.time_s))
         if row.limit_share is not None:
-            parts.append(f"{row.limit_share:.0%} of the streaming limit")
-        lines.append(f"  {format_size(row.sample.size_bytes):>6}: {', '.join(parts)}")
+            parts.append(f"{percent(row.limit_share)} of the streaming limit")
+        lines.append(f"  {size(row.sample.size_bytes, binary=True):>8}: {', '.join(parts)}")
     return lines
 
 
@@ -214,9 +198,9 @@ def ratios(result: BenchResult) -> list[str]:
     private = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "private"]
     lines = []
     for row, other in zip(symmetric, private, strict=True):
-        share = "" if row.limit_share is None else f"{row.limit_share:.0%}"
+        share = "" if row.limit_share is None else percent(row.limit_share)
         lines.append(
-            f"{format_size(row.sample.size_bytes).replace(' ', ''):>6} {row.sample.cache:>5}"
+            f"{size(row.sample.size_bytes, binary=True).replace(' ', ''):>6} {row.sample.cache:>5}"
             f" {_us(row)}{_times(result, row, peers)} {share:>6} {_us(other)}{_times(result, other, peers)}"
         )
     return heads + lines
@@ -245,12 +229,12 @@ def rows(result: BenchResult, width: int = 80) -> list[str]:
 
 def notes(result: BenchResult) -> list[str]:
     """Return what a reader needs to know about the numbers."""
-    cache = format_size(result.plan.cache_bytes)
+    cache, rotation = (size(times * result.plan.cache_bytes, binary=True) for times in (1, ROTATION))
     lines = [
-        f"streaming limit {result.limit / 1e9:.1f} GB/s: 2 reads + 2 non-temporal writes on every rank;",
+        f"streaming limit {rate(result.limit)}: 2 reads + 2 non-temporal writes on every rank;",
         "  limit% is the part of it that symmetric tensors larger than the cache reach",
         f"  (2n bytes move per payload byte). Last-level cache {cache}.",
-        f"cache: warm the same buffer again; cold rotating through {format_size(ROTATION * result.plan.cache_bytes)}",
+        f"cache: warm the same buffer again; cold rotating through {rotation}",
         "  over all ranks; any: one tensor is that large. Tiny sizes have no cold row",
         "  (it would take too many buffers).",
         "x Gloo: Gloo's time over ours. Median of rounds taken in turn; an iteration is",
@@ -283,8 +267,3 @@ def _short_number(x: float) -> str:
 def _us(row: BenchRow) -> str:
     us = row.time_s * 1e6
     return f"{us:>10.2f}" if us < 1e5 else f"{us:>10.0f}"
-
-
-def widest(lines: Iterable[str]) -> int:
-    """Return the number of columns the longest line takes."""
-    return max(map(len, lines), default=0)

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from ringside import _core
 from ringside.bench.messages import Begin, Done, Failed, Limit, Sample, Skipped, WorkerHello, Writer
 from ringside.bench.peers.contender import Contender, ours
-from ringside.bench.plan import BenchPlan, format_size, storage_dtype, stride_of
+from ringside.bench.plan import BenchPlan, storage_dtype, stride_of
 from ringside.engine import HostCommunicator
 from ringside.errors import SyncError
+from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
 # What an all-reduce must give, computed without any engine, and how many elements differ from it.
@@ -80,7 +81,7 @@ def count_wrong(array: Array, period: Array) -> int:
     rows = len(array) // PERIOD
     table = array[: rows * PERIOD].reshape(rows, PERIOD)
     wrong = int(np.count_nonzero(array[rows * PERIOD :] != period[: len(array) - rows * PERIOD]))
-    for first in range(0, rows, _CHUNK_ROWS):  # in pieces: the comparison of 256 MB needs memory of its own
+    for first in range(0, rows, _CHUNK_ROWS):  # in pieces: the comparison of 256 MiB needs memory of its own
         wrong += int(np.count_nonzero(table[first : first + _CHUNK_ROWS] != period))
     return wrong
 
@@ -261,10 +262,10 @@ def run_plan(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> Non
         gc.disable()
         writer.send(Begin("the streaming limit", 0.0))
         writer.send(meter.limit())
-        cases = [(size, *state) for size in plan.sizes_bytes for state in plan.states(size)]
-        for number, (size, cache, buffers) in enumerate(cases):
-            writer.send(Begin(f"{format_size(size)}, {cache}", number / len(cases)))
-            for sample in meter.case(size, cache, buffers):
+        cases = [(each, *state) for each in plan.sizes_bytes for state in plan.states(each)]
+        for number, (size_bytes, cache, buffers) in enumerate(cases):
+            writer.send(Begin(f"{size(size_bytes, binary=True)}, {cache}", number / len(cases)))
+            for sample in meter.case(size_bytes, cache, buffers):
                 writer.send(sample)
         writer.send(meter.limit())
         comm.barrier()

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from ringside._version import __version__
 from ringside.errors import RingsideError, UsageError
 from ringside.view.tui.console import never_raises, printable_lines
 
@@ -49,8 +48,18 @@ class Command(Protocol):
         """Do it; return the exit status."""
 
 
+class _PrintVersion(argparse.Action):
+    """Prints the version and what it runs on, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from ringside.installation import describe
+
+        print(describe())
+        parser.exit()
+
+
 class _PrintCompletion(argparse.Action):
-    """Prints what makes a shell complete our command line, and ends, as `--version` does."""
+    """Prints what makes a shell complete our command line, and ends."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: object, option: object = "") -> None:
         from ringside.commands.completion import completion_script
@@ -67,7 +76,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ringside", description="A ringside seat for gradient synchronisation: run it, see it, predict it."
     )
-    parser.add_argument("--version", action="version", version=f"ringside {__version__}")
+    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print what an issue needs to know, and exit")
     parser.add_argument("--print-completion", choices=SHELLS, action=_PrintCompletion, help="for a shell to read")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:

@@ -8,7 +8,7 @@ element is wrong or a rank died.
 example:
   $ ringside bench -n 2 --peers gloo,mpi
   2 ranks on 2 cores, float32 sum, in place
-      1 KB: 1.10 us, 260x Gloo, 1.40x Open MPI
+       1 KiB: 1.10 µs, 260x Gloo, 1.40x Open MPI
       ...
 
 keys of --json:
@@ -44,6 +44,7 @@ from ringside.engine.dtypes import OPS, dtype_code, is_allowed, op_code
 from ringside.engine.settings import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS
+from ringside.text import percent, size
 
 HELP = "measure all-reduce, in turn with Gloo and Open MPI"
 
@@ -123,7 +124,7 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     )
     free = plan.free_memory_bytes()
     if bench_plan.needed_bytes > free:
-        need, have = plan.format_size(bench_plan.needed_bytes), plan.format_size(free)
+        need, have = size(bench_plan.needed_bytes, binary=True), size(free, binary=True)
         raise UsageError(
             f"these sizes on {bench_plan.ranks} ranks take {need}, and {have} are free: lower -e or --sizes"
         )
@@ -162,7 +163,7 @@ class _Progress:
         # all ranks do the same: one is enough to show
         if rank != 0 or not isinstance(message, Begin):
             return
-        line = f"{message.share:>4.0%} {message.what} ({time.monotonic() - self._since:.0f} s)"
+        line = f"{percent(message.share):>5} {message.what} ({time.monotonic() - self._since:.0f} s)"
         if self._live:
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         elif time.monotonic() - self._last > 5:

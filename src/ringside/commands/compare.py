@@ -26,7 +26,7 @@ from rich.text import Text
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import headline
-from ringside.text import duration, share
+from ringside.text import duration, signed_percent
 from ringside.view.run.comparison import WARM_UP_STEPS, RunComparison, compare
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole
@@ -83,8 +83,8 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
     answer = "No difference beyond chance"
     if step.is_certain:
         answer = f"B is {'slower' if step.ratio > 0 else 'faster'}"
-    interval = f"95 % interval {share(step.low)} to {share(step.high)}"
-    answer = f"{answer}: a step takes {share(step.ratio)} ({interval})."
+    interval = f"95 % interval {signed_percent(step.low)} to {signed_percent(step.high)}"
+    answer = f"{answer}: a step takes {signed_percent(step.ratio)} ({interval})."
     console.print(Text(answer, style="bold red" if failed else "bold"))
     if limit is not None:
         console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g} % of a step's time."))
@@ -96,9 +96,13 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
     for name in ("A", "B", "change", "95 % interval"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in found.changes:
-        cells = (change.name, duration(change.before), duration(change.after), share(change.ratio))
+        cells = (change.name, duration(change.before), duration(change.after), signed_percent(change.ratio))
         colour = "" if not change.is_certain else "red" if change.ratio > 0 else "green"
-        table.add_row(*(Text(cell) for cell in cells), f"{share(change.low)} … {share(change.high)}", style=colour)
+        table.add_row(
+            *(Text(cell) for cell in cells),
+            f"{signed_percent(change.low)} … {signed_percent(change.high)}",
+            style=colour,
+        )
     console.print(table)
     for remark in found.remarks:
         console.print(Text(f"Note: {remark}.", style="dim"))

@@ -28,7 +28,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     try:
         import shtab
     except ImportError:
-        raise UsageError("shell completion needs shtab: pip install 'ringside[completion]'") from None
+        raise UsageError("shell completion needs shtab: pip install 'torch-ringside[completion]'") from None
     # shtab reads the parsers: add what they leave to `take_apart`, and which arguments are paths.
     verbs = parts_of(parser)
     # What `ringside run` parses by itself, and torchrun's flags that need no torch to be known.

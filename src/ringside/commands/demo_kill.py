@@ -24,7 +24,7 @@ from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests
 from ringside.processes import hold
-from ringside.text import ms
+from ringside.text import duration, name_ranks
 from ringside.view.terminal import open_console
 
 MARK = "@survival "
@@ -84,9 +84,9 @@ class KillStory:
         whole = len(event["members"]) == self.ranks
         if self.killed_at and not self.healed_s and event["at"] > self.killed_at and not whole:
             self.healed_s = event["at"] - self.killed_at
-            others = _names(event["members"])
+            others = name_ranks(event["members"])
             self.news.append(
-                f"step {event['step']} is committed {ms(self.healed_s)} after the kill: ranks {others} computed "
+                f"step {event['step']} is committed {duration(self.healed_s)} after the kill: {others} computed "
                 f"rank {self.victim}'s samples too"
             )
         if self.healed_s and whole and not self.back:
@@ -98,7 +98,7 @@ class KillStory:
         if not self.step:
             return "the ranks are starting"
         step = self.step
-        return f"step {step['step']:4}  loss {step['loss']:.3f}  ranks {_names(step['members'])}"
+        return f"step {step['step']:4}  loss {step['loss']:.3f}  {name_ranks(step['members'])}"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -169,7 +169,3 @@ def _follow(launch: Launch, story: KillStory, console: Console, stop: StopReques
     if live is not None:
         live.stop()
     return status
-
-
-def _names(ranks: list[int]) -> str:
-    return " ".join(map(str, ranks))

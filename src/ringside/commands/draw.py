@@ -20,8 +20,9 @@ from pathlib import Path
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
+from ringside.text import counted
 from ringside.view.schedule.drawing import schedule_html, schedule_sheet
-from ringside.view.schedule.text import counted, schedule_text
+from ringside.view.schedule.text import schedule_text
 
 HELP = "draw an algorithm as a picture that steps through its rounds"
 

@@ -36,7 +36,7 @@ from types import FrameType
 from ringside.errors import UsageError
 from ringside.lab import Lab, RankPlacement, parse_delay, parse_rate
 from ringside.lab.wiring import WIRINGS
-from ringside.text import short_size as size
+from ringside.text import size
 
 HELP = "run a command on hosts that are network namespaces"
 

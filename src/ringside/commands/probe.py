@@ -9,7 +9,7 @@ median of the others) or broken, 2 if it was asked for something that cannot be.
 examples:
   $ torchrun --nnodes 4 ... -m ringside probe -o topology.json
   $ ringside lab --hosts 4 --wiring mesh -- ringside probe
-  4 hosts, 12 links: all fine, 119 MB/s and 92 us (medians)
+  4 hosts, 12 links: all fine, 119 MB/s and 92.0 µs (medians)
   ...
   $ ringside probe --nproc 2
 
@@ -19,7 +19,7 @@ keys of --json and of the file that -o writes (a topology):
   links[]  src, dst (of hosts[]), alpha_s, bytes_per_s; empty if one is broken
   ok, verdict[] (in words), broken[] (pairs of hosts), missing_ranks[]
   slow[]   src, dst (null: all links of src), bytes_per_s, usual_bytes_per_s
-  better_order (null: none), rings[]: order, seconds (all-reduce of 4 MB)
+  better_order (null: none), rings[]: order, seconds (all-reduce of 4 MiB)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ringside.engine.probe.links import slowest_of_ring
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.processes import die_with_parent
-from ringside.text import ms
+from ringside.text import duration, name_ranks, percent, rate
 
 if TYPE_CHECKING:
     from ringside.pytorch.job_probe import ProbeOutcome
@@ -107,7 +107,7 @@ def probe_job(**options: Any) -> ProbeOutcome:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise RingsideError("ringside probe needs torch: pip install 'ringside[torch]'") from None
+        raise RingsideError("ringside probe needs torch: pip install 'torch-ringside[torch]'") from None
     return job_probe.probe_job(**options)
 
 
@@ -179,10 +179,8 @@ def verdict_lines(outcome: ProbeOutcome) -> list[str]:
     """Return what is to be known first, a line each."""
     names, probe = outcome.names, outcome.probe
     if outcome.missing:
-        who = ", ".join(map(str, outcome.missing))
-        ranks = f"rank{'s' * (len(outcome.missing) > 1)} {who}"
         here = f"rank 0 on {socket.gethostname()}"
-        return [f"{ranks} did not reach {here}: not started, or the link to it is broken"]
+        return [f"{name_ranks(outcome.missing)} did not reach {here}: not started, or the link to it is broken"]
     if outcome.broken:
         return [f"broken link: {names[a]} and {names[b]} do not reach each other" for a, b in outcome.broken]
     if probe is None:
@@ -190,20 +188,22 @@ def verdict_lines(outcome: ProbeOutcome) -> list[str]:
     lines = []
     for link in outcome.slow:
         to = f"slow link: {names[link.src]} > {names[link.dst]}" if link.dst >= 0 else f"slow host: {names[link.src]}"
-        lines.append(f"{to} carries {link.bytes_per_s / 1e6:.3g} MB/s, others {link.usual / 1e6:.3g} MB/s")
+        lines.append(f"{to} carries {rate(link.bytes_per_s)}, others {rate(link.usual)}")
     if not lines:
         off = ~np.eye(len(names), dtype=np.bool_)
-        rate, latency = np.median(probe.rates[off]), np.median(probe.network.latency_s[off])
+        typical, latency = np.median(probe.rates[off]), np.median(probe.network.latency_s[off])
         links = len(names) * (len(names) - 1)
         unit = "ranks" if outcome.size == len(names) and max(outcome.ranks) == 1 and "/rank" in names[0] else "hosts"
-        lines = [f"{len(names)} {unit}, {links} links: all fine, {rate / 1e6:.0f} MB/s and {ms(latency)} (medians)"]
+        lines = [f"{len(names)} {unit}, {links} links: all fine, {rate(typical)} and {duration(latency)} (medians)"]
     if order := probe.better_order:
         plain = tuple(range(len(order)))
-        before, after = (slowest_of_ring(probe.rates, ring) / 1e6 for ring in (plain, order))
+        before, after = (slowest_of_ring(probe.rates, ring) for ring in (plain, order))
         ring = ",".join(map(str, order))
-        lines.append(f"better ring: {ring}; its slowest link carries {after:.3g} MB/s, not {before:.3g}")
+        lines.append(f"better ring: {ring}; its slowest link carries {rate(after)}, not {rate(before)}")
         if plain in outcome.ring_s and order in outcome.ring_s:
-            lines.append(f"  4 MB around it took {ms(outcome.ring_s[order])}, not {ms(outcome.ring_s[plain])}")
+            lines.append(
+                f"  4 MiB around it took {duration(outcome.ring_s[order])}, not {duration(outcome.ring_s[plain])}"
+            )
     return lines
 
 
@@ -214,23 +214,23 @@ def table_lines(outcome: ProbeOutcome) -> list[str]:
     n = len(outcome.names)
     lines = [f"{v:>3}  {name}" for v, name in enumerate(outcome.names)]
     off = ~np.eye(n, dtype=np.bool_)
-    spread = 100 * float(np.median(probe.rate_spread[off]))
+    spread = percent(float(np.median(probe.rate_spread[off])))
     if n <= _MOST_SHOWN:
-        lines += ["", f"MB/s, from row to column (median spread {spread:.0f} %)", *_matrix(probe.rates / 1e6)]
-        lines += ["", "latency in us, one way", *_matrix(probe.network.latency_s * 1e6)]
+        lines += ["", f"MB/s, from row to column (median spread {spread})", *_matrix(probe.rates / 1e6)]
+        lines += ["", "latency in µs, one way", *_matrix(probe.network.latency_s * 1e6)]
     else:
-        lines += ["", f"the slowest of {n * (n - 1)} links (median spread {spread:.0f} %; --json lists all)"]
+        lines += ["", f"the slowest of {n * (n - 1)} links (median spread {spread}; --json lists all)"]
         pairs = sorted(np.argwhere(off).tolist(), key=lambda pair: probe.rates[pair[0], pair[1]])
         lines += [
-            f"{a:>5} > {b:<5}{probe.rates[a, b] / 1e6:>9.3g} MB/s{1e6 * probe.network.latency_s[a, b]:>9.0f} us"
+            f"{a:>5} > {b:<5}{rate(probe.rates[a, b]):>14}{duration(probe.network.latency_s[a, b]):>12}"
             for a, b in pairs[:12]
         ]
     if probe.network.out is not None:
-        most = np.median(1 / probe.network.out) / 1e6
-        lines += ["", f"all links of a host at once: {most:.0f} MB/s out (median)"]
+        most = np.median(1 / probe.network.out)
+        lines += ["", f"all links of a host at once: {rate(most)} out (median)"]
     if outcome.ring_s:
-        lines += ["", "all-reduce of 4 MB around a ring"]
-        lines += [f"  {','.join(map(str, order)):<24}{ms(took):>10}" for order, took in outcome.ring_s.items()]
+        lines += ["", "all-reduce of 4 MiB around a ring"]
+        lines += [f"  {','.join(map(str, order)):<24}{duration(took):>10}" for order, took in outcome.ring_s.items()]
     return lines
 
 

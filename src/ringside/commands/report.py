@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
-from ringside.text import duration, share
+from ringside.text import duration, signed_percent
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
@@ -106,6 +106,6 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     for rank in ranks[: len(ranks) - hidden]:
         name = f"{rank['rank']} ◀" if rank["rank"] in culprits else f"{rank['rank']}  "
         times = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]))
-        cells = (name, str(rank["host"]), *times, share(rank["excess_ratio"]))
+        cells = (name, str(rank["host"]), *times, signed_percent(rank["excess_ratio"]))
         table.add_row(*(Text(cell) for cell in cells), style="bold" if rank["rank"] in culprits else "")
     console.print(table)

@@ -46,7 +46,7 @@ from ringside.monitor.alerts.live import (
     notify_afterwards,
 )
 from ringside.monitor.run.directory import RUN
-from ringside.monitor.verdict import name_ranks
+from ringside.text import name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, open_console, verdict_line
 

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from ringside.view.server.app import serve
     except ImportError as error:
-        raise UsageError(f"the page needs {error.name}: pip install 'ringside[web]'") from None
+        raise UsageError(f"the page needs {error.name}: pip install 'torch-ringside[web]'") from None
     from ringside.view.server.runs import Runs, newest_run
 
     # a token on the command line is seen by every user of the machine (`ps`); the variable is not

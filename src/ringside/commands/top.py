@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         from ringside.view.tui.app import TopApp
     except ImportError:
         raise UsageError(
-            "the live screen needs textual: pip install 'ringside[tui]'; `ringside top --once` works without it"
+            "the live screen needs textual: pip install 'torch-ringside[tui]'; `ringside top --once` works without it"
         ) from None
     app = TopApp(source, order=order, remark=remark, utf8=speaks_utf8(sys.stdout.encoding))
     app.run()

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringside.faults.inject import Diverge, Fault, Hang, Input, Kill, Pause, Slow, Stop, Uneven, first_step
-from ringside.monitor.verdict import Verdict, percent
-from ringside.text import ms
+from ringside.monitor.verdict import Verdict
+from ringside.text import duration, percent
 
 FACTOR = 1.3
 SLOWNESS = ("slow_rank", "uneven_work", "input_bound")
@@ -91,7 +91,7 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _both(name: str, theirs: Mapping[str, float], ours: Mapping[str, float]) -> str:
-    return f"{ms(theirs[name])} against {ms(ours[name])}"
+    return f"{duration(theirs[name])} against {duration(ours[name])}"
 
 
 def _named_nobody(verdicts: Sequence[Verdict], words: str) -> str:

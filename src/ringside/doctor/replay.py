@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from ringside.doctor.findings import Number, Sheet
 from ringside.errors import UsageError
 from ringside.monitor import Verdict
-from ringside.monitor.verdict import percent
-from ringside.text import ms
+from ringside.text import duration, percent
 
 # -------------------------------------------------------------------------------------------------
 # Replay a recorded step with other durations: a graph of operations, walked once for all steps and lanes together.
@@ -314,8 +313,8 @@ def what_if_table(found: WhatIf) -> Sheet:
     by_kind = sorted(found.by_operation.items(), key=lambda item: -item[1])
     rows += [[kind, value, found.ideal_step_s * (value - 1)] for kind, value in by_kind]
     note = (
-        f"A step takes {ms(found.step_s)}, without stragglers {ms(found.ideal_step_s)}. Each row: only these "
-        "operations as slow as they were, all others as their peers."
+        f"A step takes {duration(found.step_s)}, without stragglers {duration(found.ideal_step_s)}. Each row: only "
+        "these operations as slow as they were, all others as their peers."
     )
     return Sheet(title="What if", columns=["slow alone", "slowdown", "seconds per step"], rows=rows, note=note)
 

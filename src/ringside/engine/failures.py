@@ -9,6 +9,7 @@ from ringside._core.enums import Algorithm, Status
 from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
+from ringside.text import name_ranks
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _NAMES = {Algorithm.automatic: "", Algorithm.program: "a schedule"}  # of algorithms, as callers write them
@@ -55,11 +56,6 @@ def error_of(failure: dict[str, Any], collective: str, rank: int, timeout_s: flo
             "this one cannot be used any more"
         )
     return ClosedError(f"{where}: the communicator is closed on this rank")
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1" or "ranks 1, 3"."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def _describe_call(

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, get_type_hints
 
 from ringside.errors import UsageError
+from ringside.text import duration, percent
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Slow:
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
-        return f"rank {self.rank} was made {100 * (self.factor - 1):.0f} % slower from step {self.from_step} on"
+        return f"rank {self.rank} was made {percent(self.factor - 1)} slower from step {self.from_step} on"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Input:
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
-        each = f"{1e3 * self.seconds:g} ms longer per step"
+        each = f"{duration(self.seconds)} longer per step"
         return f"rank {self.rank} waited {each} for its input from step {self.from_step} on"
 
 
@@ -135,7 +136,7 @@ class Uneven:
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
-        return f"rank {self.rank} was given {100 * (self.factor - 1):.0f} % more samples from step {self.from_step} on"
+        return f"rank {self.rank} was given {percent(self.factor - 1)} more samples from step {self.from_step} on"
 
 
 @dataclass(frozen=True)

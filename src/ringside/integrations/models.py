@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside import pytorch as sync
+from ringside.isolation import Guard
 from ringside.pytorch import Attachment
-from ringside.pytorch.isolation import Guard
 
 # -------------------------------------------------------------------------------------------------
 # How much work a batch is: tokens where it shows them, else samples.

@@ -1,7 +1,7 @@
 """Links with a delay: a process that holds every frame for a while between two TAP devices.
 
 There is one process per lab. It runs at real-time priority where it may: a cable does not wait for a processor. Frames
-are passed on as TCP handed them down, in pieces of up to 64 KB with their checksums still to be made (virtio-net
+are passed on as TCP handed them down, in pieces of up to 64 KiB with their checksums still to be made (virtio-net
 headers), so that one Python process keeps up with a few Gbit/s.
 """
 

@@ -22,7 +22,7 @@ from ringside.lab.wiring import BRIDGE, SWITCH, LabLink, LinkEnd, Wiring, routes
 # Three sizes belong to a rate, all of them times at that rate, chosen by measurement (docs/lab.md):
 #
 # - the bucket, 0.5 ms: what may go out at once after a pause. Less, and a timer that fires late costs throughput;
-# - the largest piece TCP hands down at once, 0.13 ms: full 64 KB pieces leave no room for the other direction's
+# - the largest piece TCP hands down at once, 0.13 ms: full 64 KiB pieces leave no room for the other direction's
 #   acknowledgements in the bucket, and cost up to half of the throughput when both directions are busy;
 # - the queue, 16 ms: then frames are dropped. Less, and three senders to one receiver lose throughput to losses.
 

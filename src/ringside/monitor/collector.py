@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from ringside.isolation import Listeners
 from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
@@ -72,7 +73,7 @@ class StepCollector:
     ) -> None:
         self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
         self.newest: int | None = None
-        self.listeners = list(listeners)
+        self._listeners = Listeners("events of the run", listeners)
         self._writer, self.clock, self._behind = writer, clock, behind_steps
         self._watchers = standard_watchers(ranks) if watchers is None else list(watchers)
         self._links = LinkMap()
@@ -178,12 +179,7 @@ class StepCollector:
         event = {"unix": self.clock(), **event}
         if self._writer is not None:
             self._writer.event(event)
-        for listener in list(self.listeners):
-            try:
-                listener(event)
-            except Exception:
-                self.listeners.remove(listener)
-                _log.exception("A listener of the monitor failed and was dropped; the run goes on.")
+        self._listeners.notify(event)
         return event
 
 

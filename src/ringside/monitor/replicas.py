@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ringside.monitor.verdict import Verdict, VerdictEvent, name_ranks
+from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.text import name_ranks
 
 ADVICE = (
     "What is trained from here on is wrong: stop, go back to a checkpoint from before step {since}, and look for what "
@@ -144,7 +145,7 @@ class ReplicaCheck:
             evidence=evidence,
             # All that was trained since they last agreed has to be trained again.
             cost_rank_seconds=max(first.at_s - started_s, 0.0) * len(self.ranks),
-            advice=ADVICE.format(since=since, who=name_ranks(list(ranks))),
+            advice=ADVICE.format(since=since, who=name_ranks(ranks)),
         )
 
     def _cause(
@@ -160,7 +161,7 @@ class ReplicaCheck:
             more = f"{len(differing) - 1} more of {len(self._names)}"
             which = f"parameter {self._name(differing[0])} and {more} differ"
         if decided:
-            others = name_ranks([rank for rank in self.ranks if rank not in ranks])
+            others = name_ranks(rank for rank in self.ranks if rank not in ranks)
             from_whom, tie = f"from those of {others}", ""
         elif len(self.ranks) == 2:
             from_whom, tie = "between the ranks", "; of two, neither can be told right"

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from ringside.text import name_ranks, percent
+
 KINDS = (
     "slow_rank",
     "slow_link",
@@ -71,8 +73,8 @@ class VerdictEvent(NamedTuple):
 
 def headline(verdict: Verdict) -> str:
     """Return the verdict as one plain sentence without a full stop, e.g. `rank 3 is 12 % slower than the others`."""
-    who = name_ranks(verdict.ranks)
-    by = percent(verdict.excess_ratio)
+    who = name_ranks(verdict.ranks) or "the job"
+    by = percent(verdict.excess_ratio) if math.isfinite(verdict.excess_ratio) else "an unknown amount"
     if verdict.kind == "input_bound" and not verdict.ranks:
         return "the whole job waits for its input"
     if verdict.kind == "hang":
@@ -96,20 +98,3 @@ def headline(verdict: Verdict) -> str:
         "diverged": f"the replica{'' if len(verdict.ranks) == 1 else 's'} of {who} drifted apart{others}",
     }
     return sentences.get(verdict.kind, f"{who}: {verdict.kind.replace('_', ' ')}")
-
-
-def name_ranks(ranks: list[int]) -> str:
-    """Return `rank 3` or `ranks 3, 5 and 7`; `the job` where there is no rank to name."""
-    if not ranks:
-        return "the job"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
-
-
-def percent(ratio: float) -> str:
-    """Return a ratio as a percentage with as many digits as mean something: `12 %`, `3.4 %`."""
-    if not math.isfinite(ratio):
-        return "an unknown amount"
-    value = 100 * ratio
-    return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"

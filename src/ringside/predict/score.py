@@ -39,7 +39,7 @@ class Errors:
         median: Their median.
         bias: Their mean with sign: above 0, the prediction is slow.
         worst_size_bytes: Where the largest is.
-        mape_large: Mean from 1 MB (2²⁰ bytes) up; None where there is no such row.
+        mape_large: Mean from 1 MiB up; None where there is no such row.
     """
 
     mape: float
@@ -239,7 +239,7 @@ class Summary:
     Args:
         tables: How many were scored.
         mape: Median over tables.
-        mape_large: Median over tables of the error from 1 MB up.
+        mape_large: Median over tables of the error from 1 MiB up.
         bias: Median over tables.
         band_coverage: Over all rows.
         rows: How many rows were scored.

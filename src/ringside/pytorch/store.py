@@ -6,9 +6,10 @@ import contextlib
 import os
 import socket
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -17,6 +18,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
 from ringside.processes import machine_id
+
+_Offered = TypeVar("_Offered")
+_Decided = TypeVar("_Decided")
 
 
 @dataclass(frozen=True)
@@ -102,27 +106,50 @@ def agree_on_engine(group: dist.ProcessGroup, requested: str, objection: str) ->
         requested: `auto`, `ringside` or `native`; rank 0's counts.
         objection: Why this rank cannot use the engine; empty if it can.
     """
-    store, rank, size = group_store(group, "engine"), dist.get_rank(group), dist.get_world_size(group)
     if not _core.available():
         objection = objection or "the native core is not installed"
-    store.set(f"offer/{rank}", msgspec.json.encode(_Offer(machine_id(), objection)).decode())
-    if rank == 0:
-        offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=_Offer) for r in range(size)]
+
+    def choose(offers: list[_Offer]) -> EngineDecision:
         objections = [f"rank {r}: {offer.objection}" for r, offer in enumerate(offers) if offer.objection]
         if requested == "native":
-            decision = EngineDecision("native", why="asked for")
-        elif objections:  # the lowest rank's is the reason
-            decision = EngineDecision("native", why=objections[0])
-        else:
-            hosts = {offer.host for offer in offers}
-            decision = EngineDecision("ringside", key=str(uuid.uuid4()), hosts=len(hosts))
-        store.set("decision", msgspec.json.encode(decision).decode())
-    return msgspec.json.decode(store.get("decision"), type=EngineDecision)
+            return EngineDecision("native", why="asked for")
+        if objections:  # the lowest rank's is the reason
+            return EngineDecision("native", why=objections[0])
+        return EngineDecision("ringside", key=str(uuid.uuid4()), hosts=len({offer.host for offer in offers}))
+
+    return decide(group, "engine", _Offer(machine_id(), objection), choose, EngineDecision)
 
 
 def first_error(group: dist.ProcessGroup, problem: str) -> str:
     """Return the problem of the lowest rank of the group that has one; empty if nobody has. A collective."""
-    store, rank, size = group_store(group, "problem"), dist.get_rank(group), dist.get_world_size(group)
-    store.set(str(rank), msgspec.json.encode(problem).decode())
-    problems = [msgspec.json.decode(store.get(str(r)), type=str) for r in range(size)]
-    return next((f"rank {r}: {text}" for r, text in enumerate(problems) if text), "")
+
+    def first(problems: list[str]) -> str:
+        return next((f"rank {r}: {text}" for r, text in enumerate(problems) if text), "")
+
+    return decide(group, "problem", problem, first, str)
+
+
+def decide(
+    group: dist.ProcessGroup,
+    purpose: str,
+    own: _Offered,
+    choose: Callable[[list[_Offered]], _Decided],
+    kind: type[_Decided],
+) -> _Decided:
+    """Have rank 0 decide by what all ranks of a group say, and return its decision on all of them. A collective.
+
+    Only rank 0 reads what everybody has written: n reads of the store, not n².
+
+    Args:
+        group: The process group.
+        purpose: Names what is decided.
+        own: What this rank says.
+        choose: Called on rank 0, with what all ranks say, by rank.
+        kind: The type of a decision.
+    """
+    store, rank, size = group_store(group, purpose), dist.get_rank(group), dist.get_world_size(group)
+    store.set(f"offer/{rank}", msgspec.json.encode(own).decode())
+    if rank == 0:
+        offers = [msgspec.json.decode(store.get(f"offer/{r}"), type=type(own)) for r in range(size)]
+        store.set("decision", msgspec.json.encode(choose(offers)).decode())
+    return msgspec.json.decode(store.get("decision"), type=kind)

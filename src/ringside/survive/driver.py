@@ -16,7 +16,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringside.engine.failures import name_ranks
 from ringside.errors import FinalStateError, RingsideError, StoreGoneError
 from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange, HostLayout, own_slots
@@ -33,6 +32,7 @@ from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag, encode
 from ringside.survive.protocol.generation import decode_generation, generation_key
 from ringside.survive.state.transfer import StateTransfer, choose_giver
+from ringside.text import name_ranks
 
 _log = logging.getLogger("ringside")
 _PAUSE_S = 2e-4
@@ -49,6 +49,9 @@ _WHERE_S = 5.0
 
 class Driver:
     """One worker's part in a job.
+
+    It has many methods because the protocol has many instructions: 21 of them are one instruction each (`_HANDLERS`),
+    and all share the job, its store and the attempt that is under way.
 
     Args:
         job: What is trained.
@@ -281,7 +284,7 @@ class Driver:
             return []
         gone = tuple(rank for rank in missing if is_gone(self.job.rendezvous, member.incarnation, rank))
         if self._is_due(_LOG_AGAIN_S, "waits"):
-            _log.info("the last step is done: rank %s is waited for", ", ".join(map(str, missing)))
+            _log.info("the last step is done: %s is waited for", name_ranks(missing))
         return [] if member.gone == frozenset(gone) else [e.RanksGone(gone)]
 
     def _is_due(self, every_s: float, name: Any) -> bool:
@@ -367,8 +370,7 @@ class Driver:
             self._exchange = HostExchange(seat, record, layout, job.rendezvous, peer_wait, points)
         else:
             self._exchange = NetExchange(seat, record, layout, job.rendezvous, peer_wait, points, job.open_transport)
-        ranks = ", ".join(map(str, record.ranks))
-        _log.info("generation %d: ranks %s go on with step %d", record.number, ranks, record.step)
+        _log.info("generation %d: %s go on with step %d", record.number, name_ranks(record.ranks), record.step)
         refuse_to_be_left_alone(job.rendezvous, record, job.rank)
 
     def _ask_to_join(self, ask: i.AskToJoin) -> None:
@@ -501,7 +503,7 @@ class Driver:
             where = f"it lies in {path} on {socket.gethostname()}" if path else f"rank {job.rank} has it"
             with contextlib.suppress(StoreGoneError):
                 job.rendezvous.publish_final(where)
-            names, lies = name_ranks(tuple(without)), path or "this process alone"
+            names, lies = name_ranks(without), path or "this process alone"
             _log.warning("the job is over without %s: the final state lies in %s", names, lies)
         if 0 in without:
             _log.error("rank 0 does not come any more, so nobody runs its last lines with the final state")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ringside.monitor.verdict import Verdict, headline, name_ranks, percent
-from ringside.text import label, rank_time
+from ringside.monitor.verdict import Verdict, headline
+from ringside.text import label, name_ranks, percent, rank_time
 from ringside.view.verdict_text import as_sentence
 
 _MANY = 6
@@ -35,7 +35,7 @@ def finding_text(verdict: Verdict) -> FindingText:
 
 def _headline(verdict: Verdict) -> str:
     ranks = verdict.ranks
-    who = name_ranks(ranks)
+    who = everyone = name_ranks(ranks) or "the job"
     if len(ranks) > _MANY:
         who = f"ranks {', '.join(map(str, ranks[: _MANY - 1]))} and {len(ranks) - _MANY + 1} more"
     plural = len(verdict.ranks) != 1
@@ -58,7 +58,7 @@ def _headline(verdict: Verdict) -> str:
         return f"the ring is broken at {who}"
     if verdict.kind == "dead_rank":
         return f"{who} died" if verdict.ranks else "a rank died"
-    sentence = headline(verdict).replace(name_ranks(verdict.ranks), who)
+    sentence = headline(verdict).replace(everyone, who)
     if plural and not sentence.startswith("the "):
         # The monitor names one rank at a time; several get, need and wait.
         for singular, several in (

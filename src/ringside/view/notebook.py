@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ringside.errors import UsageError
-from ringside.text import duration, share
+from ringside.text import duration, signed_percent
 from ringside.view.assets import read_asset
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks
@@ -24,7 +24,7 @@ try:
     import anywidget
     import traitlets
 except ImportError as error:
-    raise UsageError(f"the live view needs {error.name}: pip install 'ringside[notebook]'") from None
+    raise UsageError(f"the live view needs {error.name}: pip install 'torch-ringside[notebook]'") from None
 
 
 SHOWN_RANKS = 64
@@ -100,7 +100,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
                 "own": duration(rank.own_seconds),
                 "wait": duration(rank.wait_seconds),
                 "wire": duration(rank.wire_seconds),
-                "excess": share(rank.excess_ratio),
+                "excess": signed_percent(rank.excess_ratio),
                 "spark": sparks.line(rank.rank),
                 "verdict": ", ".join(kind.replace("_", " ") for kind in rank.verdicts),
             }

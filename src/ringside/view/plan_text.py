@@ -13,7 +13,7 @@ from ringside.predict.plan.options import LIBRARY
 from ringside.predict.plan.plan import TrainingPlan
 from ringside.predict.plan.ranking import Priced
 from ringside.predict.topology.topology import Topology
-from ringside.text import digits, duration, size
+from ringside.text import digits, duration, giga, percent, size
 
 WIDTH = 80
 SHORT_RANKS = 3
@@ -48,7 +48,7 @@ def full_plan(plan: TrainingPlan) -> list[str]:
             parts = " + ".join(map(size, (state.weights_bytes, state.gradients_bytes, state.optimizer_bytes)))
             lines.append(f"  {STAGE_WORDS[state.stage]}: {parts} = {size(state.total_bytes)}")
     if plan.buckets:
-        lines += ["", f"buckets, size, exposed after a backward that is {BACKWARD:.0%} of the computation"]
+        lines += ["", f"buckets, size, exposed after a backward that is {percent(BACKWARD)} of the computation"]
         for buckets in sorted(plan.buckets, key=lambda buckets: buckets.count):
             row = f"  {buckets.count:>5} {size(buckets.bucket_bytes):>8}  {band_text(buckets.exposed)}"
             lines.append(row)
@@ -90,7 +90,7 @@ def _verdict(plan: TrainingPlan) -> Iterator[str]:
     yield f"  on {hardware(topology)}"
     rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
     whose = "a GPU library's" if plan.priced.basis == LIBRARY else "by its schedule"
-    yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band_text(plan.busbw, _giga)} GB/s"
+    yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band_text(plan.busbw, giga)} GB/s"
     if plan.priced.extrapolated:
         yield f"  extrapolated: {plan.priced.extrapolated}"
 
@@ -109,7 +109,7 @@ def hardware(topology: Topology) -> str:
 def _bound(plan: TrainingPlan) -> Iterator[str]:
     if plan.bounds:
         second = "".join(
-            f"{bound.kind} {bound.where} {bound.share:.0%}".replace("  ", " ") for bound in plan.bounds[1:2]
+            f"{bound.kind} {bound.where} {percent(bound.share)}".replace("  ", " ") for bound in plan.bounds[1:2]
         )
         yield f"bound by {bound_text(plan.bounds[0])}" + (f"; {second}" if second else "")
 
@@ -117,16 +117,16 @@ def _bound(plan: TrainingPlan) -> Iterator[str]:
 def bound_text(bound: Bound) -> str:
     """Return what a time follows in words."""
     if not bound.where:
-        return f"work beside links {bound.share:.0%}"
+        return f"work beside links {percent(bound.share)}"
     if bound.where == "switch":
-        return f"{bound.kind} of the switch that reduces ({bound.link}) {bound.share:.0%}"
-    return f"{bound.kind} of {bound.link} {PLACES[bound.where]} {bound.share:.0%}"
+        return f"{bound.kind} of the switch that reduces ({bound.link}) {percent(bound.share)}"
+    return f"{bound.kind} of {bound.link} {PLACES[bound.where]} {percent(bound.share)}"
 
 
 def _wires(plan: TrainingPlan) -> Iterator[str]:
     wires = plan.wires
     yield f"all ranks send {size(wires.total_bytes)}, each {size(wires.per_rank_bytes)}" + (
-        f"; an interface {band_text(wires.interface_bytes_per_s, _giga)} GB/s" if wires.interface_bytes_per_s else ""
+        f"; an interface {band_text(wires.interface_bytes_per_s, giga)} GB/s" if wires.interface_bytes_per_s else ""
     )
 
 
@@ -145,8 +145,8 @@ def _buckets(plan: TrainingPlan) -> Iterator[str]:
     if not plan.buckets or plan.question.compute_s is None:
         return
     best, compute = plan.buckets[0], plan.question.compute_s
-    share = Band(*(100 * exposed / (compute + exposed) for exposed in best.exposed.ends))
-    of_step = band_text(share, lambda percent: f"{digits(percent)} %")
+    share = Band(*(exposed / (compute + exposed) for exposed in best.exposed.ends))
+    of_step = band_text(share, lambda value: percent(value, 1))
     yield f"best buckets: {best.count} of {size(best.bucket_bytes)}, each {band_text(best.bucket)}"
     yield f"  exposed {band_text(best.exposed)}: {of_step} of a step"
     yield f"  in one piece {band_text(best.whole)}"
@@ -205,8 +205,8 @@ def _scaling(plan: TrainingPlan, most: int) -> Iterator[str]:
             yield f"  {scale.hosts:>5}   nothing to send"
             continue
         mark, share = "*" if scale.extrapolated else " ", scale.efficiency
-        efficiency = f"  {share.value:.0%} ({share.low:.0%}-{share.high:.0%})" if share else ""
-        yield f"  {scale.hosts:>5}{mark} {band_text(scale.seconds)}  {band_text(scale.busbw, _giga)}{efficiency}"
+        efficiency = f"  {band_text(share, percent)}" if share else ""
+        yield f"  {scale.hosts:>5}{mark} {band_text(scale.seconds)}  {band_text(scale.busbw, giga)}{efficiency}"
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -218,7 +218,3 @@ def parameter_count(number: float) -> str:
         if number >= scale:
             return f"{number / scale:.4g}{unit}"
     return f"{number:.4g}"
-
-
-def _giga(value: float) -> str:
-    return digits(value / 1e9)

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from ringside.monitor.job.questions import QUESTIONS, Question, read_answers
 from ringside.monitor.run.events import revision_notes
-from ringside.monitor.verdict import Verdict, headline, percent
-from ringside.text import clock, ms, sparkline
-from ringside.text import short_size as size
+from ringside.monitor.verdict import Verdict, headline
+from ringside.text import clock, duration, percent, signed_percent, size, sparkline
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import answer_sign, as_sentence
@@ -54,8 +53,8 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
     exposed = min((rank.exposed_seconds for rank in run.figures() if math.isfinite(rank.exposed_seconds)), default=0.0)
     sync = Text()
     if step > 0:
-        gradients = f"{size(run.median('payload_bytes'))} of gradients block it for {ms(exposed)}"
-        sync = Text(f"a step takes {ms(step)}; {gradients} ({percent(exposed / step)})", style="dim")
+        gradients = f"{size(run.median('payload_bytes'))} of gradients block it for {duration(exposed)}"
+        sync = Text(f"a step takes {duration(step)}; {gradients} ({percent(exposed / step)})", style="dim")
         sync.truncate(width)
     return Group(*parts, sync, Text(), *_verdicts(run, width))
 
@@ -65,11 +64,11 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
     if run.step < 0:
         return f"{clock(elapsed_s)}  the ranks are starting"
     if run.stage == "comparison":
-        return f"{clock(elapsed_s)}  the same training over {peer_name(run)} for comparison: {run.done:.0%}"
+        return f"{clock(elapsed_s)}  the same training over {peer_name(run)} for comparison: {percent(run.done)}"
     loss = f"  loss {run.losses[-1]:.3f}" if run.losses else ""
     shown = sorted(run.figures(), key=lambda rank: -rank.own_seconds)[:4]
     own = "  ".join(
-        f"rank {rank.rank}: own {ms(rank.own_seconds)} wait {ms(rank.wait_seconds)}"
+        f"rank {rank.rank}: own {duration(rank.own_seconds)} wait {duration(rank.wait_seconds)}"
         for rank in sorted(shown, key=lambda rank: rank.rank)
     )
     return f"{clock(elapsed_s)}  step {run.step + 1}{f'/{run.of}' if run.of else ''}{loss}  {own}"
@@ -122,9 +121,9 @@ def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
         excess = row["excess_ratio"]
         table.add_row(
             str(row["rank"]),
-            ms(row["own_seconds_median"]),
-            ms(row["wait_seconds_median"]),
-            "" if excess is None else f"{100 * excess:+.1f} %",
+            duration(row["own_seconds_median"]),
+            duration(row["wait_seconds_median"]),
+            "" if excess is None else signed_percent(excess),
         )
     return table
 
@@ -145,9 +144,9 @@ def summary_line(summary: Mapping[str, Any]) -> str:
     exposed = sync["exposed_seconds_per_step"]
     share = f" ({percent(exposed / step)} of the step)" if step > 0 else ""
     return (
-        f"{summary['steps']} steps of {ms(step)}; {size(sync['payload_bytes_per_step'])} of gradients per step over "
-        f"{sync['engine']}: blocked {ms(exposed)}{share}; watching cost {ms(summary['overhead']['seconds_per_step'])}"
-        f" per step"
+        f"{summary['steps']} steps of {duration(step)}; {size(sync['payload_bytes_per_step'])} of gradients per step "
+        f"over {sync['engine']}: blocked {duration(exposed)}{share}; "
+        f"watching cost {duration(summary['overhead']['seconds_per_step'])} per step"
     )
 
 
@@ -190,7 +189,7 @@ def _ranks(run: RunFollower) -> Table:
         own = round(_number(rank.own_seconds) * scale)
         both = round((_number(rank.own_seconds) + _number(rank.wait_seconds)) * scale)
         bar = Text("█" * own, style="red" if rank.rank in named else "cyan").append("░" * (both - own), style="yellow")
-        times = Text(ms(rank.own_seconds), style), ms(rank.wait_seconds)
+        times = Text(duration(rank.own_seconds), style), duration(rank.wait_seconds)
         table.add_row(Text(str(rank.rank), style), *times, bar)
     return table
 

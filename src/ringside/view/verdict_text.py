@@ -9,8 +9,8 @@ import msgspec
 
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
-from ringside.monitor.verdict import Verdict, headline, percent
-from ringside.text import duration, rank_time
+from ringside.monitor.verdict import Verdict, headline
+from ringside.text import duration, percent, rank_time
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if import Answer, StepChange, work
-from ringside.text import digits, duration, share, size
+from ringside.text import digits, duration, percent, signed_percent, size
 from ringside.view.plan_text import hardware, wrapped
 
 PARTS = 3  # of the critical path that are named
@@ -52,7 +52,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
 def change_text(change: StepChange) -> str:
     """Return a change in words: `rank 3 were 12 % slower, the network oversubscribed 2:1`."""
     parts = [
-        f"rank {rank} were {digits(abs(100 * more))} % {'slower' if more >= 0 else 'faster'}"
+        f"rank {rank} were {percent(abs(more), 1)} {'slower' if more >= 0 else 'faster'}"
         for rank, more in change.slower.items()
     ]
     parts += [f"rank {rank} were as fast as the others" for rank in change.repaired]
@@ -71,7 +71,7 @@ def change_text(change: StepChange) -> str:
 
 def _delta(answer: Answer) -> Iterator[str]:
     before, after = answer.step_s
-    ratio = f", {share(after / before - 1)}" if answer.knows_work and before > 0 else ""
+    ratio = f", {signed_percent(after / before - 1)}" if answer.knows_work and before > 0 else ""
     yield difference_text(answer) + ratio
     if answer.knows_work:
         yield f"  step {_change(*answer.steps)}"
@@ -134,7 +134,7 @@ def critical_path_lines(played: Timeline | None, text: Callable[[float], str] = 
     blamed = "; ".join(map(str, played.blamed[:PARTS]))
     yield f"critical path (played as {played_algorithm(played)}, exact for these figures): {blamed}"
     found = sorted(played.shares.items(), key=lambda item: -item[1])[:PARTS]
-    yield "  " + ", ".join(f"{name} {text(seconds)} ({seconds / played.seconds:.0%})" for name, seconds in found)
+    yield "  " + ", ".join(f"{name} {text(seconds)} ({percent(seconds / played.seconds)})" for name, seconds in found)
 
 
 def played_algorithm(played: Timeline) -> str:

@@ -145,9 +145,9 @@ def told_apart(me: int, *doing: str | None) -> tuple[int, str]:
 
 
 def test_who_did_something_else_than_most_is_named_and_what_each_side_did() -> None:
-    assert told_apart(0, "a", "b", "a") == (1, "ranks 0, 2 called a; rank 1 called b")
-    assert told_apart(1, "b", "a", "a") == (0, "rank 0 called b; ranks 1, 2 called a")
+    assert told_apart(0, "a", "b", "a") == (1, "ranks 0 and 2 called a; rank 1 called b")
+    assert told_apart(1, "b", "a", "a") == (0, "rank 0 called b; ranks 1 and 2 called a")
     assert told_apart(1, "b", "a") == (1, "rank 0 called b; rank 1 called a"), "of equals the lowest rank's is right"
-    assert told_apart(2, "a", "b", "a", "c") == (1, "ranks 0, 2 called a; rank 1 called b; rank 3 called c")
+    assert told_apart(2, "a", "b", "a", "c") == (1, "ranks 0 and 2 called a; rank 1 called b; rank 3 called c")
     assert told_apart(0, "a", "", None, "a") == (7, "as before")
     assert told_apart(0, "a", "", None, "b") == (3, "rank 0 called a; rank 3 called b")

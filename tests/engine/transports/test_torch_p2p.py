@@ -313,7 +313,7 @@ def test_waiting_in_a_circle_means_that_they_do_different_things() -> None:
     with store_file() as path:
         for cause in on_ranks(4, wait_in_a_circle, path, ["ring", "ring", "tree", "ring"]):
             assert cause == LinkFailure("disagreed", 2)
-            assert cause.detail == "ranks 0, 1, 3 called ring; rank 2 called tree"
+            assert cause.detail == "ranks 0, 1 and 3 called ring; rank 2 called tree"
 
 
 # ------------------------------------------------------------------------------------------------ leaks

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,8 +46,7 @@ from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
-from ringside.text import parse_size
-from ringside.text import short_size as size
+from ringside.text import parse_size, percent, signed_percent, size
 from ringside.view.html.score import MODES, score_page
 from ringside.view.tui.console import SafeConsole
 
@@ -214,7 +212,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
         console.print(line, markup=False, soft_wrap=True)
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     grid.add_column("table", overflow="fold")
-    for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MB", "bias", "worst at", "in band"):
+    for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MiB", "bias", "worst at", "in band"):
         grid.add_column(heading, justify="right")
     for heading in ("hockney", "interp.", "nccl"):
         grid.add_column(heading, justify="right", style="dim")
@@ -228,12 +226,12 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
             str(score.table.ranks or "?"),
             str(score.table.count),
             str(len(scoring.line_flags(score.table))),
-            percent(errors.mape),
-            percent(errors.mape_large),
-            f"{100 * errors.bias:+.1f} %",
+            percent(errors.mape, 1),
+            percent(errors.mape_large, 1),
+            signed_percent(errors.bias),
             size(errors.worst_size_bytes),
-            percent(score.band_coverage),
-            *(percent(other.mape if other else None) for other in others),
+            percent(score.band_coverage, 1),
+            *(percent(other.mape if other else None, 1) for other in others),
         )
     console.print(grid)
     for score in scores:
@@ -255,14 +253,9 @@ def verdict_lines(scores: Sequence[Score]) -> list[str]:
         return ["no table could be scored"]
     mode = next(score.mode for score in scores if score.errors)
     count = f"{total.tables} tables, median error" if total.tables > 1 else "error"
-    others = ", ".join(f"{name.replace('_', ' ')} {percent(value)}" for name, value in total.baselines.items() if value)
-    covered = f"the 95 % band holds {percent(total.band_coverage)} of {total.rows} rows"
-    lines = [f"{count} {percent(total.mape)} ({MODES.get(mode, mode)}); {covered}"]
+    others = ", ".join(
+        f"{name.replace('_', ' ')} {percent(value, 1)}" for name, value in total.baselines.items() if value
+    )
+    covered = f"the 95 % band holds {percent(total.band_coverage, 1)} of {total.rows} rows"
+    lines = [f"{count} {percent(total.mape, 1)} ({MODES.get(mode, mode)}); {covered}"]
     return lines + ([f"beside it: {others}"] if others else [])
-
-
-def percent(value: float | None) -> str:
-    """Return a ratio as a percentage of two or three digits."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{100 * value:.1f} %" if abs(value) < 0.995 else f"{100 * value:.0f} %"

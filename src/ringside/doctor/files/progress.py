@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Protocol, TextIO
 
-from ringside.text import short_size as size
+from ringside.text import size
 
 EVERY_SECONDS = 0.5
 EVERY_SECONDS_IN_A_LOG = 5.0

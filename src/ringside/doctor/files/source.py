@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from ringside.doctor.findings import Note
-from ringside.text import short_size as size
+from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
 # Bytes of untrusted files: a part of a file, and gzip that neither bursts nor raises.
@@ -253,7 +253,7 @@ class Source:
         with self.open() as stream:
             content = stream.read(most_bytes + 1)
         if len(content) > most_bytes:
-            self.note_problem(f"is larger than {most_bytes >> 20} MiB; only that much of it was read")
+            self.note_problem(f"is larger than {size(most_bytes, binary=True)}; only that much of it was read")
         return content[:most_bytes]
 
     def note_problem(self, line: str) -> None:

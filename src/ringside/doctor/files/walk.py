@@ -36,7 +36,7 @@ from ringside.doctor.files.source import (
     buffered,
 )
 from ringside.doctor.findings import Note
-from ringside.text import short_size as size
+from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
 # Members of tar and zip archives as sources of their own; hostile names, links and bombs are left out with a line.

@@ -1,4 +1,4 @@
-"""What the dumps of one job mean, as verdicts: the culprits named, the others counted as waiting."""
+"""What the dumps of one job mean, as verdicts: the culprits name_ranks, the others counted as waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringside.doctor.flight_recorder.causes import HangCause, Mismatch, find_cau
 from ringside.doctor.flight_recorder.dump import Dump, RecordedCall, StackFrame
 from ringside.doctor.flight_recorder.groups import GroupView
 from ringside.monitor.verdict import Verdict
-from ringside.text import counted, named, rank_list
+from ringside.text import counted, name_ranks, rank_list
 
 Evidence = dict[str, float | int | str]
 LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")
@@ -49,7 +49,7 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
     if older and not causes:
         noun, end, verb = ("dump", "breaks", "is") if len(older) == 1 else ("dumps", "break", "are")
         why = (
-            f"the {noun} of {named(older)} {end} off, or {verb} "
+            f"the {noun} of {name_ranks(older)} {end} off, or {verb} "
             "older than the others': peers finished collectives that they do not hold yet. Give whole dumps of one "
             "moment"
         )
@@ -61,7 +61,7 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
 
 def _mismatch_verdict(found: Mismatch) -> Verdict:
     call = found.others[found.ranks[0]]
-    who, others = named(found.ranks), [rank for rank in found.view.calls if rank not in found.others]
+    who, others = name_ranks(found.ranks), [rank for rank in found.view.calls if rank not in found.others]
     order = ", which it also called, but in another order" if found.skipped else ""
     if found.aspect == "operation":
         advice = (
@@ -144,17 +144,17 @@ def _why(cause: HangCause, victims: list[int]) -> str:
     where = cause.view.group.title
     parts = []
     if cause.circle:
-        parts.append(f"{named(sorted(cause.circle))} wait for each other in different collectives: another order")
+        parts.append(f"{name_ranks(sorted(cause.circle))} wait for each other in different collectives: another order")
     if cause.absent:
         did = "posted the other side of" if cause.call.p2p else "entered"
         which = f"{_describe(cause.call)} (call {cause.call.seq} of {where})"
-        parts.append(f"{named(sorted(cause.absent))} never {did} {which}, which others wait in")
+        parts.append(f"{name_ranks(sorted(cause.absent))} never {did} {which}, which others wait in")
     for own, peers in sorted(set(cause.stopped.values())):
         ranks = sorted(rank for rank, counts in cause.stopped.items() if counts == (own, peers))
         it, its = ("the device", "its") if len(ranks) == 1 else ("the devices", "their")
         parts.append(
-            f"{it} of {named(ranks)} finished nothing after collective {own} of {where}, though {its} peers finished "
-            f"{peers}: {its} GPU or watchdog stopped"
+            f"{it} of {name_ranks(ranks)} finished nothing after collective {own} of {where}, "
+            f"though {its} peers finished {peers}: {its} GPU or watchdog stopped"
         )
     waiting = f"; {counted(len(victims), 'rank')} only wait{'s' if len(victims) == 1 else ''} because of it"
     return "; ".join(parts) + (waiting if victims else "")
@@ -224,7 +224,8 @@ def _nobody_to_blame(
         return [verdict], []
     what = f"who holds up {which}, in which rank {rank} waits"
     if missing:
-        why = f"the dumps of {named(missing)} are not here, and no rank with a dump is late; give all dumps of the job"
+        absent = f"the dumps of {name_ranks(missing)} are not here"
+        why = f"{absent}, and no rank with a dump is late; give all dumps of the job"
         return [], [Unjudged(what=what, why=why)]
     why = "every rank that should be in it is: it may just have been under way, or the network may be at fault"
     return [], [Unjudged(what=what, why=f"{why} (look at the NCCL logs)")]
@@ -234,5 +235,5 @@ def _unjudged(dumps: Sequence[Dump], missing: list[int]) -> list[Unjudged]:
     if not missing:
         return []
     shown = counted(len(dumps), "rank")
-    what = f"what {named(missing)} did"
-    return [Unjudged(what=what, why=f"dumps of {shown} were given, none of {named(missing)}")]
+    what = f"what {name_ranks(missing)} did"
+    return [Unjudged(what=what, why=f"dumps of {shown} were given, none of {name_ranks(missing)}")]

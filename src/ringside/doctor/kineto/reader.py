@@ -20,9 +20,7 @@ from ringside.doctor.kineto.steps import Activity, RankSteps, rank_activity, ste
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
 from ringside.doctor.replay import DependencyGraph, Recording, answer_what_if, as_dict, lanes_recording, step_recording
-from ringside.monitor.verdict import name_ranks
-from ringside.text import counted
-from ringside.text import short_size as size
+from ringside.text import counted, name_ranks, size
 
 KIND = "Kineto trace"
 _SIGNS = re.compile(
@@ -141,7 +139,7 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
     """What these traces leave open, each with what to record for it."""
     found: list[Unjudged] = []
     if job.missing:
-        given = name_ranks([trace.rank for trace in job.traces][:8])
+        given = name_ranks(trace.rank for trace in job.traces[:8])
         missing = f"{name_ranks(job.missing[:8])}{' …' * (len(job.missing) > 8)}"
         why = f"of {job.world_size} ranks there is only {given}, not {missing}"
         what = "who is slow" if len(job.traces) == 1 else "whether a missing rank is slow"

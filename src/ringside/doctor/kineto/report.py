@@ -15,9 +15,8 @@ from ringside.doctor.kineto.steps import RankSteps, activity_by_kind, sizes_by_k
 from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, RankPace
 from ringside.doctor.kineto.trace import RankTrace, TracedJob
 from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
-from ringside.monitor.verdict import Verdict, headline, percent
-from ringside.text import ms
-from ringside.text import short_size as size
+from ringside.monitor.verdict import Verdict, headline
+from ringside.text import duration, percent, rate, size
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _dominates(evidence: Evidence) -> Question:
         "communication_after_backward_ratio": share,
         "of_step_ratio": of_step,
     }
-    words = f"From the last gradient to the last collective's end {ms(tail)} pass, {percent(of_step)} of a step"
+    words = f"From the last gradient to the last collective's end {duration(tail)} pass, {percent(of_step)} of a step"
     return Question(answer=share > DOMINATES and of_step > COUNTS, numbers=numbers, words=f"{words}.")
 
 
@@ -83,7 +82,7 @@ def _similar(evidence: Evidence, slow: Sequence[Verdict]) -> Question:
         "worst_rank": pace.ranks[slowest],
         "worst_excess_ratio": worst,
     }
-    words = f"Own times (without waiting) lie between {ms(float(own.min()))} and {ms(float(own.max()))}"
+    words = f"Own times (without waiting) lie between {duration(float(own.min()))} and {duration(float(own.max()))}"
     if len(pace.numbers) < LEAST_STEPS:
         return Question(answer=None, numbers=numbers, words=f"{words}; {len(pace.numbers)} step is too few to tell.")
     if slow:
@@ -112,7 +111,7 @@ def _network(evidence: Evidence) -> Question:
         "busbw_bytes_per_second": float(np.median(large)),
         "hosts": len(hosts),
     }
-    speed = f"{size(float(np.median(large)))}/s"
+    speed = f"{rate(float(np.median(large)))}"
     words = f"Transfers nobody was late for are exposed for {percent(exposed)} of a step, at {speed}"
     if len(hosts) == 1 and all(trace.host for trace in evidence.traces):
         return Question(answer=False, numbers=numbers, words=f"All ranks are on one host. {words}.")
@@ -142,7 +141,7 @@ def _small(evidence: Evidence) -> Question:
         "small_per_step": per_step * small,
         "small_seconds_ratio": float(seconds[is_small].sum() / max(seconds.sum(), 1e-12)),
     }
-    words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {SMALL_BYTES >> 10} KB"
+    words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {size(SMALL_BYTES, binary=True)}"
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
     return Question(
         answer=many, numbers=numbers, words=f"{words}; half are smaller than {size(float(np.median(known)))}."

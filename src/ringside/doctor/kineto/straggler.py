@@ -19,7 +19,7 @@ from ringside.monitor import Verdict, detect
 from ringside.monitor.slow_rank.verdict import judge_excess
 from ringside.monitor.slow_rank.window_test import EFFECT
 from ringside.monitor.stats import log_excess, student
-from ringside.text import ms
+from ringside.text import duration, percent, size
 
 # -------------------------------------------------------------------------------------------------
 # Which rank is the slowest for good: four tests that chance alone passes in less than one trace in 500.
@@ -214,8 +214,8 @@ def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> lis
             "others_wait_seconds": _finite(np.median(waits_s[others])),
         }
         cause = (
-            f"{verdict.cause}; it arrives last at collectives ({ms(float(lateness_s[column]))} late on average) and "
-            f"waits least there, while the others wait {ms(float(np.median(waits_s[others])))} per collective"
+            f"{verdict.cause}; it arrives last at collectives ({duration(float(lateness_s[column]))} late on average) "
+            f"and waits least there, while the others wait {duration(float(np.median(waits_s[others])))} per collective"
         )
         last = len(pace.numbers) - 1
         named.append(
@@ -247,7 +247,7 @@ def bound_by_communication(pace: RankPace) -> list[Verdict]:
             since_step=pace.numbers[0],
             detected_step=pace.numbers[-1],
             excess_ratio=share / max(1.0 - share, 1e-9),
-            cause=f"every rank waits for communication in at least {100 * share:.0f} % of its step",
+            cause=f"every rank waits for communication in at least {percent(share)} of its step",
             evidence={"exposed_ratio": share, "steps": len(pace.numbers)},
             cost_rank_seconds=lost,
             advice="Overlap communication with backward, send fewer or smaller gradients (accumulation, compression), "
@@ -275,7 +275,8 @@ def too_many_small(numbers: Sequence[int], per_step: float, small_ratio: float, 
             since_step=numbers[0],
             detected_step=numbers[-1],
             excess_ratio=exposed_ratio,
-            cause=f"{small:.0f} of {per_step:.0f} collectives per step carry less than {SMALL_BYTES >> 10} KB each",
+            cause=f"{small:.0f} of {per_step:.0f} collectives per step carry less than "
+            f"{size(SMALL_BYTES, binary=True)} each",
             evidence={"collectives_per_step": per_step, "small_ratio": small_ratio, "exposed_ratio": exposed_ratio},
             advice="Put gradients into larger buckets (bucket_cap_mb), or coalesce the calls.",
         )

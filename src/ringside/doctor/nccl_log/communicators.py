@@ -12,7 +12,7 @@ from ringside.doctor.findings import EvidenceHop, Rings, Unjudged, verdict_of_fi
 from ringside.doctor.nccl_log.lines import Line
 from ringside.doctor.nccl_log.settings import NcclNetwork
 from ringside.monitor.verdict import Verdict
-from ringside.text import counted, named, rank_list
+from ringside.text import counted, name_ranks, rank_list
 
 # -------------------------------------------------------------------------------------------------
 # Communicators rebuilt from the logs: who was which rank, every channel's rings and trees, what every hop uses.
@@ -299,8 +299,8 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
     if channel in comm.order and sorted(order) != list(range(comm.nranks)):
         missing = sorted(set(range(comm.nranks)) - set(order))
         twice = sorted(rank for rank, count in Counter(order).items() if count > 1)
-        wrong = [f"without {named(missing)}"] if missing else []
-        wrong += [f"{named(twice)} stand in it twice"] if twice else []
+        wrong = [f"without {name_ranks(missing)}"] if missing else []
+        wrong += [f"{name_ranks(twice)} stand in it twice"] if twice else []
         return [(tuple(missing or twice), " and ".join(wrong))]
     around = comm.neighbours.get(channel, {})
     torn: list[tuple[tuple[int, ...], str]] = [

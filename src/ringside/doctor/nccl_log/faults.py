@@ -11,7 +11,7 @@ from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.nccl_log.communicators import NcclCommunicator
 from ringside.doctor.nccl_log.lines import Line
 from ringside.monitor.verdict import Verdict
-from ringside.text import counted, first_line, named, rank_list
+from ringside.text import counted, first_line, name_ranks, rank_list
 
 # -------------------------------------------------------------------------------------------------
 # Failures in NCCL's own words: which rank failed first, which only lost its peer.
@@ -109,7 +109,7 @@ def judge_faults(
             _verdict(
                 "hang",
                 late,
-                f"{named(late)} of communicator {comm.name} began to initialise it and never finished, others did",
+                f"{name_ranks(late)} of communicator {comm.name} began to initialise it and never finished, others did",
                 "Look at what these ranks' logs say last, and whether their hosts can be reached from the others "
                 "(NCCL_SOCKET_IFNAME, firewalls).",
                 communicator=comm.name,
@@ -126,7 +126,7 @@ def judge_faults(
         _verdict(
             "hang",
             few,
-            f"{named(few)} aborted communicator {largest.name} without saying why",
+            f"{name_ranks(few)} aborted communicator {largest.name} without saying why",
             "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the "
             "flight-recorder dumps.",
             communicator=largest.name,
@@ -170,7 +170,7 @@ def _lost(
     timed_out = any("imed out" in fault.text or "status=12" in fault.text for fault in lost)
     first = lost[0]
     where = f" on {named_peer}" if named_peer else ""
-    culprits = named(on_host) + where if on_host else f"a peer{where}"
+    culprits = name_ranks(on_host) + where if on_host else f"a peer{where}"
     return _verdict(
         "hang" if timed_out else "dead_rank",
         on_host,
@@ -286,7 +286,7 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
         return [verdict_of_files("mismatch", list(others), cause, {**evidence, "victims": rank_list(waiting)}, advice)]
     silent = set(range(max(waiting) + 1)) - set(lines.timeouts) - set(lines.standing)
     culprits = sorted(behind or (silent if len(silent) == 1 and len(waiting) > 1 else set()))
-    whose = f"{named(culprits)} never came to it" if culprits else "who never came to it is not in this log"
+    whose = f"{name_ranks(culprits)} never came to it" if culprits else "who never came to it is not in this log"
     cause = f"{counted(len(waiting - set(culprits)), 'rank')} timed out in {op} {seq}: {whose}"
     advice = "Give the flight-recorder dumps as well (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1)."
     return [

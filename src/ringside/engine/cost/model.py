@@ -18,6 +18,7 @@ from ringside.engine.cost.network import CostNetwork
 from ringside.engine.cost.replay import Clock, replay
 from ringside.errors import UsageError
 from ringside.schedule import Schedule
+from ringside.text import percent
 
 SEGMENT_BYTES = 1 << 18
 BLOCK_BYTES = 4 << 20
@@ -51,9 +52,9 @@ class Price:
         if self.seconds <= 0 or self.link is None:
             return "nothing is sent"
         if self.latency_s >= 0.5 * self.seconds:
-            return f"{100 * self.latency_s / self.seconds:.0f} % is latency of rounds and messages"
-        share = min(100 * self.link_s / self.seconds, 100)
-        return f"link {self.link[0]}>{self.link[1]} carries data {share:.0f} % of the time"
+            return f"{percent(self.latency_s / self.seconds)} is latency of rounds and messages"
+        share = min(self.link_s / self.seconds, 1.0)
+        return f"link {self.link[0]}>{self.link[1]} carries data {percent(share)} of the time"
 
 
 def price(schedule: Schedule, size_bytes: float, network: CostNetwork, *, segment_bytes: int = SEGMENT_BYTES) -> Price:

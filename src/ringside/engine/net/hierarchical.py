@@ -147,6 +147,7 @@ class HierarchicalEngine:
         rank_map, exchange, host_slices, native, block_bytes: As given.
         channels: Exchanges that run beside each other, and their threads.
         on_timeout: Called with another timeout, seconds: the waits below.
+        small: Small all-reduces that are kept ready, by what is called; None: it cannot be.
         pending: All-reduces under way, in the order in which they were started.
         last_ended: When the newest all-reduce that was started was done, on the performance counter.
         max_large: For how many large tensors, such as gradient buckets, all is kept ready.
@@ -172,7 +173,7 @@ class HierarchicalEngine:
         self.last_ended = 0.0
         self._timeout_s = timeout_s
         self._broken: SyncError | None = None  # what every later call raises
-        self._small: dict[SmallKey, PersistentSmall | None] = {}
+        self.small: dict[SmallKey, PersistentSmall | None] = {}
         self._large: dict[tuple[int, int, Reduction, AlgorithmSpec, float | None], PersistentLarge] = {}
         self._interruptible = self.interruptible()
         exchange.transport.waits_inside = self._absent_rank
@@ -219,8 +220,8 @@ class HierarchicalEngine:
         if elements > MOST_BYTES or reduction.scales or reduction.storage is not None:
             return None
         key = elements, reduction.dtype, reduction, spec, 0
-        if key in self._small:
-            return self._small[key]
+        if key in self.small:
+            return self.small[key]
         context = self._context
         reduction = context.checked(reduction, spec)
         fits = PersistentSmall.fits(context, elements, reduction, spec)
@@ -229,16 +230,12 @@ class HierarchicalEngine:
         return small
 
     def keep_small(self, key: SmallKey, small: PersistentSmall | None) -> None:
-        """Have `find_small` find what `prepare` returned by one more key."""
-        if len(self._small) >= _MAX_SMALL:
-            for other in {other for other in self._small.values() if other is not None and other is not small}:
+        """Keep what `prepare` returned ready by one more key."""
+        if len(self.small) >= _MAX_SMALL:
+            for other in {other for other in self.small.values() if other is not None and other is not small}:
                 other.close()
-            self._small.clear()
-        self._small[key] = small
-
-    def find_small(self, key: SmallKey) -> PersistentSmall | None:
-        """Return what is ready for a small all-reduce that was called before; None: nothing is."""
-        return self._small.get(key)
+            self.small.clear()
+        self.small[key] = small
 
     def run_prepared(self, small: PersistentSmall, address: int) -> None:
         """Reduce the elements at an address by what `prepare` returned; raises as `all_reduce` does."""

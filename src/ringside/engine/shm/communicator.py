@@ -28,6 +28,7 @@ from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
+from ringside.text import name_ranks
 
 # As plain ints, which the core takes and gives, and which compare fastest.
 _OK, _UNSUITED = int(Status.ok), int(Status.unsuited)
@@ -74,7 +75,7 @@ class HostCommunicator(Collectives):
             raise UsageError(f"{size} ranks: a communicator has 1 to {self._native.MAX_RANKS}")
         self.rank, self.size = rank, size
         self.members = tuple(range(size) if members is None else members)
-        self._group = "" if members is None else f" of a sub-group (of {failures.name_ranks(self.members)})"
+        self._group = "" if members is None else f" of a sub-group (of {name_ranks(self.members)})"
         self._splits = 0
         # The members of a sub-group have just met in its parent.
         timeout_s = self.settings.timeout_s if members is None else min(self.settings.timeout_s, _REUNION_S)
@@ -259,10 +260,14 @@ class HostCommunicator(Collectives):
             raise UsageError(f"a tensor cannot have the shape {shape}")
         if size_bytes >= 1 << 60:
             raise UsageError(f"no memory is large enough for the shape {shape}")
-        if self._must_queue():
-            raw = self.submit(lambda: self._empty(size_bytes, code, shape)).wait()
-        else:
-            raw = self._empty(size_bytes, code, shape)
+
+        def allocate() -> Any:
+            self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # all asked for the same
+            raw = self.memory.allocate(size_bytes)
+            self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
+            return raw
+
+        raw = self.submit(allocate).wait() if self._must_queue() else allocate()
         return tensor_of(raw[:size_bytes], shape, dtype)
 
     def split(self, color: int | None, key: int | None = None) -> HostCommunicator | None:
@@ -297,7 +302,7 @@ class HostCommunicator(Collectives):
             dead = [r for r in members if has_ended(self._hub.pidfds[r])]
             if not dead:
                 raise
-            raise PeerLostError(f"split on rank {self.rank}: {failures.name_ranks(dead)} died", dead) from None
+            raise PeerLostError(f"split on rank {self.rank}: {name_ranks(dead)} died", dead) from None
 
     # -------------------------------------------------------------------------------------------- life
 
@@ -427,12 +432,6 @@ class HostCommunicator(Collectives):
                 self._resolve(status, call.kind)
 
         return again
-
-    def _empty(self, size_bytes: int, code: int, shape: tuple[int, ...]) -> Any:
-        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # all asked for the same
-        raw = self.memory.allocate(size_bytes)
-        self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
-        return raw
 
     def _resolve(self, status: int, collective: str) -> None:
         """Finish a collective that needs the peers' new memory first; raise where it failed."""

@@ -34,6 +34,7 @@ from ringside.errors import (
     UnsupportedError,
     UsageError,
 )
+from ringside.text import name_ranks
 
 PROTOCOL = 1
 _MAX_MESSAGE = 1 << 24
@@ -157,10 +158,10 @@ class Hub:
                 return
             dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready]
             if dead:
-                raise PeerLostError(f"rank {_names(dead)} died while ranks exchanged memory", dead)
+                raise PeerLostError(f"{name_ranks(dead)} died while ranks exchanged memory", dead)
             left = [others[fd] for fd in ready if fd in others]
             if left:
-                raise PeerLostError(f"rank {_names(left)} left while ranks exchanged memory", left)
+                raise PeerLostError(f"{name_ranks(left)} left while ranks exchanged memory", left)
             if time.monotonic() > deadline:
                 raise DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
 
@@ -175,11 +176,7 @@ class Hub:
                 poll.register(fd, select.POLLIN)
         ready = {fd for fd, _ in poll.poll(DEATH_GRACE_S * 1000)}
         dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready] or [peer]
-        return PeerLostError(f"rank {_names(dead)} died or left while ranks exchanged memory ({error})", dead)
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+        return PeerLostError(f"{name_ranks(dead)} died or left while ranks exchanged memory ({error})", dead)
 
 
 def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_s: float) -> Hub:
@@ -262,10 +259,10 @@ def _accept(listener: UnixListener, hub: Hub, deadline: float) -> tuple[socket.s
         ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
         dead = [rank for rank, fd in enumerate(hub.pidfds) if fd >= 0 and fd in ready]
         if dead:
-            raise PeerLostError(f"rank {_names(dead)} died while ranks waited for each other to start", dead)
+            raise PeerLostError(f"{name_ranks(dead)} died while ranks waited for each other to start", dead)
         if not ready:
             missing = [r for r in range(1, hub.ranks) if r not in hub.sockets]
-            raise DeadlineError(f"rank {_names(missing)} did not come to the rendezvous in time", missing)
+            raise DeadlineError(f"{name_ranks(missing)} did not come to the rendezvous in time", missing)
         for server in [server for fd, server in listener.servers.items() if fd in ready]:
             sock, _ = server.accept()
             try:

@@ -26,9 +26,9 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 
-from ringside.engine.failures import name_ranks
 from ringside.engine.transports.base import NOBODY, Bytes, Kind, LinkFailure
 from ringside.engine.transports.gloo_internals import stands
+from ringside.text import name_ranks
 
 _TAG = 2
 _KINDS = ("lost", "late", "left", "disagreed")

@@ -12,6 +12,7 @@ import numpy as np
 from ringside.engine.probe.links import MeasuredSlowLink
 from ringside.engine.probe.prober import Probe
 from ringside.engine.tuner.table import Rank, TimingRow
+from ringside.text import duration, rate, size
 
 __all__ = ["AlgorithmChange", "difference"]
 
@@ -46,37 +47,24 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return the verdict, then the ranking."""
-        lines = textwrap.wrap(f"{_size(self.size_bytes)}: {self.choice}. {self.why}.", _WIDTH)
+        lines = textwrap.wrap(f"{size(self.size_bytes)}: {self.choice}. {self.why}.", _WIDTH)
         if self.rows:
             lines += [
                 "",
-                f"{'':2}{f'at {_size(self.table_bytes)}':<30}{'predicted':>14}{'measured':>14}{'expected':>14}",
+                f"  {'at ' + size(self.table_bytes, binary=True):<30}{'predicted':>14}{'measured':>14}{'expected':>14}",
             ]
             # The best, and native and the winner wherever they are.
             shown = [row for n, row in enumerate(self.rows) if n < _SHOWN or row.choice in (self.choice, "native")]
             for row in shown:
                 mark = ">" if row.choice == self.choice else " "
-                measured = "" if row.measured_s is None else _time(row.measured_s)
-                figures = f"{_time(row.predicted_s):>14}{measured:>14}{_time(row.expected_s):>14}"
+                measured = "" if row.measured_s is None else duration(row.measured_s)
+                figures = f"{duration(row.predicted_s):>14}{measured:>14}{duration(row.expected_s):>14}"
                 lines.append(f"{mark} {row.choice[:29]:<30}{figures}")
             if len(self.rows) > _SHOWN:
                 lines.append(f"  and {len(self.rows) - len(shown)} more")
         for entry in self.history:
             lines += textwrap.wrap(entry, _WIDTH, initial_indent="changed: ", subsequent_indent="  ")
         return "\n".join(lines)
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1e3 * seconds:.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.0f} us"
-
-
-def _size(size_bytes: int) -> str:
-    for unit, name in ((1 << 20, "MB"), (1 << 10, "KB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:g} {name}" if size_bytes % unit == 0 else f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes} B"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -125,7 +113,7 @@ def difference(before: Probe | None, now: Probe, names: Sequence[str]) -> str:
     if slow:
         link = slow[0]
         where = names[link.src] if link.dst < 0 else f"{names[link.src]} > {names[link.dst]}"
-        return f"{where} carries {link.bytes_per_s / 1e6:.0f} MB/s, others {link.usual / 1e6:.0f} MB/s"
+        return f"{where} carries {rate(link.bytes_per_s)}, others {rate(link.usual)}"
     if before is None:
         return "no link is slow"
     off = ~np.eye(now.network.size, dtype=np.bool_)

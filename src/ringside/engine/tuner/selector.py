@@ -31,6 +31,7 @@ from ringside.engine.tuner.explain import AlgorithmChange, Explanation, differen
 from ringside.engine.tuner.table import LADDER, Rank, TimingTable
 from ringside.engine.tuner.timing import Rank0Broadcast, StartupTiming
 from ringside.engine.tuner.trials import OnlineTrials, settled_rank, trials_for
+from ringside.text import size
 
 _log = logging.getLogger(__name__)
 
@@ -276,7 +277,7 @@ class Tuner:
         self.observe(size_bytes, choice, seconds, dtype)
         if self.due(size_bytes) and self.vote():
             level = self._drift.level
-            self.revise(f"all-reduces of {size_bytes / 1e6:.2g} MB take {level:.1f} times what they took")
+            self.revise(f"all-reduces of {size(size_bytes)} take {level:.1f} times what they took")
 
     def _note_trial(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> bool:
         """Return whether an all-reduce was part of trials; when these are over, use and keep their result."""
@@ -301,12 +302,12 @@ class Tuner:
         self._set_table(TimingTable(self.table.key, self.table.topology, ranks))
         if self._rank0.is_here:
             self._startup.timings.update({(name, rank.size_bytes): took_s for name, took_s in medians.items()})
-            _log.info("all-reduces of about %.3g MB: %s", rank.size_bytes / 1e6, rank.why)
+            _log.info("all-reduces of about %s: %s", size(rank.size_bytes), rank.why)
             if self._path is not None:
                 store_table(self._path, self.table)
         if trials.speed_ratio > (DRIFT if size_bytes >= LARGE_BYTES else DRIFT_SMALL):
             self._due_bytes = size_bytes
-            self.revise(f"the network changed while choices for {size_bytes / 1e6:.2g} MB were tried out")
+            self.revise(f"the network changed while choices for {size(size_bytes)} were tried out")
         return True
 
     # -------------------------------------------------------------------------------------------- the table in use

@@ -16,9 +16,10 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.model import BLOCK_BYTES, Cluster, Price, price_choice
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS
+from ringside.text import percent
 
 SCHEMA = 5
-LADDER = (4, *(1024 * 4**k for k in range(9)))  # one element, and 1 KB to 64 MB
+LADDER = (4, *(1024 * 4**k for k in range(9)))  # one element, and 1 KiB to 64 MiB
 MOST_SAFE = 0.97  # of native's expected time, where a size was not timed itself
 WORTH_IT = 0.9  # of the present choice's expected time, for a change during training
 TOLERATED = 1.05  # of native's: beyond, a choice is left even if the gain is small
@@ -310,8 +311,8 @@ def _why(winner: str, price: Price | None, rows: Sequence[TimingRow]) -> str:
     own = next((row for row in rows if row.choice == winner), None)
     parts = [f"{winner}: {price.why()}" if price is not None else winner]
     if other is not None and own is not None:
-        more = 100 * (other.expected_s / own.expected_s - 1)
-        cost = f"{more:.0f} % more" if more >= 0 else f"{-more:.0f} % less"
+        more = other.expected_s / own.expected_s - 1
+        cost = f"{percent(more)} more" if more >= 0 else f"{percent(-more)} less"
         note = "" if other.eligible or more >= 0 else ", but was not measured to be faster than native"
         parts.append(f"{other.choice} would take {cost}{note}")
     return "; ".join(parts)

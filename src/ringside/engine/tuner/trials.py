@@ -19,6 +19,7 @@ from statistics import mean, median
 
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.tuner.table import Rank, TimingRow
+from ringside.text import duration
 
 MOST = 5  # choices that take part, besides the native ones
 PROMISING, PROMISING_SMALL = 1.3, 2.0  # times the least expected: slower ones do not take part
@@ -249,8 +250,8 @@ def settled_rank(rank: Rank, trials: OnlineTrials) -> Rank:
         rows.append(row)
     rows.sort(key=lambda row: (row.expected_s, row.choice))
     others = sorted((took, name) for name, took in heard.items() if name != winner)
-    beside = ", ".join(f"{name} {1e3 * took:.3g} ms" for took, name in others)
-    why = f"{winner}: {1e3 * heard[winner]:.3g} ms where it was used in turn with {beside}"
+    beside = ", ".join(f"{name} {duration(took)}" for took, name in others)
+    why = f"{winner}: {duration(heard[winner])} where it was used in turn with {beside}"
     if trials.is_tie():
         why += "; in a tie what travels in pieces wins, since the next tensor is begun before it is there"
     return Rank(rank.size_bytes, winner, why, tuple(rows), trials.turns)

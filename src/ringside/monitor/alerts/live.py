@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ringside.errors import RingsideError, UsageError
+from ringside.isolation import Guard
 from ringside.monitor.alerts.book import FATAL_KINDS, Alert, AlertBook
 from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
 from ringside.monitor.alerts.hooks import Hook, HookQueue, parse_hooks
@@ -154,7 +155,7 @@ class AlertService:
         serve: Starts the metrics server; None: no metrics are served.
 
     Attributes:
-        off: Whether it has stopped after an error, or never had anything to do.
+        off: Whether it is closed, or never had anything to do.
         url: Where metrics are served; empty where they are not.
     """
 
@@ -163,7 +164,8 @@ class AlertService:
     ) -> None:
         settings = _settings_of(os.environ) if settings is None else settings
         self.off = not settings.hooks and settings.endpoint is None
-        self._guard = threading.Lock()
+        self._guard = Guard(warning="alerts stopped")
+        self._lock = threading.Lock()
         self._queues = [HookQueue(hook) for hook in settings.hooks]
         self._book = AlertBook(info.name, str(run_dir.absolute()))
         self._counters = MetricCounters(info)
@@ -174,7 +176,7 @@ class AlertService:
                 self._server = serve(endpoint, self.snapshot)
             except ImportError:
                 _log.warning(
-                    "no metrics: prometheus_client is missing, pip install 'ringside[metrics]'; training goes on"
+                    "no metrics: prometheus_client is missing, pip install 'torch-ringside[metrics]'; training goes on"
                 )
             except (OSError, RingsideError) as error:
                 _log.warning(
@@ -188,10 +190,10 @@ class AlertService:
 
     def record(self, event: Event) -> None:
         """Take in one of the collector's events."""
-        if self.off:
+        if self.off or self._guard.tripped:
             return
-        with self._stopping_on_errors():
-            with self._guard:
+        with self._guard:
+            with self._lock:
                 alerts = self._book.record(event)
             self._offer(alerts)
             if event.get("kind") == "repaired":
@@ -199,10 +201,10 @@ class AlertService:
 
     def tick(self, records: Sequence[StepRecord], collector: StepCollector) -> None:
         """Take in a batch of records after the collector has; call it several times a second."""
-        if self.off:
+        if self.off or self._guard.tripped:
             return
-        with self._stopping_on_errors():
-            with self._guard:
+        with self._guard:
+            with self._lock:
                 alerts = self._book.tick(collector.newest)
             self._offer(alerts)
             if self._server is not None:
@@ -223,7 +225,7 @@ class AlertService:
         notifications: Counter[tuple[str, str]] = Counter()
         for queue in self._queues:
             notifications.update({(queue.hook.label, outcome): count for outcome, count in list(queue.counts.items())})
-        with self._guard:
+        with self._lock:
             active, opened = self._book.active, dict(self._book.opened)
         return self._counters.snapshot(active, opened, dict(notifications))
 
@@ -231,15 +233,6 @@ class AlertService:
         for alert in alerts:
             for queue in self._queues:
                 queue.offer(alert)
-
-    @contextlib.contextmanager
-    def _stopping_on_errors(self) -> Iterator[None]:
-        """Turn alerts off at the first error: training must not notice."""
-        try:
-            yield
-        except Exception as error:
-            self.off = True
-            _log.warning("alerts stopped (%s: %s); training goes on", type(error).__name__, error)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from ringside.monitor.causes.signs import (
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, known_median
 from ringside.monitor.verdict import Verdict
+from ringside.text import duration
 
 PHASES = ("data", "forward", "backward", "optimizer")
 PHASE_WORDS = {
@@ -72,7 +73,7 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | No
     total = sum(max(value, 0.0) for value in extra.values())
     grown = max(PHASES, key=lambda phase: extra[phase])
     evidence = {f"extra_{phase}_seconds": value for phase, value in extra.items() if phase in measured}
-    longer = f"{1e3 * extra[grown]:+.3g} ms per step"
+    longer = f"{duration(extra[grown])} per step"
     found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({longer})"]
     comparison = compare_rank(rank, verdict.excess_ratio, episode, before)
     signs = find_signs(comparison)

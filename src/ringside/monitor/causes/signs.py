@@ -27,8 +27,8 @@ from ringside.monitor.run.table import (
 )
 from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.stats import Floats, known_median, log_excess
-from ringside.monitor.verdict import percent
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
+from ringside.text import percent
 
 EXPLAINS = 0.4
 """A sign is a cause if it accounts for this share of the time lost."""

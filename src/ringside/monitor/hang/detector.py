@@ -14,7 +14,8 @@ import msgspec
 
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, find_cause
 from ringside.monitor.hang.rank_state import RankState
-from ringside.monitor.verdict import Verdict, VerdictEvent, name_ranks
+from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.text import name_ranks, percent
 
 GAP_S = 2.0
 """Checks further apart than this: the watcher itself was stopped, and no rank can be blamed for the time between."""
@@ -190,7 +191,7 @@ def _cause(finding: HangFinding, culprit: RankState | None) -> str:
     if finding.why == "different":
         call = culprit.call or f"all_reduce number {culprit.entered}"
         place = f" ({culprit.where})" if culprit.where else ""
-        return f"{name_ranks(list(finding.ranks))} called {call}{place}, while {others} in {collective}"
+        return f"{name_ranks(finding.ranks)} called {call}{place}, while {others} in {collective}"
     if finding.why == "sizes":
         own_call = culprit.call_of(finding.seq)
         given = f"{own_call.size_bytes} bytes" if own_call else "another size"
@@ -203,7 +204,7 @@ def _occupation(finding: HangFinding, culprit: RankState) -> str:
     """Return what the culprit does instead, in a sentence."""
     place = f", last seen in {culprit.where}" if culprit.where else ""
     process = culprit.process
-    share = f" ({100 * process.cpu_share:.0f} % of a core)" if math.isfinite(process.cpu_share) else ""
+    share = f" ({percent(process.cpu_share)} of a core)" if math.isfinite(process.cpu_share) else ""
     kernel = f" ({process.kernel_function})" if process.kernel_function else ""
     by_signal = f" by {_signal_name(process.signal)}" if process.signal else ""
     sentences = {

@@ -142,5 +142,5 @@ def best_buckets(collectives: float, payload_bytes: float, busy_seconds: float, 
 
 
 def bucket_mb(bucket_bytes: float) -> int:
-    """Return a size for DDP's `bucket_cap_mb`: whole MB, at least 1."""
+    """Return a size for DDP's `bucket_cap_mb`: whole MiB, which is what DDP means by MB, at least 1."""
     return max(math.ceil(bucket_bytes / (1 << 20)), 1)

@@ -10,12 +10,13 @@ import numpy as np
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
-from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, bytes_text, least_of_ranks
+from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, least_of_ranks
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, known_median
-from ringside.monitor.verdict import Verdict, headline, percent
+from ringside.monitor.verdict import Verdict, headline
+from ringside.text import duration, percent, rate, size
 
 QUESTIONS = {
     "communication_dominates": "Does communication dominate after backward finishes?",
@@ -181,7 +182,7 @@ def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links
     }
     words = (
         f"{exposed}; the busiest link carries data for {percent(wire)} of the time, the slowest ({worst.src} → "
-        f"{worst.dst}) at {worst.bytes_per_s / 1e6:.3g} MB/s"
+        f"{worst.dst}) at {rate(worst.bytes_per_s)}"
     )
     bottleneck = share >= NETWORK and wire >= ON_THE_WIRE * share
     return Question(
@@ -198,7 +199,7 @@ def _small(table: StepTable) -> Question:
     if not count:
         return Question(answer=None, words="No collective was recorded.")
     numbers: dict[str, Number] = {"collectives_per_step": count, "bytes_each": payload / count}
-    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {bytes_text(payload / count)} per step"
+    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {size(payload / count)} per step"
     if not busy:  # few collectives are no trouble, however long they take; of many nothing is known
         answer = None if count > MANY else False
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")
@@ -212,12 +213,12 @@ def _small(table: StepTable) -> Question:
     if many:
         numbers["bucket_mb"] = bucket_mb(best.bucket_bytes)
         words += (
-            f"; with buckets of {bucket_mb(best.bucket_bytes)} MB there would be {best.collectives}, which saves about "
-            f"{percent(saved / step)} of a step"
+            f"; with buckets of {bucket_mb(best.bucket_bytes)} MiB there would be {best.collectives}, which saves "
+            f"about {percent(saved / step)} of a step"
         )
     elif latency:
         words += (
-            f"; each takes {1e3 * latency:.3g} ms apart from its bytes, and larger buckets would save "
+            f"; each takes {duration(latency)} apart from its bytes, and larger buckets would save "
             f"{percent(saved / step)} of a step"
         )
     return Question(answer=many, numbers=numbers, words=f"{words}.")

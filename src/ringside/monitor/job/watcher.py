@@ -20,7 +20,8 @@ from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.run.records import Row
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, VerdictEvent, percent
+from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.text import duration, percent, size
 
 BOUND_AT, BOUND_UNTIL = 0.5, 0.4
 """A job is bound by communication while it is exposed for this share of the step on every rank."""
@@ -137,7 +138,8 @@ class CommunicationBound:
         return _verdict(
             self.kind,
             _ratio(exposed, step - exposed),
-            f"every rank, the last one to arrive as well, is blocked for {_ms(exposed)} of each step of {_ms(step)}",
+            f"every rank, the last one to arrive as well, is blocked for {duration(exposed)} of each step "
+            f"of {duration(step)}",
             {
                 "exposed_seconds": exposed,
                 "step_seconds": step,
@@ -173,7 +175,8 @@ class InputBound:
         return _verdict(
             self.kind,
             _ratio(data, step - data),
-            f"until forward begins every rank needs {_ms(data)} of each step of {_ms(step)}: fetching its input",
+            f"until forward begins every rank needs {duration(data)} of each step of {duration(step)}: "
+            "fetching its input",
             {"data_seconds": data, "step_seconds": step, "data_ratio": _ratio(data, step)},
             INPUT_ADVICE,
         )
@@ -217,8 +220,8 @@ class SmallCollectives:
         return _verdict(
             self.kind,
             _ratio(saved, typical.step_seconds - saved),
-            f"{count:.0f} collectives of {bytes_text(bytes_each)} per step "
-            f"take {_ms(typical.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
+            f"{count:.0f} collectives of {size(bytes_each)} per step "
+            f"take {duration(typical.latency_seconds)} each before a byte moves: {percent(best.saved_ratio)} of the "
             f"synchronisation",
             {
                 "collectives_per_step": count,
@@ -229,8 +232,8 @@ class SmallCollectives:
                 "bucket_mb": bucket_mb(best.bucket_bytes),
             },
             f"DistributedDataParallel(..., bucket_cap_mb={bucket_mb(best.bucket_bytes)}) makes {best.collectives} of "
-            f"them per step and saves about {_ms(saved)} of each; with gradient accumulation, no_sync() saves whole "
-            "passes.",
+            f"them per step and saves about {duration(saved)} of each; with gradient accumulation, no_sync() saves "
+            "whole passes.",
         )
 
 
@@ -370,15 +373,6 @@ def _least(values: Iterable[float]) -> float:
 def _middle(values: Iterable[float]) -> float:
     known = [value for value in values if 0 <= value < math.inf]
     return float(median(known)) if known else 0.0
-
-
-def bytes_text(count: float) -> str:
-    """Return a number of bytes in words: `25 MB`, `3.2 kB`."""
-    return f"{count / 1e6:.3g} MB" if count >= 1e6 else f"{count / 1e3:.3g} kB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
 
 
 # -------------------------------------------------------------------------------------------------

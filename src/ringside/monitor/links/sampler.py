@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ringside.isolation import Guard
 from ringside.monitor.run.records import StepRecord, Wire
 
 _FDS = "/proc/self/fd"
@@ -177,9 +178,6 @@ class LinkSampler:
         now: Monotonic seconds.
         cpu: CPU seconds of the calling thread.
         period_s: How often it reads.
-
-    Attributes:
-        off: Whether it reads no more: this kernel does not count, or reading failed.
     """
 
     def __init__(
@@ -190,18 +188,20 @@ class LinkSampler:
         cpu: Callable[[], float] = time.thread_time,
         period_s: float = PERIOD_S,
     ) -> None:
-        self.off = read is connections and not has_tcp_info()
+        self._is_uncounted = read is connections and not has_tcp_info()
+        self._guard = Guard(warning="links are not watched any more")
         self._read, self._now, self._cpu, self._period_s = read, now, cpu, period_s
         self._before: dict[int, TcpCounters] = {}
         self._last = self._due = now()
 
+    @property
+    def off(self) -> bool:
+        """Whether it reads no more: this kernel does not count, or reading failed."""
+        return self._is_uncounted or self._guard.tripped
+
     def add_to(self, batch: list[StepRecord]) -> list[StepRecord]:
         """Return a batch of records whose newest holds what the links carried, if a period has ended."""
-        try:
-            wires = self.sample() if batch else ()
-        except Exception as error:
-            self.off, wires = True, ()
-            _log.warning("links are not watched any more (%s: %s); training goes on", type(error).__name__, error)
+        wires = self._guard.run(self.sample, default=()) if batch else ()
         return [*batch[:-1], msgspec.structs.replace(batch[-1], wires=wires)] if wires else batch
 
     def sample(self) -> tuple[Wire, ...]:

@@ -23,6 +23,7 @@ from ringside.monitor.job.watcher import JobStep, add_cost, cost_since, job_step
 from ringside.monitor.links.sampler import Link, Period, combine_wires, wires_by_link
 from ringside.monitor.run.records import Row, Wire
 from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.text import rate
 
 SLOW = 0.5
 """A link is slow if its rate is below this share of its usual rate in every one of ..."""
@@ -353,8 +354,8 @@ class LinkWatcher:
             host = min(set.intersection(*({self._hosts[src], self._hosts[dst]} for src, dst in together)), default="")
         times = slow.usual.rate / slow.bytes_per_s
         cause = (
-            f"bytes cross it at {_rate(slow.bytes_per_s)}, {times:.2g} times slower than {slow.against} "
-            f"({_rate(slow.usual.rate)}), while the receiver has room for them: the wire is slow, not the rank"
+            f"bytes cross it at {rate(slow.bytes_per_s)}, {times:.2g} times slower than {slow.against} "
+            f"({rate(slow.usual.rate)}), while the receiver has room for them: the wire is slow, not the rank"
         )
         evidence: dict[str, float | int | str] = {
             "bytes_per_second": slow.bytes_per_s,
@@ -393,7 +394,3 @@ class LinkWatcher:
 
     def _is_silent(self, link: Link) -> bool:
         return self._clock_s - self._states[link].heard_s > SILENT_S
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.3g} MB/s"

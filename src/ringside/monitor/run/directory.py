@@ -273,7 +273,7 @@ def _read_info(path: Path) -> RunInfo:
     if info.schema > SCHEMA:
         raise UsageError(
             f"{path} was written by a newer Ringside (schema {info.schema}; this one knows {SCHEMA}): read it with "
-            "that one, or pip install --upgrade ringside"
+            "that one, or update Ringside"
         )
     if not 0 < info.world_size <= MOST_RANKS:
         raise RingsideError(f"{path / RUN} says that there are {info.world_size} ranks: it is damaged")

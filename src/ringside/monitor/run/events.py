@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ringside.decoding import UNDECODABLE
+from ringside.text import rate, size
 
 
 class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +92,10 @@ class Revised(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Return what happened in one or two sentences."""
-        size = f"{self.size_bytes / 1e6:.2g} MB"
         if self.before != self.after:
-            change = f"all-reduces of {size} go by {self.after} instead of {self.before}"
+            change = f"all-reduces of {size(self.size_bytes)} go by {self.after} instead of {self.before}"
         else:
-            change = f"all-reduces of {size} still go by {self.after}"
+            change = f"all-reduces of {size(self.size_bytes)} still go by {self.after}"
         why = self.reason
         if self.links:
             link = self.links[0]
@@ -104,7 +104,7 @@ class Revised(msgspec.Struct, frozen=True, kw_only=True):
                 ends = [f"{end} ({host})" for end, host in zip(ends, link.hosts, strict=True)]
             # One rank alone stands for its whole host, as `ChangedLink` says.
             which = f"the link from {ends[0]} to {ends[1]}" if len(ends) > 1 else f"every link of the host of {ends[0]}"
-            why = f"{which} carries {_rate(link.bytes_per_s)}, the others {_rate(link.usual_bytes_per_s)}"
+            why = f"{which} carries {rate(link.bytes_per_s)}, the others {rate(link.usual_bytes_per_s)}"
         return f"From step {self.step} on {change}{': ' if why else ''}{why}."
 
 
@@ -130,7 +130,3 @@ def revision_notes(summary: Mapping[str, Any]) -> list[str]:
     """Return the sentences of a summary's revisions."""
     changes = summary.get("revisions") or []
     return [str(change["words"]) for change in changes if isinstance(change, dict) and "words" in change]
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.3g} MB/s"

@@ -19,6 +19,7 @@ from ringside.monitor.price import spared_rank_seconds
 from ringside.monitor.slow_rank.robust import divergence, median
 from ringside.monitor.stats import Floats, usable
 from ringside.monitor.verdict import Verdict
+from ringside.text import duration
 
 KEPT = 480
 """Steps that are looked at."""
@@ -313,13 +314,7 @@ def _in_words(verdict: Verdict, count: int, extra: float, span: int) -> Verdict:
     each, distance = extra / count, max(round(span / count), 1)
     return msgspec.structs.replace(
         verdict,
-        cause=f"about every {distance} steps one takes {_seconds(each)} longer ({count} times so far); "
+        cause=f"about every {distance} steps one takes {duration(each)} longer ({count} times so far); "
         "between those it is as fast as ever",
         evidence={**verdict.evidence, "pauses": count, "pause_seconds": each, "steps": span},
     )
-
-
-def _seconds(value: float) -> str:
-    if value < 0.0995:
-        return f"{1e3 * value:.2g} ms"
-    return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"

@@ -1,7 +1,7 @@
 """How a GPU does, from NVIDIA's management library: its clock, and why that is no higher; its temperature and power.
 
-Needs `pip install 'ringside[gpu]'` (nvidia-ml-py). Without it, without a driver, or on a GPU that does not answer a
-question (a slice of one, a card without a power sensor), what is missing is simply absent.
+Needs `pip install 'torch-ringside[gpu]'` (nvidia-ml-py). Without it, without a driver, or on a GPU that does not
+answer a question (a slice of one, a card without a power sensor), what is missing is simply absent.
 """
 
 from __future__ import annotations

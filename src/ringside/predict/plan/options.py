@@ -24,7 +24,7 @@ from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
 from ringside.schedule import ALGORITHMS, Round, Schedule, by_name, hierarchical, in_network, two_tree
-from ringside.text import ms
+from ringside.text import duration
 
 # -------------------------------------------------------------------------------------------------
 # A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure either is.
@@ -410,5 +410,5 @@ def in_words(timeline: Timeline) -> str:
     ends = simulated_band(timeline)
     if ends.low == ends.high:
         return "nothing is sent: exact"
-    band = f"{ms(ends.value)} ({ms(ends.low)} to {ms(ends.high)})"
+    band = f"{duration(ends.value)} ({duration(ends.low)} to {duration(ends.high)})"
     return f"exact for these figures; a cluster like it: {band}, 95 %; extrapolated: {UNSEEN}"

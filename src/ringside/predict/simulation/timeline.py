@@ -16,7 +16,7 @@ from ringside.predict.simulation.rounds import PreparedRounds, stretches
 from ringside.predict.topology.topology import Topology
 from ringside.predict.topology.wires import wires_for
 from ringside.schedule import Schedule
-from ringside.text import ms, size_words
+from ringside.text import duration, giga, size
 
 # -------------------------------------------------------------------------------------------------
 # The critical path: what each of its pieces is, and whose fault it is.
@@ -72,7 +72,7 @@ class Culprit(NamedTuple):
         if self.kind == "nobody":
             return "nobody: no rank is late and no link slower than its kind on the critical path"
         who = " > ".join(map(str, self.ranks))
-        return f"{self.kind} {who} costs {ms(self.seconds)}"
+        return f"{self.kind} {who} costs {duration(self.seconds)}"
 
 
 class SentMessages(NamedTuple):
@@ -312,8 +312,8 @@ class Timeline:
         """Return in two lines what it takes and why."""
         return "\n".join(
             [
-                f"{self.schedule.name} of {size_words(self.size_bytes)} over {self.topology.describe()}: "
-                f"{ms(self.seconds)}, busbw {self.busbw / 1e9:.4g} GB/s",
+                f"{self.schedule.name} of {size(self.size_bytes)} over {self.topology.describe()}: "
+                f"{duration(self.seconds)}, busbw {giga(self.busbw)} GB/s",
                 f"guilty: {self.guilty}",
             ]
         )

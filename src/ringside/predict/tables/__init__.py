@@ -16,6 +16,7 @@ from pathlib import Path
 from ringside.errors import UsageError
 from ringside.predict.tables import csv, json, nccl_tests, osu
 from ringside.predict.tables.table import Table
+from ringside.text import size
 
 MOST_BYTES = 256 << 20  # of one file; a table of 10,000 rows has 2 MB
 
@@ -29,7 +30,7 @@ def read_tables(path: Path | str) -> list[Table]:
     path = Path(path)
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{path}: larger than {MOST_BYTES >> 20} MiB; a table of measurements is smaller")
+            raise UsageError(f"{path}: larger than {size(MOST_BYTES, binary=True)}; a table of measurements is smaller")
         text = path.read_bytes().decode("utf-8-sig", errors="replace")
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from None

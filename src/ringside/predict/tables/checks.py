@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Figure, Flag, Table, TableRow, bus_factor
+from ringside.text import duration, rate
 
 # -------------------------------------------------------------------------------------------------
 # Rows that the rows around them show to be wrong.
@@ -46,7 +47,7 @@ def _split_implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]
         above = (here > SPIKE * before) & (here > SPIKE * after) & (after * SPIKE > before)
         spikes += [int(index) + 1 for index in np.flatnonzero(above)]
     for index in spikes:
-        reasons[index] = f"{_us(times[index])} beside {_us(times[index + 1])} for a larger message: a spike"
+        reasons[index] = f"{duration(times[index])} beside {duration(times[index + 1])} for a larger message: a spike"
     rules = (
         (SLOWER_THAN_LARGER, times, -times, "slower than a larger message, or that one is impossibly fast"),
         (
@@ -66,13 +67,9 @@ def _split_implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]
             blamed.update((int(left[place]), words) for place in _outside(judged[left], tolerance, better[left]))
         tried.append(blamed)
     for index, words in min(tried, key=len).items():
-        reasons[index] = f"{_us(times[index])} for {sizes[index]:.0f} B: {words}"
+        reasons[index] = f"{duration(times[index])} for {sizes[index]:.0f} B: {words}"
     kept = [rows[order[i]] for i in range(len(rows)) if i not in reasons]
     return kept, [Flag(rows[order[i]].line, reasons[i], rows[order[i]].size_bytes) for i in sorted(reasons)]
-
-
-def _us(seconds: float) -> str:
-    return f"{seconds * 1e6:.4g} us"
 
 
 def _outside(values: Floats, tolerance: float, better: Floats) -> list[int]:
@@ -176,11 +173,11 @@ def _impossible(row: TableRow) -> str:
     if not float(row.size_bytes).is_integer():  # nor is infinity
         return f"size {row.size_bytes:g} is no whole number of bytes; are the columns mixed up?"
     if not row.time_s > 0:
-        return f"time {row.time_s * 1e6:g} us: a call takes longer than nothing"
+        return f"time {duration(row.time_s)}: a call takes longer than nothing"
     if row.time_s > LONGEST_S:
         return f"time {row.time_s:g} s: longer than a day; is the unit right?"
     if row.size_bytes / row.time_s > FASTEST:
-        return f"{row.size_bytes / row.time_s / 1e9:.0f} GB/s: faster than any link; are time and unit right?"
+        return f"{rate(row.size_bytes / row.time_s)}: faster than any link; are time and unit right?"
     return ""
 
 
@@ -189,9 +186,9 @@ def _impossible(row: TableRow) -> str:
 _UNITS = (
     (8.0, "in Gbit/s (bits, not bytes)"),
     (1 / 8, "an eighth: is the size in bits?"),
-    (1e3, "a thousand times: is the time in ms, not us?"),
-    (1e-3, "a thousandth: is the time in ns, not us?"),
-    (1e6, "a million times: is the time in s, not us?"),
+    (1e3, "a thousand times: is the time in ms, not µs?"),
+    (1e-3, "a thousandth: is the time in ns, not µs?"),
+    (1e6, "a million times: is the time in s, not µs?"),
     (1 / 1.073741824, "in GiB/s, not GB/s"),
     (1.073741824, "in GB/s of sizes that are GiB"),
     (1.048576, "1.0486 times: MiB for MB"),
@@ -204,12 +201,14 @@ def _disagreement(row: TableRow, table: Table) -> str:
     true = row.size_bytes / row.time_s
     factor = bus_factor(table.collective, table.ranks) if table.ranks else None
     if row.algbw is not None and not _agree(row.algbw, true):
-        return f"algbw {_gb(row.algbw.value)} is not size/time = {_gb(true)}{_hint(row.algbw.value / true, factor)}"
+        return f"algbw {rate(row.algbw.value)} is not size/time = {rate(true)}{_hint(row.algbw.value / true, factor)}"
     if row.busbw is None or factor is None:
         return ""
     if row.algbw is None and not _agree(row.busbw, true * factor):
         ratio = row.busbw.value / (true * factor) if factor else math.inf
-        return f"busbw {_gb(row.busbw.value)} is not {factor:.3f} size/time = {_gb(true * factor)}{_hint(ratio, None)}"
+        return (
+            f"busbw {rate(row.busbw.value)} is not {factor:.3f} size/time = {rate(true * factor)}{_hint(ratio, None)}"
+        )
     if not _agree(row.busbw, true * factor):
         ratio = row.busbw.value / true
         mismatch = f"busbw/algbw = {ratio:.4g} where {table.ranks} ranks give {factor:.4g}"
@@ -230,10 +229,6 @@ def _hint(ratio: float, factor: float | None) -> str:
     if factor is not None and factor > 1.05 and abs(ratio / factor - 1) < 0.015:
         return ": it is the bus bandwidth"
     return ""
-
-
-def _gb(rate: float) -> str:
-    return f"{rate / 1e9:.4g} GB/s"
 
 
 # ------------------------------------------------------------------------------------------------ ranks

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -354,17 +353,3 @@ class Topology:
             count = len(self.overrides)
             words.append("1 link of its own" if count == 1 else f"{count} links of their own")
         return ", ".join(words)
-
-
-def sourced_figures(topology: Topology) -> dict[str, Any]:
-    """Return every number of a topology that needs a source, by its name such as `inside.alpha_s`."""
-    found: dict[str, Any] = {}
-    for part in ("inside", "between", "nvls", "sharp"):
-        value = getattr(topology, part)
-        if value is not None:
-            named = {f"{part}.{part_field.name}": getattr(value, part_field.name) for part_field in fields(value)}
-            found |= {name: number for name, number in named.items() if isinstance(number, int | float)}
-    found |= {"ranks_per_host": topology.ranks_per_host[0], "nics": topology.nics}
-    if topology.reduce_bytes_per_s is not None:
-        found["reduce_bytes_per_s"] = topology.reduce_bytes_per_s
-    return found

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from ringside._version import __version__
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.settings import Settings
@@ -67,7 +67,7 @@ class Options:
     def agreed(self) -> dict[str, str]:
         """Return what must be equal on all ranks, by name: ranks compare it when they meet."""
         return {
-            "version of ringside": importlib.metadata.version("ringside"),
+            "version of ringside": __version__,
             "sizes of messages, segments and blocks": str(self.settings.agreed()),
             "algorithm (RINGSIDE_ALGORITHM)": str(self.choice or "by measurement"),
             "wire_dtype (RINGSIDE_WIRE_DTYPE)": self.wire.dtype if self.wire else "float32",

@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ringside.engine import HostCommunicator, Settings
 from ringside.errors import UnsupportedError, UsageError
+from ringside.isolation import Guard
 from ringside.monitor.alerts.live import digest_steps
 from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import finish_backward
@@ -28,7 +29,6 @@ from ringside.pytorch.ddp.hook import GradientHook
 from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook
 from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
 from ringside.pytorch.hang_watch.watch import board_of
-from ringside.pytorch.isolation import Guard
 from ringside.pytorch.recording import session as sessions
 from ringside.pytorch.recording.parameter_digests import ParameterDigests, agree_on_digests, shared_parameters
 from ringside.pytorch.recording.session import Session

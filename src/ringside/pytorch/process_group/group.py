@@ -63,13 +63,15 @@ class RingsideGroup(dist.ProcessGroup):
         store = PrefixStore(str(store.add(f"ringside/made/{rank}", 1)), store)
         self.native = dist.ProcessGroup(store, rank, size)
         self._gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
-        self._add(CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
+        for group in (self, self.native):
+            group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         if torch.cuda.is_available() and dist.is_nccl_available():
             nccl_options = dist.ProcessGroupNCCL.Options()
             nccl_options._timeout = timeout
             nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl_options)
-            self._add(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+            for group in (self, self.native):
+                group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         self.counters = GroupCounters(self._gloo)
         self._coalesced: list[Any] | None = None
         self.limit_s: float | None = None
@@ -78,10 +80,6 @@ class RingsideGroup(dist.ProcessGroup):
         self.engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
         self._posts = self.engine.inside is not None and size <= MOST_RANKS
         self._buckets = SharedBuckets(self.engine.inside) if self.engine.inside is not None and size > 1 else None
-
-    def _add(self, device: torch.device, kind: Any, backend: Any) -> None:
-        for group in (self, self.native):
-            group._register_backend(device, kind, backend)
 
     # -------------------------------------------------------------------------------------------- collectives
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ringside.engine.failures import name_ranks
 from ringside.errors import MismatchError, UnsupportedError
 from ringside.pytorch.process_group.arguments import check_list, check_own, in_turn
 from ringside.pytorch.process_group.tensors import bounds_of, lay_out, plain, reduction
+from ringside.text import name_ranks
 
 # -------------------------------------------------------------------------------------------------
 # All-to-all of parts whose sizes differ, in blocks of equal size: no rank needs more room than a block per rank.

@@ -25,10 +25,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside import _core
 from ringside._core import numpy_kernels as twins
+from ringside.isolation import Guard
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.verdict import VerdictEvent
 from ringside.pytorch.store import group_store
+from ringside.text import name_ranks
 
 KEPT = 512
 KEPT_S = 10.0  # what is posted: the checks of so many seconds,
@@ -115,11 +117,7 @@ class ParameterDigests:
             with self._guard:
                 self._kept.clear()
                 self._news = True
-            _log.warning(
-                "parameters are not compared between ranks any more (%s: %s); training goes on",
-                type(error).__name__,
-                error,
-            )
+            Guard(warning="parameters are not compared between ranks any more").trip(error)
 
     def post(self) -> None:
         """Put what is new into the store, for rank 0."""
@@ -240,7 +238,7 @@ class DigestComparison:
             self._deadline = self._now() + PATIENCE_S
         if not self._all_posted and self._now() > self._deadline:
             missing = [rank for rank in others if not self._store.check([f"checks/{rank}"])]
-            _log.warning("ranks %s take no part in comparing parameters", ", ".join(map(str, missing)))
+            _log.warning("%s take no part in comparing parameters", name_ranks(missing))
             self._replicas.without(missing)
             self._all_posted = True
         return self._all_posted

@@ -17,6 +17,7 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from ringside.isolation import Guard, Listeners
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import MetricsSnapshot
 from ringside.monitor.alerts.live import AlertService, Endpoint, Server
@@ -28,7 +29,6 @@ from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.watchers import standard_watchers
 from ringside.pytorch.hang_watch import watch
-from ringside.pytorch.isolation import Guard
 from ringside.pytorch.recording.parameter_digests import DigestComparison
 from ringside.pytorch.recording.record_transport import RecordReceiver
 from ringside.pytorch.recording.store_calls import READY
@@ -56,7 +56,7 @@ class Rank0Recorder:
 
     def __init__(self, store: Store, info: RunInfo, run_dir: str | os.PathLike[str] | None) -> None:
         self.path = run_directory(run_dir)
-        self.listeners: list[Callable[[Verdict], None]] = []
+        self.listeners: Listeners[Verdict] = Listeners("verdicts")
         self.comparisons: list[DigestComparison] = []
         self._inbox = RecordReceiver(store, info.world_size)
         self._outside: dict[tuple[str, tuple[int, ...], int], Verdict] = {}  # of the hang watch and of digests
@@ -179,13 +179,7 @@ class Rank0Recorder:
         """Give new verdicts to the listeners, with nothing locked: they may wait for a thread that reads `verdicts`."""
         with contextlib.suppress(IndexError):  # another thread was quicker
             while self._new_verdicts:
-                verdict = self._new_verdicts.popleft()
-                for listener in list(self.listeners):
-                    try:
-                        listener(verdict)
-                    except Exception:
-                        self.listeners.remove(listener)
-                        _log.exception("a listener for verdicts raised and will not be called again")
+                self.listeners.notify(self._new_verdicts.popleft())
 
 
 def _serve_metrics(endpoint: Endpoint, snapshot: Callable[[], MetricsSnapshot]) -> Server:

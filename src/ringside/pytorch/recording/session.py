@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
 )
 
 from ringside._version import __version__
-from ringside.engine.failures import name_ranks
+from ringside.isolation import Guard, Listeners
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.links.sampler import LinkSampler
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
@@ -35,7 +35,6 @@ from ringside.monitor.step_clock.clock import StepClock
 from ringside.monitor.step_clock.draft import DeviceEvents, Draft, Marker, UnreachedSteps
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.hang_watch import watch
-from ringside.pytorch.isolation import Guard
 from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests, shared_store
 from ringside.pytorch.recording.rank0 import Rank0Recorder
 from ringside.pytorch.recording.record_transport import RecordSender, batch_seconds
@@ -43,6 +42,7 @@ from ringside.pytorch.recording.settings import RecordingSettings
 from ringside.pytorch.recording.store_calls import Rank0Presence, StoreSilence
 from ringside.pytorch.recording.vitals import RankVitals
 from ringside.pytorch.store import group_store, host_name
+from ringside.text import name_ranks
 
 WRITING_SECONDS = 120.0  # for the summary and the report of a long run, at the end
 OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "gradient_memory", "rank_lost", "ended"})
@@ -98,7 +98,7 @@ class Session:
 
         # What the training thread touches.
         self.clock = StepClock(self.rank, self._emit)
-        self._listeners: list[RecordListener] = []
+        self._listeners: Listeners[StepRecord] = Listeners("step records")
         self._is_paused = False
         self._marks: DeviceEvents | None = None
         self.guard = Guard("timing the steps of this rank")
@@ -119,7 +119,6 @@ class Session:
         self._models = 0
         self._vitals = RankVitals()
         self._links = LinkSampler(period_s=settings.links_s)
-        self._link_guard = Guard("recording the links of this rank")
 
         # Every rank says where it runs; rank 0 waits for that, and opens the run.
         self.rank0: Rank0Recorder | None = None
@@ -157,12 +156,12 @@ class Session:
 
         The training thread does, and waits for it; where steps are timed by marks on a GPU, the monitor's does, later.
         """
-        self._listeners.append(listener)
+        self._listeners.add(listener)
 
     def on_verdict(self, listener: Callable[[Verdict], None]) -> None:
         """On rank 0, call `listener` (on the monitor's thread) with every new verdict; elsewhere do nothing."""
         if self.rank0 is not None:
-            self.rank0.listeners.append(listener)
+            self.rank0.listeners.add(listener)
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -288,8 +287,8 @@ class Session:
 
     def _emit(self, draft: Draft) -> None:
         """A step is over: the clock calls this."""
-        if draft.laps is None:
-            self._call_listeners(draft)
+        if draft.laps is None and self._listeners:
+            self._listeners.notify(draft.record())
         self._vitals.step_ended()
         if not self.is_recording:
             return
@@ -299,14 +298,6 @@ class Session:
             self._put(draft)
         if self.silence.since != math.inf and not self._is_paused:
             self.silence.check(time.monotonic())  # nobody else is left to report it
-
-    def _call_listeners(self, draft: Draft) -> None:
-        for listener in list(self._listeners):
-            try:
-                listener(draft.record())
-            except Exception:
-                self._listeners.remove(listener)
-                _log.exception("a listener for step records raised and will not be called again")
 
     def _add_to_step(self, loss: float | None, samples: int | None) -> None:
         # What the script gives may be a tensor, or nothing that is a number: the guard catches that.
@@ -345,7 +336,8 @@ class Session:
     def _put_reached(self, drafts: list[tuple[Draft, bool]]) -> None:
         """Take in steps that the device has done by now."""
         for draft, is_recorded in drafts:
-            self._call_listeners(draft)
+            if self._listeners:
+                self._listeners.notify(draft.record())
             if is_recorded:
                 self._put(draft)
 
@@ -376,12 +368,7 @@ class Session:
         records = [draft.record() for draft in drafts]
         if records:
             records = self._vitals.add_to(records)
-            if not self._link_guard.tripped:
-                try:
-                    records = self._links.add_to(records)
-                except Exception as error:
-                    self._link_guard.trip(error)
-            self.outbox.send(records)
+            self.outbox.send(self._links.add_to(records))
         elif self._is_paused:
             self._vitals.skip()
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 
 import msgspec
 import torch
 
-from ringside.monitor.run.records import StepRecord
+from ringside.isolation import Guard
+from ringside.monitor.run.records import StepRecord, Vitals
 from ringside.monitor.vitals.gpu import open_gpu
 from ringside.monitor.vitals.process import VitalSigns
-
-_log = logging.getLogger("ringside")
 
 
 class RankVitals:
@@ -23,7 +21,8 @@ class RankVitals:
     """
 
     def __init__(self, signs: VitalSigns | None = None) -> None:
-        self._signs: VitalSigns | None = signs or VitalSigns()
+        self._signs = signs or VitalSigns()
+        self._guard = Guard(warning="what the kernel knows of this rank is not recorded any more")
         self._gpu: str | None = None
         self._is_gpu_known = not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 
@@ -41,31 +40,18 @@ class RankVitals:
 
         So a reader that goes step by step knows them for the steps that they are about.
         """
-        if self._signs is None or not records:
-            return records
-        try:
-            if self._gpu is not None:  # here, not on the training thread: to load the driver's library takes long
-                self._signs.gpu, self._gpu = open_gpu(self._gpu), None
-            return [msgspec.structs.replace(records[0], vitals=self._signs.since()), *records[1:]]
-        except Exception as error:
-            self._drop(error)
-            return records
+        vitals = self._guard.run(self._read) if records else None
+        return records if vitals is None else [msgspec.structs.replace(records[0], vitals=vitals), *records[1:]]
 
     def skip(self) -> None:
         """Leave out the time since the last batch: what happened in it is no part of the run."""
-        if self._signs is None:
-            return
-        try:
-            self._signs.restart()
-        except Exception as error:
-            self._drop(error)
+        self._guard.run(self._signs.restart)
 
     def close(self) -> None:
         """Close the kernel's files and the driver."""
-        signs, self._signs = self._signs, None
-        if signs is not None:
-            signs.close()
+        self._signs.close()
 
-    def _drop(self, error: Exception) -> None:
-        _log.error("what the kernel knows of this rank is not recorded any more; all else goes on", exc_info=error)
-        self.close()
+    def _read(self) -> Vitals | None:
+        if self._gpu is not None:  # here, not on the training thread: to load the driver's library takes long
+            self._signs.gpu, self._gpu = open_gpu(self._gpu), None
+        return self._signs.since()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ringside.schedule.collective import Collective, Table
 from ringside.schedule.proof.audit import Problem
 from ringside.schedule.proof.expressions import Expressions, Ids
-from ringside.text import named_vertices as named
+from ringside.text import name_vertices
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ def _different_orders(end: Outcome, results: list[_Result]) -> Iterator[Problem]
 
 
 def _who(end: Outcome, vertices: tuple[int, ...] | list[int]) -> str:
-    return named(vertices, end.ranks)
+    return name_vertices(vertices, end.ranks)
 
 
 def _contributions(ranks: list[int]) -> str:

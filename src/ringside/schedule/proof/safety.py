@@ -11,7 +11,7 @@ import numpy as np
 from ringside.schedule.proof.audit import Problem
 from ringside.schedule.schedule import Round, Schedule
 from ringside.schedule.traffic import well_formed
-from ringside.text import named_vertices as named
+from ringside.text import name_vertices
 
 # -------------------------------------------------------------------------------------------------
 # Whether a round can finish when ranks have little room for messages.
@@ -168,10 +168,8 @@ def malformed(schedule: Schedule, step: Round, k: int) -> Iterator[Problem]:
     for src, dst, chunk, _ in step.where(~keep):
         outside = [vertex for vertex in (src, dst) if not 0 <= vertex < schedule.vertices]
         if outside:
-            known = named([schedule.ranks - 1], schedule.ranks).removeprefix("rank ")
-            why = f"there is no rank {outside[0]}, only ranks 0 to {known}"
-            if schedule.switches:
-                why += " and " + named(range(schedule.ranks, schedule.vertices), schedule.ranks)
+            known = name_vertices(range(schedule.vertices), schedule.ranks)
+            why = f"there is no rank {outside[0]}, only {known}"
         elif src == dst:
             why = f"a {'rank' if src < schedule.ranks else 'switch'} cannot send to itself"
         else:
@@ -191,7 +189,7 @@ def unordered_writes(schedule: Schedule, step: Round, k: int) -> Iterator[Proble
         return
     for flat in np.intersect1d(unique[writes > 1], target[~step.reduce]).tolist():
         vertex, chunk = divmod(flat, schedule.chunks)
-        sources = named(step.src[target == flat].tolist(), schedule.ranks)
+        sources = name_vertices(step.src[target == flat].tolist(), schedule.ranks)
         message = (
             f"in round {k} {sources} write into chunk {chunk} of {_vertex(schedule, vertex)} at once, at least one of "
             "them overwriting it: the result depends on who comes last"
@@ -220,4 +218,4 @@ def deadlocks(schedule: Schedule, step: Round, k: int, buffers: int) -> Iterator
 
 
 def _vertex(schedule: Schedule, vertex: int) -> str:
-    return named([vertex], schedule.ranks if vertex < schedule.vertices else vertex + 1)
+    return name_vertices([vertex], schedule.ranks if vertex < schedule.vertices else vertex + 1)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from ringside.engine.failures import name_ranks
 from ringside.errors import MismatchError, RingsideError
 from ringside.survive.cluster.peers import BEATS_S, Peer, PeerMark, PeerPlace, comes_again, own_place
 from ringside.survive.cluster.rendezvous import Rendezvous
 from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Generation
+from ringside.text import name_ranks
 
 
 class KnownWorkers:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringside.engine.failures import name_ranks
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure, Pending, Transport
 from ringside.survive.cluster.rendezvous import Knock, Rendezvous
 from ringside.survive.protocol.decision import MemberId
+from ringside.text import name_ranks
 
 OpenTransport = Callable[[str, int, int, Callable[[], bool]], Transport]
 """(a name that only this group uses, own number, how many, whether it is still wanted) → the group's transport.
@@ -202,7 +202,7 @@ class ReachabilityProbe:
         self._tried += 1
         # All were tried in vain: pause, each time for twice as long.
         if self._tried % len(self._members) == 0:
-            whom = name_ranks(tuple(seat.rank for seat in self._members))
+            whom = name_ranks(seat.rank for seat in self._members)
             _log.warning(
                 "rank %d gets no connection to %s: it asks to join again in %g s", self._seat.rank, whom, self._pause_s
             )

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 METADATA = ".metadata"
 
@@ -71,6 +69,10 @@ _STORAGES = {
 
 def write(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Do what `dcp.save` does on the only rank of a job, which it cannot do without a warning."""
+    # Imported here: it takes a second and more, and what only reads needs none of it.
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
     writer, planner = FileSystemWriter(path, sync_files=True), DefaultSavePlanner()
     planner.set_up_planner(tensors, writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)

@@ -8,7 +8,7 @@ from typing import Any
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.run.events import revision_notes
 from ringside.monitor.run.records import RunInfo
-from ringside.text import duration, share, size
+from ringside.text import duration, signed_percent, size
 from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 SHOWN_RANKS = 16
@@ -60,7 +60,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
             escape(str(rank["host"])),
             duration(rank["own_seconds_median"]),
             duration(rank["wait_seconds_median"]),
-            share(rank["excess_ratio"]),
+            signed_percent(rank["excess_ratio"]),
         )
         for rank in ranks[:SHOWN_RANKS]
     ]

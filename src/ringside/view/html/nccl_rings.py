@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ringside.doctor.findings import EvidenceHop, Rings
-from ringside.monitor.verdict import name_ranks
+from ringside.text import name_ranks
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import note_line
 
@@ -54,7 +54,7 @@ def _group_alike(drawings: dict[int, list[EvidenceHop]]) -> list[tuple[str, list
             same.append(channel)
         elif hops:
             found.append(([channel], hops))
-    return [(name_ranks(channels).replace("rank", "channel"), hops) for channels, hops in found]
+    return [(name_ranks(channels, "channel"), hops) for channels, hops in found]
 
 
 def _draw_ring(rings: Rings, channels: str, hops: Sequence[EvidenceHop], culprits: set[int]) -> Markup:

@@ -12,7 +12,7 @@ from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import has_library, option
 from ringside.predict.plan.plan import TrainingPlan, busbw
 from ringside.predict.plan.ranking import SIZES, priced
-from ringside.text import digits, duration, size
+from ringside.text import digits, duration, giga, percent, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.markup import Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
@@ -77,7 +77,7 @@ def _verdict_lines(plan: TrainingPlan) -> Iterator[tuple[str, str]]:
 def _figures(plan: TrainingPlan) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and remark of every tile."""
     rate = plan.busbw
-    yield "bus bandwidth", f"{_giga(rate.value)} GB/s", f"{_giga(rate.low)} to {_giga(rate.high)}"
+    yield "bus bandwidth", f"{giga(rate.value)} GB/s", f"{giga(rate.low)} to {giga(rate.high)}"
     yield "each rank sends", size(plan.wires.per_rank_bytes), f"all ranks {size(plan.wires.total_bytes)}"
     if plan.buckets:
         best = plan.buckets[0]
@@ -116,7 +116,7 @@ def _curves_over_sizes(plan: TrainingPlan) -> list[Markup]:
         rates.append(_band_curve(index, name, sizes, speeds, name == chosen))
     return [
         curves("time", "Time by size", times, Axis(size), Axis(duration), "Both axes are logarithmic."),
-        curves("busbw", "Bus bandwidth by size, GB/s", rates, Axis(size), Axis(_giga, log=False, low=0.0)),
+        curves("busbw", "Bus bandwidth by size, GB/s", rates, Axis(size), Axis(giga, log=False, low=0.0)),
     ]
 
 
@@ -126,7 +126,7 @@ def _curves_over_hosts_and_buckets(plan: TrainingPlan) -> Iterator[Markup]:
         hosts = np.array([float(hosts) for hosts, _ in known])
         efficiencies = [efficiency for _, efficiency in known]
         line = _band_curve(0, "computation by computation and what is exposed", hosts, efficiencies, True)
-        share = Axis(lambda value: f"{digits(100 * value)} %", log=False, low=1.0)
+        share = Axis(lambda value: percent(value, 1), log=False, low=1.0)
         whole = Axis(lambda value: f"{value:.0f}", marks=tuple(hosts.tolist()))
         yield curves("hosts", "Efficiency of a step by hosts", [line], whole, share)
     if len(plan.buckets) > 1:
@@ -144,7 +144,3 @@ def _band_curve(index: int, name: str, x: np.ndarray, bands: Sequence[Band], cho
     value, low, high = (np.array(ends) for ends in zip(*(band.ends for band in bands), strict=True))
     ends = (low, high) if chosen else (None, None)
     return Curve(name, x, value, "s0" if chosen else f"s{1 + index % 7}", *ends)
-
-
-def _giga(value: float) -> str:
-    return digits(value / 1e9)

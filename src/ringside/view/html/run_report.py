@@ -13,8 +13,19 @@ from ringside.monitor.run.events import revision_notes
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, name_ranks
-from ringside.text import UNKNOWN, digits, duration, label, moment, ratio, share, size
+from ringside.monitor.verdict import Verdict
+from ringside.text import (
+    digits,
+    duration,
+    label,
+    moment,
+    name_ranks,
+    percent,
+    rate,
+    ratio,
+    signed_percent,
+    size,
+)
 from ringside.view.html.charts import ChartMark, Series, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import answers_section, column_head, render_page, table_figure, tiles, verdict_section
@@ -93,10 +104,10 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
     for link in links[:MOST_LINKS]:
         is_slow = (link["src"], link["dst"]) in slow
         cells = (
-            UNKNOWN if link["bytes_per_s"] is None else f"{size(link['bytes_per_s'])}/s",
+            rate(link["bytes_per_s"]),
             size(link["sent_bytes"]),
             duration(link["wire_seconds"]),
-            share(link["wire_ratio"]).removeprefix("+"),
+            percent(link["wire_ratio"], 1),
             size(link["retransmitted_bytes"]),
         )
         rows.append(
@@ -135,7 +146,7 @@ def _verdict_sections(verdicts: list[VerdictText], summary: dict[str, Any]) -> l
     ]
     injected = summary.get("injected")
     if injected:
-        who, factor = name_ranks(list(injected.get("ranks") or [])), injected.get("factor")
+        who, factor = name_ranks(injected.get("ranks") or []) or "the job", injected.get("factor")
         how = f", {ratio(factor)} its time" if isinstance(factor, int | float) else ""
         what = f"{injected.get('kind')}, {who}{how}, from step {injected.get('from_step')}"
         text = f"What had been injected, unknown to the detector: {what}."
@@ -148,10 +159,10 @@ def _figures(summary: dict[str, Any]) -> Markup:
     loss, comparison = summary.get("loss") or {}, summary.get("comparison") or {}
     median = step["median"] or 0.0
     exposed = sync["exposed_seconds_per_step"] or 0.0
-    of_step = "" if overhead["ratio"] is None else f"{100 * overhead['ratio']:.2f} % of a step"
+    of_step = "" if overhead["ratio"] is None else f"{percent(overhead['ratio'], 2)} of a step"
     cells = [
         ("step time", duration(median), f"95th percentile {duration(step['p95'])}"),
-        ("exposed sync", duration(exposed), f"{share(exposed / median)[1:]} of a step" if median else ""),
+        ("exposed sync", duration(exposed), f"{percent(exposed / median, 1)} of a step" if median else ""),
         ("own overhead", duration(overhead["seconds_per_step"]), of_step),
     ]
     if loss.get("last") is not None and loss.get("first") is not None:
@@ -166,7 +177,7 @@ def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -
     marks = []
     for verdict in (text.verdict for text in verdicts):
         link = f"link {' → '.join(map(str, verdict.ranks))}"
-        who = link if verdict.kind == "slow_link" else name_ranks(verdict.ranks)
+        who = link if verdict.kind == "slow_link" else name_ranks(verdict.ranks) or "the job"
         marks.append(
             ChartMark(
                 since=verdict.since_step,
@@ -229,7 +240,7 @@ def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
                 rank=rank["rank"],
                 badge=_BADGE if culprit else NOTHING,
                 host=str(rank["host"]),
-                cells=[fill("<td>{}</td>", cell) for cell in (*times, share(rank["excess_ratio"]))],
+                cells=[fill("<td>{}</td>", cell) for cell in (*times, signed_percent(rank["excess_ratio"]))],
             )
         )
     return table_figure("wide", "Every rank (medians over the run)", [_RANK_HEADS], rows)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ringside.predict.score import Score, line_flags, summary
 from ringside.predict.tables.table import bus_factor
-from ringside.text import digits, duration, size
+from ringside.text import duration, giga, percent, signed_percent, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
@@ -35,19 +35,19 @@ def score_page(scores: Sequence[Score]) -> str:
     scored = [(score, score.errors) for score in scores if score.errors is not None]
     headline = "No table could be scored."
     if total.mape is not None:
-        headline = f"{error_percent(total.mape)} off"
+        headline = f"{percent(total.mape, 1)} off"
         headline += f", the median of {len(scored)} tables" if len(scored) > 1 else ""
     mode = next((MODES.get(score.mode, score.mode) for score, _ in scored), "")
-    baselines = [f"{name.replace('_', ' ')} {error_percent(value)}" for name, value in total.baselines.items() if value]
+    baselines = [f"{name.replace('_', ' ')} {percent(value, 1)}" for name, value in total.baselines.items() if value]
     lines = [
         ("How", mode),
-        ("Band", f"holds {error_percent(total.band_coverage)} of {total.rows} rows; it is to hold 95 %"),
+        ("Band", f"holds {percent(total.band_coverage, 1)} of {total.rows} rows; it is to hold 95 %"),
         ("Beside it", ", ".join(baselines)),
     ]
     figures = [
-        ("mean error", error_percent(total.mape), "median over tables"),
-        ("from 1 MB up", error_percent(total.mape_large), "median over tables"),
-        ("bias", error_percent(total.bias), "below 0: predicted too fast"),
+        ("mean error", percent(total.mape, 1), "median over tables"),
+        ("from 1 MiB up", percent(total.mape_large, 1), "median over tables"),
+        ("bias", signed_percent(total.bias), "below 0: predicted too fast"),
         ("rows not used", str(sum(len(line_flags(score.table)) for score in scores)), "they fail the checks"),
     ]
     overview = [
@@ -55,12 +55,12 @@ def score_page(scores: Sequence[Score]) -> str:
             score.table.name,
             str(score.table.ranks or "?"),
             str(len(score.scored)),
-            *map(error_percent, (errors.mape, errors.mape_large, score.band_coverage)),
+            *(percent(share, 1) for share in (errors.mape, errors.mape_large, score.band_coverage)),
             size(errors.worst_size_bytes),
         )
         for score, errors in scored
     ]
-    columns = ("table", "ranks", "rows scored", "off", "from 1 MB", "in band", "worst at")
+    columns = ("table", "ranks", "rows scored", "off", "from 1 MiB", "in band", "worst at")
     unused = [(score.table.name, score.refused) for score in scores if score.refused]
     unused += [
         (f"{score.table.name}, line {flag.line}", flag.reason) for score in scores for flag in line_flags(score.table)
@@ -74,11 +74,6 @@ def score_page(scores: Sequence[Score]) -> str:
         footer(NOTE),
     ]
     return render_page("Predictions beside measurements", "predict score", mode, sections, scripts=("report.js",))
-
-
-def error_percent(value: float | None) -> str:
-    """Return a ratio as a percentage of two or three digits."""
-    return "–" if value is None else f"{digits(100 * value)} %"
 
 
 def _table_curves(score: Score, index: int) -> Markup:
@@ -104,9 +99,15 @@ def _table_curves(score: Score, index: int) -> Markup:
             f"{table.name}: {noun}, GB/s",
             rates,
             Axis(size),
-            Axis(lambda value: digits(value / 1e9), log=False, low=0.0),
+            Axis(giga, log=False, low=0.0),
         ),
-        curves(f"off-{index}", f"{table.name}: off by", errors, Axis(size), Axis(error_percent, log=False, low=0.0)),
+        curves(
+            f"off-{index}",
+            f"{table.name}: off by",
+            errors,
+            Axis(size),
+            Axis(lambda value: percent(value, 1), log=False, low=0.0),
+        ),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.predict.plan.options import in_words, simulated_band
 from ringside.predict.simulation.timeline import Timeline
-from ringside.text import digits, duration, size
+from ringside.text import duration, giga, percent, size
 from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import Markup, embed_json, fill
 from ringside.view.html.page import PREDICTION_STYLES, footer, render_page, table, tiles, verdict_section
@@ -48,7 +48,7 @@ def timeline_page(timeline: Timeline) -> str:
     figures = [
         ("time", duration(seconds), f"{duration(ends.low)} to {duration(ends.high)} on clusters like it"),
         ("first rank done", duration(float(timeline.finish_seconds.min())), ""),
-        ("bus bandwidth", f"{digits(timeline.busbw / 1e9)} GB/s", "as nccl-tests has it"),
+        ("bus bandwidth", f"{giga(timeline.busbw)} GB/s", "as nccl-tests has it"),
         ("rounds", str(schedule.rounds), f"{schedule.chunks} chunks"),
     ]
     shares = sorted(timeline.shares.items(), key=lambda item: -item[1])[:MOST_SHARES]
@@ -62,7 +62,7 @@ def timeline_page(timeline: Timeline) -> str:
         table(
             "What the critical path consists of",
             ("", "seconds", "share"),
-            [(name, duration(part), f"{part / seconds:.0%}") for name, part in shares],
+            [(name, duration(part), percent(part / seconds)) for name, part in shares],
         ),
         footer(NOTE if moving else NOTE.rpartition("Its stripes")[0]),
     ]

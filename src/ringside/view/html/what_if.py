@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if import Answer, StepChange, work
-from ringside.text import digits, duration, share
+from ringside.text import digits, duration, signed_percent
 from ringside.view.html.gantt import gantt
 from ringside.view.html.markup import Markup
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
@@ -47,7 +47,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
     headline = difference_text(answer)
     before, after = answer.step_s
-    steps = " → ".join(map(with_band, answer.steps)) + (f", {share(after / before - 1)}" if before else "")
+    steps = " → ".join(map(with_band, answer.steps)) + (f", {signed_percent(after / before - 1)}" if before else "")
     then = played[1]
     lines = [
         ("Step", steps),

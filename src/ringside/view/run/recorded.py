@@ -17,7 +17,7 @@ from ringside.monitor.run.table import FIELDS, StepTable, fill_waits
 from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
-from ringside.text import duration, share
+from ringside.text import duration, signed_percent
 from ringside.view.html.markup import NOTHING, fill
 from ringside.view.tui.console import without_controls
 from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
@@ -141,7 +141,7 @@ class Run:
                 str(rank["host"]),
                 duration(rank["own_seconds_median"]),
                 duration(rank["wait_seconds_median"]),
-                share(rank["excess_ratio"]),
+                signed_percent(rank["excess_ratio"]),
             )
             for rank in ranks[:SHOWN_RANKS]
         ]

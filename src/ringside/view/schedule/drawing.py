@@ -18,12 +18,13 @@ import numpy as np
 
 from ringside.errors import UsageError
 from ringside.schedule import Audit, Schedule, verify
+from ringside.text import counted
 from ringside.view.assets import read_asset
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.frames import ScheduleFrames
 from ringside.view.schedule.layout import GraphLayout
 from ringside.view.schedule.svg import MOST_PANELS, frame_svg, look_of, rank_colour, sheet_svg
-from ringside.view.schedule.text import caption, counted, messages_in_words
+from ringside.view.schedule.text import caption, messages_in_words
 
 # More messages than this are put into words by pattern, not one by one.
 MOST_WORDS = 400

@@ -11,10 +11,11 @@ from html import escape
 
 import numpy as np
 
+from ringside.text import counted
 from ringside.view.assets import read_asset
 from ringside.view.schedule.frames import Frame
 from ringside.view.schedule.layout import Curve, GraphLayout, Pills, Point, on_curve
-from ringside.view.schedule.text import caption, counted, vertex_name
+from ringside.view.schedule.text import caption, vertex_name
 
 # -------------------------------------------------------------------------------------------------
 # The ranks' colours, evenly around a circle of hues.

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.schedule import Schedule
+from ringside.text import counted
 from ringside.view.schedule.frames import Frame, Message, ScheduleFrames
 from ringside.view.schedule.shape import ScheduleShape, Tree, shape_of
 
@@ -16,12 +17,6 @@ from ringside.view.schedule.shape import ScheduleShape, Tree, shape_of
 # A schedule in words: what a round does, and what the end is.
 
 LISTED = 6
-
-
-def counted(count: int, noun: str) -> str:
-    """Return `1 rank`, `2 ranks`, `2 switches`."""
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{count} {noun}{'' if count == 1 else plural}"
 
 
 def caption(frame: Frame, complete_after: int | None) -> str:
@@ -101,8 +96,8 @@ def _pattern(s: Schedule, messages: Sequence[Message]) -> str:
         return f"every rank sends {whom}, and {use} what it receives."
     ends = []
     for vertices in (np.flatnonzero(sends).tolist(), np.flatnonzero(receives).tolist()):
-        kind = "rank" if max(vertices) < s.ranks else "switch" if min(vertices) >= s.ranks else "node"
-        ends.append(vertex_name(s, vertices[0]) if len(vertices) == 1 else counted(len(vertices), kind))
+        kind = "ranks" if max(vertices) < s.ranks else "switches" if min(vertices) >= s.ranks else "nodes"
+        ends.append(vertex_name(s, vertices[0]) if len(vertices) == 1 else f"{len(vertices)} {kind}")
     verb = "sends" if np.count_nonzero(sends) == 1 else "send"
     return f"{ends[0]} {verb} to {ends[1]}; a receiver {use} what comes."
 

@@ -161,7 +161,7 @@ def _metrics(feed: PageFeed, accept: str) -> Response:
     try:
         from ringside.view.export.prometheus import render
     except ImportError:
-        message = "metrics need prometheus_client: pip install 'ringside[metrics]'\n"
+        message = "metrics need prometheus_client: pip install 'torch-ringside[metrics]'\n"
         return PlainTextResponse(message, status_code=501)
     figures = feed.figures()
     if figures is None:

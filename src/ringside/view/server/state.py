@@ -15,7 +15,7 @@ from ringside.monitor.alerts.book import as_text
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.schedule import ALGORITHMS, by_name
-from ringside.text import duration, figure, rank_time, share, size, title
+from ringside.text import duration, figure, percent, rank_time, rate, size, title
 from ringside.view.html.waits_ring import longest_waits
 from ringside.view.run.live import FEW, LiveRun
 from ringside.view.verdict_text import answer_sign, answer_text, verdict_text
@@ -181,8 +181,8 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     return [
         ("lost so far", rank_time(lost) if lost else "nothing", each),
         ("step", duration(step), f"the last {FEW} steps"),
-        ("exposed sync", duration(exposed), f"{share(exposed / step)[1:]} of a step" if step > 0 else ""),
-        ("hidden behind backward", share(hidden)[1:] or "–", f"of {duration(sync)} communication"),
+        ("exposed sync", duration(exposed), f"{percent(exposed / step, 1)} of a step" if step > 0 else ""),
+        ("hidden behind backward", percent(hidden, 1), f"of {duration(sync)} communication"),
         ("wait", duration(wait), "for the last rank to arrive"),
     ]
 
@@ -193,11 +193,11 @@ def _link(link: LinkTotals, hosts: Sequence[str]) -> dict[str, Any]:
         "src": link.src,
         "dst": link.dst,
         "hosts": " → ".join(ends),
-        "rate": f"{size(link.bytes_per_s)}/s",
+        "rate": rate(link.bytes_per_s),
         "bytes_per_s": link.bytes_per_s,
         "sent": size(link.sent_bytes),
         "wire": duration(link.wire_seconds),
-        "ratio": share(link.wire_ratio).removeprefix("+"),
+        "ratio": percent(link.wire_ratio, 1),
         "again": size(link.retransmitted_bytes),
     }
 

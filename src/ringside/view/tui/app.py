@@ -20,7 +20,8 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from ringside.view.tui.console import fit, printable
-from ringside.view.tui.rank_table import SORTS, RankTable, SortOrder, Sparks, arrange_ranks, fit_columns, heading_line
+from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange_ranks, fit_columns, heading_line
+from ringside.view.tui.rank_widget import RankTable
 from ringside.view.tui.source import RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import STALE_S, all_verdicts, first_line, rank_detail, verdict_block
 

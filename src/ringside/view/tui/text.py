@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.verdict import headline, percent
-from ringside.text import figure, ms, rank_time, share, title
+from ringside.monitor.verdict import headline
+from ringside.text import duration, figure, percent, rank_time, signed_percent, title
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
@@ -161,8 +161,8 @@ def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
         who.append(f" · pid {pids[rank]}", style="dim")
     who.append(f" · step {figures.step + 1}", style="dim")
     times = (("own", figures.own_seconds), ("wait", figures.wait_seconds), ("wire", figures.wire_seconds))
-    medians = "  ".join(f"{name} {ms(value)}" for name, value in times)
-    lines = [who, Text(f"{medians}  excess {share(figures.excess_ratio)}"), Text()]
+    medians = "  ".join(f"{name} {duration(value)}" for name, value in times)
+    lines = [who, Text(f"{medians}  excess {signed_percent(figures.excess_ratio)}"), Text()]
     for verdict in snapshot.verdicts:
         if rank in verdict.verdict.ranks:
             lines += [*verdict_lines(verdict, width), *_evidence(verdict, width), Text()]
@@ -189,7 +189,7 @@ def _phases(records: Sequence[StepRecord], width: int) -> list[Text]:
         if not known.size or (not known.any() and phase not in ("own", "wait")):
             continue
         name = PHASE_WORDS.get(phase, phase)
-        middle, newest = ms(float(np.median(known))), ms(float(values[-1]))
+        middle, newest = duration(float(np.median(known))), duration(float(values[-1]))
         style = "bold" if phase in ("own", "step") else ""
         lines.append(
             Text(f"  {name:<13}{middle:>9}{newest:>9}  ", style).append(Sparks(steps, values[:, None], cells).line(0))
@@ -210,7 +210,10 @@ def _vitals(records: Sequence[StepRecord], width: int) -> list[Text]:
     words = " · ".join(f"{title(name)} {figure(name, value)}" for name, value in known.items())
     if not words:
         return []
-    return [Text(), *_paragraph("  vitals ", f"{words} (in {ms(period)}, at step {found.step})", width, "", lines=9)]
+    return [
+        Text(),
+        *_paragraph("  vitals ", f"{words} (in {duration(period)}, at step {found.step})", width, "", lines=9),
+    ]
 
 
 def _paragraph(lead: str, words: str, width: int, style: str, *, lines: int) -> list[Text]:

@@ -4,7 +4,7 @@ import { Run, unpack } from "./data.js";
 import { Heat, palette } from "./heat.js";
 import { Lines } from "./lines.js";
 import { Ring } from "./ring.js";
-import { byId, duration, element, put, share, unbroken } from "./words.js";
+import { byId, duration, element, put, signedPercent, unbroken } from "./words.js";
 
 const FEW_ROWS = 16;
 const choice = { step: null, rank: null };
@@ -72,7 +72,7 @@ function told(row, rank) {
   const { lines, worst } = run.rows, late = run.rows.late(row, rank);
   const own = Number.isFinite(late) ? lines.own[row] * (1 + late) : NaN;
   return [
-    ["above the median", late >= 1 ? "+100 % or more" : late ? share(late) : Number.isFinite(late) ? "not at all" : "–"],
+    ["above the median", late >= 1 ? "+100 % or more" : late ? signedPercent(late) : Number.isFinite(late) ? "not at all" : "–"],
     ["own time", late > 0 && late < 1 ? `≈ ${duration(own)}` : late >= 1 ? `≥ ${duration(own)}` : Number.isFinite(late) ? `≤ ${duration(lines.own[row])}` : "–"],
     ["median of all", duration(lines.own[row])],
     ["step", duration(lines.step[row])],
@@ -247,7 +247,7 @@ function calmCard() {
   card.append(element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, known ? "✓" : "…"), "verdict"), element("h1", {}, headline));
   if (headline.startsWith("Waiting")) card.append(element("p", {}, "Its directory has no run.json yet: that comes with the first step of a DistributedDataParallel model."));
   const rank = figures ? slowest() : 0;
-  if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${share(figures.excess[rank])} of the others’ median own time on top.`));
+  if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${signedPercent(figures.excess[rank])} of the others’ median own time on top.`));
   return card;
 }
 
@@ -289,7 +289,7 @@ function rankRow(rank, culprit, most) {
     element("th", { scope: "row" }, String(rank), ...(culprit ? [element("span", { class: "badge" }, "verdict")] : [])),
     element("td", { class: "text" }, state.hosts[figures.host[rank]] ?? ""),
     ...["own", "wait", "wire"].map((name) => element("td", {}, duration(figures[name][rank]))),
-    element("td", {}, share(figures.excess[rank])), element("td", { class: "wide", "aria-hidden": "true" }, bar));
+    element("td", {}, signedPercent(figures.excess[rank])), element("td", { class: "wide", "aria-hidden": "true" }, bar));
   row.addEventListener("click", () => choose(choice.step, rank));
   return row;
 }

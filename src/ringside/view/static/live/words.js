@@ -1,4 +1,4 @@
-// Numbers in words, as ringside/view/report_words.py writes them (a test holds the two against each other), and the DOM.
+// Numbers in words, as ringside/text.py writes them (a test holds the two against each other), and the DOM.
 
 const SECONDS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
 
@@ -17,7 +17,7 @@ export function duration(seconds) {
   return `${digits(seconds / 1e-9)} ns`;
 }
 
-export function share(value) {
+export function signedPercent(value) {
   if (value === null || !Number.isFinite(value)) return "–";
   return `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)} %`;
 }
