@@ -39,21 +39,20 @@ def rank_time(rank_seconds: float) -> str:
 
 
 def size(count: float | None, *, binary: bool = False) -> str:
-    """Return bytes in the unit that reads best: `3.46 MB`; a dash where they are not known.
+    """Return bytes in the unit that reads best: `3.46 MB`, or `64 MB` where they are exactly so many; a dash: unknown.
 
     A kB, MB or GB has 10^3, 10^6 or 10^9 bytes wherever a size is printed; powers of two are called KiB, MiB and GiB.
 
     Args:
         count: Bytes.
-        binary: In powers of two, whole ones without a fraction: `64 KiB`, `25 MiB`. For limits and benchmarked sizes,
-            which are chosen so.
+        binary: In powers of two: `64 KiB`, `25 MiB`. For limits and benchmarked sizes, which are chosen so.
     """
     if count is None or not math.isfinite(count):
         return UNKNOWN
     for scale, unit in _BINARY_BYTES if binary else _BYTES:
         if count >= scale:
-            whole = count % scale == 0 and (binary or scale == 1.0)
-            return f"{count / scale:.0f} {unit}" if whole else f"{digits(count / scale)} {unit}"
+            value = count / scale
+            return f"{value:.0f} {unit}" if value.is_integer() else f"{digits(value)} {unit}"
     return "0 B"
 
 
