@@ -10,5 +10,6 @@ step adds 1 to each of its samples', so its weights are the multiset of the samp
 **The model checker**: every state that a small job can reach. `model_checker` searches, `checker_transitions` lists
 what can happen next, `checker_state` is what is known at one moment.
 
-`loaders` is a matrix of its own, over samplers: what is handed out while ranks die and jobs resume.
+`loaders` is a matrix of its own, over samplers: what is handed out while ranks die and jobs resume. `audit` reads the
+registers that a job of real processes has left, for tests and benchmarks of whole jobs.
 """
