@@ -31,7 +31,11 @@ def site_with(folder: Path, *, ours_is_above: bool) -> Path:
 
 
 def said_by(site: Path, code: str) -> str:
-    program = f"import sys; sys.path.insert(0, {str(site)!r}); {code}"
+    # An editable install finds the package by an entry of sys.meta_path, before any directory.
+    program = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith('_editable')];"
+        f"sys.path.insert(0, {str(site)!r}); {code}"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -68,7 +68,7 @@ def test_a_megabyte_is_decimal_and_a_mebibyte_is_not() -> None:
         "12 B",
         "1.50 kB",
         "3.46 MB",
-        "2.00 TB",
+        "2 TB",
         "–",
     ]
     assert [size(n, binary=True) for n in (1023, 1 << 10, (1 << 20) - 1, 1 << 20, 3 << 29)] == [

@@ -244,7 +244,7 @@ def test_a_late_rank_of_5_ms_arrives_as_5_ms():
     assert late.seconds - price(ring(16), flat(16), 1e6) == pytest.approx(5e-3, rel=1e-9)
     assert late.guilty.kind == "late rank"
     assert late.guilty.ranks == (3,)
-    assert "5.0 ms" in str(late.guilty)
+    assert "5.00 ms" in str(late.guilty)
     hosts = preset("dgx-h100", hosts=16)
     more = simulate(ring(128), hosts, 1e9, late={77: 5e-3}).seconds - price(ring(128), hosts, 1e9)
     assert round(more * 1e3, 1) == 5.0
