@@ -29,7 +29,7 @@ def test_a_pause_in_every_tenth_step_is_named_with_its_rhythm_and_its_price(rank
     assert verdict.evidence["pause_seconds"] == pytest.approx(0.2, rel=0.02)
     assert verdict.excess_ratio == pytest.approx(0.2, rel=0.05)
     assert verdict.cost_rank_seconds == pytest.approx(ranks * 48 * 0.2, rel=0.05)
-    assert "about every 10 steps one takes 0.2 s longer (48 times so far)" in verdict.cause
+    assert "about every 10 steps one takes 200 ms longer (48 times so far)" in verdict.cause
     assert headline(verdict) == "rank 1 pauses again and again: 20 % slower than the others in all"
     assert "garbage collection" in verdict.advice
 
@@ -135,6 +135,6 @@ def test_more_pauses_of_one_rank_are_more_telling_and_more_of_the_others_less(ra
 def test_what_is_said_of_it_is_finite():
     (verdict,) = detect(pausing(2, seconds=30.0))
     assert isinstance(verdict, Verdict)
-    assert "30 s longer" in verdict.cause
+    assert "30.0 s longer" in verdict.cause
     (verdict,) = detect(1e-3 * pausing(2))
-    assert "0.2 ms longer" in verdict.cause
+    assert "200 µs longer" in verdict.cause

@@ -108,7 +108,7 @@ def test_small_collectives_come_with_a_bucket_size(make_info: Info) -> None:
     assert found.answer is True
     assert found.numbers["bucket_mb"] == pytest.approx(4, abs=1)
     assert found.numbers["saved_seconds_per_step"] == pytest.approx(0.0564, rel=0.05)
-    assert f"buckets of {found.numbers['bucket_mb']} MB" in found.words
+    assert f"buckets of {found.numbers['bucket_mb']} MiB" in found.words
     unmeasured = answers(make_info(4), records(collectives=200, payload_bytes=10**6))["small_collectives"]
     assert unmeasured.answer is None
     assert "not measured" in unmeasured.words

@@ -35,7 +35,7 @@ EVENT = {
     "seconds": 0.8,
 }
 WORDS = (
-    "From step 527 on all-reduces of 4.2 MB go by hosts/ring@0,2,1 instead of hosts/ring: the link from rank 0 (a) to "
+    "From step 527 on all-reduces of 4.19 MB go by hosts/ring@0,2,1 instead of hosts/ring: the link from rank 0 (a) to "
     "rank 2 (b) carries 11.4 MB/s, the others 118 MB/s."
 )
 
@@ -50,7 +50,7 @@ def test_a_slow_link_is_named_and_without_one_the_reason_is() -> None:
     assert words() == WORDS
     assert words(links=[]).endswith("instead of hosts/ring: all-reduces of 4.2 MB take 3.1 times what they took.")
     assert "every link of the host of rank 3 (c) carries" in words(links=[{**LINK, "ranks": [3], "hosts": ["c"]}])
-    assert "all-reduces of 4.2 MB still go by hosts/ring: the link from" in words(after="hosts/ring")
+    assert "all-reduces of 4.19 MB still go by hosts/ring: the link from" in words(after="hosts/ring")
 
 
 @pytest.mark.parametrize(
