@@ -15,7 +15,7 @@ import ringside
 def main() -> None:
     """Reduce a few tensors over the ranks that a launcher started, and print on rank 0."""
     dist.init_process_group("gloo")
-    with ringside.Communicator(timeout_s=60) as comm:
+    with ringside.communicator(timeout=60) as comm:
         gradient = torch.full((1 << 20,), float(comm.rank))
         comm.all_reduce(gradient)
 

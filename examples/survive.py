@@ -45,7 +45,13 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     with ringside.survive.training(
-        model, optimizer, Pictures(), loss=loss, batch=64, steps=options.steps, checkpoint_dir=options.checkpoints
+        model,
+        optimizer,
+        Pictures(),
+        loss_fn=loss,
+        batch_size=64,
+        steps=options.steps,
+        checkpoint_dir=options.checkpoints,
     ) as t:
         for step in t:
             losses.append(step.loss)

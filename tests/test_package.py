@@ -59,7 +59,7 @@ ENTRANCES = {
     "demo": "corpus reveal",
     "doctor": "examine files.progress findings kineto.straggler ringside_run",
     "engine": (
-        "algorithm buffers collectives cost.network dtypes net.attribution net.collectives "
+        "algorithm buffers collectives communicator cost.network dtypes net.attribution net.collectives "
         "net.exchange.compression net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
         "net.exchange.signature net.exchange.types net.hierarchical net.host_slices net.rank_map net.reduction "
         "probe.links probe.prober probe.reachability request runtime.interrupts runtime.lifecycle runtime.queue "
@@ -123,6 +123,8 @@ def test_public_names():
         "ClosedError",
         "Communicator",
         "DeadlineError",
+        "GroupCommunicator",
+        "HostCommunicator",
         "MismatchError",
         "PeerLostError",
         "RingsideError",
@@ -134,6 +136,7 @@ def test_public_names():
         "Verdict",
         "Work",
         "attach",
+        "communicator",
         "init",
         "log_step",
         "survive",

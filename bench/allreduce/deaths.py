@@ -40,7 +40,7 @@ if engine == "gloo":
     call = lambda: dist.all_reduce(x)
 else:
     import ringside
-    comm = ringside.Communicator(algorithm=None if engine == "ringside" else engine, timeout_s=600)
+    comm = ringside.communicator(algorithm=None if engine == "ringside" else engine, timeout=600)
     call = lambda: comm.all_reduce(x.fill_(1.0))
 for _ in range(3):
     call()

@@ -72,7 +72,7 @@ def _turns(
     switch = bool(plan["switch_ports"])
     with contextlib.ExitStack() as stack:
         comms = {
-            n: stack.enter_context(ringside.Communicator(group, switch=switch))
+            n: stack.enter_context(ringside.communicator(group, switch=switch))
             for n, group in groups.items()
             if rank < n
         }

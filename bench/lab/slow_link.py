@@ -96,7 +96,7 @@ def run_rank(plan: dict[str, Any]) -> None:
     import ringside
 
     dist.init_process_group("gloo")
-    with ringside.Communicator(timeout_s=60) as comm:
+    with ringside.communicator(timeout=60) as comm:
         array = np.ones(plan["size_bytes"] // 4, dtype=np.float32)
 
         def once(name: str | None = None) -> float:

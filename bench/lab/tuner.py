@@ -144,7 +144,7 @@ def start_anew(plan: dict[str, Any]) -> None:
     for number in range(plan["starts"]):
         dist.barrier()
         began = time.perf_counter()
-        with ringside.Communicator() as comm:
+        with ringside.communicator() as comm:
             whole_s = time.perf_counter() - began
             took.append((comm.startup_s, whole_s))
             dist.barrier()

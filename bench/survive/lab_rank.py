@@ -25,8 +25,8 @@ def main(steps: int, reproducible: bool) -> None:
     torch.set_num_threads(1)
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings = {"batch": 24, "micro_batches": 8, "mean": False, "reproducible": reproducible}
-    with training(model, optimizer, range(SAMPLES), loss=consumed, steps=steps, **settings) as t:
+    settings = {"batch_size": 24, "micro_batches": 8, "mean": False, "reproducible": reproducible}
+    with training(model, optimizer, range(SAMPLES), loss_fn=consumed, steps=steps, **settings) as t:
         before, whole, expected, longest, step = time.monotonic(), 0, np.zeros(SAMPLES), 0.0, None
         for step in t:
             now = time.monotonic()

@@ -60,7 +60,13 @@ def soak_counting(steps: int, rank: int, directory: Path) -> dict[str, Any]:
     """Count samples while ranks are killed; return what was counted wrongly."""
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings: dict[str, Any] = {"loss": consumed, "batch": 24, "micro_batches": 8, "mean": False, "steps": steps}
+    settings: dict[str, Any] = {
+        "loss_fn": consumed,
+        "batch_size": 24,
+        "micro_batches": 8,
+        "mean": False,
+        "steps": steps,
+    }
     with training(model, optimizer, range(96), **settings) as t:
         for step in t:
             arm(t, step, steps)
@@ -76,7 +82,7 @@ def soak_training(steps: int, ranks: int, rank: int, directory: Path) -> dict[st
     """Train while ranks are killed; return the digest of the state."""
     model = small_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    settings: dict[str, Any] = {"loss": squared, "batch": 64, "micro_batches": 8, "steps": steps}
+    settings: dict[str, Any] = {"loss_fn": squared, "batch_size": 64, "micro_batches": 8, "steps": steps}
     with training(model, optimizer, Noisy(), **settings) as t:
         losses = []
         for step in t:
@@ -90,7 +96,13 @@ def healing(steps: int, rank: int, directory: Path) -> dict[str, Any]:
     """Count samples; return when each step was committed here, seconds on the host's clock."""
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings: dict[str, Any] = {"loss": consumed, "batch": 24, "micro_batches": 8, "mean": False, "steps": steps}
+    settings: dict[str, Any] = {
+        "loss_fn": consumed,
+        "batch_size": 24,
+        "micro_batches": 8,
+        "mean": False,
+        "steps": steps,
+    }
     with training(model, optimizer, range(96), **settings) as t:
         return {"times": [(step.number, time.monotonic(), len(step.members)) for step in t]}
 
@@ -104,8 +116,8 @@ def uneven(steps: int, slow: float, mode: str, rank: int, directory: Path) -> di
         time.sleep(0.01 * (slow if rank == 1 else 1.0))
         return consumed(model, batch)
 
-    settings: dict[str, Any] = {"batch": 24, "micro_batches": 12, "mean": False, "steps": steps}
-    with training(model, optimizer, range(96), loss=slowly, on_straggler=mode, **settings) as t:
+    settings: dict[str, Any] = {"batch_size": 24, "micro_batches": 12, "mean": False, "steps": steps}
+    with training(model, optimizer, range(96), loss_fn=slowly, on_straggler=mode, **settings) as t:
         seconds = [step.seconds for step in t]
         changes = [(change.after, change.predicted, measured) for change, measured in t.rebalances]
         return {"seconds": seconds, "rebalances": changes, "digest": t.digest()}
@@ -122,7 +134,12 @@ def gpt(steps: int, size: str, rank: int, directory: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     model = ByteGPT(shape)
     dataset = Windows(Corpus(None, 0, 1, shape.context), shape.context)
-    settings: dict[str, Any] = {"loss": summed_loss, "batch": 2 * shape.batch, "micro_batches": 2, "steps": steps}
+    settings: dict[str, Any] = {
+        "loss_fn": summed_loss,
+        "batch_size": 2 * shape.batch,
+        "micro_batches": 2,
+        "steps": steps,
+    }
     with training(model, make_optimizer(model), dataset, **settings) as t:
         seconds = []
         for step in t:

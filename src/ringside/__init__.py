@@ -1,6 +1,6 @@
 """Ringside: all-reduce algorithms as data; run, seen, predicted and survived.
 
-`ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.Communicator(group)`
+`ringside.attach(ddp_model)` synchronises and watches a DistributedDataParallel model; `ringside.communicator(group)`
 is a communicator over a process group, on one host or several; `ringside.init()` is one without torch, on one host;
 `ringside.Run(path)` is what a run recorded. After `import ringside`, `init_process_group("ringside")` makes a process
 group of torch.distributed. Nothing heavy is imported before it is used.
@@ -28,20 +28,27 @@ from ringside.installation import warn_of_namesake
 
 if TYPE_CHECKING:
     from ringside import survive as survive
+    from ringside.engine import Communicator as Communicator
+    from ringside.engine import HostCommunicator as HostCommunicator
     from ringside.engine import Work as Work
     from ringside.engine import init as init
     from ringside.monitor import Verdict as Verdict
     from ringside.pytorch import Attachment as Attachment
     from ringside.pytorch import attach as attach
     from ringside.pytorch import log_step as log_step
-    from ringside.pytorch.communicator.communicator import Communicator as Communicator
+    from ringside.pytorch.communicator.communicator import GroupCommunicator as GroupCommunicator
+    from ringside.pytorch.communicator.communicator import communicator as communicator
     from ringside.view.run.recorded import Run as Run
+
+    _kinds: tuple[type[Communicator], ...] = (HostCommunicator, GroupCommunicator)  # mypy: both can do all of it
 
 __all__ = [
     "Attachment",
     "ClosedError",
     "Communicator",
     "DeadlineError",
+    "GroupCommunicator",
+    "HostCommunicator",
     "MismatchError",
     "PeerLostError",
     "RingsideError",
@@ -53,6 +60,7 @@ __all__ = [
     "Verdict",
     "Work",
     "attach",
+    "communicator",
     "init",
     "log_step",
     "survive",
@@ -60,7 +68,10 @@ __all__ = [
 
 _LAZY = {
     "init": "ringside.engine",
-    "Communicator": "ringside.pytorch.communicator.communicator",
+    "Communicator": "ringside.engine",
+    "HostCommunicator": "ringside.engine",
+    "GroupCommunicator": "ringside.pytorch.communicator.communicator",
+    "communicator": "ringside.pytorch.communicator.communicator",
     "Run": "ringside.view.run.recorded",
     "attach": "ringside.pytorch",
     "log_step": "ringside.pytorch",

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from tests.pytorch.groups import communicator, meeting_point
 from tests.support.ranks import Outcome, Team, hear, outcomes_of, place, run_script, say
 
-from ringside import Communicator
+import ringside
 from ringside.errors import ClosedError, PeerLostError, SyncError
 from ringside.lab import Lab
 
@@ -49,7 +49,7 @@ def all_named(outcomes: Sequence[Outcome], error: str, culprit: int, but: Sequen
 
 
 def until_it_fails(path: str, form: str, count: int) -> None:
-    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
+    with communicator(path, HOSTS, timeout=FAR_S) as comm:
         x = torch.zeros(count)
         comm.all_reduce(x, algorithm=form)
         say("ready")
@@ -72,7 +72,7 @@ def test_a_rank_is_killed_in_the_middle(form: str, count: int) -> None:
 
 
 def other_until_it_fails(path: str, what: str, count: int) -> None:
-    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
+    with communicator(path, HOSTS, timeout=FAR_S) as comm:
         x = np.zeros(4 * count, np.float32)
         call = getattr(comm, what)
         call(x)
@@ -95,7 +95,7 @@ def test_a_rank_is_killed_in_another_collective(what: str, count: int) -> None:
 
 
 def one_after_the_kill(path: str, form: str) -> None:
-    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
+    with communicator(path, HOSTS, timeout=FAR_S) as comm:
         x = torch.ones(1000)
         comm.all_reduce(x, algorithm=form)
         say("ready")
@@ -140,7 +140,7 @@ def survivors_go_on(path: str) -> tuple[float, list[str]]:
         group = dist.new_group([0, 1, 2], use_local_synchronization=True)
         x = torch.full((10,), float(comm.rank))
         dist.all_reduce(x, group=group)
-        with Communicator(group, timeout_s=20, algorithm="ring", machine=f"host {comm.rank}") as smaller:
+        with ringside.communicator(group, timeout=20, algorithm="ring", machine=f"host {comm.rank}") as smaller:
             smaller.all_reduce(x)
         return float(x[0]), said
 
@@ -160,7 +160,7 @@ def test_survivors_can_go_on_in_a_smaller_group() -> None:
 
 
 def waiting_for_rank_2(path: str, form: str) -> None:
-    with communicator(path, HOSTS, timeout_s=FAR_S) as comm:
+    with communicator(path, HOSTS, timeout=FAR_S) as comm:
         comm.all_reduce(torch.ones(10), algorithm=form)
         say("ready")
         if comm.rank == 2:
@@ -195,7 +195,7 @@ def waiting_in_a_destructor(path: str, form: str) -> None:
             to_lose.pop()
         return real(work, *args)
 
-    with communicator(path, HOSTS, timeout_s=FAR_S) as comm, pytest.MonkeyPatch.context() as patch:
+    with communicator(path, HOSTS, timeout=FAR_S) as comm, pytest.MonkeyPatch.context() as patch:
         comm.all_reduce(torch.ones(10), algorithm=form)
         patch.setattr(dist.Work, "wait", wait)
         if comm.rank != 0:
@@ -286,7 +286,7 @@ def test_a_rank_that_calls_something_else(form: str, what: str) -> None:
 
 
 def without(path: str, form: str, absent: int, behind: int = -1) -> None:
-    with communicator(path, HOSTS, timeout_s=1.5) as comm:
+    with communicator(path, HOSTS, timeout=1.5) as comm:
         comm.all_reduce(torch.ones(10), algorithm=form)
         say("ready")
         if comm.rank == absent:
@@ -373,7 +373,7 @@ def many_small_ones(path: str, count: int) -> list[int]:
                 assert (x == 4 * (torch.arange(size) + k) + 6).all(), f"{k}: {form} of {size}"
                 sums.append(int(x.sum()))
         for k, work in works:
-            x = work.wait()
+            x = work.result()
             assert (x == 4 * (torch.arange(len(x)) + k) + 6).all()
     return sums
 
@@ -389,7 +389,7 @@ def open_and_close(path: str, times: int) -> list[tuple[int, int]]:
     seen = []
     with communicator(path, HOSTS) as outer:
         for _ in range(times):
-            with Communicator(algorithm="ring", machine=f"host {HOSTS[outer.rank]}", timeout_s=20) as comm:
+            with ringside.communicator(algorithm="ring", machine=f"host {HOSTS[outer.rank]}", timeout=20) as comm:
                 comm.all_reduce(torch.ones(10), async_op=True, algorithm="hosts/native").wait()
                 comm.all_reduce(torch.ones(3_000_000), algorithm="hosts/ring")
             del comm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -352,7 +353,9 @@ def many_in_flight() -> list[int]:
         assert (memory == base).all()
         for i, x in enumerate(arrays):
             assert (x == base + comm.size * i).all(), i
-        assert works[0].wait(0.0) is arrays[-1]
+        assert works[0].wait(timedelta(seconds=1)) is True
+        assert works[0].result() is works[0].get_future().result() is arrays[-1]
+        assert works[0].is_success()
         return [call.seq for call in comm.log.drain()]
 
 

@@ -61,7 +61,7 @@ def check_moves(rooms: Rooms, dtype: Any, shape: tuple[int, ...], memory: str, r
     n = comm.size
 
     def done(result: Any) -> Any:
-        return result.wait() if way else result
+        return result.result() if way else result
 
     given = [numbers(dtype, shape, rank) for rank in range(n)]
     rows = [numbers(dtype, (n, *shape), 100 + rank) for rank in range(n)]
@@ -93,7 +93,7 @@ def check_reductions(rooms: Rooms, dtype: str, op: str, shape: tuple[int, ...], 
     n = comm.size
 
     def done(result: Any) -> Any:
-        return result.wait() if way else result
+        return result.result() if way else result
 
     rows = [elements(dtype, n * int(np.prod(shape)), (rank, op)).reshape(n, *shape) for rank in range(n)]
     want = twins.fold(rows, dtype, op, divisor=n)

@@ -61,7 +61,7 @@ def test_without_a_launcher_it_is_a_world_of_one() -> None:
 
 
 def by_init() -> tuple[int, int]:
-    with init(timeout_s=20) as comm, init() as other:
+    with init(timeout=20) as comm, init() as other:
         x = np.ones(3)
         comm.all_reduce(x)
         other.all_reduce(x)

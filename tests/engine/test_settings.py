@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringside.engine.settings import Settings, cache_bytes, patience
+from ringside.engine.settings import Settings, cache_bytes, patience, timeout_seconds
 from ringside.errors import UsageError
 
 AGREED = ("one_shot_bytes", "segment_bytes", "message_bytes", "block_bytes")
@@ -19,11 +20,18 @@ def test_an_explicit_timeout_beats_the_environment_and_that_the_default() -> Non
     environ = {"RINGSIDE_TIMEOUT_S": "0.5"}
     assert Settings.of_environment({}) == Settings()
     assert Settings.of_environment(environ) == Settings(timeout_s=0.5)
-    assert Settings.of_environment(environ, timeout_s=99) == Settings(timeout_s=99)
-    assert Settings.of_environment(environ, timeout_s=None) == Settings(timeout_s=0.5)
+    assert Settings.of_environment(environ, timeout=99) == Settings(timeout_s=99)
+    assert Settings.of_environment(environ, timeout=None) == Settings(timeout_s=0.5)
     for text in ("soon", ""):
         with pytest.raises(UsageError, match=f"RINGSIDE_TIMEOUT_S='{text}' is not a number"):
             Settings.of_environment({"RINGSIDE_TIMEOUT_S": text})
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, math.nan, math.inf, "30", True, timedelta(0)])
+def test_a_timeout_that_cannot_be_is_refused_in_one_line(wrong: Any) -> None:
+    assert timeout_seconds(timedelta(minutes=1)) == timeout_seconds(60) == 60.0
+    with pytest.raises(UsageError, match=r"^timeout must be seconds or a timedelta, more than 0[^\n]+$"):
+        timeout_seconds(wrong)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def side_by_side() -> None:
             comm.all_reduce(y)
             assert (y == sum(range(comm.size))).all()
             for work in works:
-                assert (work.wait() == sum(across.members)).all()
+                assert (work.result() == sum(across.members)).all()
             single = half.split(half.rank)
             assert single is not None
             with single:

@@ -67,7 +67,7 @@ def train(replaces: bool, rank: int, directory: Path) -> dict[str, Any]:
     known = dict(model.named_buffers())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loss = lambda model, batch: model(batch).pow(2).sum()  # noqa: E731
-    with training(model, optimizer, Points(), loss=loss, batch=16, micro_batches=4, steps=STEPS) as t:
+    with training(model, optimizer, Points(), loss_fn=loss, batch_size=16, micro_batches=4, steps=STEPS) as t:
         for _ in t:
             time.sleep(0.05)  # so that whoever died is back before the last step
         same = all(dict(model.named_buffers())[name] is buffer for name, buffer in known.items())

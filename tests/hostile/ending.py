@@ -39,9 +39,9 @@ def train(settings: dict[str, Any], rank: int, directory: Path) -> Any:
             time.sleep(0.05)
         return consumed(module, batch)
 
-    given: dict[str, Any] = {"batch": BATCH, "micro_batches": 8, "mean": False, **settings.get("training", {})}
+    given: dict[str, Any] = {"batch_size": BATCH, "micro_batches": 8, "mean": False, **settings.get("training", {})}
     seen = 0
-    with training(model, optimizer, range(len(model.counts)), loss=loss, steps=settings.get("steps"), **given) as t:
+    with training(model, optimizer, range(len(model.counts)), loss_fn=loss, steps=settings.get("steps"), **given) as t:
         for step in t:
             seen += 1
             if (rank, step.number) == settings.get("breaks"):

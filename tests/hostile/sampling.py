@@ -98,7 +98,7 @@ def train(
     break_rules(*broken)
     model = Counting(SAMPLES)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    given: dict[str, Any] = {"loss": consumed, "batch": BATCH, "micro_batches": 4, "mean": False}
+    given: dict[str, Any] = {"loss_fn": consumed, "batch_size": BATCH, "micro_batches": 4, "mean": False}
     given |= {"checkpoint_dir": kept, "checkpoint_every": 4}
     steps = EPOCHS * PER_EPOCH
     with training(model, optimizer, range(SAMPLES), steps=steps, sampler=sampler(), **given) as t:

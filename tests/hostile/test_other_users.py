@@ -86,7 +86,7 @@ def stranger(how: str, *addresses: str) -> Iterator[subprocess.Popen[str]]:
 
 def trains() -> float:
     """In a process of its own: `init` numbers a process's communicators, and KEY is that of the first one."""
-    with init(timeout_s=20, environ={**os.environ, **JOB}) as comm:
+    with init(timeout=20, environ={**os.environ, **JOB}) as comm:
         x = np.full(16, comm.rank + 41.5, np.float32)
         comm.all_reduce(x)
         return float(x[0])

@@ -32,22 +32,22 @@ def shuffle(seed, size=SIZE):
     return torch.utils.data.RandomSampler(range(size), generator=torch.Generator().manual_seed(seed))
 
 
-def train(directory, steps, size=SIZE, batch=8, **given):
+def train(directory, steps, size=SIZE, batch_size=8, **given):
     """Train alone; return the samples that were taken."""
     data, model = Noted(size), torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    shape = {"batch": batch, "micro_batches": 4, "checkpoint_dir": directory, "checkpoint_every": 10, **given}
-    with training(model, optimizer, data, loss=lambda model, x: model(x).sum(), steps=steps, **shape) as t:
+    shape = {"batch_size": batch_size, "micro_batches": 4, "checkpoint_dir": directory, "checkpoint_every": 10, **given}
+    with training(model, optimizer, data, loss_fn=lambda model, x: model(x).sum(), steps=steps, **shape) as t:
         for _ in t:
             pass
     return data.taken
 
 
 OTHERS = {
-    "batch": ({"batch": 16}, r"the batch \(16 samples here, 8 samples there\)"),
+    "batch": ({"batch_size": 16}, r"the batch \(16 samples here, 8 samples there\)"),
     "seed": ({"seed": 3}, r"the seed \(3 here, 0 there\)"),
     "data set": ({"size": 400}, r"the data set \(400 samples here, 320 samples there\)"),
-    "all": ({"batch": 4, "seed": 1}, r"the batch \(4 .*\); the seed \(1 here"),
+    "all": ({"batch_size": 4, "seed": 1}, r"the batch \(4 .*\); the seed \(1 here"),
     "sampler": ({"sampler": shuffle(5)}, r"the order of epoch 0 \(digest \w+ here, \w+ there\)"),
 }
 

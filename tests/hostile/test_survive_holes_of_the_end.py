@@ -141,7 +141,7 @@ def test_a_checkpoint_that_does_not_say_where_it_is_is_refused_by_name(tmp_path)
     tree["step"] = 20
     Checkpoints(tmp_path / "kept").write(tree)
     with pytest.raises(MismatchError, match="step 20 does not say where it is in the samples"):
-        count(30, tmp_path, checkpoint_dir=tmp_path / "kept", batch=12)
+        count(30, tmp_path, checkpoint_dir=tmp_path / "kept", batch_size=12)
 
 
 # ------------------------------------------------------------------------------------------ who is right

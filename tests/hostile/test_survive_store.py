@@ -45,7 +45,13 @@ def test_a_job_holds_as_many_registers_after_many_steps_as_after_few(monkeypatch
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     held = {}
     with ringside.survive.training(
-        model, optimizer, Rows(), loss=lambda model, batch: model(batch).sum(), batch=4, micro_batches=1, steps=400
+        model,
+        optimizer,
+        Rows(),
+        loss_fn=lambda model, batch: model(batch).sum(),
+        batch_size=4,
+        micro_batches=1,
+        steps=400,
     ) as t:
         for step in t:
             (registers,) = made

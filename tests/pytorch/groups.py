@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from tests.support.ranks import place
 
-from ringside import Communicator
+import ringside
 
 LIMIT_S = 60.0
 
@@ -41,14 +41,14 @@ def process_group(path: str, size: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def communicator(path: str, hosts: Sequence[int], **options: Any) -> Iterator[Communicator]:
+def communicator(path: str, hosts: Sequence[int], **options: Any) -> Iterator[ringside.GroupCommunicator]:
     """A communicator over as many ranks as `hosts` has entries, each on the host of that number.
 
     An algorithm is given, so that nothing is measured, unless `algorithm=None` is.
     """
-    options = {"timeout_s": 30.0, "algorithm": "ring", **options}
+    options = {"timeout": 30.0, "algorithm": "ring", **options}
     with process_group(path, len(hosts)):
-        comm = Communicator(machine=f"host {hosts[place().rank]}", **options)
+        comm = ringside.communicator(machine=f"host {hosts[place().rank]}", **options)
         try:
             yield comm
         finally:

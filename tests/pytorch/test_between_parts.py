@@ -163,9 +163,9 @@ def test_a_way_that_is_tried_out_is_rehearsed_and_has_the_links_for_itself() -> 
 def alone(path: str) -> list[Any]:
     """What a communicator on one host says, and what may not be asked of one between hosts."""
     with process_group(path, 2):
-        from ringside import Communicator
+        from ringside import communicator
 
-        with Communicator(timeout_s=30.0) as comm:
+        with communicator(timeout=30.0) as comm:
             found = [comm.explain(8), comm.settled(8), comm.revisions, comm.startup_s, comm.hops, repr(comm)]
             found += [comm.inside is comm.local, comm.interruptible() is None]
             bucket = torch.full((4,), 1.0 + comm.rank)
@@ -179,8 +179,8 @@ def test_on_one_host_nothing_is_chosen() -> None:
     with meeting_point() as path:
         for rank, found in enumerate(on_ranks(2, alone, path)):
             assert found[:5] == ["8 bytes: shared memory, all 2 ranks are on one host", True, (), 0.0, []]
-            assert found[5] == f"<ringside.Communicator rank {rank} of 2>"
-            assert found[6:] == [True, True, [6.0] * 4, f"<ringside.Communicator rank {rank} of 2, closed>"]
+            assert found[5] == f"<ringside.GroupCommunicator rank {rank} of 2>"
+            assert found[6:] == [True, True, [6.0] * 4, f"<ringside.GroupCommunicator rank {rank} of 2, closed>"]
 
 
 def says(path: str) -> list[Any]:
@@ -195,7 +195,7 @@ def says(path: str) -> list[Any]:
         parts = comm.split(0 if comm.rank == 2 else 1, key=-comm.rank)
         assert parts is not None
         found += [parts.rank, parts.size, comm.split(None), comm.split(comm.rank).size]  # type: ignore[union-attr]
-        found.append(comm.all_reduce(torch.ones(2), async_op=True).wait().tolist())
+        found.append(comm.all_reduce(torch.ones(2), async_op=True).result().tolist())
         found.append(comm.all_reduce(torch.full((2,), 1.0 + comm.rank), "avg", weights=[1, 0, 3]).tolist())
         found.append(comm.all_reduce(torch.full((2,), 1.0 + comm.rank), "avg", weights=float(comm.rank)).tolist())
         for wrong in (
@@ -219,7 +219,7 @@ def test_between_hosts_a_communicator_says_how_and_splits_and_weighs() -> None:
     with meeting_point() as path:
         for rank, found in enumerate(on_ranks(3, says, path)):
             assert found[:4] == ["8 bytes: ring, as asked for", True, (), 0.0]
-            assert found[4:7] == [f"<ringside.Communicator rank {rank} of 3 on 2 hosts>", None, True]
+            assert found[4:7] == [f"<ringside.GroupCommunicator rank {rank} of 3 on 2 hosts>", None, True]
             assert found[7:9] == [((2, 3), "float64", True), ((2, 3), "torch.float16", True)]
             assert found[9:11] == [[1, 2], [0, 2], [0, 1]][rank]
             assert found[11:13] == [None, 1]
@@ -306,9 +306,9 @@ def test_the_groups_own_collective_is_timed_and_counted() -> None:
 def last_by_the_group(path: str) -> list[Any]:
     """Between hosts a bucket of ours is open when the last one goes to the group: who ends it?"""
     with process_group(path, 2):
-        from ringside import Communicator
+        from ringside import communicator
 
-        comm = Communicator(machine=f"host {place().rank}", algorithm="hosts/ring", timeout_s=30)
+        comm = communicator(machine=f"host {place().rank}", algorithm="hosts/ring", timeout=30)
         carrier = RingsideReducer(comm, dist.group.WORLD)
         carrier.will_wait = True
         found = []
@@ -329,11 +329,9 @@ def test_an_open_bucket_is_ended_where_the_group_reduces_the_last() -> None:
 
 def by_the_engine(path: str, hosts: list[int]) -> list[Any]:
     with process_group(path, len(hosts)):
-        from ringside import Communicator
+        from ringside import communicator
 
-        comm = Communicator(
-            machine=f"host {hosts[place().rank]}", algorithm="ring" if hosts[-1] else None, timeout_s=30
-        )
+        comm = communicator(machine=f"host {hosts[place().rank]}", algorithm="ring" if hosts[-1] else None, timeout=30)
         told: list[dict[str, int]] = []
         carrier = RingsideReducer(comm if hosts[-1] else comm.local, dist.group.WORLD)
         carrier.on_memory = told.append

@@ -1,4 +1,4 @@
-"""`Communicator(group)` on processes that pretend to be on several hosts: every form, dtype and reduction."""
+"""`communicator(group)` on processes that pretend to be on several hosts: every form, dtype and reduction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tests.engine.oracle import ALLOWED, digest
 from tests.support.ranks import on_ranks, place
 
-from ringside import Communicator
+import ringside
 from ringside._core import numpy_kernels as twins
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.errors import UnsupportedError, UsageError
@@ -234,7 +234,7 @@ def in_the_background(path: str, hosts: list[int]) -> None:
         assert all(work.is_completed() for work in works)
         assert (later == 4).all()
         for work, x in zip(works, tensors, strict=True):
-            assert work.wait() is x
+            assert work.result() is x
             assert (x == 6).all()
         x = torch.ones(10)
         works = [comm.all_reduce(x, async_op=True, algorithm=("ring", "hosts/tree")[k % 2]) for k in range(6)]
@@ -265,7 +265,7 @@ def refused(path: str) -> None:
         with pytest.raises(UnsupportedError, match="int16"):
             comm.all_reduce(torch.ones(3, dtype=torch.int16), algorithm="native")
         with pytest.raises(UsageError, match="there are bfloat16 and float16"):
-            Communicator(wire_dtype="int8", machine="x")
+            ringside.communicator(wire_dtype="int8", machine="x")
         x = torch.ones(3)
         comm.all_reduce(x)
         assert (x == 4).all(), "what was refused broke the communicator"

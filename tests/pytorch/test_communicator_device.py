@@ -68,7 +68,7 @@ def reduces(path: str, size: int) -> None:
             work = device.all_reduce(leaf, async_op=True, algorithm=algorithm)
             assert work.is_completed()
             assert work.exception() is None
-            assert work.wait() is leaf
+            assert work.result() is leaf
             assert torch.equal(leaf.detach(), torch.full((3,), 3.0))
         empty = torch.zeros(0)
         device.all_reduce(empty, algorithm="ring")

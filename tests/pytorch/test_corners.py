@@ -25,11 +25,11 @@ WAYS = ("ring", "recursive_doubling", "direct", "hosts/ring", "leaders/tree*2", 
 
 
 def on_hosts(port: int, machines: str, job: Callable[..., Any], *args: Any) -> Any:
-    with group(port) as rank, ringside.Communicator(machine=machines[rank], timeout_s=20.0) as comm:
+    with group(port) as rank, ringside.communicator(machine=machines[rank], timeout=20.0) as comm:
         return job(comm, *args)
 
 
-def averages(comm: ringside.Communicator) -> dict[str, list[float]]:
+def averages(comm: ringside.GroupCommunicator) -> dict[str, list[float]]:
     """Average halves whose sum is beyond their range, plainly and with weights."""
     found = {}
     for way in WAYS:
@@ -49,8 +49,8 @@ def test_an_average_of_halves_does_not_overflow_on_its_way() -> None:
 
 def weighted_halves(port: int, machines: str, dtype: str) -> bytes:
     with group(port) as rank:
-        how = {"machine": machines[rank], "reproducible": True, "timeout_s": 20.0}
-        with ringside.Communicator(**how) as comm:
+        how = {"machine": machines[rank], "reproducible": True, "timeout": 20.0}
+        with ringside.communicator(**how) as comm:
             x = torch.tensor(np.random.default_rng(rank).standard_normal(4096)).to(getattr(torch, dtype))
             comm.all_reduce(x, "avg", weights=1.0 + rank)
             return x.view(torch.uint8).numpy().tobytes()
@@ -64,7 +64,7 @@ def test_a_weighted_mean_is_reproducible_too(dtype: str) -> None:
     assert len(set.union(*results.values())) == 1, {name: len(found) for name, found in results.items()}
 
 
-def disagreeing(comm: ringside.Communicator, what: str) -> None:
+def disagreeing(comm: ringside.GroupCommunicator, what: str) -> None:
     if what == "bounds":
         comm.all_gather_(torch.zeros(8), [0, 4, 8] if comm.rank == 0 else [0, 6, 8])
     elif what == "scale":
@@ -79,7 +79,7 @@ def test_ranks_that_give_different_numbers_are_told(what: str) -> None:
         assert outcome.error == "MismatchError", outcome
 
 
-def no_switch(comm: ringside.Communicator) -> float:
+def no_switch(comm: ringside.GroupCommunicator) -> float:
     with pytest.raises(ringside.UsageError, match="switch=True"):
         comm.all_reduce(torch.ones(4), algorithm="in_network")
     x = torch.ones(4)
@@ -91,7 +91,7 @@ def test_in_network_without_a_reducer_is_refused_before_anything_is_sent() -> No
     assert ddp_ranks(2, on_hosts, "ab", no_switch) == [2.0, 2.0]
 
 
-def empty_beside(comm: ringside.Communicator) -> list[float]:
+def empty_beside(comm: ringside.GroupCommunicator) -> list[float]:
     x = torch.ones(3 << 20)
     work = comm.all_reduce(x, async_op=True, algorithm="hosts/ring")
     memory = comm.empty(10, torch.float32)
@@ -108,7 +108,7 @@ def bad_option(port: int) -> None:
         if rank == 1:
             os.environ["RINGSIDE_ALGORITHM"] = "rign"
         try:
-            ringside.Communicator(machine=str(rank), timeout_s=20.0)
+            ringside.communicator(machine=str(rank), timeout=20.0)
         finally:
             os.environ.pop("RINGSIDE_ALGORITHM", None)
 
@@ -125,7 +125,7 @@ def absent(port: int) -> float:
         began = time.monotonic()
         if rank == 0:
             with pytest.raises(ringside.DeadlineError, match="rank 1 did not make the communicator"):
-                ringside.Communicator(machine=str(rank), timeout_s=0.5)
+                ringside.communicator(machine=str(rank), timeout=0.5)
         else:
             group_store(dist.group.WORLD, "communicator")  # this process goes on to other tests, in step with rank 0
         return time.monotonic() - began
@@ -135,7 +135,7 @@ def test_a_rank_that_does_not_make_the_communicator_is_named() -> None:
     ddp_ranks(2, absent)
 
 
-def forked(comm: ringside.Communicator) -> int:
+def forked(comm: ringside.GroupCommunicator) -> int:
     child = os.fork()
     if child == 0:
         try:
@@ -156,7 +156,7 @@ def moved(port: int, machines: str) -> list[float]:
     """The same calls on one host and on two."""
     with group(port) as rank:
         found = []
-        with ringside.Communicator(machine=machines[rank], algorithm="hosts/ring", timeout_s=20.0) as comm:
+        with ringside.communicator(machine=machines[rank], algorithm="hosts/ring", timeout=20.0) as comm:
             for way in (None, "ring", "hosts/ring", "leaders/tree*3", "direct", "one_shot", "ring@1,0"):
                 found.append(comm.all_reduce(torch.full((1000,), rank + 1.0), algorithm=way)[999].item())
         return found

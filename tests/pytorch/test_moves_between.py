@@ -156,7 +156,7 @@ def test_only_what_hosts_do_not_share_is_sent(what: str, tensors: float) -> None
 
 def differing(path: str, hosts: list[int], odd: int, what: str) -> str:
     """One rank calls with another shape; every rank is told."""
-    with communicator(path, hosts, timeout_s=10.0) as comm:
+    with communicator(path, hosts, timeout=10.0) as comm:
         count = 6 * (100 if comm.rank != odd else 200)
         try:
             getattr(comm, what)(np.ones(count, np.float32))

@@ -16,7 +16,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.pytorch.groups import meeting_point, process_group  # noqa: E402
 from tests.support.ranks import on_ranks, outcomes_of, place  # noqa: E402
 
-from ringside import Communicator  # noqa: E402
+import ringside  # noqa: E402
 from ringside.engine.net.rank_map import RankInfo, make_rank_map  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.pytorch import in_network_reducer as reducer  # noqa: E402
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.native
 COUNTS = (1, 5, 100_003)
 
 
-def abandon(comm: Communicator) -> None:
+def abandon(comm: ringside.GroupCommunicator) -> None:
     """Leave it; the reducer hears of that at once, and not some seconds later."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicators, "ABANDON_S", 0.1)
@@ -38,10 +38,10 @@ def abandon(comm: Communicator) -> None:
 
 
 @contextlib.contextmanager
-def switched(path: str, hosts: Sequence[int], **options: Any) -> Iterator[Communicator]:
+def switched(path: str, hosts: Sequence[int], **options: Any) -> Iterator[ringside.GroupCommunicator]:
     """A communicator with a reducer."""
     with process_group(path, len(hosts)):
-        comm = Communicator(machine=f"host {hosts[place().rank]}", switch=True, timeout_s=30.0, **options)
+        comm = ringside.communicator(machine=f"host {hosts[place().rank]}", switch=True, timeout=30.0, **options)
         yield comm
         abandon(comm)
 
@@ -148,7 +148,7 @@ def a_whole_job(port: int) -> Any:
         return reducer.main(["--timeout", "30"])
     store = dist.TCPStore("127.0.0.1", port, None, rank == 0, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    comm = Communicator(machine=f"host {rank}", switch=True, timeout_s=30.0, algorithm="in_network")
+    comm = ringside.communicator(machine=f"host {rank}", switch=True, timeout=30.0, algorithm="in_network")
     found = comm.all_reduce(torch.ones(3)).tolist()
     dist.barrier()
     abandon(comm)

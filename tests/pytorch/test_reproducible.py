@@ -43,7 +43,7 @@ def bits(x: torch.Tensor) -> bytes:
 
 def reduced(port: int, machines: str, dtype: str, op: str) -> dict[str, bytes]:
     """All-reduce the whole by every algorithm that may be, and in parts, as buckets do."""
-    with group(port) as rank, ringside.Communicator(reproducible=True, machine=machines[rank], timeout_s=20.0) as comm:
+    with group(port) as rank, ringside.communicator(reproducible=True, machine=machines[rank], timeout=20.0) as comm:
         found = {}
         names: list[str | None] = [None, "direct", "one_shot"]
         if len(set(machines)) > 1:
@@ -92,7 +92,7 @@ def test_the_expression_that_verify_prints_certifies_it() -> None:
 
 
 def refused(port: int, machines: str, how: dict[str, Any], algorithm: str | None) -> None:
-    with group(port) as rank, ringside.Communicator(machine=machines[rank], timeout_s=20.0, **how) as comm:
+    with group(port) as rank, ringside.communicator(machine=machines[rank], timeout=20.0, **how) as comm:
         comm.all_reduce(torch.ones(8, dtype=torch.float16), algorithm=algorithm)
 
 

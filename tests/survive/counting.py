@@ -42,7 +42,7 @@ def count(steps: int, directory: Path, *, samples: int = SAMPLES, **settings: An
     model = Counting(samples)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     wanted: Counter[int] = Counter()
-    given: dict[str, Any] = {"loss": consumed, "batch": BATCH, "micro_batches": 8, "mean": False, **settings}
+    given: dict[str, Any] = {"loss_fn": consumed, "batch_size": BATCH, "micro_batches": 8, "mean": False, **settings}
     with training(model, optimizer, range(samples), steps=steps, **given) as t:
         members = [list(step.members) for step in t]
         for step in range(t.step):

@@ -178,9 +178,9 @@ class Crew:
     def _train(self) -> Ended:
         model = Counting(SAMPLES)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        given: dict[str, Any] = {"batch": BATCH, "micro_batches": 6, "mean": False, **self.given}
+        given: dict[str, Any] = {"batch_size": BATCH, "micro_batches": 6, "mean": False, **self.given}
         seen = []
-        with training(model, optimizer, range(SAMPLES), loss=consumed, steps=self.steps, **given) as t:
+        with training(model, optimizer, range(SAMPLES), loss_fn=consumed, steps=self.steps, **given) as t:
             for step in t:
                 seen.append(step)
                 if self.look(t, step):

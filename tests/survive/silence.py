@@ -61,7 +61,7 @@ def _counted(steps: int, given: dict[str, Any], rank: int, directory: Path) -> A
             "ringside.survive.train.ProtocolSettings",
             functools.partial(ProtocolSettings, end_patience_s=END_PATIENCE_S),
         )
-        return count(steps, directory, loss=loss, **settings)
+        return count(steps, directory, loss_fn=loss, **settings)
 
 
 def around() -> list[dict[str, Any]]:

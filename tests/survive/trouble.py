@@ -85,7 +85,7 @@ def _patient(rank: int, directory: Path) -> Any:
             _await(directory / "refused")
         return consumed(model, batch)
 
-    return count(30, directory, loss=loss)
+    return count(30, directory, loss_fn=loss)
 
 
 def _await(path: Path) -> None:
@@ -104,7 +104,7 @@ def _slow(rank: int, directory: Path) -> Any:
         time.sleep(0.05 if rank == 2 else 0.001)
         return consumed(model, batch)
 
-    return count(30, directory, loss=loss, on_straggler="drain")
+    return count(30, directory, loss_fn=loss, on_straggler="drain")
 
 
 def full(store: Store, directory: Path, disk: Path) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _filling(disk: Path, rank: int, directory: Path) -> Any:
     pytest.MonkeyPatch().setattr(Checkpoints, "__init__", noted)  # for as long as the process lives
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    given: dict[str, Any] = {"batch": BATCH, "micro_batches": 8, "mean": False, "checkpoint_every": 5}
-    with training(model, optimizer, range(SAMPLES), loss=loss, steps=30, checkpoint_dir=disk, **given) as t:
+    given: dict[str, Any] = {"batch_size": BATCH, "micro_batches": 8, "mean": False, "checkpoint_every": 5}
+    with training(model, optimizer, range(SAMPLES), loss_fn=loss, steps=30, checkpoint_dir=disk, **given) as t:
         for step in t:
             if step.number in (4, 9):  # the next one begins when this one is written, or has failed
                 (checkpoints,) = made

@@ -40,7 +40,7 @@ from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import BenchPlan
 from ringside.bench.result import merge
-from ringside.engine.dtypes import OPS, dtype_code, is_allowed, op_code
+from ringside.engine.dtypes import OP_CODES, OPS, dtype_code, is_allowed
 from ringside.engine.settings import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS
@@ -93,7 +93,8 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     """Return what the arguments ask for and the peers that cannot run here; `UsageError` for what cannot be."""
     dtype, op = plan.dtype_named(args.dtype), args.op
     # bfloat16 is asked for itself: its storage, int16, would be allowed bitwise reductions
-    if not is_allowed(dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else DType.bfloat16, op_code(op)):
+    code = dtype_code(plan.storage_dtype(dtype)) if dtype != "bfloat16" else DType.bfloat16
+    if not is_allowed(code, OP_CODES[op]):
         raise UnsupportedError(f"{op} of {dtype} is not defined: bitwise reductions need integers")
     # A peer that cannot run here is skipped with its reason; a peer that does not exist is an error.
     named = _listed(args.peers, plan.PEERS, "peer")

@@ -87,8 +87,8 @@ def run(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     model = ByteGPT(size)
     dataset = Windows(Corpus(options.corpus, 0, 1, size.context), size.context)
-    settings = {"batch": size.batch * ranks, "steps": options.steps, "seed": options.seed}
-    with training(model, make_optimizer(model), dataset, loss=summed_loss, **settings) as t:
+    settings = {"batch_size": size.batch * ranks, "steps": options.steps, "seed": options.seed}
+    with training(model, make_optimizer(model), dataset, loss_fn=summed_loss, **settings) as t:
         end, last = TrainingEnd(ranks, joined=t.joined), -1
         emit(event="up", joined=t.joined, pid=os.getpid())
         for step in t:

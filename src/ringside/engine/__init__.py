@@ -5,25 +5,28 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 
+from ringside.engine.communicator import Communicator
 from ringside.engine.runtime.worker import Work
 from ringside.engine.settings import Settings
 from ringside.engine.shm.communicator import HostCommunicator
 from ringside.errors import UnsupportedError, UsageError
 
-__all__ = ["HostCommunicator", "Settings", "Work", "init"]
+__all__ = ["Communicator", "HostCommunicator", "Settings", "Work", "init"]
 
 _counter = itertools.count()
 
 
-def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.environ) -> HostCommunicator:
+def init(*, timeout: float | timedelta | None = None, environ: Mapping[str, str] = os.environ) -> HostCommunicator:
     """Return a communicator over the ranks that torchrun (or anything that sets its variables) started.
 
     Reads RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Without RANK and WORLD_SIZE it is a world of
     one. Every rank must call it equally often.
 
     Args:
-        timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
+        timeout: Longest wait for other ranks in one collective, a `timedelta` or seconds (default
+            RINGSIDE_TIMEOUT_S, else 1800).
         environ: Where to read the variables.
 
     Raises:
@@ -38,12 +41,12 @@ def init(*, timeout_s: float | None = None, environ: Mapping[str, str] = os.envi
     if local != size:
         raise UnsupportedError(
             f"{size} ranks with {local} on this host: ringside.init() works on one host; between hosts call "
-            "torch.distributed.init_process_group('gloo') and take ringside.Communicator()"
+            "torch.distributed.init_process_group('gloo') and take ringside.communicator()"
         )
     # The key under which the ranks of one job, and of one restart of it, meet; the n-th call of each.
     parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     key = "/".join([*(environ.get(part, "") for part in parts), str(next(_counter))])
-    return HostCommunicator(key, rank, size, Settings.of_environment(environ, timeout_s=timeout_s))
+    return HostCommunicator(key, rank, size, Settings.of_environment(environ, timeout=timeout))
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:

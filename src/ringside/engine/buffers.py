@@ -161,7 +161,7 @@ def _check_torch(x: Any) -> None:
         raise UnsupportedError(f"{type(x).__name__} is neither a torch tensor nor a NumPy array")
     if not x.is_cpu:
         raise UnsupportedError(
-            f"a tensor on {x.device} is not for shared memory: use ringside.Communicator(group).all_reduce (NCCL), the "
+            f"a tensor on {x.device} is not for shared memory: use ringside.communicator(group).all_reduce (NCCL), the "
             "process group itself, or move it to the CPU first"
         )
     if str(x.layout) != "torch.strided":

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringside.engine.buffers import Flat, flatten, flatten_to_move, flatten_to_read, result_for
+from ringside.engine.communicator import Communicator, typed_as
+from ringside.engine.dtypes import Op
 from ringside.engine.request import CoreRequest, bounds_of_one, checked_bounds, checked_op, equal_bounds
 from ringside.engine.runtime.lifecycle import Closeable
 from ringside.engine.shm.memory import Storage
@@ -17,9 +19,9 @@ class Collectives(Closeable):
     """Collectives of a group of ranks; every rank must call the same ones in the same order.
 
     Common to all of them: tensors are NumPy arrays or torch CPU tensors, of equal shape and dtype on all ranks; those
-    that are contiguous are not copied, and those in symmetric memory (`Communicator.empty`) not even through the arena.
+    that are contiguous are not copied, and those in symmetric memory (`empty`) not even through the arena.
     Collectives that reduce take the dtypes of `all_reduce`; those that only move elements take every dtype that holds
-    no Python objects. With `async_op` they return a `Work` at once, whose `wait()` returns the result; until then the
+    no Python objects. With `async_op` they return a `Work` at once, which has the `result()`; until then the
     tensors must be left alone. They raise `UsageError` or `UnsupportedError` for a call that cannot be, before anything
     is sent; `MismatchError`, on all ranks, where ranks called different things, and then nothing is changed;
     `PeerLostError` and `DeadlineError` where a rank does not take part.
@@ -45,7 +47,8 @@ class Collectives(Closeable):
 
     # -------------------------------------------------------------------------------------------- new tensors
 
-    def reduce_scatter(self, x: Any, op: str = "sum", async_op: bool = False, *, out: Any = None) -> Any:
+    @typed_as(Communicator.reduce_scatter)
+    def reduce_scatter(self, x: Any, op: Op = "sum", async_op: bool = False, *, out: Any = None) -> Any:
         """Reduce a tensor over all ranks and give each rank its part of the result.
 
         Args:
@@ -65,6 +68,7 @@ class Collectives(Closeable):
         call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=to.address, op=code, keeps=to)
         return self._perform(call, lambda: y, async_op)
 
+    @typed_as(Communicator.all_gather)
     def all_gather(self, x: Any, async_op: bool = False, *, out: Any = None) -> Any:
         """Give every rank the tensors of all ranks.
 
@@ -83,6 +87,7 @@ class Collectives(Closeable):
         call = CoreRequest("all_gather", flat, to.numel, bounds, out=to.address, tag=tag, keeps=to)
         return self._perform(call, lambda: y, async_op)
 
+    @typed_as(Communicator.gather)
     def gather(self, x: Any, root: int = 0, async_op: bool = False, *, out: Any = None) -> Any:
         """Give one rank the tensors of all ranks.
 
@@ -105,6 +110,7 @@ class Collectives(Closeable):
         call = CoreRequest("gather", flat, bounds[-1], bounds, out=address, root=root, tag=tag, keeps=to)
         return self._perform(call, lambda: y, async_op)
 
+    @typed_as(Communicator.all_to_all)
     def all_to_all(self, x: Any, async_op: bool = False, *, out: Any = None) -> Any:
         """Give row j of every rank's tensor to rank j: the transpose of the ranks' rows.
 
@@ -125,6 +131,7 @@ class Collectives(Closeable):
 
     # -------------------------------------------------------------------------------------------- in place
 
+    @typed_as(Communicator.broadcast)
     def broadcast(self, x: Any, root: int = 0, async_op: bool = False) -> Any:
         """Copy one rank's tensor into those of all others.
 
@@ -143,7 +150,8 @@ class Collectives(Closeable):
             CoreRequest("broadcast", flat, flat.numel, bounds, root=root, tag=tag), lambda: x, async_op
         )
 
-    def reduce(self, x: Any, root: int = 0, op: str = "sum", async_op: bool = False) -> Any:
+    @typed_as(Communicator.reduce)
+    def reduce(self, x: Any, root: int = 0, op: Op = "sum", async_op: bool = False) -> Any:
         """Reduce a tensor over all ranks into that of one rank.
 
         Args:
@@ -160,6 +168,7 @@ class Collectives(Closeable):
         call = CoreRequest("reduce", flat, flat.numel, op=checked_op(flat, op), root=root)
         return self._perform(call, lambda: x, async_op)
 
+    @typed_as(Communicator.scatter)
     def scatter(self, out: Any, x: Any = None, root: int = 0, async_op: bool = False) -> Any:
         """Give every rank its row of one rank's tensor.
 
@@ -196,11 +205,12 @@ class Collectives(Closeable):
 
     # -------------------------------------------------------------------------------------------- lanes, in place
 
+    @typed_as(Communicator.reduce_scatter_)
     def reduce_scatter_(
         self,
         x: Any,
         bounds: Sequence[int],
-        op: str = "sum",
+        op: Op = "sum",
         async_op: bool = False,
         *,
         scale: float = 1.0,
@@ -232,6 +242,7 @@ class Collectives(Closeable):
         call = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=code, scale=scale, own_scale=own_scale)
         return self._perform(call, lambda: x, async_op)
 
+    @typed_as(Communicator.all_gather_)
     def all_gather_(self, x: Any, bounds: Sequence[int], async_op: bool = False) -> Any:
         """Copy every rank's lane of a tensor to all ranks, in place: the other half of an all-reduce.
 

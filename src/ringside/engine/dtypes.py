@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -42,12 +42,33 @@ dtype_code: Callable[[Any], int] = _DtypeCodes().__getitem__
 """Return the core's code of a NumPy or torch dtype; `UnsupportedError` names one that has none."""
 
 
-def op_code(op: str) -> int:
-    """Return the core's code of a reduction; `UsageError` lists what exists."""
-    try:
-        return OP_CODES[op]
-    except (KeyError, TypeError):
-        raise UsageError(f"unknown reduction {op!r}; there are {', '.join(OPS)}") from None
+class NamedOp(Protocol):
+    """What `torch.distributed.ReduceOp.SUM` and the others are: the engine knows them by their names, without torch."""
+
+    @property
+    def name(self) -> str:
+        """Such as SUM or PRODUCT."""
+
+
+Op = str | NamedOp
+"""A reduction, as users give it: a name of `OPS`, or torch's."""
+
+
+def op_name(op: Op) -> str:
+    """Return the name of a reduction, one of `OPS`.
+
+    Raises:
+        UsageError: There is none of that name; lists what exists. torch's PREMUL_SUM carries a factor: that is `scale`.
+    """
+    if isinstance(op, str):
+        name = op
+    else:
+        name = str(getattr(op, "name", "")).lower().replace("product", "prod")
+    if name == "premul_sum" or (not name and type(op).__name__ == "ReduceOp"):  # torch's with a factor has no name
+        raise UsageError("a ReduceOp that carries a factor (PREMUL_SUM) is not supported: give op='sum' and scale=")
+    if name not in OP_CODES:
+        raise UsageError(f"unknown reduction {op!r}; there are {', '.join(OPS)}")
+    return name
 
 
 def is_allowed(dtype: int, op: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ringside._core.enums import Algorithm, Kind, ReduceOp
 from ringside.engine.buffers import Flat
-from ringside.engine.dtypes import DTYPES, FLOATING, is_allowed, op_code
+from ringside.engine.dtypes import DTYPES, FLOATING, OP_CODES, Op, is_allowed, op_name
 from ringside.errors import UnsupportedError, UsageError
 
 KINDS: tuple[str, ...] = tuple(Kind.__members__)
@@ -67,9 +67,10 @@ class CoreRequest(NamedTuple):
         )
 
 
-def checked_op(flat: Flat, op: str, *, scaled: bool = False) -> int:
+def checked_op(flat: Flat, op: Op, *, scaled: bool = False) -> int:
     """Return the code of a reduction; refuse one that is not defined for the tensor's dtype, or cannot be scaled."""
-    code = op_code(op)
+    op = op_name(op)
+    code = OP_CODES[op]
     name = DTYPES[flat.dtype]
     if not is_allowed(flat.dtype, code):
         raise UnsupportedError(f"{op} of {name} is not defined: bitwise reductions need integers, avg needs numbers")

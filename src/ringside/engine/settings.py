@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from ringside.errors import UsageError
@@ -56,15 +57,32 @@ class Settings:
         return (self.one_shot_bytes, self.segment_bytes, self.message_bytes, self.block_bytes)
 
     @staticmethod
-    def of_environment(environ: Mapping[str, str] = os.environ, *, timeout_s: float | None = None) -> Settings:
+    def of_environment(
+        environ: Mapping[str, str] = os.environ, *, timeout: float | timedelta | None = None
+    ) -> Settings:
         """Return the settings with the timeout that is given, else RINGSIDE_TIMEOUT_S, else the default."""
         text = environ.get("RINGSIDE_TIMEOUT_S")
-        if timeout_s is None and text is not None:
-            try:
-                timeout_s = float(text)
-            except ValueError:
-                raise UsageError(f"RINGSIDE_TIMEOUT_S={text!r} is not a number") from None
-        return Settings() if timeout_s is None else Settings(timeout_s=timeout_s)
+        if timeout is not None:
+            return Settings(timeout_s=timeout_seconds(timeout))
+        if text is None:
+            return Settings()
+        try:
+            timeout_s = float(text)
+        except ValueError:
+            raise UsageError(f"RINGSIDE_TIMEOUT_S={text!r} is not a number") from None
+        return Settings(timeout_s=timeout_s)
+
+
+def timeout_seconds(timeout: float | timedelta) -> float:
+    """Return a timeout in seconds, as users give it: seconds or a `timedelta`, as to torch.
+
+    Raises:
+        UsageError: It is no time, not more than 0, or without end.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise UsageError(f"timeout must be seconds or a timedelta, more than 0 and finite, not {timeout!r}")
+    return float(seconds)
 
 
 def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tuple[int, int]:

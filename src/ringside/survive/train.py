@@ -2,7 +2,7 @@
 
 ::
 
-    with ringside.survive.training(model, optimizer, dataset, loss=loss, batch=64, steps=1000) as t:
+    with ringside.survive.training(model, optimizer, dataset, loss_fn=loss_fn, batch_size=64, steps=1000) as t:
         for step in t:
             print(step.number, step.loss)
 
@@ -116,14 +116,14 @@ def training(
     optimizer: torch.optim.Optimizer,
     dataset: DataSet,
     *,
-    loss: Loss,
-    batch: int,
+    loss_fn: Loss,
+    batch_size: int,
     micro_batches: int | None = None,
     steps: int | None = None,
     seed: int = 0,
     sampler: Iterable[int] | None = None,
     scheduler: Any = None,
-    collate: Collate = default_collate,
+    collate_fn: Collate = default_collate,
     mean: bool = True,
     reproducible: bool = True,
     checkpoint_dir: str | Path | None = None,
@@ -138,8 +138,8 @@ def training(
         model: The model, on the host, not wrapped; made alike on all ranks (seed before).
         optimizer: Its optimizer; it is stepped once per committed step.
         dataset: A map-style data set, the same on all ranks.
-        loss: `loss(model, batch)` returns the sum of the losses of a batch's samples, a scalar.
-        batch: Samples per step over all ranks.
+        loss_fn: `loss_fn(model, batch)` returns the sum of the losses of a batch's samples, a scalar.
+        batch_size: Samples per step over all ranks.
         micro_batches: Parts that a step is cut into, what ranks take over from each other; default: 4 per rank, or
             as many as there are samples.
         steps: How many steps; None: without end.
@@ -148,7 +148,7 @@ def training(
             be a function of the epoch and of seeds: its generator is seeded anew for every epoch, and ranks compare
             the order of every epoch before they train on it.
         scheduler: A learning rate scheduler, stepped after every step; its state moves along.
-        collate: Makes a batch of samples.
+        collate_fn: Makes a batch of samples.
         mean: Gradients are divided by the number of samples; False: they stay sums.
         reproducible: Sums are made in the order of micro-batches, so that no bit depends on who computed what. It
             takes memory for a gradient per micro-batch.
@@ -172,7 +172,7 @@ def training(
             differs.
         RingsideError: Training cannot go on; the line says why and what to do.
     """
-    samples = samples_of(dataset, batch, micro_batches, seed, sampler)
+    samples = samples_of(dataset, batch_size, micro_batches, seed, sampler)
     number = _ended[own_job()]
     kept = Kept.of_environment(os.environ)
     for _ in range(number):  # a part for each time that this process has trained to the end
@@ -205,7 +205,7 @@ def training(
             ),
             state=state,
             optimizer=optimizer,
-            work=StepWork(model, loss, dataset, samples, seed, collate),
+            work=StepWork(model, loss_fn, dataset, samples, seed, collate_fn),
             on_apply=int if scheduler is None else scheduler.step,
             checkpoints=_resumed(state, checkpoint_dir, final),
             final=final,

@@ -13,7 +13,7 @@ import ringside
 path, end = sys.argv[1:]
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-kept = ringside.Communicator(machine=f"host {rank}", algorithm="ring", timeout_s=20)
+kept = ringside.communicator(machine=f"host {rank}", algorithm="ring", timeout=20)
 x = torch.ones(1000)
 kept.all_reduce(x)
 kept.all_reduce(x, algorithm="native")

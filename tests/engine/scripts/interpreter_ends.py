@@ -12,7 +12,7 @@ import numpy as np
 import ringside
 
 way = sys.argv[1]
-comm: Any = ringside.init(timeout_s=20)
+comm: Any = ringside.init(timeout=20)
 x = np.full(10_000, comm.rank + 1.0)
 comm.all_reduce(x)
 assert (x == comm.size * (comm.size + 1) / 2).all()

@@ -17,7 +17,7 @@ from ringside.errors import PeerLostError
 path, number = sys.argv[1], signal.Signals[sys.argv[2]]
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=3)
-comm = ringside.Communicator(machine=f"host {rank}", algorithm="native", timeout_s=300)
+comm = ringside.communicator(machine=f"host {rank}", algorithm="native", timeout=300)
 x = torch.ones(30_000_000)
 comm.all_reduce(x)
 stopped = pathlib.Path(f"{path}.stopped")

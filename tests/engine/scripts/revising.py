@@ -12,7 +12,7 @@ import torch.distributed as dist
 import ringside
 
 dist.init_process_group("gloo")
-comm = ringside.Communicator(timeout_s=30)
+comm = ringside.communicator(timeout=30)
 x = np.ones(1 << 20, dtype=np.float32)
 
 

@@ -13,7 +13,7 @@ import ringside
 from ringside.errors import SyncError
 
 dist.init_process_group("gloo")
-comm = ringside.Communicator(algorithm=sys.argv[1], timeout_s=600)
+comm = ringside.communicator(algorithm=sys.argv[1], timeout=600)
 x = torch.ones(int(sys.argv[2]))
 comm.all_reduce(x)
 print("ready", flush=True)

@@ -17,7 +17,9 @@ model = Counting(24)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 died = Path(sys.argv[1]) / "died"
 for number, steps in ((1, 2), (2, 6)):
-    with training(model, optimizer, range(24), loss=consumed, batch=24, micro_batches=1, mean=False, steps=steps) as t:
+    with training(
+        model, optimizer, range(24), loss_fn=consumed, batch_size=24, micro_batches=1, mean=False, steps=steps
+    ) as t:
         steps = 0
         for step in t:
             steps += 1

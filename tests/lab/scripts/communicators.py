@@ -24,7 +24,7 @@ def tell(value: object) -> None:
 
 
 def grouped() -> None:
-    with ringside.Communicator(timeout_s=30) as comm:
+    with ringside.communicator(timeout=30) as comm:
         x = torch.arange(1000.0) + rank
         comm.all_reduce(x, algorithm="hosts/ring")
         fine = bool((x == torch.arange(1000.0) * size + sum(range(size))).all())
@@ -32,7 +32,7 @@ def grouped() -> None:
 
 
 def at_the_switch() -> None:
-    with ringside.Communicator(timeout_s=30, switch=True) as comm:
+    with ringside.communicator(timeout=30, switch=True) as comm:
         found = []
         for name in ("in_network", "leaders/in_network", "ring"):
             for op in ("sum", "avg", "max"):
@@ -54,7 +54,7 @@ def at_the_switch() -> None:
 
 
 def once(algorithm: str) -> None:
-    with ringside.Communicator(timeout_s=30, switch=True) as comm:
+    with ringside.communicator(timeout=30, switch=True) as comm:
         x = torch.ones(1 << 20)
         comm.all_reduce(x, algorithm=algorithm)
         tell(float(x[0]))
@@ -81,7 +81,7 @@ def buckets() -> None:
 
 
 def until_a_host_vanishes() -> None:
-    comm = ringside.Communicator(timeout_s=60)
+    comm = ringside.communicator(timeout=60)
     x = torch.ones(1000)
     comm.all_reduce(x, algorithm="hosts/ring")
     pathlib.Path(os.environ["READY"], str(rank)).touch()

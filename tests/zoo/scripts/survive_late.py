@@ -11,7 +11,7 @@ def main():
     torch.manual_seed(0)
     model = Counted()
     optimizer = torch.optim.SGD(model.groups(0.05), lr=0.05)
-    with ringside.survive.training(model, optimizer, Noisy(), loss=loss, batch=BATCH, steps=16) as t:
+    with ringside.survive.training(model, optimizer, Noisy(), loss_fn=loss, batch_size=BATCH, steps=16) as t:
         for step in t:
             note(t, step, model, wait=False)
         strike("end")

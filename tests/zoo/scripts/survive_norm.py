@@ -14,7 +14,7 @@ def main():
     optimizer = torch.optim.SGD(model.groups(0.05), lr=0.05, momentum=0.9, weight_decay=1e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.9**step, lambda step: 1.0])
     with ringside.survive.training(
-        model, optimizer, Noisy(), loss=loss, batch=BATCH, micro_batches=4, steps=48, scheduler=scheduler
+        model, optimizer, Noisy(), loss_fn=loss, batch_size=BATCH, micro_batches=4, steps=48, scheduler=scheduler
     ) as t:
         for step in t:
             note(t, step, model)

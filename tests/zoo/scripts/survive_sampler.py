@@ -13,7 +13,9 @@ def main():
     model = Counted()
     optimizer = torch.optim.SGD(model.groups(0.05), lr=0.05, momentum=0.9)
     sampler = RandomSampler(range(SAMPLES), generator=torch.Generator().manual_seed(5))
-    with ringside.survive.training(model, optimizer, Noisy(), loss=loss, batch=BATCH, steps=48, sampler=sampler) as t:
+    with ringside.survive.training(
+        model, optimizer, Noisy(), loss_fn=loss, batch_size=BATCH, steps=48, sampler=sampler
+    ) as t:
         for step in t:
             note(t, step, model)
     if t.rank == 0:

@@ -6,32 +6,59 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
+from ringside.engine.settings import timeout_seconds
 from ringside.errors import ClosedError
 
 Job = Callable[[], Any]
 
 
 class Work:
-    """A collective under way, as `async_op=True` returns it."""
+    """A collective under way, as `async_op=True` returns it; what it has of `torch.distributed.Work` behaves alike."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
-    def wait(self, timeout_s: float | None = None) -> Any:
-        """Block until it is done and return the tensor; raise what the collective raised, or `TimeoutError`."""
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Block until it is done, and return True.
+
+        Args:
+            timeout: A `timedelta` or seconds; None: as long as it takes.
+
+        Raises:
+            TimeoutError: It is not done by then, and goes on.
+            RingsideError: What the collective raised.
+        """
+        timeout_s = None if timeout is None else timeout_seconds(timeout)
         try:
-            return self._future.result(timeout_s)
+            self._future.result(timeout_s)
         except FutureTimeoutError:
             if self._future.done():
                 raise  # what the collective raised is a timeout itself
             raise TimeoutError(f"the collective is not done after {timeout_s:g} s") from None
+        return True
+
+    def result(self) -> Any:
+        """Block until it is done, and return what the collective returns without `async_op`, or raise what it raised.
+
+        torch's is a list of tensors, and raises while it is under way.
+        """
+        return self._future.result()
+
+    def get_future(self) -> Future[Any]:
+        """Return the future of `result()`: one of `concurrent.futures`, for there is no torch here."""
+        return self._future
 
     def is_completed(self) -> bool:
         """Return whether it is done, well or badly."""
         return self._future.done()
+
+    def is_success(self) -> bool:
+        """Return whether it is done, well."""
+        return self._future.done() and self._future.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return what the finished collective raised, or None."""

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from ringside._core.enums import Algorithm, DType, ReduceOp, Status
 from ringside.engine import failures
 from ringside.engine.buffers import Flat, flatten, tensor_of
 from ringside.engine.collectives import Collectives
-from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, dtype_code, own_weight
+from ringside.engine.communicator import Communicator, typed_as
+from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, Op, dtype_code, op_name, own_weight
 from ringside.engine.request import CoreRequest, checked_op, equal_bounds
 from ringside.engine.runtime.lifecycle import AtExit
 from ringside.engine.runtime.worker import Work
-from ringside.engine.settings import Settings, cache_bytes, patience, usable_cores
+from ringside.engine.settings import Settings, cache_bytes, patience, timeout_seconds, usable_cores
 from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import CollectiveLog
 from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
@@ -94,10 +96,11 @@ class HostCommunicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- collectives
 
+    @typed_as(Communicator.all_reduce)
     def all_reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         async_op: bool = False,
         *,
         scale: float = 1.0,
@@ -113,8 +116,8 @@ class HostCommunicator(Collectives):
             x: torch CPU tensor or NumPy array of any shape, equal shape and dtype on all ranks; dtypes float32,
                 float64, float16, bfloat16, int8, uint8, int16, int32, int64, bool. Symmetric memory (`empty`) is
                 fastest; non-contiguous tensors are copied.
-            op: sum, avg, prod, min, max, band, bor or bxor. avg divides the sum by the number of ranks (integers
-                truncate); min and max let a NaN win.
+            op: sum, avg, prod, min, max, band, bor or bxor, or torch's `ReduceOp`. avg divides the sum by the number of
+                ranks (integers truncate); min and max let a NaN win.
             async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
             scale: Multiply each contribution first (floating dtypes with sum or avg only), as NCCL's PreMulSum does.
             algorithm: None chooses by size; `one_shot`, `direct`, the name of any schedule of
@@ -124,7 +127,7 @@ class HostCommunicator(Collectives):
                 `sum of w[r] * x[r] / sum of w[r]`, computed in the dtype that sums are folded in.
 
         Returns:
-            `x` itself, or a `Work` whose `wait()` returns it.
+            `x` itself, or a `Work` whose `result()` it is.
 
         Raises:
             UsageError, UnsupportedError: This call cannot be; nothing was sent. On all ranks alike where their weights
@@ -132,10 +135,13 @@ class HostCommunicator(Collectives):
             MismatchError: Ranks called different things; no tensor was changed and the communicator stays usable.
             PeerLostError, DeadlineError: The tensor's content is undefined and the communicator is broken.
         """
-        if weights is not None:
-            return self._weighted_mean(x, op, async_op, scale, algorithm, weights)
         code = OP_CODES.get(op, -1) if op.__class__ is str else -1
-        plain = 0 <= code <= _MAX and scale == 1.0  # allowed for every dtype but bool
+        if code < 0:
+            op = op_name(op)  # torch's
+            code = OP_CODES[op]
+        if weights is not None:
+            return self._weighted_mean(x, op_name(op), async_op, scale, algorithm, weights)
+        plain = code <= _MAX and scale == 1.0  # allowed for every dtype but bool
         # A NumPy array, most often: one call into the core, which reads the array's header itself.
         if plain and x.__class__ is np.ndarray and not async_op and self._background is None:
             status = self._core.all_reduce_array(x, code, *self._algorithm_code(algorithm))
@@ -152,7 +158,7 @@ class HostCommunicator(Collectives):
         if async_op:
             return self._submit(flat, x, code, path, scale, program)
         if background is not None and self._must_queue():
-            return self._submit(flat, x, code, path, scale, program).wait()
+            return self._submit(flat, x, code, path, scale, program).result()
         status = self._core.all_reduce(
             flat.address, flat.numel, flat.dtype, code, path, scale, flat.shape, 0, -1, 0, False, program, False
         )
@@ -267,7 +273,7 @@ class HostCommunicator(Collectives):
             self._resolve(self._core.agree_on_empty(size_bytes, code, shape), "empty")  # everybody has it, or nobody
             return raw
 
-        raw = self.submit(allocate).wait() if self._must_queue() else allocate()
+        raw = self.submit(allocate).result() if self._must_queue() else allocate()
         return tensor_of(raw[:size_bytes], shape, dtype)
 
     def split(self, color: int | None, key: int | None = None) -> HostCommunicator | None:
@@ -306,8 +312,9 @@ class HostCommunicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- life
 
-    def set_timeout(self, timeout_s: float) -> None:
-        """Wait at most so long for other ranks in one collective from now on, seconds."""
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Wait at most so long, a `timedelta` or seconds, for other ranks in one collective from now on."""
+        timeout_s = timeout_seconds(timeout)
         self.settings = replace(self.settings, timeout_s=timeout_s)
         self.memory.timeout_s = timeout_s
         self._core.set_timeout(timeout_s)
@@ -323,7 +330,7 @@ class HostCommunicator(Collectives):
         self._hub.close()
 
     def __repr__(self) -> str:
-        return f"<ringside.Communicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
+        return f"<ringside.HostCommunicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
 
     # -------------------------------------------------------------------------------------------- inside
 
@@ -401,7 +408,7 @@ class HostCommunicator(Collectives):
             return job()
         stamp_ns = self._native.now_ns()
         work = self.submit(lambda: job(stamp_ns, True))
-        return work if async_op else work.wait()
+        return work if async_op else work.result()
 
     def execute(self, call: CoreRequest, stamp_ns: int, background: bool, storage: Storage | None = None) -> None:
         """Enter the core with a collective, on the thread that calls, whatever is queued.

@@ -1,8 +1,8 @@
-"""`Communicator(group)`: a communicator over a process group, on one host or several.
+"""`communicator(group)`: a communicator over a process group, on one host or several.
 
 between_hosts  All-reduces of a communicator whose ranks are on several hosts: which way, and what is learned of what it
                took
-communicator   `Communicator(group)`: Ringside's collectives among the ranks of a process group, on one host or several
+communicator   `communicator(group)`: Ringside's collectives among the ranks of a process group, on one host or several
 gpu            All-reduces of tensors on a GPU: the group's own collective, or a schedule over its point-to-point
 one_host       All-reduces of a communicator whose ranks all share memory: the host's own, by the algorithm that was
                asked for

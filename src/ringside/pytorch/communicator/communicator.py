@@ -1,4 +1,4 @@
-"""`Communicator(group)`: Ringside's collectives among the ranks of a process group, on one host or several."""
+"""`communicator(group)`: Ringside's collectives among the ranks of a process group, on one host or several."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,15 @@ from ringside import _core
 from ringside.engine import HostCommunicator
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.collectives import Collectives
-from ringside.engine.dtypes import dtype_code, own_weight
+from ringside.engine.communicator import Communicator, typed_as
+from ringside.engine.dtypes import Op, dtype_code, op_name, own_weight
 from ringside.engine.net.collectives import run_collective
 from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
 from ringside.engine.request import CoreRequest, checked_op
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import AtExit
+from ringside.engine.settings import timeout_seconds
 from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
@@ -39,17 +42,22 @@ from ringside.schedule import Schedule
 ABANDON_S = 2.0  # what this rank has sent last may still be under way
 
 
-class Communicator(Collectives):
-    """Collectives among the ranks of a torch.distributed process group.
-
-    Ranks that can share memory are found and use it; between hosts messages travel over a Gloo group of our own, made
-    over the job's store. Making one is a collective: every rank of the group makes it, in the same order. Use it from
-    one thread at a time; asynchronous collectives run in order on a thread of its own. (Its many methods are what users
-    call, and properties that describe it; the work is done by `OneHost`, `BetweenHosts` and `OnDevice`.)
+def communicator(
+    group: dist.ProcessGroup | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    algorithm: str | None = None,
+    wire_dtype: str | None = None,
+    reproducible: bool | None = None,
+    switch: bool = False,
+    machine: str = "",
+) -> GroupCommunicator:
+    """Return a communicator among the ranks of a process group; every rank of it calls this, in the same order.
 
     Args:
         group: A process group with at least 2 ranks, this one among them; None: the default group.
-        timeout_s: Longest wait for other ranks in one collective, seconds (default RINGSIDE_TIMEOUT_S, else 1800).
+        timeout: Longest wait for other ranks in one collective, a `timedelta` or seconds (default
+            RINGSIDE_TIMEOUT_S, else 1800).
         algorithm: By which all-reduces between hosts are run, such as `ring` or `hosts/ring`
             (`ringside.engine.algorithm.AlgorithmSpec`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
         wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
@@ -60,6 +68,34 @@ class Communicator(Collectives):
         machine: What tells hosts apart, in place of what the kernel says (for tests): ranks with equal values share
             memory.
 
+    Raises:
+        MismatchError: Ranks run different versions or have different settings; names who differs.
+        UsageError: The group has fewer than 2 ranks, or there is no such algorithm.
+    """
+    group = group if group is not None else dist.distributed_c10d._get_default_group()
+    store = group_store(group, "communicator")
+    options, problem = Options.or_problem(timeout, algorithm, wire_dtype, reproducible, switch)
+    rank, size, device = dist.get_rank(group), dist.get_world_size(group), OnDevice(group, options.choice)
+    return GroupCommunicator(store, rank, size, options, machine=machine, problem=problem, device=device)
+
+
+class GroupCommunicator(Collectives):
+    """Collectives among ranks on one host or several; `ringside.communicator(group)` makes one.
+
+    Ranks that can share memory are found and use it; between hosts messages travel over a Gloo group of our own, made
+    over the job's store. Making one is a collective: every rank of the group makes it, in the same order. Use it from
+    one thread at a time; asynchronous collectives run in order on a thread of its own. (Its many methods are what users
+    call, and properties that describe it; the work is done by `OneHost`, `BetweenHosts` and `OnDevice`.)
+
+    Args:
+        store: A part of the job's store that only this communicator uses.
+        rank: This rank.
+        size: Number of ranks, at least 2.
+        options: Equal on all ranks.
+        machine: What tells hosts apart; empty: the kernel does.
+        problem: What is wrong with this rank's options: all ranks raise it.
+        device: Reduces tensors on GPUs; None: there is no process group that could.
+
     Attributes:
         rank: This rank.
         size: Number of ranks.
@@ -67,48 +103,23 @@ class Communicator(Collectives):
 
     Raises:
         MismatchError: Ranks run different versions or have different settings; names who differs.
-        UsageError: The group has fewer than 2 ranks, or there is no such algorithm.
+        UsageError: There are fewer than 2 ranks, or a rank has a problem.
     """
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None = None,
+        store: Store,
+        rank: int,
+        size: int,
+        options: Options,
         *,
-        timeout_s: float | None = None,
-        algorithm: str | None = None,
-        wire_dtype: str | None = None,
-        reproducible: bool | None = None,
-        switch: bool = False,
         machine: str = "",
+        problem: str = "",
+        device: OnDevice | None = None,
     ) -> None:
-        group = group if group is not None else dist.distributed_c10d._get_default_group()
-        store = group_store(group, "communicator")
-        options, problem = Options.or_problem(timeout_s, algorithm, wire_dtype, reproducible, switch)
-        self._device = OnDevice(group, options.choice)
-        self._build(store, dist.get_rank(group), dist.get_world_size(group), options, machine, problem)
-
-    @staticmethod
-    def over(store: Store, rank: int, size: int, *, timeout_s: float | None = None) -> Communicator:
-        """Return a communicator of ranks that have a store in common and no process group; all of them make it.
-
-        Args:
-            store: A part of the job's store that only this communicator uses.
-            rank: This rank.
-            size: Number of ranks, at least 2.
-            timeout_s: Longest wait for other ranks in one collective, seconds (default as for `Communicator`).
-        """
-        options, problem = Options.or_problem(timeout_s, None, None, None, False)
-        communicator = object.__new__(Communicator)
-        communicator._build(store, rank, size, options, "", problem)
-        return communicator
-
-    _device: OnDevice | None = None
-    """Reduces tensors on GPUs; None: there is no process group that could."""
-
-    def _build(self, store: Store, rank: int, size: int, options: Options, machine: str, problem: str = "") -> None:
         self.rank, self.size, self._options, self._machine = rank, size, options, machine
         self.settings = options.settings
-        self._store = store
+        self._store, self._device = store, device
         self._splits = itertools.count(1)
         objection = "" if _core.available() else "the native core is not installed"
         offer = own_rank_info(options.agreed(), objection, machine, problem)
@@ -146,10 +157,11 @@ class Communicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- collectives
 
+    @typed_as(Communicator.all_reduce)
     def all_reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         async_op: bool = False,
         *,
         scale: float = 1.0,
@@ -162,20 +174,22 @@ class Communicator(Collectives):
             x: torch tensor or NumPy array of any shape, equal shape and dtype on all ranks. One on a GPU is reduced
                 there, by the process group's own collective or, where an algorithm is given, by that schedule over
                 the group's point-to-point.
-            op: sum, avg, prod, min, max, band, bor or bxor.
+            op: sum, avg, prod, min, max, band, bor or bxor, or torch's `ReduceOp`.
             async_op: Return a `Work` at once; the tensor is ready after its `wait()`.
             scale: Multiply each contribution first (floating dtypes with sum or avg only).
             algorithm: Such as `ring` or `hosts/ring`; None: the communicator's.
             weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank.
 
         Returns:
-            `x` itself, or a `Work` whose `wait()` returns it.
+            `x` itself, or a `Work` whose `result()` it is.
 
         Raises:
             UsageError, UnsupportedError: This call cannot be; nothing was sent.
             MismatchError, PeerLostError, DeadlineError: The tensor's content is undefined and, between hosts, the
                 communicator is broken; they name the rank and its host.
         """
+        if op.__class__ is not str:
+            op = op_name(op)
         try:
             flat = flatten(x)
         except UnsupportedError:
@@ -226,7 +240,7 @@ class Communicator(Collectives):
             return torch.zeros(shape, dtype=dtype) if str(dtype).startswith("torch.") else np.zeros(shape, dtype)
         return self._in_turn(functools.partial(self.local.empty, shape, dtype), False)
 
-    def split(self, color: int | None, key: int | None = None) -> Communicator | HostCommunicator | None:
+    def split(self, color: int | None, key: int | None = None) -> GroupCommunicator | HostCommunicator | None:
         """Return a communicator over the ranks that give the same color; every rank must call it.
 
         Args:
@@ -243,11 +257,9 @@ class Communicator(Collectives):
         members = groups.members_of(rows, self.rank)
         if len(members) == 1:
             return HostCommunicator(f"{self.roster.keys[0]}/{number}/{color}", 0, 1, self.settings)
-        child = object.__new__(Communicator)
         store = PrefixStore(f"split/{number}/{color}", self._store)
         options = self._options.without_switch()
-        child._build(store, members.index(self.rank), len(members), options, self._machine)
-        return child
+        return GroupCommunicator(store, members.index(self.rank), len(members), options, machine=self._machine)
 
     def explain(self, size_bytes: int) -> str:
         """Describe by which algorithm float32 of that size is all-reduced: a ranked table, predicted and measured.
@@ -303,8 +315,9 @@ class Communicator(Collectives):
 
     # -------------------------------------------------------------------------------------------- life
 
-    def set_timeout(self, timeout_s: float) -> None:
-        """Wait no longer than this for other ranks in one collective from now on, seconds."""
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Wait no longer than this, a `timedelta` or seconds, for other ranks in one collective from now on."""
+        timeout_s = timeout_seconds(timeout)
         self.settings = replace(self.settings, timeout_s=timeout_s)
         if self.local is not None:
             self.local.set_timeout(timeout_s)
@@ -313,7 +326,9 @@ class Communicator(Collectives):
 
     def __repr__(self) -> str:
         hosts = f" on {len(self.roster.hosts)} hosts" if len(self.roster.hosts) > 1 else ""
-        return f"<ringside.Communicator rank {self.rank} of {self.size}{hosts}{', closed' if self._closed else ''}>"
+        return (
+            f"<ringside.GroupCommunicator rank {self.rank} of {self.size}{hosts}{', closed' if self._closed else ''}>"
+        )
 
     def _release(self, finish_s: float) -> None:
         if self._between is not None:
@@ -347,7 +362,7 @@ class Communicator(Collectives):
         if async_op:
             return self.submit(job)
         if self._must_queue():
-            return self.submit(job).wait()
+            return self.submit(job).result()
         if self._closed:
             raise ClosedError("the communicator is closed on this rank")
         return job()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.dtypes import DTYPES, FLOATING, dtype_code, is_allowed, op_code, own_weight
+from ringside.engine.dtypes import DTYPES, FLOATING, OP_CODES, Op, dtype_code, is_allowed, op_name, own_weight
 from ringside.engine.net.exchange.device import DevicePeers
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.transports.gloo_all_reduce import REDUCE_OPS
@@ -33,9 +35,23 @@ class Queued:
     def __init__(self, x: torch.Tensor) -> None:
         self._x = x
 
-    def wait(self, timeout_s: float | None = None) -> torch.Tensor:
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Return True; what is queued on its stream from now on finds the result."""
+        return True
+
+    def result(self) -> torch.Tensor:
         """Return the tensor; what is queued on its stream from now on finds the result."""
         return self._x
+
+    def get_future(self) -> Future[torch.Tensor]:
+        """Return a future that has the tensor."""
+        future: Future[torch.Tensor] = Future()
+        future.set_result(self._x)
+        return future
+
+    def is_success(self) -> bool:
+        """Tell that nothing has failed on the host: an error of the device comes from the process group."""
+        return True
 
     def is_completed(self) -> bool:
         """Tell whether the host may go on: it always may."""
@@ -61,14 +77,14 @@ class OnDevice:
     def all_reduce(
         self,
         x: torch.Tensor,
-        op: str = "sum",
+        op: Op = "sum",
         async_op: bool = False,
         *,
         scale: float = 1.0,
         algorithm: str | Schedule | None = None,
         weights: float | Sequence[float] | None = None,
     ) -> Any:
-        """Reduce a tensor in place; see `ringside.Communicator.all_reduce`.
+        """Reduce a tensor in place; see `ringside.GroupCommunicator.all_reduce`.
 
         The host waits for nothing that the group's backend does not make it wait for.
 
@@ -79,8 +95,9 @@ class OnDevice:
         # Refuse what cannot be, before anything is sent.
         if x.layout != torch.strided:
             raise UnsupportedError(f"a tensor of layout {x.layout} cannot be reduced: call .to_dense() first")
+        op = op_name(op)
         dtype = dtype_code(x.dtype)
-        if not is_allowed(dtype, op_code(op)):
+        if not is_allowed(dtype, OP_CODES[op]):
             raise UnsupportedError(f"there is no {op} of {DTYPES[dtype]}")
         if weights is not None and (op != "avg" or scale != 1.0):
             raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")

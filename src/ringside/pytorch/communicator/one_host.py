@@ -9,6 +9,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.engine import HostCommunicator
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec, refuse_other_orders
 from ringside.engine.buffers import flatten
+from ringside.engine.dtypes import Op
 from ringside.engine.net.attribution import explain
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.hierarchical import HierarchicalEngine
@@ -40,9 +41,9 @@ class OneHost:
         self._local, self._options, self._device = local, options, device
 
     def all_reduce(
-        self, x: Any, op: str = "sum", async_op: bool = False, *, algorithm: str | Schedule | None = None, **how: Any
+        self, x: Any, op: Op = "sum", async_op: bool = False, *, algorithm: str | Schedule | None = None, **how: Any
     ) -> Any:
-        """All-reduce as `Communicator.all_reduce`; a schedule of one's own may be given, too."""
+        """All-reduce as `GroupCommunicator.all_reduce`; a schedule of one's own may be given, too."""
         try:
             if isinstance(algorithm, Schedule):
                 return self._local.all_reduce(x, op, async_op, algorithm=algorithm, **how)

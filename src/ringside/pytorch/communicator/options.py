@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from ringside._version import __version__
@@ -41,7 +42,7 @@ class Options:
     @staticmethod
     def of_environment(
         environ: Mapping[str, str],
-        timeout_s: float | None,
+        timeout: float | timedelta | None,
         algorithm: str | None,
         wire_dtype: str | None,
         reproducible: bool | None,
@@ -51,7 +52,7 @@ class Options:
         if reproducible is None:
             reproducible = environ.get("RINGSIDE_REPRODUCIBLE", "") not in ("", "0")
         return Options(
-            Settings.of_environment(environ, timeout_s=timeout_s),
+            Settings.of_environment(environ, timeout=timeout),
             algorithm or environ.get("RINGSIDE_ALGORITHM"),
             wire_dtype or environ.get("RINGSIDE_WIRE_DTYPE"),
             reproducible,

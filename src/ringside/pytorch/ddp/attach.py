@@ -21,7 +21,8 @@ from ringside.engine import HostCommunicator, Settings
 from ringside.errors import UnsupportedError, UsageError
 from ringside.isolation import Guard
 from ringside.monitor.alerts.live import digest_steps
-from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
+from ringside.pytorch.communicator.communicator import GroupCommunicator
+from ringside.pytorch.communicator.communicator import communicator as group_communicator
 from ringside.pytorch.ddp.bucket_memory import finish_backward
 from ringside.pytorch.ddp.cuda_events import marker_of
 from ringside.pytorch.ddp.ddp_methods import change_methods, holders, own_hook, put_hook
@@ -207,7 +208,7 @@ def attach(
     """Synchronise a DDP model's gradients with Ringside's engine and watch every step. A collective.
 
     On one host, gradients travel through shared memory without copies; between hosts, by the algorithm that measured
-    best (`ringside.Communicator`). For CUDA models the process group's own collective carries them and Ringside only
+    best (`ringside.communicator`). For CUDA models the process group's own collective carries them and Ringside only
     watches. Nobody waits longer for another rank than the process group would: the timeout that it was made with counts
     before RINGSIDE_TIMEOUT_S, and that where the script gave none.
 
@@ -341,9 +342,9 @@ def _open_reducer(model: DistributedDataParallel, requested: str) -> tuple[Engin
     try:
         timeout_s = OwnTimeout(group).seconds()
         if decision.hosts > 1:
-            communicator = GroupCommunicator(group, timeout_s=timeout_s)
+            communicator = group_communicator(group, timeout=timeout_s)
         else:
-            settings = Settings.of_environment(timeout_s=timeout_s)
+            settings = Settings.of_environment(timeout=timeout_s)
             communicator = HostCommunicator(decision.key, dist.get_rank(group), dist.get_world_size(group), settings)
     except Exception as error:
         problem = str(error) or type(error).__name__

@@ -33,7 +33,7 @@ from ringside.errors import SyncError, UnsupportedError
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
 from ringside.monitor.step_clock.draft import SyncTimes, Told
 from ringside.pytorch.communicator.between_hosts import BetweenHosts
-from ringside.pytorch.communicator.communicator import Communicator as GroupCommunicator
+from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import share_buckets
 from ringside.pytorch.ddp.reducers import BucketOutcomes, NativeReducer
 from ringside.pytorch.shared_storage import SharedStorages
@@ -223,7 +223,7 @@ class RingsideReducer:
         if bucket.index() == 0:
             self._stop_listening()
             if self._timeout.has_changed():
-                timeout_s = Settings.of_environment(timeout_s=self._timeout.seconds()).timeout_s
+                timeout_s = Settings.of_environment(timeout=self._timeout.seconds()).timeout_s
                 self.communicator.set_timeout(timeout_s)
             self._outcomes.clear()
             self._native.begin()

@@ -14,7 +14,8 @@ from ringside.engine.runtime.lifecycle import AtExit, Closeable
 from ringside.engine.runtime.queue import PATIENCE_S, CollectiveQueue, QueuedCollective
 from ringside.engine.settings import Settings
 from ringside.errors import ClosedError
-from ringside.pytorch.communicator.communicator import Communicator
+from ringside.pytorch.communicator.communicator import GroupCommunicator
+from ringside.pytorch.communicator.options import Options
 
 PATIENT_INSIDE_BYTES = 1 << 20
 PATIENT_BYTES = 64 << 10
@@ -45,10 +46,11 @@ class Engine(Closeable):
         self.rank, self.size = rank, size
         self.communicator: Any
         if size == 1:
-            settings = Settings.of_environment(timeout_s=timeout_s)
+            settings = Settings.of_environment(timeout=timeout_s)
             self.communicator = HostCommunicator(f"alone/{uuid.uuid4()}", 0, 1, settings)
         else:
-            self.communicator = Communicator.over(store, rank, size, timeout_s=timeout_s)
+            options, problem = Options.or_problem(timeout_s, None, None, None, False)
+            self.communicator = GroupCommunicator(store, rank, size, options, problem=problem)
         self.inside = self.communicator.inside if size > 1 else self.communicator
         self._turns = CollectiveQueue(f"ringside-{rank}", _REFUSAL.format(rank=rank))
         self._patient_bytes = PATIENT_INSIDE_BYTES if self.inside is not None else PATIENT_BYTES

@@ -262,7 +262,7 @@ class NetExchange:
         if self._exchange is not None:
             self._exchange.transport.fail(LinkFailure("left", self._me))
         elif self._opening.is_completed() and self._opening.exception() is None:
-            self._opening.wait(0).fail(LinkFailure("left", self._me))
+            self._opening.result().fail(LinkFailure("left", self._me))
         self._thread.stop(timeout_s=0.0)
         self.slots = []
 
@@ -312,7 +312,7 @@ class NetExchange:
         others = [seat for seat in self.generation.members if seat != self.seat]
         try:
             self._peer_wait.wait(lambda: [] if work.is_completed() else others)
-            return work.wait(0)
+            return work.result()
         except Superseded:
             self.close()
             raise

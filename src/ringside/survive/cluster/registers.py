@@ -108,7 +108,9 @@ class StoreRegisters:
 
     def _ask(self, key: str, call: Callable[[], bytes]) -> bytes:
         try:
-            return bytes(self._calls.submit(call).wait(self._timeout_s))
+            work = self._calls.submit(call)
+            work.wait(self._timeout_s)
+            return bytes(work.result())
         except TimeoutError:
             raise StoreGoneError(
                 f"the store did not answer within {self._timeout_s:g} s when asked for {key!r}: see whether the host "

@@ -99,7 +99,7 @@ def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], obj
     try:
         work = thread.submit(receive_all)
         wait(work)
-        received: Bytes = work.wait(0)
+        received: Bytes = work.result()
         return received
     except (LinkError, RuntimeError) as error:
         raise RingsideError(f"the connection broke ({error})") from None
