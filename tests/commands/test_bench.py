@@ -25,7 +25,7 @@ def run(*argv: str) -> int:
 def test_ours_alone(capsys: pytest.CaptureFixture[str]):
     assert run(*TINY) == 0
     output, progress = capsys.readouterr()
-    assert re.match(r"2 ranks on \d+ cores, float32 sum, in place\n +4 B: [\d.]+ [um]s\n", output)
+    assert re.match(r"2 ranks on \d+ cores, float32 sum, in place\n +4 B: [\d.]+ [µm]s\n", output)
     rows = [line.split() for line in output.splitlines() if re.match(r" +\d+ +\d+ ringside", line)]
     assert [(row[0], row[3], row[4]) for row in rows[:2]] == [("4", "symm", "warm"), ("4", "priv", "warm")]
     assert all(row[-1] == "0" for row in rows)

@@ -248,7 +248,7 @@ def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
     status, out, err = call(KILL)
     assert sleeper.wait(30) == -signal.SIGKILL
     assert (status, out) == (0, "samples lost: 0\n")
-    others = " ".join(map(str, OTHERS))
+    others = " and ".join(map(str, OTHERS))
     told = re.sub(r"committed [\d.]+ (µs|ms|s) after", "committed (soon) after", err)
     assert told.splitlines() == [
         "the ranks are starting",
@@ -330,7 +330,7 @@ def test_on_a_terminal_the_newest_step_stands_below_the_news(
     status, _, err = call(KILL)
     drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
     assert status == 0
-    assert "step   19  loss 2.500  ranks 0 1 2" in drawn
+    assert "step   19  loss 2.500  ranks 0-2" in drawn
     assert "9.000" not in drawn
     assert f"● rank {VICTIM} is back since step 18" in drawn
 

@@ -144,7 +144,7 @@ def test_a_damaged_number_of_ranks_is_refused_before_memory_is(tmp_path: Path, m
 def test_a_run_of_a_newer_ringside_is_not_guessed_at(tmp_path: Path, make_info: Info) -> None:
     RunWriter(tmp_path, msgspec.structs.replace(make_info(1), schema=2))
     with pytest.raises(
-        UsageError, match=r"newer Ringside \(schema 2; this one knows 1\): read it with that one, or pip"
+        UsageError, match=r"newer Ringside \(schema 2; this one knows 1\): read it with that one, or update Ringside"
     ):
         RunReader(tmp_path)
 
