@@ -80,7 +80,7 @@ def test_between_hosts_in_the_lab(tmp_path: Path) -> None:
         result = lab.run([sys.executable, str(EXAMPLES / "between_hosts.py")], env, timeout_s=90).check()
     lines = result.ranks[0].stdout.splitlines()
     assert lines[:2] == ["4 ranks on 2 hosts", "sum 6, mean over samples 2.6087, even ranks [0, 2]"]
-    assert lines[2].startswith("4 MB: ")
+    assert lines[2].startswith("4 MiB: ")
 
 
 @pytest.mark.native

@@ -83,7 +83,7 @@ def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
     took = {one["algorithm"]: one["seconds"] for one in data["here"]}[data["priced"]["algorithm"]]
     assert took == data["priced"]["seconds"] == data["scaling"][-1]["seconds"]  # one thing, one number
     assert main(["predict", "--run", str(run)]) == 0
-    assert "  as it ran: 2 of 2.00 MB, exposed" in capsys.readouterr().out
+    assert "  as it ran: 2 of 2 MB, exposed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,6 @@ def test_progress_overwrites_its_line_on_a_terminal_and_is_wiped(monkeypatch: py
     progress.begin("reading 3 dumps")
     progress.advance(2_000_000)
     progress.done()
-    assert "reading 3 dumps · 2.00 MB read" in stream.getvalue()
+    assert "reading 3 dumps · 2 MB read" in stream.getvalue()
     assert "\n" not in stream.getvalue()
     assert stream.getvalue().endswith("\r")

@@ -182,7 +182,7 @@ def test_a_truncated_tar_gives_the_members_that_are_whole(tmp_path: Path) -> Non
     (tmp_path / "x.tar").write_bytes(data[:50_000])
     found = examine([tmp_path])
     assert [note.file.rpartition("!")[2] for note in found.notes if note.used] == ["a.log"]
-    assert "its archive breaks off: 16.2 kB of 30.0 kB are whole" in line(found, "dump_1")
+    assert "its archive breaks off: 16.2 kB of 30 kB are whole" in line(found, "dump_1")
     (archive,) = [note.text for note in found.notes if note.file == str(tmp_path / "x.tar")]
     assert archive.startswith("the archive breaks off after 3 members")
 

@@ -248,7 +248,7 @@ def test_the_explanation_fits_and_marks_the_winner():
     made = table({(NATIVE, MB): 0.020, ("ring", MB): 0.015, ("two_tree*16", MB): 0.03})
     text = str(Explanation.of(MB, made.at(MB), ("links are slow; ring -> direct " * 5,)))
     assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith("1.05 MB: ring. ring: link ")
+    assert text.startswith("1 MiB: ring. ring: link ")
     (marked,) = [line for line in text.splitlines() if line.startswith(">")]
     assert marked.split()[1:5:3] == ["ring", "15.0"]
     assert "native" in text

@@ -52,7 +52,7 @@ def means(way: bool) -> list[int]:
                                 x[:] = inputs[comm.rank]
                             y = as_argument(x, dtype)
                             z = comm.all_reduce(y, "avg", way, algorithm=algorithm, weights=given)
-                            assert (z.wait() if way else z) is y
+                            assert (z.result() if way else z) is y
                             wrong = difference(x, expected(inputs, dtype, weights, algorithm), dtype)
                             assert not wrong, (dtype, count, algorithm, mapped, wrong)
                             digests.append(digest(x))

@@ -47,7 +47,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return the verdict, then the ranking."""
-        lines = textwrap.wrap(f"{size(self.size_bytes)}: {self.choice}. {self.why}.", _WIDTH)
+        lines = textwrap.wrap(f"{size(self.size_bytes, binary=True)}: {self.choice}. {self.why}.", _WIDTH)
         if self.rows:
             lines += [
                 "",
