@@ -196,8 +196,8 @@ def test_a_call_is_said_with_what_is_not_usual_in_it() -> None:
     [
         (0, "0 B"),
         (999, "999 B"),
-        (1 << 10, "1.02 kB"),
-        (5 << 19, "2.62 MB"),
+        (1 << 10, "1 KiB"),
+        (5 << 19, "2.50 MiB"),
     ],
 )
 def test_sizes_are_said_in_the_unit_of_their_size(size_bytes: int, words: str) -> None:
