@@ -362,3 +362,10 @@ def test_nothing_of_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "dumps" / "trace_rank_0").write_bytes(pickle.dumps({"entries": [Bomb()], "version": "2.9"}))
     assert not any(note.used for note in examine([tmp_path / "dumps"]).notes)
     assert not os.path.exists(tmp_path / "executed")
+
+
+def test_a_topology_of_more_hosts_than_an_integer_holds(tmp_path: Path) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text("schema = 1\nhosts = 99999999999999999999\nranks_per_host = 4\n")
+    with pytest.raises(UsageError, match="hosts: at most 1,000,000"):
+        load_topology(path)

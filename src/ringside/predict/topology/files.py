@@ -71,6 +71,8 @@ _KEYS = {
 _TABLES = {"inside": _LINK, "between": _LINK, "nvls": _SWITCH, "sharp": _SWITCH}
 _NEEDED = {"inside": ("kind", "alpha_s", "bytes_per_s"), "between": ("kind", "alpha_s", "bytes_per_s")}
 
+_MOST_HOSTS = 1_000_000
+
 
 def from_toml(text: str, origin: str = "topology") -> Topology:
     """Return the topology that TOML describes; see the module for its keys.
@@ -91,6 +93,8 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
     if mistakes:
         raise UsageError("\n".join(f"{origin}: {mistake}" for mistake in mistakes))
     per = data["ranks_per_host"]
+    if data["hosts"] > _MOST_HOSTS:
+        raise UsageError(f"{origin}: hosts: at most {_MOST_HOSTS:,}, not {data['hosts']}")
     if isinstance(per, list) and len(per) != data["hosts"]:
         raise UsageError(f"{origin}: ranks_per_host: {data['hosts']} numbers, one for every host, not {len(per)}")
     tables: dict[str, Any] = {}
