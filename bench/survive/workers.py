@@ -56,18 +56,15 @@ def arm(t: Training, step: Any, last: int) -> None:
             failpoints.traps = (Failpoint(signal.SIGKILL, victim, phase, step.number + 1, **here),)
 
 
+COUNTED: dict[str, Any] = {"loss_fn": consumed, "batch_size": 24, "micro_batches": 8, "mean": False}
+"""How samples are counted: four steps to an epoch of 96, every sample once."""
+
+
 def soak_counting(steps: int, rank: int, directory: Path) -> dict[str, Any]:
     """Count samples while ranks are killed; return what was counted wrongly."""
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings: dict[str, Any] = {
-        "loss_fn": consumed,
-        "batch_size": 24,
-        "micro_batches": 8,
-        "mean": False,
-        "steps": steps,
-    }
-    with training(model, optimizer, range(96), **settings) as t:
+    with training(model, optimizer, range(96), steps=steps, **COUNTED) as t:
         for step in t:
             arm(t, step, steps)
         wanted = np.zeros(96)
@@ -96,14 +93,7 @@ def healing(steps: int, rank: int, directory: Path) -> dict[str, Any]:
     """Count samples; return when each step was committed here, seconds on the host's clock."""
     model = Counting()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    settings: dict[str, Any] = {
-        "loss_fn": consumed,
-        "batch_size": 24,
-        "micro_batches": 8,
-        "mean": False,
-        "steps": steps,
-    }
-    with training(model, optimizer, range(96), **settings) as t:
+    with training(model, optimizer, range(96), steps=steps, **COUNTED) as t:
         return {"times": [(step.number, time.monotonic(), len(step.members)) for step in t]}
 
 
