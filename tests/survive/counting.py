@@ -7,6 +7,7 @@ seen, and which sample it was.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,22 @@ def consumed(model: Counting, batch: torch.Tensor) -> torch.Tensor:
     return -model.counts[batch].sum()
 
 
-def count(steps: int, directory: Path, *, samples: int = SAMPLES, **settings: Any) -> dict[str, Any]:
+def count(
+    steps: int,
+    directory: Path,
+    *,
+    samples: int = SAMPLES,
+    between_steps: Callable[[int], object] = lambda step: None,
+    **settings: Any,
+) -> dict[str, Any]:
     """Train the counting model as one rank of a job; return what it found.
+
+    Args:
+        steps: How many.
+        directory: For what a worker writes.
+        samples: How many there are.
+        between_steps: Called with the next step, after each that is applied.
+        **settings: Of `training`.
 
     Returns:
         step: The next step; digest: of the state; wrong: how often samples were consumed beside how often they should
@@ -44,7 +59,10 @@ def count(steps: int, directory: Path, *, samples: int = SAMPLES, **settings: An
     wanted: Counter[int] = Counter()
     given: dict[str, Any] = {"loss_fn": consumed, "batch_size": BATCH, "micro_batches": 8, "mean": False, **settings}
     with training(model, optimizer, range(samples), steps=steps, **given) as t:
-        members = [list(step.members) for step in t]
+        members = []
+        for step in t:
+            members.append(list(step.members))
+            between_steps(t.step)
         for step in range(t.step):
             wanted.update(t.samples.of_step(step).tolist())
         expected = np.array([wanted[sample] for sample in range(samples)])

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import until
 from tests.survive.counting import count
 from tests.survive.herd import Report, Store, run_job
 from tests.survive.real_cases import warm_up
@@ -22,7 +23,7 @@ from tests.survive.trouble import told
 
 from ringside.survive.state.checkpoint import Checkpoints
 
-STEPS, RARELY = 30, 1000
+STEPS, RARELY, EVERY = 30, 1000, 5
 
 
 def run(store: Store, name: str, ranks: int, path: Path, **given: Any) -> dict[str, Any]:
@@ -42,9 +43,13 @@ def _counted(checkpoints: Path, given: dict[str, Any], rank: int, directory: Pat
 
 
 def fewer(path: Path) -> list[dict[str, Any]]:
-    """All of four ranks die and stay dead; the job is started again with two ranks, which die too, then with five."""
+    """All of four ranks die and stay dead; the job is started again with two ranks, which die too, then with five.
+
+    Nobody dies before the checkpoint of two intervals ago is there: steps of milliseconds outrun who writes it.
+    """
     store = Store()
-    every = {"checkpoint_every": 5, "respawn": False}
+    written = functools.partial(_wait_for_checkpoint, path / "checkpoints", 2 * EVERY)
+    every = {"checkpoint_every": EVERY, "respawn": False, "between_steps": written}
     found = [
         run(store, "four", 4, path, trap=killed(4, 12), **every),
         run(store, "two", 2, path, trap=killed(2, 23), **every),
@@ -52,6 +57,16 @@ def fewer(path: Path) -> list[dict[str, Any]]:
     ]
     store.close()
     return found
+
+
+def _wait_for_checkpoint(checkpoints: Path, behind: int, step: int) -> None:
+    """Wait until the newest checkpoint is no more than so many steps behind the next one to be trained."""
+
+    def is_there() -> bool:
+        return any(int(saved.name.removeprefix("step-")) >= step - behind for saved in checkpoints.glob("step-*"))
+
+    if step > behind:
+        until(is_there, "a checkpoint")
 
 
 def killed(ranks: int, step: int) -> str:

@@ -44,6 +44,10 @@ for count in range(1, 41):
     once()
     if len(comm.revisions) > before and count < 21:
         break
+for _ in range(60):  # those that the revision put back on trial take their turns
+    if comm.settled(x.nbytes):
+        break
+    once()
 after, fixed = usual(), [usual(choice) for choice in ("ring", "ring@0,2,1,3")]
 if comm.rank == 0:
     print("REACTED", count, "AFTER", after, *fixed, "|", comm.revisions[before:])
