@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,10 @@ def train(settings: dict[str, Any], rank: int, directory: Path) -> Any:
     """Train the counting model and save it as rank 0, as scripts do; return what this process found."""
     model = Counting(SAMPLES + 24 * settings.get("stranger", lambda *_: False)(rank, directory))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    slow = settings.get("slow")
+    back = directory / "back"  # rank 0 has died and joined again
 
     def loss(module: Counting, batch: torch.Tensor) -> torch.Tensor:
-        if slow == rank:
-            import time
-
+        if settings.get("slow") == rank or (settings.get("slow_until_back") and not back.exists()):
             time.sleep(0.05)
         return consumed(module, batch)
 
@@ -44,6 +43,8 @@ def train(settings: dict[str, Any], rank: int, directory: Path) -> Any:
     with training(model, optimizer, range(len(model.counts)), loss_fn=loss, steps=settings.get("steps"), **given) as t:
         for step in t:
             seen += 1
+            if rank == 0 and t.joined:
+                back.touch()
             if (rank, step.number) == settings.get("breaks"):
                 break
     if rank in settings.get("dies_in_last_lines", ()) and _first_time(directory / f"{rank}.died"):
@@ -71,7 +72,11 @@ def kills(phase: str, *ranks: int, step: int = STEPS - 1) -> str:
 
 CASES: dict[str, dict[str, Any]] = {
     "late": {"trap": kills("before_apply", 0)},
-    "early": {"trap": kills("after_send", 0, step=3) + ";kill:rank=0,epoch=2,phase=before_apply,step=11"},
+    "early": {
+        "trap": kills("after_send", 0, step=3) + ";kill:rank=0,epoch=2,phase=before_apply,step=59",
+        "steps": 60,
+        "slow_until_back": True,
+    },
     "all after the last commit": {"trap": kills("before_keep", 0) + ";" + kills("after_keep", 1, 2)},
     "over": {"trap": kills("after_end", 0, 1, 2)},
     "last lines": {"dies_in_last_lines": (0, 1)},
