@@ -142,9 +142,10 @@ class HostCommunicator(Collectives):
         if weights is not None:
             return self._weighted_mean(x, op_name(op), async_op, scale, algorithm, weights)
         plain = code <= _MAX and scale == 1.0  # allowed for every dtype but bool
+        path, program = (_AUTOMATIC, -1) if algorithm is None else self._algorithm_code(algorithm)
         # A NumPy array, most often: one call into the core, which reads the array's header itself.
         if plain and x.__class__ is np.ndarray and not async_op and self._background is None:
-            status = self._core.all_reduce_array(x, code, *self._algorithm_code(algorithm))
+            status = self._core.all_reduce_array(x, code, path, program)
             if status == _OK:
                 return x
             if status != _UNSUITED:
@@ -153,7 +154,6 @@ class HostCommunicator(Collectives):
         flat = flatten(x)
         if not plain or flat.dtype == _BOOL:
             code = checked_op(flat, op, scaled=scale != 1.0)
-        path, program = self._algorithm_code(algorithm)
         background = self._background
         if async_op:
             return self._submit(flat, x, code, path, scale, program)
