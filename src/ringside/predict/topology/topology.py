@@ -112,6 +112,50 @@ def raise_mistakes(mistakes: Sequence[str]) -> None:
         raise UsageError("\n".join(mistakes))
 
 
+# -------------------------------------------------------------------------------------------------
+# The hardware: hosts, ranks, links; and what was timed on it.
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """Times of a collective that were measured on the hardware, at one number of its hosts and ranks.
+
+    Args:
+        ranks_per_host: Ranks of every host that took part.
+        nics: Network interfaces of each that they used.
+        sizes_bytes: Sizes of the tensor, [n], n ≥ 1.
+        times_s: What each took, seconds, [n].
+        collective: `all_reduce`, or another key of `ringside.predict.tables.table.BUS_FACTORS`.
+        algorithm: As the table names it; "auto": the library's choice.
+        source: Where it comes from, such as the name of a log.
+
+    Raises:
+        UsageError: A figure cannot be; the message has a line for each.
+    """
+
+    ranks_per_host: tuple[int, ...]
+    nics: int
+    sizes_bytes: tuple[float, ...]
+    times_s: tuple[float, ...]
+    collective: str = "all_reduce"
+    algorithm: str = "auto"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        figures = (*self.sizes_bytes, *self.times_s)
+        mistakes = []
+        if not self.sizes_bytes or len(self.sizes_bytes) != len(self.times_s):
+            counts = f"{len(self.sizes_bytes)} and {len(self.times_s)}"
+            mistakes.append(f"sizes_bytes and times_s: as many of one as of the other, at least 1, not {counts}")
+        if not all(math.isfinite(figure) and figure > 0 for figure in figures):
+            mistakes.append("sizes_bytes and times_s: numbers more than 0")
+        if min(self.ranks_per_host, default=0) < 1 or sum(self.ranks_per_host) < 2:
+            mistakes.append(f"ranks_per_host: two ranks or more, not {list(self.ranks_per_host)}")
+        if self.nics < 1:
+            mistakes.append(f"nics: at least 1, not {self.nics}")
+        raise_mistakes(mistakes)
+
+
 RAILS = ("pooled", "own")
 MOST_RANKS = 1 << 24
 
@@ -138,6 +182,7 @@ class Topology:
         overhead_s: What a rank does for every message that it sends or takes, seconds.
         overrides: Links that differ.
         host_rates: For every host what all its links carry together, (out, in) in bytes/s; empty: `nics` interfaces.
+        measured: What collectives took on this hardware, at any number of hosts; predictions are held to it.
         sources: Where each number comes from, by its name such as `inside.alpha_s`.
 
     Raises:
@@ -158,6 +203,7 @@ class Topology:
     overhead_s: float = 0.0
     overrides: tuple[LinkOverride, ...] = ()
     host_rates: tuple[tuple[float, float], ...] = ()
+    measured: tuple[MeasuredTimes, ...] = ()
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
