@@ -94,11 +94,14 @@ class LinkOverride:
     of: str = "ranks"
 
 
+LEAST_RATE = 1e-6  # bytes per second; what is divided by less may be no number any more
+
+
 def wrong_rate(name: str, value: float | None) -> list[str]:
     """Return what is wrong with a rate, as lines; None is fine."""
-    if value is None or (math.isfinite(value) and value > 0):
+    if value is None or (math.isfinite(value) and value >= LEAST_RATE):
         return []
-    return [f"{name}: bytes per second, more than 0, not {value:g}"]
+    return [f"{name}: bytes per second, at least {LEAST_RATE:g}, not {value:g}"]
 
 
 def wrong_delay(name: str, value: float) -> list[str]:
