@@ -147,7 +147,7 @@ def test_together_they_cost_what_they_did_in_their_episodes(
     tmp_path: Path, make_own: Make, make_records: Records, make_info: Info, ranks: int
 ) -> None:
     """The culprit moves, and both are healthy for most of the run."""
-    own = make_own(3_000, ranks, jitter=0.005)
+    own = make_own(1_600, ranks, jitter=0.005)
     own[200:400, 0] *= 1.3
     own[1000:1200, 1] *= 1.3
     collected_run(tmp_path, own, make_info(ranks), make_records(own))
