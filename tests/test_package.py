@@ -78,7 +78,7 @@ ENTRANCES = {
         "summary verdict vitals.gpu vitals.process"
     ),
     "predict": (
-        "laws.calibrate laws.knowledge plan.buckets plan.memory plan.options plan.plan "
+        "fit laws.calibrate laws.knowledge plan.buckets plan.memory plan.options plan.plan "
         "score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if"
     ),
