@@ -73,12 +73,12 @@ ENTRANCES = {
     "monitor": (
         "alerts.book alerts.counters alerts.live collector hang.attribution hang.detector "
         "hang.rank_state job.collectives job.questions links.sampler replicas "
-        "run.directory run.events run.records run.registry run.table "
-        "slow_rank.verdict slow_rank.window_test stats step_clock.clock step_clock.draft "
-        "summary verdict vitals.gpu vitals.process watchers"
+        "run.directory run.records run.registry run.table "
+        "slow_rank.verdict slow_rank.window_test stats step_clock "
+        "summary verdict vitals.gpu vitals.process"
     ),
     "predict": (
-        "fit laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
+        "fit laws.calibrate laws.knowledge plan.buckets plan.memory plan.options plan.plan "
         "score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if"
     ),
