@@ -73,8 +73,8 @@ class Recorded:
 
 
 def between(recorded: Any) -> BetweenHosts:
-    options, problem = Options.or_problem(None, None, None, None, False)
-    assert not problem
+    options = Options()
+    assert not options.problem
     one = BetweenHosts(recorded, options)
     one.selector = recorded
     return one

@@ -37,7 +37,7 @@ from ringside.monitor.summary import finish_run  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.rank0 import Rank0Recorder  # noqa: E402
 from ringside.pytorch.recording.record_transport import RecordReceiver, RecordSender  # noqa: E402
-from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
+from ringside.pytorch.recording.session import RecordingSettings  # noqa: E402
 from ringside.view.html.run_report import render_report  # noqa: E402
 
 from .training import (  # noqa: E402

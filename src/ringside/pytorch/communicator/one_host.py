@@ -62,14 +62,7 @@ class OneHost:
 
 
 # -------------------------------------------------------------------------------------------------
-# What a communicator is made of: the memory of each host, and the engine between hosts.
-
-
-def open_local(roster: RankMap, settings: Settings) -> HostCommunicator | None:
-    """Return the communicator of this host's ranks, who all make it; None where there is one rank."""
-    if roster.local_size == 1:
-        return None
-    return HostCommunicator(roster.keys[roster.host], roster.local_rank, roster.local_size, settings)
+# Where ranks are on several hosts: the engine between them.
 
 
 def open_across(
