@@ -29,7 +29,7 @@ from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.view.findings_text import finding_text, what_if_line
+from ringside.view.verdict_text import finding_text, what_if_line
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import answer_text
 
