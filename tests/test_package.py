@@ -86,10 +86,10 @@ ENTRANCES = {
     "schedule": "algorithms.doubling algorithms.ring combine",
     "survive": "",
     "view": (
-        "export.markdown export.perfetto export.prometheus findings_text html.doctor html.plan html.run_report "
-        "html.score html.simulation html.what_if notebook plan_text run.comparison run.live run.recorded "
-        "run.training_step schedule.drawing schedule.text server.app server.guard server.runs terminal tui.app "
-        "tui.console tui.rank_table tui.remote tui.source tui.text verdict_text what_if_text"
+        "export.markdown export.perfetto export.prometheus html.doctor html.predictions html.run_report "
+        "html.simulation notebook predict_text run.comparison run.live run.recorded run.training_step "
+        "schedule.drawing schedule.text server.app server.feed server.guard terminal tui.app tui.console "
+        "tui.rank_table tui.source tui.text verdict_text"
     ),
 }
 """Of each package, the modules (beside the package itself) that modules outside of it import: no others may be."""

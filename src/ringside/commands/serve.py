@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         from ringside.view.server.app import serve
     except ImportError as error:
         raise UsageError(f"the page needs {error.name}: pip install 'torch-ringside[web]'") from None
-    from ringside.view.server.runs import Runs, newest_run
+    from ringside.view.server.feed import Runs, newest_run
 
     # a token on the command line is seen by every user of the machine (`ps`); the variable is not
     token = os.environ.get(TOKEN, "") if args.token is None else args.token

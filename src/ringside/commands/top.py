@@ -32,8 +32,7 @@ from ringside.monitor.run.directory import RUN, runs_under
 from ringside.monitor.run.registry import running_runs
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
 from ringside.view.tui.rank_table import SORTS, SortOrder
-from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, RunSource, take_snapshot
+from ringside.view.tui.source import Local, Remote, RunSource, take_snapshot
 from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"

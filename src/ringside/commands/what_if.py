@@ -38,11 +38,11 @@ from ringside.predict.plan.options import AUTO, option
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if import Answer, PredictedStep, StepChange, lawful, played, what_if
 from ringside.text import size_bytes
-from ringside.view.html.what_if import what_if_page
+from ringside.view.html.predictions import what_if_page
+from ringside.view.predict_text import Rates, answer_lines, change_text
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import recorded_step
 from ringside.view.tui.console import printable_lines
-from ringside.view.what_if_text import Rates, answer_lines, change_text
 
 HELP = "what one slow rank, link or rail, more hosts or another algorithm would change"
 SCHEMA = 1

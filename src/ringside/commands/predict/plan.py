@@ -21,8 +21,8 @@ from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
 from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
 from ringside.text import size_bytes
-from ringside.view.html.plan import plan_page
-from ringside.view.plan_text import full_plan, short_plan
+from ringside.view.html.predictions import plan_page
+from ringside.view.predict_text import full_plan, short_plan
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import host_sizes, recorded_step
 from ringside.view.tui.console import printable_lines

@@ -47,7 +47,7 @@ from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.text import parse_size, percent, signed_percent, size
-from ringside.view.html.score import MODES, score_page
+from ringside.view.html.predictions import MODES, score_page
 from ringside.view.tui.console import SafeConsole
 
 HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
