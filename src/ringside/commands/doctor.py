@@ -33,7 +33,7 @@ from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import answer_text
 
-HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
+HELP = "explain a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
 SHOWN_NOTES = 12
 

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, get_type_hints
 
 from ringside.errors import UsageError
-from ringside.text import duration, percent
+from ringside.text import did_you_mean, duration, percent
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
     if name == "none" and not rest:
         return None
     if name not in KINDS:
-        raise _refused(spec, f"there is no fault {name!r}")
+        raise _refused(spec, f"there is no fault {name!r}{did_you_mean(name, KINDS)}")
     fault = KINDS[name](**_parse_values(spec, KINDS[name], rest))
     _check(spec, fault, ranks)
     return fault
@@ -279,5 +279,5 @@ def _check(spec: str, fault: Fault, ranks: int | None) -> None:
 
 
 def _refused(spec: str, why: str) -> UsageError:
-    examples = ", ".join(f'"{kind.example}"' for kind in KINDS.values())
-    return UsageError(f"cannot inject {spec!r}: {why}. What exists: {examples}, none")
+    examples = "".join(f"\n  {kind.example}" for kind in KINDS.values())
+    return UsageError(f"cannot inject {spec!r}: {why}. There are:{examples}\n  none")

@@ -166,7 +166,7 @@ RATES_KEPT = 256
 ENDS_KEPT = 1 << 16
 """Ends of connections that are remembered, the newest: one that connects anew for everything has ever new ones."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 Link = tuple[int, int]
 
 

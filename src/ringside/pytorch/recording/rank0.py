@@ -33,7 +33,7 @@ from ringside.pytorch.recording.parameter_digests import DigestComparison
 from ringside.pytorch.recording.record_transport import RecordReceiver
 from ringside.pytorch.recording.store_calls import READY
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Rank0Recorder:

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store
 READY = "chief"
 """The store holds this key as long as rank 0 takes records in."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class StoreSilence:

@@ -164,7 +164,7 @@ class StateServer:
 Addresses = Mapping[tuple[str, MemberId], Address | None]
 """(tag as a string, who offers) → where the state lies; None: its owner sends it."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class StateTransfer:
