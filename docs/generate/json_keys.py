@@ -54,6 +54,14 @@ ranks[]  rank, host, status (-9: killed), seconds, ended_by_lab
 hosts[]  host, received_bytes, sent_bytes (over its links, headers included)
 ```
 
+### predict fit
+
+```text
+schema, path, topology (in words), tables[]: name, ranks, hosts, collective, algorithm, rows, flagged,
+latency_s and algbw_bytes_per_s (expected, value, low, high), held_out and other_scales (mape, band_coverage, rows;
+null where too few rows or scales are there)
+```
+
 ### predict score
 
 ```text

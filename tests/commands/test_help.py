@@ -89,5 +89,5 @@ def test_a_number_of_ranks_has_one_spelling() -> None:
     processes, counted = {"-n", "--nproc-per-node"}, {"-n", "--ranks"}
     assert {verb: found for verb, found in ranks.items() if found} == {
         **dict.fromkeys(("demo", "bench", "probe"), processes),  # `run` takes its words apart by itself
-        **dict.fromkeys(("draw", "verify", "predict score"), counted),
+        **dict.fromkeys(("draw", "verify", "predict fit", "predict score"), counted),
     }

@@ -24,7 +24,6 @@ from pathlib import Path
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
-from ringside.schedule.registry import algorithm
 from ringside.text import counted, parse_ranks_per_host
 from ringside.view.schedule.drawing import schedule_html, schedule_sheet
 from ringside.view.schedule.text import schedule_text
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def requested_schedule(args: argparse.Namespace) -> Schedule:
     """Return the schedule that the arguments describe; raise `UsageError` where they do not fit together."""
     name, ranks = args.algorithm, args.ranks
-    make = algorithm(name)
+    by_name(name, 1)  # a wrong name is told before a missing number
     if args.hosts is not None or args.ranks_per_host is not None:
         if name != "hierarchical":
             raise UsageError(f"--hosts and --ranks-per-host are for hierarchical; {name} does not know hosts")
@@ -80,7 +79,7 @@ def requested_schedule(args: argparse.Namespace) -> Schedule:
         # only a schedule knows whether its collective has a root: it is built again with it
         if not by_name(name, ranks).collective.rooted:
             raise UsageError(f"{name} has no root; leave --root out")
-        schedule = make(ranks, args.root)  # type: ignore[call-arg]
+        schedule = COLLECTIVES[name](ranks, args.root)  # type: ignore[call-arg]
     if args.order is not None:
         schedule = relabel(schedule, _numbers("--order", args.order, "0,2,1,3"))
     return pipelined(schedule, args.segments) if args.segments != 1 else schedule
