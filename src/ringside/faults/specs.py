@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, get_type_hints
 
 from ringside.errors import UsageError
-from ringside.text import duration, percent
+from ringside.text import did_you_mean, duration, percent
 
 
 class _Spec:
@@ -223,7 +223,7 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
     if name == "none" and not rest:
         return None
     if name not in KINDS:
-        raise _refused(spec, f"there is no fault {name!r}")
+        raise _refused(spec, f"there is no fault {name!r}{did_you_mean(name, KINDS)}")
     kind, values = KINDS[name], dict[str, Any]()
     types = {key: hint for key, hint in get_type_hints(kind).items() if hint in (int, float)}
     for part in filter(None, rest.split(",")):
@@ -257,5 +257,5 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
 
 
 def _refused(spec: str, why: str) -> UsageError:
-    examples = ", ".join(f'"{kind.example}"' for kind in KINDS.values())
-    return UsageError(f"cannot inject {spec!r}: {why}. What exists: {examples}, none")
+    examples = "".join(f"\n  {kind.example}" for kind in KINDS.values())
+    return UsageError(f"cannot inject {spec!r}: {why}. There are:{examples}\n  none")

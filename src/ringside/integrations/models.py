@@ -82,7 +82,7 @@ class WorkCount:
             session.log(samples=self._sum)
 
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:

@@ -284,7 +284,7 @@ KEPT = 1024
 LOOKS, PAUSE_SECONDS = 100, 0.01
 """How often it is checked once more at the end of a run, and after how long each time."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class UnreachedSteps:

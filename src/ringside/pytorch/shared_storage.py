@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.shm.memory import Storage
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _made: dict[int, tuple[Any, Storage]] = {}

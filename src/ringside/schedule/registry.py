@@ -28,6 +28,7 @@ from ringside.schedule.algorithms.ring import (
 )
 from ringside.schedule.algorithms.tree import binomial_broadcast, binomial_reduce, tree, two_tree
 from ringside.schedule.schedule import Schedule
+from ringside.text import did_you_mean
 
 Make = Callable[[int], Schedule]
 
@@ -71,7 +72,8 @@ def by_name(name: str, ranks: int) -> Schedule:
     """
     if name not in ALGORITHMS and name not in COLLECTIVES:
         raise UsageError(
-            f"there is no algorithm {name!r}; there are {', '.join(sorted(ALGORITHMS))}, "
+            f"there is no algorithm {name!r}{did_you_mean(name, [*ALGORITHMS, *COLLECTIVES])}; "
+            f"there are {', '.join(sorted(ALGORITHMS))}, "
             f"and for other collectives {', '.join(sorted(COLLECTIVES))}"
         )
     if ranks < 1:

@@ -50,7 +50,7 @@ _ELDERS_S = 10.0
 """How long a rank that has joined waits for others to begin an epoch, seconds; they are at the same step."""
 _LOOK_S = 0.005
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Training:

@@ -29,7 +29,7 @@ from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
-from ringside.text import name_ranks
+from ringside.text import did_you_mean, name_ranks
 
 # As plain ints, which the core takes and gives, and which compare fastest.
 _OK, _UNSUITED = int(Status.ok), int(Status.unsuited)
@@ -368,7 +368,8 @@ class HostCommunicator(Collectives):
             if not isinstance(algorithm, Schedule):
                 if algorithm not in ALGORITHMS:
                     known = sorted({"one_shot", *ALGORITHMS})
-                    raise UsageError(f"there is no algorithm {algorithm!r}; there are {', '.join(known)}")
+                    meant = did_you_mean(algorithm, known)
+                    raise UsageError(f"there is no algorithm {algorithm!r}{meant}; there are {', '.join(known)}")
                 schedule = by_name(algorithm, self.size)
             elif algorithm.ranks != self.size:
                 raise UsageError(f"{algorithm.name} is for {algorithm.ranks} ranks, and there are {self.size}")

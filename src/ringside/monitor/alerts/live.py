@@ -127,7 +127,7 @@ def digest_steps(requested: int | str | None) -> int:
 PATIENCE_S = 3.0
 """How long the end of a run waits for hooks."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Server(Protocol):

@@ -24,7 +24,7 @@ from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import ALL_REDUCE
 from ringside.predict.topology.topology import MeasuredTimes, Topology
 from ringside.schedule import ALGORITHMS, Round, Schedule, by_name, hierarchical, in_network, two_tree
-from ringside.text import duration
+from ringside.text import did_you_mean, duration
 
 # -------------------------------------------------------------------------------------------------
 # A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure either is.
@@ -200,7 +200,10 @@ def option(topology: Topology, name: str = AUTO) -> Option:
             mean[3] = math.log(candidate.bytes_per_s)
             return _library_option(topology, candidate, replace(law, mean=mean))
     if name not in ALGORITHMS or not _is_possible(name, topology):
-        raise UsageError(f"there is no {name!r} on {topology.name}; there are {', '.join(names(topology))}")
+        known = names(topology)
+        raise UsageError(
+            f"there is no {name!r}{did_you_mean(name, known)} on {topology.name}; there are {', '.join(known)}"
+        )
     # By its schedule. What all ranks send is counted by closed forms: schedules may be huge.
     schedule = schedule_for(topology, name)
     law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))

@@ -25,7 +25,7 @@ from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, 
 
 ENGINES = ("auto", "ringside", "native")
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 def attach(

@@ -37,7 +37,7 @@ from ringside.pytorch.recording.parameter_digests import ParameterDigests, share
 from ringside.pytorch.recording.session import Session
 from ringside.pytorch.store import EngineDecision
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 _attachments: Any = WeakIdKeyDictionary()

@@ -18,7 +18,7 @@ import torch
 
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _RUNTIME = re.compile(r"\S*/libcudart[-.\w]*\.so[.\d]*$", re.MULTILINE)
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 Exchange = Callable[[int], int]
 """Sets this thread's mode towards captures, and returns the one before."""

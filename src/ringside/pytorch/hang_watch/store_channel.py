@@ -19,7 +19,7 @@ from ringside.monitor.hang.rank_state import RankState
 MAIL_S = 0.5  # between two reports
 FRESH_S = 4.0  # a host whose newest report is older is taken for silent
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class HostReport(msgspec.Struct, array_like=True):

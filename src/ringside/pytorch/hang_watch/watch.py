@@ -38,7 +38,7 @@ LAST_LOOK_S = 1.0  # for a peer's death to show at the end, after a failure
 OTHER_HOSTS_STACKS_S = 4.0
 STORE_SILENT_S = 2.0  # from here on a verdict mentions that the store does not answer
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _hello = msgspec.msgpack.Decoder(RankHandle).decode
 _hellos = msgspec.msgpack.Decoder(list[RankHandle]).decode

@@ -41,7 +41,7 @@ PATIENCE_S = 30.0  # from the first check on, for ranks that have posted nothing
 PIECE = 1 << 21
 _SIGNED = 1 << 63  # int64 is the widest integer that devices multiply; digests are uint64
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 _Kept = tuple[int, bytes]
 _encode = msgspec.msgpack.Encoder().encode
 _checks = msgspec.msgpack.Decoder(list[Check]).decode

@@ -38,7 +38,7 @@ from ringside.pytorch.recording.record_transport import READY, RecordReceiver
 from ringside.pytorch.store import host_name
 from ringside.text import name_ranks
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Rank0Recorder:

@@ -40,7 +40,7 @@ _FRAME = struct.Struct("<II")
 
 _encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(list[StepRecord]).decode
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 def batch_seconds(ranks: int) -> float:

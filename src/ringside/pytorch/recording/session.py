@@ -42,7 +42,7 @@ OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "gradient_me
 """Events that only the monitor writes."""
 DRAFTS_KEPT = 64  # not worked out yet: each holds every collective of its step, a record only their sums
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 RecordListener = Callable[[StepRecord], None]
 
 

@@ -122,7 +122,7 @@ PATIENCE_S = 5.0
 _CLOSE_S = 1.0
 _ANSWERED, _KNOCKED = 0, 1
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 # -------------------------------------------------------------------------------------------------

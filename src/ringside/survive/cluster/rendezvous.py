@@ -224,7 +224,7 @@ EVERY_S = 0.05
 MOST_S = 0.25
 """What a poll that comes late counts for: a process that got no processor time has not heard the others' silence."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class WorkerListener:

@@ -46,7 +46,7 @@ _FORGOTTEN_S = 3600.0
 """A writer that nobody here can look at is taken for dead when it has written nothing for so long, seconds."""
 _MOST_ABOUT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 22
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class About(msgspec.Struct, frozen=True):

@@ -124,7 +124,7 @@ def _pieces(memory: Bytes) -> list[Bytes]:
 Addresses = Mapping[tuple[str, MemberId], Address | None]
 """(tag as a string, who offers) → where the state lies; None: its owner sends it."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class StateTransfer:
