@@ -19,6 +19,8 @@ from . import launched
 
 pytest.importorskip("torch")
 
+from .forked_launch import Command
+
 SLOW = ("--inject", "slow:rank=1,factor=3,from_step=8")
 QUICK = ("demo", "--size", "tiny", "--nproc-per-node", "2", "--seed", "5", "--no-comparison", *SLOW)
 
@@ -47,9 +49,9 @@ def replayed_as_recorded(path: Path) -> None:
     assert str(path) in found["source"]
 
 
-def test_a_real_run(tmp_path: Path, corpus: Path):
+def test_a_real_run(tmp_path: Path, corpus: Path, command: Command):
     path = tmp_path / "run"
-    status, _, err = launched.run(*QUICK, "--steps", 60, "--run-dir", path, "--corpus", corpus)
+    status, _, err = command(*QUICK, "--steps", 60, "--run-dir", path, "--corpus", corpus)
     assert status in (0, 1), err
     replayed_as_recorded(path)
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.waiting import until
 
 import ringside.autoload
 from ringside.commands import main
@@ -61,37 +60,39 @@ def script(tmp_path, hook="", inside="pass", end=""):
     return path
 
 
-def watch(tmp_path, *words, **how):
+def watch(tmp_path, run, *words, **how):
     path = tmp_path / "run"
-    status, out, err = launched.run("run", "--run-dir", path, *words, **how)
+    status, out, err = run("run", "--run-dir", path, *words, **how)
     assert out.splitlines()[-1:] == [str(path)], err
     return status, out, err, path
 
 
 @pytest.mark.core
 def test_an_unmodified_script_is_watched_with_its_arguments_untouched(tmp_path):
-    status, out, err, path = watch(
-        tmp_path, "--nproc_per_node", 2, script(tmp_path), "--steps", 50, "--run-dir", "its own"
-    )
+    """The one that is started as a user starts it, with torchrun; into a directory whose name is no text."""
+    path = tmp_path / os.fsdecode(b"run-\xff\xfe")
+    train = script(tmp_path, end='os.write(2, b"said on stderr\\n")')
+    words = ("--run-dir", path, "--digest-every=5", "--nproc_per_node", 2, train, "--steps", 50, "--run-dir", "its own")
+    status, out, err = launched.run("run", *words)
     assert status == 0, err
+    assert out.splitlines()[-1] == str(path)
     assert "done 50 its own 2" in out
+    assert err.count("said on stderr") == 2
     found = launched.summary(path)
     assert found["steps"] == 50
     assert found["world_size"] == 2
     assert found["sync"]["payload_bytes_per_step"] == 4 * (64 * 64 + 64)
     assert "own against the others" in err
-    assert str(path / "report.html") in err
-
-
-def test_a_run_directory_whose_name_is_no_text(tmp_path):
-    path = tmp_path / os.fsdecode(b"run-\xff\xfe")
-    words = ("--run-dir", path, "--nproc-per-node=2", "--digest-every", 5, script(tmp_path), "--steps", 12)
-    status, out, err = launched.run("run", *words)
-    assert status == 0, err
-    assert out.splitlines()[-1] == str(path)
+    assert "/report.html" in err
     assert "Traceback" not in err
     assert "hang watch stopped" not in err
-    assert launched.summary(path)["steps"] == 12
+
+
+def test_what_ranks_recorded_is_reported_beside_it(tmp_path, command):
+    status, out, err, path = watch(tmp_path, command, "--nproc_per_node", 2, script(tmp_path), "--steps", 12)
+    assert status == 0, err
+    assert "done 12" in out
+    assert str(path / "report.html") in err
 
 
 def test_a_script_alone_needs_no_flag():
@@ -100,8 +101,8 @@ def test_a_script_alone_needs_no_flag():
     assert (line.flags, line.script) == ((), ("train.py", "--nproc-per-node", "none"))
 
 
-def test_how_often_to_compare_is_a_whole_number(tmp_path):
-    status, out, err = launched.run("run", "--digest-every", "often", script(tmp_path))
+def test_how_often_to_compare_is_a_whole_number(tmp_path, command):
+    status, out, err = command("run", "--digest-every", "often", script(tmp_path))
     assert (status, out) == (2, "")
     assert "whole number of steps" in err
     assert len(err.splitlines()) == 1
@@ -110,7 +111,9 @@ def test_how_often_to_compare_is_a_whole_number(tmp_path):
 @pytest.mark.long
 def test_a_module_is_watched_too(tmp_path):
     script(tmp_path)
-    status, out, err, path = watch(tmp_path, "--nproc-per-node=2", "-m", "train", "--steps", 12, cwd=tmp_path)
+    status, out, err, path = watch(
+        tmp_path, launched.run, "--nproc-per-node=2", "-m", "train", "--steps", 12, cwd=tmp_path
+    )
     assert status == 0, err
     assert "done 12" in out
     assert launched.summary(path)["steps"] == 12
@@ -118,15 +121,15 @@ def test_a_module_is_watched_too(tmp_path):
 
 @pytest.mark.long
 def test_a_script_with_its_own_hook_keeps_it_and_is_only_watched(tmp_path):
-    status, out, err, path = watch(tmp_path, "--nproc-per-node=2", script(tmp_path, hook=OWN_HOOK))
+    status, out, err, path = watch(tmp_path, launched.run, "--nproc-per-node=2", script(tmp_path, hook=OWN_HOOK))
     assert status == 0, err
     assert out.count("hook was called True") == 2
     assert launched.summary(path)["steps"] == 40
 
 
-def test_a_script_that_fails_keeps_its_traceback_and_status(tmp_path):
+def test_a_script_that_fails_keeps_its_traceback_and_status(tmp_path, command):
     fails = script(tmp_path, inside="assert step < 20, 'something broke'")
-    status, _, err, path = watch(tmp_path, "--nproc-per-node=2", fails)
+    status, _, err, path = watch(tmp_path, command, "--nproc-per-node=2", fails)
     assert status == 1
     assert "AssertionError: something broke" in err
     assert launched.summary(path)["steps"] > 0
@@ -154,38 +157,36 @@ def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, monkeypatch, capsys
     assert not (tmp_path / "run").exists()
 
 
-def test_a_script_without_a_model_is_said_to_have_none(tmp_path):
+def test_a_script_without_a_model_is_said_to_have_none(tmp_path, command):
     (tmp_path / "train.py").write_text("print('hello')")
-    status, out, err, _ = watch(tmp_path, "--nproc-per-node=2", tmp_path / "train.py")
+    status, out, err, _ = watch(tmp_path, command, "--nproc-per-node=2", tmp_path / "train.py")
     assert status == 0
     assert out.count("hello") == 2
     assert "nothing was recorded" in err
 
 
-def test_a_failing_attachment_is_said_once_and_harms_nobody(tmp_path):
+def test_a_failing_attachment_is_said_once_and_harms_nobody(tmp_path, command):
     train = script(tmp_path, end=LETS_GO)
-    status, out, err, _ = watch(tmp_path, "--nproc-per-node=2", train, RINGSIDE_ENGINE="nonsense")
+    status, out, err, _ = watch(tmp_path, command, "--nproc-per-node=2", train, RINGSIDE_ENGINE="nonsense")
     assert status == 0, err
     assert "done 40" in out
     assert err.count("this model is not watched") == 1
 
 
-def test_ctrl_c_ends_every_rank(tmp_path):
+def test_ctrl_c_ends_every_rank(tmp_path, command):
     path = tmp_path / "run"
     words = ("run", "--run-dir", path, "--nproc-per-node=2", script(tmp_path), "--steps", 10_000_000)
-    process = launched.start(*words)
-    until(launched.while_running(process, lambda: launched.has_steps(path)))
-    process.send_signal(signal.SIGINT)
-    status, out, _ = launched.finish(process)
+    status, out, _ = command(*words, stopped=signal.SIGINT, when=lambda: launched.has_steps(path))
     assert status == 130
+    assert command.launch.ended == [signal.SIGINT]
     assert launched.gone(path)
     assert out.splitlines()[-1] == str(path)
     assert launched.summary(path)["steps"] > 0
 
 
-def test_a_killed_rank_is_named(tmp_path):
+def test_a_killed_rank_is_named(tmp_path, command):
     killed = script(tmp_path, inside="os.environ['RANK'] == '1' and step == 30 and os.kill(os.getpid(), 9)")
-    status, _, err, path = watch(tmp_path, "--nproc-per-node=2", killed)
+    status, _, err, path = watch(tmp_path, command, "--nproc-per-node=2", killed)
     assert status == 1
     (verdict,) = launched.summary(path)["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("dead_rank", [1])

@@ -32,11 +32,11 @@ def writer(path):
     return shlex.join([sys.executable, "-c", WRITER, str(path)])
 
 
-def run(tmp_path, script, *words, name="run", **environ):
+def run(tmp_path, command, script, *words, name="run", **environ):
     script = Path(__file__).parent / "scripts" / script
     environ = {"no_proxy": "127.0.0.1", "PAGES": str(tmp_path), **environ}
     path = tmp_path / name
-    ended = launched.run("run", "--run-dir", path, *words, "--nproc-per-node=2", script, **environ)
+    ended = command("run", "--run-dir", path, *words, "--nproc-per-node=2", script, **environ)
     return *ended, path
 
 
@@ -60,10 +60,12 @@ def recorded(path, rank, steps):
 
 
 @pytest.mark.noisy
-def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
+def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path, command):
     with hook_server() as server:
         hooks = f"{server.url}\n{writer(tmp_path / 'told')}"
-        status, _, err, path = run(tmp_path, "slowed.py", "--on-verdict", hooks, "--metrics-port=0", name=HOSTILE)
+        status, _, err, path = run(
+            tmp_path, command, "slowed.py", "--on-verdict", hooks, "--metrics-port=0", name=HOSTILE
+        )
         told = server.rest()
     assert status == 0, err
     assert "training goes on" not in err
@@ -95,13 +97,13 @@ def test_an_alert_fires_and_is_over_when_the_fault_is(tmp_path):
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tmp_path):
+def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tmp_path, command):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         hook = f"--on-verdict={writer(tmp_path / 'told')}"
-        status, _, err, path = run(tmp_path, "killed.py", hook, f"--metrics-port={port}")
+        status, _, err, path = run(tmp_path, command, "killed.py", hook, f"--metrics-port={port}")
     assert status == 1
     assert err.count(f"port {port} at 127.0.0.1 cannot be had") == 1
     assert launched.summary(path)["steps"] > 0
@@ -124,8 +126,8 @@ def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tm
         ("--metrics-port", "0.0.0.0:9464", "RINGSIDE_METRICS_TOKEN"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, flag, value, why):
-    status, out, err, path = run(tmp_path, "killed.py", flag, value)
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path, command, flag, value, why):
+    status, out, err, path = run(tmp_path, command, "killed.py", flag, value)
     assert (status, out) == (2, "")
     assert why in err
     assert len(err.splitlines()) == 1

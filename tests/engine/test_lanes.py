@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,9 +63,15 @@ def lanes_to_try(size: int, count: int, rng: random.Random) -> list[list[int]]:
     ]
 
 
+@lru_cache(maxsize=1)
+def inputs_of(size: int, dtype: str, op: str, count: int) -> list[np.ndarray]:
+    """Return every rank's input, made once for all lanes that are tried."""
+    return [elements(dtype, count, (rank, op)) for rank in range(size)]
+
+
 def check(rooms: Rooms, dtype: str, op: str, bounds: list[int], count: int, memory: str, scale: float = 1.0) -> None:
     comm = rooms.comm
-    inputs = [elements(dtype, count, (rank, op)) for rank in range(comm.size)]
+    inputs = inputs_of(comm.size, dtype, op, count)
     label = f"{dtype} {op} {count} {memory} {bounds} scale {scale}"
     own = slice(bounds[comm.rank], bounds[comm.rank + 1])
     x = rooms.put(inputs[comm.rank], memory)

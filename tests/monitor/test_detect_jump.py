@@ -21,7 +21,7 @@ def rough(seed: int, ranks: int, steps: int, share: float = 0.15) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 20), (3, 25), (8, 20)])
-@pytest.mark.parametrize("seeds", [3, pytest.param(10, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("seeds", [3, pytest.param(7, marks=pytest.mark.thorough)])
 def test_a_slow_rank_is_named_within_twenty_steps_on_a_busy_machine(ranks: int, steps: int, seeds: int) -> None:
     delays, onsets = [], []
     for seed in range(seeds):
@@ -35,9 +35,9 @@ def test_a_slow_rank_is_named_within_twenty_steps_on_a_busy_machine(ranks: int, 
     assert 118 <= np.median(onsets) <= 122
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(8, marks=pytest.mark.thorough)])
-def test_late_steps_alone_name_nobody(seeds: int) -> None:
-    for seed in range(seeds):
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 5), marks=pytest.mark.thorough)])
+def test_late_steps_alone_name_nobody(seeds: range) -> None:
+    for seed in seeds:
         for share in (0.05, 0.3):
             assert detect(rough(seed, 2, 400, share)) == []
 

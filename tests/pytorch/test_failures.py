@@ -298,6 +298,7 @@ def test_small_dev_shm(privileged: Team, size_bytes: int) -> None:
         assert not lines
 
 
+@pytest.mark.core
 def test_small_dev_shm_on_one_rank(privileged: Team) -> None:
     for same, counters, lines in privileged.run(small_shm, free_port(), "second", 64 << 10):
         assert same

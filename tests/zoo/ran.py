@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed as dist
+from tests.support.mains import run_main
 from tests.support.ranks import on_ranks, place
 from tests.support.waiting import free_port
 
@@ -21,9 +20,6 @@ from ringside.autoload.ringside_autoload import FIRST, install
 SCRIPTS = Path(__file__).with_name("scripts")
 TORCHRUN = ("torch.distributed.run", "--standalone")
 LIMIT_S = 150.0
-_groups: list[object] = []
-"""Kept until the process ends: who lets go of a DDP after its group was destroyed may hang in torch, see
-`tests/pytorch/training.py`."""
 SMALL_SHM = 'mount -t tmpfs -o size="$0" tmpfs /dev/shm && exec "$@"'
 
 
@@ -117,22 +113,13 @@ def as_main(words: list[str], directory: str, port: int, record: str | None) -> 
     """Run a script in this process as its main program; return what it printed, and what came on stderr."""
     os.environ["MASTER_PORT"] = str(port)
     os.chdir(directory)
-    sys.argv = [str(SCRIPTS / words[0]), *words[1:]]
-    sys.path.insert(0, str(SCRIPTS))
     if record:
         # FIRST: this rank has no launcher to end with
         os.environ |= {"RINGSIDE_RUN_DIR": record, "RINGSIDE_LAUNCHED": "1", FIRST: str(os.getpid())}
         install()
-    destroy = dist.destroy_process_group
-
-    def destroy_and_keep(group: dist.ProcessGroup | None = None) -> None:
-        _groups.append(dist.group.WORLD)
-        destroy(group)
-
-    dist.destroy_process_group = destroy_and_keep
     out, err = (Path(f"{directory}.{name}.{place().rank}") for name in ("out", "err"))
     with out.open("w") as printed, err.open("w") as told, redirect_stdout(printed), redirect_stderr(told):
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        run_main([str(SCRIPTS / words[0]), *words[1:]])
     return out.read_text(), err.read_text()
 
 

@@ -9,6 +9,9 @@ import signal
 import sys
 import threading
 
+LATE_S = 8.0
+"""How late a rank is that another one does not wait for: that one has been told to end twice by then."""
+
 port, path, way, *words = sys.argv[1:]
 os.environ["MASTER_PORT"] = port
 import torch  # noqa: E402
@@ -62,7 +65,7 @@ def is_interrupted() -> None:
 
         def late(*_: object) -> None:
             with contextlib.suppress(RuntimeError):  # rank 0 ended, and its store with it
-                store.wait(["never"], datetime.timedelta(seconds=60))
+                store.wait(["never"], datetime.timedelta(seconds=LATE_S))
 
         ddp.module.register_forward_pre_hook(late)
     else:
