@@ -1,6 +1,6 @@
 """A plain PyTorch script whose steps are transactions: kill any of its workers, and no sample is lost or counted twice.
 
-    ringside run --survive --nproc-per-node 2 examples/survive.py --steps 200
+    ringside run --survive -n 2 examples/survive.py --steps 200
 
 (or `torchrun --nproc-per-node 2 -m ringside.survive examples/survive.py --steps 200`). What has changed is the loop:
 forward, backward and the optimizer's step are inside `training`, which does them again where a rank dies.

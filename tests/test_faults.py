@@ -117,7 +117,7 @@ def test_a_rank_outside_the_world_is_refused(fault):
 
 @given(st.text(max_size=40).filter(lambda text: "none" not in text))
 def test_any_other_text_is_refused_with_what_exists(text):
-    with pytest.raises(UsageError, match=r"slow:rank=1,factor=1\.3,from_step=40.*kill:rank=1,at_step=60.*none"):
+    with pytest.raises(UsageError, match=r"(?s)slow:rank=1,factor=1\.3,from_step=40.*kill:rank=1,at_step=60.*none"):
         parse_fault(text)
 
 

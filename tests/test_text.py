@@ -6,10 +6,12 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.text import (
+    did_you_mean,
     digits,
     duration,
     name_ranks,
     name_vertices,
+    parse_ranks_per_host,
     parse_size,
     percent,
     rank_list,
@@ -87,3 +89,17 @@ def test_ranks_in_words() -> None:
     ]
     assert name_ranks([0, 1, 2], "channel") == "channels 0-2"
     assert name_vertices([8, 0, 2, 1], 8) == "ranks 0-2 and switch 8"
+
+
+def test_a_name_that_is_nearly_right_is_met_with_the_right_one() -> None:
+    presets = ["dgx-a100", "dgx-h100", "dgx-h200", "p5"]
+    assert [did_you_mean(name, presets) for name in ("dgx-h10", "h100", "100", "p", "nothing", "")] == [
+        " (did you mean dgx-h100?)", " (did you mean dgx-h100?)", "", " (did you mean p5?)", "", "",
+    ]  # fmt: skip
+
+
+def test_ranks_per_host_are_a_number_or_a_list() -> None:
+    assert (parse_ranks_per_host("8"), parse_ranks_per_host("3,2,4")) == (8, [3, 2, 4])
+    for text in ("", "0", "x", "3,,2", "2,-1"):
+        with pytest.raises(UsageError, match="a number from 1 on, or one per host"):
+            parse_ranks_per_host(text)

@@ -322,7 +322,7 @@ def _balance(model: Any, compute: str, target_s: float) -> Work:
 
 def _settle(model: Any) -> None:
     """Take steps that compute nothing until all buckets' sizes are decided: what is measured is what comes after."""
-    from ringside.pytorch.ddp.ddp_methods import own_hook
+    from ringside.pytorch.ddp.attached_model import own_hook
 
     hook = own_hook(model)
     assert hook is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Guard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import re
@@ -225,8 +226,20 @@ def first_line(text: str, most: int = 200) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean ring?)` where `name` is nearly one of the known names, else nothing.
+
+    It goes behind the wrong name in an error. `h100` is nearly `dgx-h100`: what is a part of one known name is meant.
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    if not near and len(name) >= 3:
+        near = [full for full in known if name.lower() in full]
+    return f" (did you mean {near[0]}?)" if len(near) == 1 else ""
+
+
 # -------------------------------------------------------------------------------------------------
-# Sizes as people write them, read in one way: `1GB` is 10^9, `1GiB` and `1G` are 2^30.
+# Sizes and counts as people write them, read in one way: `1GB` is 10^9, `1GiB` and `1G` are 2^30.
 
 _SIZE = re.compile(r"^((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e\+?[0-9]+)?)\s*(?:([kmgtp])(ib?|b)?|b)?$", re.IGNORECASE)
 
@@ -262,3 +275,18 @@ def size_bytes(text: str, option: str) -> float:
     if not found > 0:
         raise UsageError(f"{option} {text}: more than 0 bytes")
     return found
+
+
+def parse_ranks_per_host(text: str) -> int | list[int]:
+    """Return the ranks of every host: a number for all of them, or a list with one for each, such as `3,2,4`.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise UsageError(f"--ranks-per-host {text}: a number from 1 on, or one per host, such as 3,2,4")
+    return counts if len(counts) > 1 else counts[0]

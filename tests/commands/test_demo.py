@@ -175,7 +175,7 @@ def test_a_run_directory_that_vanishes_does_not_stop_it(tmp_path):
     ("words", "why"),
     [
         (("--inject", "slow:rank=2"), "no rank 2 among 2 ranks"),
-        (("--inject", "fast"), "What exists"),
+        (("--inject", "fast"), "There are:"),
         (("--nproc-per-node", "1"), "at least 2 ranks"),
         (("--corpus", "/nonexistent"), "no Python sources"),
     ],

@@ -39,7 +39,7 @@ def job(port: int, path: str, engine: str, fault: str, steps: int = MOST_STEPS, 
     from bench.real_runs.rank import train
 
     from ringside.pytorch.recording import session
-    from ringside.pytorch.recording.settings import RecordingSettings
+    from ringside.pytorch.recording.session import RecordingSettings
 
     with pytest.MonkeyPatch.context() as patch, group(port):
         patch.setenv("RINGSIDE_DIGEST_EVERY", str(DIGEST_EVERY))

@@ -361,6 +361,7 @@ def test_a_run_is_watched_and_told(call: Call, script: Path, monkeypatch: pytest
     assert (status, out) == (0, "here\n")
     told = [line for line in err.splitlines() if line.startswith("ringside run: ")]
     assert [line[:50] for line in told] == [
+        "ringside run: watching 8 ranks, recording to here ",
         "ringside run: ● rank 5 is 30 % slower than the oth",
         "ringside run: ● the link 0 → 4 is slow since step ",
         "ringside run: ● the replica of rank 3 drifted apar",
@@ -392,5 +393,5 @@ def test_where_nothing_was_recorded_it_is_said_why(
     deaths: tuple[int, ...], message: str, out: str, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
 ):
     Recorded(status=1, deaths=[Death(rank, 1, 1, 0) for rank in deaths]).instead_of(run_command, monkeypatch)
-    assert call("run --run-dir here train.py") == (1, out, f"ringside run: {message}\n")
+    assert call("run --quiet --run-dir here train.py") == (1, out, f"ringside run: {message}\n")
     assert Path("here").exists() == bool(out)

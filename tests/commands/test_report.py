@@ -76,6 +76,14 @@ def test_a_trace_of_some_steps(sixteen_ranks: Path, tmp_path: Path, capsys: pyte
     assert not (sixteen_ranks / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--steps", "1:5"), "--steps is for a trace"), (("--perfetto", "x.txt"), r"ends in \.json")]
+)
+def test_a_trace_needs_a_file_that_is_one(sixteen_ranks: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        call(str(sixteen_ranks), *words)
+
+
 @pytest.mark.parametrize("steps", ["5", "a:b", "1:2:3"])
 def test_a_range_of_steps_that_is_none_is_refused(sixteen_ranks: Path, steps: str) -> None:
     with pytest.raises(SystemExit):

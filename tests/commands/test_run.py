@@ -8,8 +8,9 @@ import pytest
 
 import ringside.autoload
 from ringside.commands import main
+from ringside.commands.run import start_line
 from ringside.errors import UsageError
-from ringside.launch.torchrun import SWITCHES, parse_command_line, with_defaults
+from ringside.launch.torchrun import SWITCHES, is_without_rank_0, parse_command_line, with_defaults
 
 from . import launched
 
@@ -236,6 +237,9 @@ def test_the_class_is_changed_once_when_torch_comes():
         ("train.py", "--nproc-per-node=7 --standalone train.py"),
         ("--nproc_per_node 2 train.py --nnodes 3", "--standalone --nproc_per_node 2 train.py --nnodes 3"),
         ("--nnodes=2 --node-rank 1 train.py", "--nproc-per-node=7 --nnodes=2 --node-rank 1 train.py"),
+        ("-n 2 train.py -n 3", "--standalone --nproc-per-node 2 train.py -n 3"),
+        ("-n2 --nnodes=2 train.py", "--nproc-per-node=2 --nnodes=2 train.py"),
+        ("-n=gpu train.py", "--standalone --nproc-per-node=gpu train.py"),
         ("-m pkg.train -x", "--nproc-per-node=7 --standalone -m pkg.train -x"),
         ("--run-dir d --rdzv_backend x -- a.py --run-dir e", "--nproc-per-node=7 --rdzv_backend x a.py --run-dir e"),
         ("--run-dir=d --standalone train.py", "--nproc-per-node=7 --standalone train.py"),
@@ -266,6 +270,28 @@ def test_a_command_line_without_a_script_is_refused(words):
         parse_command_line(words.split(), ours=("--run-dir",))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("-n 1 train.py", "watching 1 rank, recording to a/run (live: ringside top a/run, or ringside serve a/run)"),
+        ("-n gpu train.py", "watching all ranks, recording to a/run (live: "),
+        ("-n 8 --nnodes 2 --node-rank 0 train.py", "watching 8 ranks on this node, recording all to a/run (live: "),
+        ("-n 8 --nnodes 2 --node-rank 1 train.py", "watching 8 ranks on this node; the node of rank 0 records"),
+        ("-n 8 --nnodes 2 --rdzv-backend c10d t.py", "on this node; if rank 0 is here, recording to a/run (live: "),
+    ],
+)
+def test_at_the_start_it_is_said_what_is_watched_and_where_it_is_recorded(words, said):
+    line = parse_command_line(words.split(), ours=())
+    assert said in start_line(line, Path("a/run"), {})
+    assert is_without_rank_0(line, {}) == ("--node-rank 1" in words)
+
+
+def test_places_in_the_environment_count_as_well():
+    line = parse_command_line(["train.py"], ours=())
+    environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
+    assert start_line(line, Path("run"), environ) == "watching 4 ranks on this node; the node of rank 0 records"
+
+
 def test_switches_are_those_of_torchrun():
     from torch.distributed.run import get_args_parser
 
@@ -277,4 +303,4 @@ def test_switches_are_those_of_torchrun():
 def test_help_shows_an_example():
     status, out, _ = launched.run("run", "--help")
     assert status == 0
-    assert "$ ringside run --nproc-per-node 2 train.py" in out
+    assert "$ ringside run -n 2 train.py" in out

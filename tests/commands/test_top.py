@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -195,3 +196,26 @@ def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatc
     with pytest.raises(UsageError, match=r"pip install 'torch-ringside\[tui\]'"):
         call(str(run))
     assert call(str(run), "--once") == 0
+
+
+@pytest.mark.parametrize(("lines", "left_out"), [(24, 0), (12, 0), (11, 2), (10, 3), (4, 4)])
+def test_once_fits_the_screen(
+    run: Path, lines: int, left_out: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LINES", str(lines))
+    assert call(str(run), "--once") == 0
+    shown = capsys.readouterr().out.splitlines()
+    kept = GOLDEN.splitlines()[: 11 - left_out]
+    assert shown == [*kept, *([f"… and {left_out} more ranks: --all"] if left_out else [])]
+    assert len(shown) < lines or left_out == 4  # all ranks: the verdict is not cut
+    assert call(str(run), "--once", "--all") == 0
+    assert capsys.readouterr().out == GOLDEN
+
+
+def test_into_a_pipe_all_ranks_are_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("LINES", raising=False)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda fallback=(80, 24): os.terminal_size(fallback))
+    assert call(str(run), "--once") == 0
+    assert capsys.readouterr().out == GOLDEN

@@ -140,4 +140,4 @@ def test_other_counts_are_refused(text: str):
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         run("--help")
-    assert "$ ringside verify ring direct --ranks 4,8" in capsys.readouterr().out
+    assert "$ ringside verify ring direct -n 4,8" in capsys.readouterr().out

@@ -13,8 +13,8 @@ from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.summary import finish_run
-from ringside.view.findings_text import finding_text
 from ringside.view.html.run_report import render_report
+from ringside.view.verdict_text import finding_text
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ LAB = (
     "-- true", "--hosts 3 --rate none -- true", "--hosts 2 --ranks-per-host 3 --delay 5ms -- true",
     "--hosts 2 --ranks-per-host 2,1 --rate 250mbit --wiring mesh -- true",
 )  # fmt: skip
-PROBE = ("", "--ranks", "--order 0,2,1", "--quick --timeout 3")
-STARTED = ("--nproc 2", "--nproc 3 --quick --json --ranks --timeout 2.5", "--nproc 2 --order 0,1 -o t.json")
+PROBE = ("", "--all-ranks", "--order 0,2,1", "--quick --timeout 3")
+STARTED = ("-n 2", "-n 3 --quick --json --all-ranks --timeout 2.5", "--nproc-per-node 2 --order 0,1 -o t.json")
 SERVE = ("demo", "demo --port 0 --host localhost", "demo --host 0.0.0.0 --token t --allow-host a --allow-host b", "")
 TOP = ("demo", "http://127.0.0.1:8777", "https://somewhere/run/x/", "")
 

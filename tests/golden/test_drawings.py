@@ -14,7 +14,7 @@ RANKS = {"hierarchical": (6, 4), "halving_doubling": (8, 5), "recursive_doubling
 MORE = {
     "segments": "ring -n 4 --segments 2",
     "order": "ring -n 5 --order 0,2,4,1,3",
-    "hosts": "hierarchical --hosts 3,2",
+    "hosts": "hierarchical --ranks-per-host 3,2",
     "root": "binomial_broadcast -n 6 --root 2",
     "one": "ring -n 1",
 }
@@ -26,7 +26,7 @@ DRAWN = {
 
 PAGES = {name: DRAWN[name] for name in ("ring-5", "two_tree-7", "hosts", "in_network-5", "direct-5")} | {
     "many": "ring -n 24",
-    "many-hosts": "hierarchical --hosts 8,8,8",
+    "many-hosts": "hierarchical --ranks-per-host 8,8,8",
     "most": "tree -n 64",
 }
 

@@ -20,7 +20,7 @@ from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.view.html.doctor import doctor_page
 from ringside.view.run.recorded import Run
-from ringside.view.server.runs import key_of
+from ringside.view.server.feed import key_of
 from ringside.view.tui.source import Local, take_snapshot
 
 H100 = "--preset dgx-h100 --hosts 2 --ranks-per-host 4"

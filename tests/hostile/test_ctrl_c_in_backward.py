@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside.engine.runtime import interrupts  # noqa: E402
 from ringside.errors import RingsideError  # noqa: E402
-from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
 
 pytestmark = pytest.mark.native
 

@@ -34,8 +34,8 @@ from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish_run, summarise
 from ringside.predict.tables import osu as tables_osu
 from ringside.text import size_bytes
+from ringside.view.html.rings import longest_waits
 from ringside.view.html.run_report import render_report
-from ringside.view.html.waits_ring import longest_waits
 
 from .growth import growth
 

@@ -6,13 +6,11 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, preset
-from ringside.predict.plan.bound import bounds
 from ringside.predict.plan.buckets import best_buckets, exposed_s
 from ringside.predict.plan.memory import batch, fit, sharded, state
 from ringside.predict.plan.options import option, options
-from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.plan.ranking import contenders, crossovers
-from ringside.view.plan_text import full_plan, short_plan
+from ringside.predict.plan.plan import PlanQuestion, bounds, contenders, crossovers, plan
+from ringside.view.predict_text import full_plan, short_plan
 
 BOX = Topology(
     "box", (4, 4), inside=LinkClass("shared_memory", 1e-6, 10e9), between=LinkClass("ethernet", 20e-6, 1e9), nics=1

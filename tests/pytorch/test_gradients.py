@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.engine import HostCommunicator  # noqa: E402
-from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
 
 from .plans import PLANS, VIEW, assert_ours, both  # noqa: E402
 from .training import OLD_TORCH, Plan, build, ddp_ranks, group, train  # noqa: E402

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
 
 from .groups import own_machines  # noqa: E402
 from .plans import PLANS, assert_ours, both  # noqa: E402

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
 from ringside.pytorch.ddp.reducers import BucketOutcomes  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402

@@ -16,8 +16,8 @@ from ringside.engine.probe.links import MeasuredSlowLink  # noqa: E402
 from ringside.engine.tuner.explain import AlgorithmChange  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.pytorch import job_probe as probing  # noqa: E402
+from ringside.pytorch.communicator.between_hosts import record_algorithm_change  # noqa: E402
 from ringside.pytorch.job_probe import ProbeOutcome, probe_job  # noqa: E402
-from ringside.pytorch.recording import algorithm_changes as revisions  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 
 from .training import free_port  # noqa: E402
@@ -164,18 +164,9 @@ REVISED = AlgorithmChange(
 )
 
 
-def test_a_revision_names_links_by_the_first_ranks_of_their_hosts() -> None:
-    assert revisions.event_fields(ROSTER, REVISED) == {
-        "size_bytes": 4096, "before": "ring", "after": "tree", "others_changed": True, "reason": "slow",
-        "links": [
-            {"ranks": [0, 2], "hosts": ["node-0", "node-1"], "bytes_per_s": 1e6, "usual_bytes_per_s": 9e6},
-            {"ranks": [2], "hosts": ["node-1"], "bytes_per_s": 2e6, "usual_bytes_per_s": 9e6},
-        ],
-        "seconds": 0.5,
-    }  # fmt: skip
-
-
-def test_only_a_session_of_the_same_ranks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_of_the_same_ranks_records_a_revision_whose_links_are_named_by_first_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[dict[str, Any]] = []
 
     class Session:
@@ -184,9 +175,18 @@ def test_only_a_session_of_the_same_ranks_is_told(monkeypatch: pytest.MonkeyPatc
         def algorithm_changed(self, fields: dict[str, Any]) -> None:
             told.append(fields)
 
-    revisions.record_algorithm_change(ROSTER, REVISED)  # there is none
+    record_algorithm_change(ROSTER, REVISED)  # there is none
     monkeypatch.setattr(sessions, "current", Session)
-    revisions.record_algorithm_change(make_rank_map(0, [own_rank_info({}) for _ in range(2)]), REVISED)
+    record_algorithm_change(make_rank_map(0, [own_rank_info({}) for _ in range(2)]), REVISED)
     assert told == []
-    revisions.record_algorithm_change(ROSTER, REVISED)
-    assert told == [revisions.event_fields(ROSTER, REVISED)]
+    record_algorithm_change(ROSTER, REVISED)
+    assert told == [
+        {
+            "size_bytes": 4096, "before": "ring", "after": "tree", "others_changed": True, "reason": "slow",
+            "links": [
+                {"ranks": [0, 2], "hosts": ["node-0", "node-1"], "bytes_per_s": 1e6, "usual_bytes_per_s": 9e6},
+                {"ranks": [2], "hosts": ["node-1"], "bytes_per_s": 2e6, "usual_bytes_per_s": 9e6},
+            ],
+            "seconds": 0.5,
+        }
+    ]  # fmt: skip

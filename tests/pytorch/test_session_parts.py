@@ -21,11 +21,11 @@ from tests.support.waiting import LIMIT_S, Clock, until  # noqa: E402
 
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
-from ringside.monitor.step_clock.draft import Draft  # noqa: E402
+from ringside.monitor.step_clock import Draft  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
-from ringside.pytorch.recording.session import Session  # noqa: E402
-from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
-from ringside.pytorch.recording.store_calls import READY, Rank0Presence, StoreSilence  # noqa: E402
+from ringside.pytorch.recording.rank0 import run_info  # noqa: E402
+from ringside.pytorch.recording.record_transport import READY, Rank0Presence, StoreSilence  # noqa: E402
+from ringside.pytorch.recording.session import RecordingSettings, Session  # noqa: E402
 
 from .training import Said, ddp_ranks, group  # noqa: E402
 
@@ -301,10 +301,12 @@ def test_a_monitor_that_stops_says_so_and_ends_what_others_send(
 def test_ranks_that_do_not_come_are_nowhere_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     store = dist.HashStore()
     store.set("who/2", json.dumps(["node-2", 17]))
-    assert sessions.places(store, range(1, 4), 0.05) == [("", 0), ("node-2", 17), ("", 0)]
+    info = run_info(store, 4, "gloo", 0.05)
+    assert (info.hosts[1:], info.pids[1:]) == (["", "node-2", ""], [0, 17, 0])
     assert "the monitor has not heard of ranks 1 and 3 within 0.05 s" in caplog.text
     caplog.clear()
-    assert sessions.places(store, range(2, 3), 0.05) == [("node-2", 17)]
+    store.set("who/1", json.dumps(["node-1", 16]))
+    assert run_info(store, 3, "gloo", 0.05).hosts[1:] == ["node-1", "node-2"]
     assert caplog.text == ""
 
 

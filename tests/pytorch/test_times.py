@@ -15,7 +15,7 @@ import ringside  # noqa: E402
 from ringside import _core  # noqa: E402
 from ringside.monitor.collector import with_waits  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
-from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
 from ringside.pytorch.ddp.ringside_reducer import RingsideReducer  # noqa: E402
 
 from .training import ddp_ranks, group, run_directory, small_attachment, steps  # noqa: E402

@@ -22,11 +22,11 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.pytorch.ddp.ddp_methods import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
 from ringside.pytorch.ddp.reducers import NativeReducer  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
-from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402
+from ringside.pytorch.recording.session import RecordingSettings  # noqa: E402
 
 from .training import compares_models_first, free_port, group, small_attachment, steps  # noqa: E402
 

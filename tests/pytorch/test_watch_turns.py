@@ -29,7 +29,7 @@ from ringside.processes import read_stat  # noqa: E402
 from ringside.pytorch.hang_watch import host as watch_host  # noqa: E402
 from ringside.pytorch.hang_watch import store_channel as watch_mail  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402
-from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage, ProgressView  # noqa: E402
+from ringside.pytorch.hang_watch.board import ProgressPage, ProgressView  # noqa: E402
 from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text  # noqa: E402
 from ringside.pytorch.hang_watch.stacks import Stacks  # noqa: E402
 from ringside.pytorch.hang_watch.store_channel import FRESH_S, StoreChannel  # noqa: E402
@@ -589,7 +589,6 @@ def test_a_watch_is_for_jobs_of_several_ranks_that_want_it(
     monkeypatch.setenv("RINGSIDE_WATCH", environ)
     found = watch.begin(dist.HashStore(), 0, size, step=lambda: 0, path=None, put_event=None)
     assert (found is not None) is watches
-    assert isinstance(watch.board_of(found), NoBoard) is not watches
     if found is not None:
         found.end()
 

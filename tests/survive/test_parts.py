@@ -25,7 +25,6 @@ from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.cluster.rendezvous import (
     EVERY_S,
     MOST_S,
-    Acknowledged,
     Joining,
     Knock,
     Rendezvous,
@@ -52,9 +51,9 @@ def test_a_rank_that_comes_again_gets_another_seat_and_its_own_mail():
     first, second = (rendezvous.claim(1, 1, PeerPlace("here", 7, 8, life)) for life in (1, 2))
     assert (first, second) == (MemberId(1, 1), MemberId(1, 2))
     rendezvous.send(1, second, Joining(A))
-    rendezvous.send(1, second, Acknowledged(Acknowledgement(Tag(1, 1, 0, 0), A, "x")))
+    rendezvous.send(1, second, Knock(A, 1))
     assert rendezvous.receive(1, first) == []
-    assert [type(message) for message in rendezvous.receive(1, second)] == [Joining, Acknowledged]
+    assert [type(message) for message in rendezvous.receive(1, second)] == [Joining, Knock]
     assert rendezvous.receive(1, second) == []
     assert rendezvous.place(1, first) == PeerPlace("here", 7, 8, 1) != place
 

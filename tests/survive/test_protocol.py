@@ -479,6 +479,7 @@ def test_a_silent_store_halts_the_job():
     member.handle(e.Started(0.0, 0, SEATS))
     assert [type(said) for said in member.handle(e.Tick(29.0))] == [i.ReadGeneration, i.AskToJoin]
     (said,) = member.handle(e.Tick(31.0))
+    assert isinstance(said, i.Halt)
     assert "store has not answered for 30 s" in said.reason
 
 

@@ -10,11 +10,10 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from ringside.errors import MismatchError, RingsideError, UnsupportedError  # noqa: E402
 from ringside.survive import connection as passport  # noqa: E402
-from ringside.survive.cluster.shared_memory import read_only  # noqa: E402
+from ringside.survive.cluster.shared_memory import OwnArena, read_only  # noqa: E402
 from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
 from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
 from ringside.survive.state.state import (  # noqa: E402  # noqa: E402
-    Given,
     JobState,
     digest_of,
     pack,
@@ -81,7 +80,8 @@ def test_what_is_no_plain_value_is_named():
 def test_a_state_is_taken_over_from_a_peer_bit_for_bit_and_only_the_one_agreed_on():
     ours, other = trained(0), trained(1, steps=5)
     assert ours.digest() != other.digest()
-    given = Given(ours)
+    given = OwnArena(packed_size(ours.tree()))
+    pack(ours.tree(), given.bytes)
     with pytest.raises(MismatchError, match="not the one"):
         take_over(other, read_only(given.address), ours.digest() ^ 1)
     take_over(other, read_only(given.address), ours.digest())

@@ -6,7 +6,6 @@ import inspect
 import pkgutil
 import re
 from pathlib import Path
-from typing import get_args
 
 import msgspec
 import pytest
@@ -60,14 +59,13 @@ def test_whatever_is_a_value_is_frozen():
 
 def test_what_a_member_hears_and_is_told_to_do_is_all_that_there_is():
     told = {kind for kind in vars(events).values() if inspect.isclass(kind) and issubclass(kind, msgspec.Struct)}
-    assert set(get_args(events.Event)) == {kind for kind in told if kind.__module__ == events.__name__} - {
+    assert {kind for kind in told if kind.__module__ == events.__name__ and not issubclass(kind, events.Event)} == {
         Acknowledgement,
         RankOffered,
     }
     done = {kind for kind in vars(instructions).values() if inspect.isclass(kind) and issubclass(kind, msgspec.Struct)}
-    assert set(get_args(instructions.Instruction)) == {
-        kind for kind in done if kind.__module__ == instructions.__name__
-    }
+    own = {kind for kind in done if kind.__module__ == instructions.__name__}
+    assert all(issubclass(kind, instructions.Instruction) for kind in own)
 
 
 A, B = MemberId(0, 1), MemberId(1, 2)

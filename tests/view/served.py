@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringside.view.server.app import PageServer
-from ringside.view.server.feed import PageFeed
-from ringside.view.server.runs import Runs
+from ringside.view.server.feed import PageFeed, Runs
 
 LIMIT_S = 60.0
 

@@ -7,10 +7,9 @@ import pytest
 from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question, Rings, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import figure, title
-from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.html.doctor import doctor_page
-from ringside.view.html.nccl_rings import transport_class
-from ringside.view.verdict_text import answer_text
+from ringside.view.html.rings import transport_class
+from ringside.view.verdict_text import answer_text, finding_text, what_if_line
 
 NOTE = Note(file="a", kind="NCCL log", text="read")
 

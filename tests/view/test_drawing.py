@@ -32,9 +32,8 @@ from ringside.schedule import (
     tree,
     two_tree,
 )
-from ringside.view.schedule.drawing import schedule_html, schedule_sheet, schedule_svg
+from ringside.view.schedule.drawing import rank_colour, schedule_html, schedule_sheet, schedule_svg
 from ringside.view.schedule.frames import ScheduleFrames
-from ringside.view.schedule.svg import rank_colour
 
 EVERY = [*ALGORITHMS, *COLLECTIVES]
 

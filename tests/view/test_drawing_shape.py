@@ -26,9 +26,8 @@ from ringside.schedule import (
 )
 from ringside.view.schedule import layout as drawing_layout
 from ringside.view.schedule.arrange import arrange_vertices, columns_of
-from ringside.view.schedule.frames import ScheduleFrames
+from ringside.view.schedule.frames import ScheduleFrames, ScheduleShape, hosts_of, shape_of
 from ringside.view.schedule.layout import GraphLayout, Pills
-from ringside.view.schedule.shape import ScheduleShape, hosts_of, shape_of
 
 Box = tuple[float, float, float, float]
 

@@ -20,12 +20,9 @@ from ringside.predict.tables import read_tables
 from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import contributions, hierarchical, ring
 from ringside.view.export.perfetto import write_timeline
-from ringside.view.html.gantt import gantt, shown_lanes
-from ringside.view.html.plan import plan_page
-from ringside.view.html.score import score_page
-from ringside.view.html.simulation import timeline_page
-from ringside.view.html.what_if import what_if_page
-from ringside.view.what_if_text import Rates
+from ringside.view.html.predictions import plan_page, score_page, what_if_page
+from ringside.view.html.simulation import gantt, shown_lanes, timeline_page
+from ringside.view.predict_text import Rates
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]

@@ -11,9 +11,9 @@ import pytest
 from ringside.monitor import RunInfo, StepRecord, detect
 from ringside.monitor.summary import summarise
 from ringside.text import UNKNOWN, digits
-from ringside.view.html.charts import POINTS, Series, chart, ticks
+from ringside.view.html.charts import POINTS, Curve, chart, ticks
+from ringside.view.html.rings import longest_waits, waits_ring
 from ringside.view.html.run_report import render_report
-from ringside.view.html.waits_ring import longest_waits, waits_ring
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -113,8 +113,8 @@ def test_every_picture_has_words() -> None:
 
 def test_a_loss_that_only_some_steps_have_is_a_dash_in_the_others() -> None:
     assert digits(float("nan")) == UNKNOWN
-    line = Series(name="loss", values=np.array([1.0, 1.0, np.nan, 2.0]), style="s0")
-    assert "nan" not in chart("loss", "Loss", [0, 1, 2, 3], [line], text=digits).lower()
+    line = Curve("loss", np.arange(4.0), np.array([1.0, 1.0, np.nan, 2.0]), "s0")
+    assert "nan" not in chart("loss", "Loss", [line], text=digits).lower()
 
 
 def test_hostile_text_stays_text() -> None:
@@ -136,16 +136,16 @@ def test_hover_data_is_json_with_one_text_per_step() -> None:
 
 
 def test_long_runs_are_thinned() -> None:
-    line = Series(name="a", values=np.arange(10_000.0), style="s0")
-    source = chart("x", "t", list(range(10_000)), [line])
+    line = Curve("a", np.arange(10_000.0), np.arange(10_000.0), "s0")
+    source = chart("x", "t", [line])
     data = json.loads(re.findall(r"application/json\">(.*?)</script>", source)[0])
     assert len(data["steps"]) <= POINTS
     assert data["span"][0] == 0
 
 
 def test_gaps_break_the_line() -> None:
-    line = Series(name="a", values=np.array([1.0, np.nan, 2.0, 3.0]), style="s0")
-    (path,) = re.findall(r'class="line s0" d="([^"]*)"', chart("x", "t", [0, 1, 2, 3], [line]))
+    line = Curve("a", np.arange(4.0), np.array([1.0, np.nan, 2.0, 3.0]), "s0")
+    (path,) = re.findall(r'class="line s0" d="([^"]*)"', chart("x", "t", [line]))
     assert path.count("M") == 2
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ringside.view.html.waits_ring import CENTRE, MOST_NAMES, RADIUS, waits_ring
+from ringside.view.html.rings import CENTRE, MOST_NAMES, RADIUS, waits_ring
 
 
 def places(drawn: str) -> list[tuple[float, float]]:

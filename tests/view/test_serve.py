@@ -26,8 +26,8 @@ from ringside.commands import main
 from ringside.errors import UsageError
 from ringside.view.run.live import LiveRun
 from ringside.view.server import feed as serve_feed
+from ringside.view.server.feed import key_of, newest_run
 from ringside.view.server.guard import check_address, holder, listen
-from ringside.view.server.runs import key_of, newest_run
 from ringside.view.server.state import page_state, topology
 
 WEB = Path(__file__).parents[2] / "src" / "ringside" / "view" / "static" / "live"

@@ -18,10 +18,9 @@ from tests.support.waiting import until
 
 from ringside.errors import RingsideError, UsageError
 from ringside.view.server.feed import PageFeed
-from ringside.view.tui import remote as top_remote
+from ringside.view.tui import source as top_remote
 from ringside.view.tui.rank_table import SortOrder, Sparks
-from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, take_snapshot
+from ringside.view.tui.source import Local, Remote, take_snapshot
 from ringside.view.tui.text import once_lines, rank_detail, verdict_block
 
 Answer = tuple[int, bytes]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ringside.survive.audit import ReadableState, every_commit
+from ringside.survive.audit import every_commit
+from ringside.survive.cluster.registers import Registers
 
 
-def audit(registers: ReadableState, steps: int, *, resumed: bool = False) -> list[str]:
+def audit(registers: Registers, steps: int, *, resumed: bool = False) -> list[str]:
     """Return what is wrong with a job's decisions, in words.
 
     Args:

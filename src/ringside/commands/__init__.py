@@ -1,7 +1,6 @@
-"""The command line: one module per verb, each with `HELP`, `prepare_parser(parser)` and `run(args) -> exit status`.
+"""The command line: one module per command, each with `HELP`, `prepare_parser(parser)` and `run(args) -> exit status`.
 
-Exit statuses: 0 fine, 1 the command ran and found something wrong, 2 it was asked for something that cannot be,
-130 interrupted by Ctrl-C.
+Exit statuses: 0 fine, 1 the command ran and found something wrong, 2 usage error, 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,37 +11,41 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from ringside.commands.options import set_verbosity
 from ringside.errors import RingsideError, UsageError
+from ringside.text import did_you_mean
 from ringside.view.tui.console import never_raises, printable_lines
 
-VERBS = (
-    "demo",
-    "run",
-    "report",
-    "top",
-    "compare",
-    "serve",
-    "bench",
-    "verify",
-    "draw",
-    "lab",
-    "probe",
-    "doctor",
-    "predict",
-    "what-if",
-)
+GROUPS = {
+    "Watch": ("run", "top", "serve", "report", "compare"),
+    "Diagnose": ("doctor", "probe"),
+    "Plan": ("predict", "what-if"),
+    "Learn and test": ("demo", "draw", "verify", "bench", "lab"),
+}
+"""The commands, by what a user wants to do."""
+
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+
+DESCRIPTION = "Find out which rank a PyTorch job waits for, since when, why, and what it costs."
+EXAMPLE = """\
+example:
+  $ ringside run -n 2 train.py
+
+`ringside COMMAND --help` says more. Exit status: 0 fine, 1 something is wrong,
+2 usage error, 130 interrupted.
+"""
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 class Command(Protocol):
-    """What a verb's module offers; its docstring is the long help and holds an example."""
+    """What a command's module offers; its docstring is the long help: what it does, exit status, examples."""
 
     HELP: str
     __doc__: str | None
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add this verb's arguments."""
+        """Add this command's arguments."""
 
     def run(self, args: argparse.Namespace) -> int:
         """Do it; return the exit status."""
@@ -71,17 +74,36 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
+class _GroupedParser(argparse.ArgumentParser):
+    """The parser of `ringside` itself: its help lists the commands in groups."""
+
+    def format_help(self) -> str:
+        """Return what `ringside`, `ringside help` and `ringside --help` print."""
+        formatter = argparse.HelpFormatter(self.prog)
+        formatter.start_section("options")
+        formatter.add_arguments([action for action in self._actions if action.option_strings])
+        formatter.end_section()
+        parts = [f"usage: {self.prog} COMMAND [arguments]", DESCRIPTION]
+        for group, verbs in GROUPS.items():
+            parts.append("\n".join([f"{group}:", *(f"  {verb:<9}{_module(verb).HELP}" for verb in verbs)]))
+        return "\n\n".join([*parts, formatter.format_help().rstrip(), EXAMPLE])
+
+
+def _module(verb: str) -> Command:
+    return cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
+
+
 def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
     """Return the parser for `ringside`, with a sub-parser for each of `verbs`."""
-    parser = argparse.ArgumentParser(
-        prog="ringside", description="A ringside seat for gradient synchronisation: run it, see it, predict it."
-    )
+    parser = _GroupedParser(prog="ringside", description=DESCRIPTION)
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print what an issue needs to know, and exit")
-    parser.add_argument("--print-completion", choices=SHELLS, action=_PrintCompletion, help="for a shell to read")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    completion_help = "print a completion script for bash, zsh or fish, and exit"
+    parser.add_argument("--print-completion", choices=SHELLS, action=_PrintCompletion, help=completion_help)
+    subparsers = parser.add_subparsers(
+        dest="verb", metavar="COMMAND", required=True, parser_class=argparse.ArgumentParser
+    )
     for verb in verbs:
-        # a verb is a module of the same name
-        command = cast("Command", importlib.import_module(f"ringside.commands.{verb.replace('-', '_')}"))
+        command = _module(verb)
         sub = subparsers.add_parser(
             verb,
             help=command.HELP,
@@ -97,7 +119,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     never_raises(sys.stdout)
     never_raises(sys.stderr)
-    args = build_parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    # `ringside` and `ringside help` are `ringside --help`; `ringside help run` is `ringside run --help`
+    if words[:1] in ([], ["help"]):
+        words = [*words[1:2], "--help"]
+    first = words[0]
+    if not first.startswith("-") and first not in VERBS:
+        meant = did_you_mean(first, VERBS)
+        print(f"ringside: there is no command {first!r}{meant}; `ringside help` lists them", file=sys.stderr)
+        return UsageError.exit_status
+    args = build_parser().parse_args(words)
+    set_verbosity(args.verb, getattr(args, "verbose", 0), quiet=getattr(args, "quiet", False))
     try:
         return cast("Command", args.command).run(args)
     except RingsideError as error:

@@ -2,26 +2,15 @@
 
 The engines take turns in the same processes. Results are checked against sums
 computed without any engine. The first lines say how we stand; then come the
-ratios (peer's time over ours) and nccl-tests' columns. Exit status 1 if an
-element is wrong or a rank died.
+ratios (peer's time over ours) and nccl-tests' columns.
 
-example:
+exit status: 0 fine, 1 an element is wrong or a rank died, 2 usage error.
+
+examples:
   $ ringside bench -n 2 --peers gloo,mpi
   2 ranks on 2 cores, float32 sum, in place
        1 KiB: 1.10 µs, 260x Gloo, 1.40x Open MPI
       ...
-
-keys of --json:
-  schema, ranks, cores, cache_bytes (last-level cache), wrong (all rows)
-  stream_limit_bytes_per_second  2 reads + 2 non-temporal writes on every rank
-  skipped[]   peer, reason
-  rows[]      size_bytes, count, type, redop, root (-1: none)
-              engine (ringside, gloo, mpi), algorithm ("auto" or the one forced)
-              tensor (symmetric, private), cache (warm, cold, any), buffers
-              iterations (per round), time_seconds (median of rounds_seconds[])
-              algbw_bytes_per_second, busbw_bytes_per_second, wrong (elements)
-              ratios{gloo, mpi} (peer's time over ours; rows of ours only)
-              limit_share (0 to 1; null for private tensors and those in cache)
 """
 
 from __future__ import annotations
@@ -40,11 +29,12 @@ from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import BenchPlan
 from ringside.bench.result import merge
+from ringside.commands.options import add_processes, add_verbosity
 from ringside.engine.dtypes import OP_CODES, OPS, dtype_code, is_allowed, op_name
 from ringside.engine.settings import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS
-from ringside.text import percent, size
+from ringside.text import counted, did_you_mean, percent, size
 
 HELP = "measure all-reduce, in turn with Gloo and Open MPI"
 
@@ -54,25 +44,26 @@ _QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 16 << 20, 64 << 20)
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     add = parser.add_argument
-    add("-n", "--ranks", type=int, metavar="RANKS", help="processes (default: cores, at least 2)")
+    add_processes(parser, "ranks to start (default: cores, at least 2)")
     add("--sizes", metavar="SIZES", help="such as 4,1K,1M (instead of a range)")
     add("-b", "--min-bytes", default="4", metavar="SIZE", help="first size (default: 4)")
     add("-e", "--max-bytes", default="256M", metavar="SIZE", help="last size (default: 256M)")
     add("-f", "--step-factor", type=int, default=4, metavar="F", help="each size F times the last (default: 4)")
     add("--peers", default="", metavar="LIST", help=f"of {','.join(plan.PEERS)}: measured in turn with ours")
-    add("--algorithm", default="auto", metavar="LIST", help=f"ours: auto, {', '.join(_algorithms())}")
-    add("-d", "--dtype", default="float32", help=f"of {', '.join(plan.ITEM_BYTES)}")
-    add("-o", "--op", default="sum", help=f"of {', '.join(OPS)}")
+    add("--algorithm", default="auto", metavar="LIST", help=f"ours: auto, {', '.join(_algorithms())} (default: auto)")
+    add("-d", "--dtype", default="float32", help=f"of {', '.join(plan.ITEM_BYTES)} (default: float32)")
+    add("-o", "--op", default="sum", help=f"of {', '.join(OPS)} (default: sum)")
     add("--iterations", type=int, default=0, metavar="N", help="all-reduces per round (default: by time)")
     add("--rounds", type=int, default=0, metavar="N", help="turns of each engine (default: 5, quick 3)")
     add("--quick", action="store_true", help="fewer sizes and shorter turns: under 30 s")
-    add("--json", action="store_true", help="print JSON; the keys are listed above")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
+    add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; return 1 if a result was wrong."""
     bench_plan, skipped = make_plan(args)
-    progress = _Progress(bench_plan)
+    progress = _Progress(bench_plan, quiet=args.quiet)
     for skip in skipped:
         progress.show(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
     # the live line is wiped also where a rank died
@@ -99,7 +90,8 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     # A peer that cannot run here is skipped with its reason; a peer that does not exist is an error.
     named = _listed(args.peers, plan.PEERS, "peer")
     reasons = {peer: peers.why_not(peer) for peer in named}
-    ranks, most = max(2, usable_cores()) if args.ranks is None else args.ranks, int(_core.native().MAX_RANKS)
+    most = int(_core.native().MAX_RANKS)
+    ranks = max(2, usable_cores()) if args.nproc_per_node is None else args.nproc_per_node
     if not 1 <= ranks <= most:
         raise UsageError(f"-n {ranks}: there can be 1 to {most} ranks")
     if args.sizes is not None:
@@ -140,7 +132,7 @@ def _listed(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name for name in text.split(",") if name))
     for name in names:
         if name not in known:
-            raise UsageError(f"unknown {kind} {name!r}; there are {', '.join(known)}")
+            raise UsageError(f"unknown {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
     return names
 
 
@@ -153,9 +145,10 @@ def _at_least(number: int, option: str) -> int:
 class _Progress:
     """What happens now, on stderr: one line that is overwritten on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, bench_plan: BenchPlan) -> None:
-        self._what = f"{bench_plan.ranks} ranks, " + (" against ".join(["ours", *bench_plan.peers]))
-        self._live = sys.stderr.isatty()
+    def __init__(self, bench_plan: BenchPlan, *, quiet: bool) -> None:
+        self._what = f"{counted(bench_plan.ranks, 'rank')}, " + (" against ".join(["ours", *bench_plan.peers]))
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and not quiet
         self._since = self._last = time.monotonic()
         self.show(f"starting {self._what}")
 
@@ -173,7 +166,8 @@ class _Progress:
 
     def show(self, line: str) -> None:
         """Print a line of its own."""
-        print(line, file=sys.stderr, flush=True)
+        if not self._quiet:
+            print(line, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take the live line away."""

@@ -1,14 +1,15 @@
-"""Hold two runs side by side: what became slower or faster, and whether by more than chance.
+"""Compare two runs: what became slower or faster, and whether beyond chance.
 
-Every figure is a median over steps; the interval of its change comes from drawing blocks of neighbouring steps again.
-With --fail-over the exit status says whether a step became slower: by more than the limit, and beyond chance.
+Every figure is a median over steps; the interval of its change comes from
+drawing blocks of neighbouring steps again. With --fail-over the exit status
+says whether a step became slower: by more than the limit, and beyond chance.
 
-Exit status: 0 not slower (or no limit was given), 1 slower than the limit, 2 a run cannot be read or is too short.
+exit status: 0 not slower (or no limit was given), 1 slower than the limit,
+2 usage error, or a run cannot be read or is too short.
 
-Example:
-
-    ringside compare runs/main runs/branch
-    ringside compare runs/main runs/branch --fail-over 5% --json
+examples:
+  $ ringside compare runs/main runs/branch
+  $ ringside compare runs/main runs/branch --fail-over 5% --json
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ringside.view.run.comparison import WARM_UP_STEPS, RunComparison, compare
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole
 
-HELP = "hold two runs side by side; for CI, fail where a step became slower"
+HELP = "compare two runs; for CI, fail where a step became slower"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +43,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--fail-over", metavar="PERCENT", type=parse_share, help="exit with 1 where a step of B takes longer by more"
     )
     parser.add_argument(
-        "--warm-up", metavar="N", type=int, default=WARM_UP_STEPS, help=f"first steps left out ({WARM_UP_STEPS})"
+        "--warm-up",
+        metavar="N",
+        type=int,
+        default=WARM_UP_STEPS,
+        help=f"first steps left out (default: {WARM_UP_STEPS})",
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:

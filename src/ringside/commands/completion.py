@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ringside.commands.options import add_processes, add_verbosity
 from ringside.commands.run import OURS
 from ringside.errors import UsageError
 from ringside.launch.torchrun import PLACES, SWITCHES
@@ -36,7 +37,9 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     run_parser.prefix_chars = "-"
     for flag in OURS:
         run_parser.add_argument(flag, metavar="DIR" if flag == "--run-dir" else "VALUE")
-    for flag in sorted(PLACES | {"--nproc-per-node"}):
+    add_processes(run_parser, "ranks on this node")
+    add_verbosity(run_parser)
+    for flag in sorted(PLACES):
         run_parser.add_argument(flag, metavar="VALUE", help="as of torchrun")
     for flag in sorted(SWITCHES - {"-h", "--help"}):
         run_parser.add_argument(flag, action="store_true", help="as of torchrun")

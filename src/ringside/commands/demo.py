@@ -1,28 +1,35 @@
-"""Train a small GPT on this machine, slow one rank down at random, and see it named.
+"""Train a small GPT here, slow one rank down, and see it detected.
 
-A byte-level GPT learns the source of Python's standard library, data-parallel over local processes that torchrun
-starts. After a healthy stretch one rank is made about 30 % slower: which one, and when, is revealed after the
-verdict. Then the same training runs over Gloo, in turn with ours, for comparison.
+A byte-level GPT learns the source of Python's standard library, data-parallel
+over local processes that torchrun starts. After a healthy stretch one rank is
+made about 30 % slower: which one, and when, is revealed after the verdict. Then
+the same training runs over Gloo, in turn with ours, for comparison.
 
 faults to inject instead:
   slow:rank=1,factor=1.3,from_step=40     more work in forward and backward
   input:rank=1,seconds=0.02,from_step=40  its data loader keeps it waiting
   uneven:rank=1,factor=1.5,from_step=40   larger batches than the others'
-  pause:rank=1,at_step=60,seconds=3       one stall (with every=10: again every 10 steps)
+  pause:rank=1,at_step=60,seconds=3       one stall (with every=10: again every
+                                          10 steps)
   hang:rank=1,at_step=60                  it never calls the next all-reduce
-  stop:rank=1,at_step=60                  SIGSTOP in the middle of a backward pass
+  stop:rank=1,at_step=60                  SIGSTOP in the middle of a backward
   diverge:rank=1,at_step=60,by=0.01       one number of its model is changed
-  kill:rank=1,at_step=60                  SIGKILL in the middle of a backward pass
+  kill:rank=1,at_step=60                  SIGKILL in the middle of a backward
   none
 
-With --kill a rank is killed with SIGKILL instead, the others finish the step, and the rank comes back: every step is a
-transaction (ringside.survive), and the demo ends with the number of samples lost.
+With --kill a rank is killed with SIGKILL instead, the others finish the step,
+and the rank comes back: every step is a transaction (ringside.survive), and the
+demo ends with the number of samples lost.
 
-Exit status 0 if what was injected was named (or nothing was, and nobody was), 1 if not, 130 after Ctrl-C. The last
-line on stdout is the run directory; with --json stdout is the content of summary.json with `run_dir` added.
+The last line on stdout is the run directory; with --json stdout is the content
+of summary.json with `run_dir` added.
 
-example:
-  $ ringside demo --inject slow:rank=1,factor=1.3,from_step=60
+exit status: 0 what was injected was detected (or nothing was, and there is no
+verdict), 1 it was not, 2 usage error, 130 after Ctrl-C.
+
+examples:
+  $ ringside demo
+  $ ringside demo -n 2 --inject slow:rank=1,factor=1.3,from_step=60
   ● rank 1 is 28 % slower than the others since step 60.
 """
 
@@ -45,6 +52,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ringside.commands import demo_kill
+from ringside.commands.options import add_processes, add_verbosity
 from ringside.demo.corpus import sources
 from ringside.demo.reveal import comparison_lines, draw, injected, reveal
 from ringside.engine.settings import usable_cores
@@ -56,7 +64,7 @@ from ringside.launch.torchrun import Launch, stop_requests
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
 
-HELP = "train a small GPT here, slow a rank down, and see it named"
+HELP = "train a small GPT here, slow a rank down, and see it detected"
 
 STEPS = 400
 BLOCKS = 5
@@ -71,16 +79,21 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.add_argument("--inject", metavar="SPEC", help="the fault (default: a slow rank drawn at random)")
     parser.add_argument("--kill", action="store_true", help="kill a rank instead, and lose no sample")
+    add_processes(parser, "ranks to start (default: cores, at least 2; with --kill: 3)")
     parser.add_argument(
-        *("--nproc-per-node", "--nproc_per_node"), type=int, metavar="N", help="ranks (default: cores, at least 2)"
+        "--steps", type=int, default=STEPS, metavar="N", help=f"at most so many steps (default: {STEPS})"
     )
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"at most so many steps ({STEPS})")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where to write the run (default: under runs/)")
-    parser.add_argument("--seed", type=int, metavar="S", help="fixes what is drawn at random")
-    parser.add_argument("--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR instead")
-    parser.add_argument("--size", choices=("tiny", "small"), default="small", help="size of the model (small)")
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="where to write the run (default: a new one under runs/)"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="fixes what is drawn at random (default: none)")
+    parser.add_argument(
+        "--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR (default: Python's own)"
+    )
+    parser.add_argument("--size", choices=("tiny", "small"), default="small", help="size of the model (default: small)")
     parser.add_argument("--no-comparison", action="store_true", help="do not train over Gloo afterwards")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON (keys: docs/json.md)")
+    add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,12 +104,12 @@ def run(args: argparse.Namespace) -> int:
     if ranks < 1:
         raise UsageError(f"a demo needs at least 1 rank, not {ranks}: nobody waits for anybody below 2")
     if ranks < 2 or args.steps < 1:
-        raise UsageError("the demo takes at least 2 ranks (--nproc-per-node) and 1 step (--steps)")
+        raise UsageError("the demo takes at least 2 ranks (-n) and 1 step (--steps)")
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     fault = draw(seed, ranks, args.steps) if args.inject is None else parse_fault(args.inject, ranks)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
-    show = _Show(open_console(stderr=True))
+    show = _Show(open_console(stderr=True), quiet=args.quiet)
     if warning:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
@@ -160,14 +173,16 @@ def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
 
 
 class _Show:
-    """The live picture on a terminal; lines every few seconds elsewhere."""
+    """The live picture on a terminal, lines every few seconds elsewhere; verdicts alone where it is quiet."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, quiet: bool) -> None:
         self.run = RunFollower()
         self._console = console
         self._began = time.monotonic()
         self._last_line = -LINE_EVERY_S
-        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._quiet = quiet
+        live = console.is_terminal and not quiet
+        self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
 
     def __enter__(self) -> _Show:
         if self._live is not None:
@@ -188,7 +203,7 @@ class _Show:
             return
         for finding in found:
             self.line(f"● {verdict_line(finding)}")
-        if elapsed - self._last_line >= LINE_EVERY_S:
+        if not self._quiet and elapsed - self._last_line >= LINE_EVERY_S:
             self._last_line = elapsed
             self.line(status_line(run, elapsed))
 

@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
     ranks = max(usable_cores(), 3) if args.nproc_per_node is None else args.nproc_per_node
     if ranks < 2 or args.steps < 2 * SETTLED:
-        raise UsageError(f"--kill takes at least 2 ranks (--nproc-per-node) and {2 * SETTLED} steps (--steps)")
+        raise UsageError(f"--kill takes at least 2 ranks (-n) and {2 * SETTLED} steps (--steps)")
     sources(args.corpus)
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     story = KillStory(ranks, victim=random.Random(seed).randrange(ranks))
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         launch = Launch(
             [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survive", *given], environ, sink=story.add
         )
-        status = _follow(launch, story, console, stop)
+        status = _follow(launch, story, console, stop, quiet=args.quiet)
     if stop.signum:
         return stop.exit_status
     if status or not story.ends:
@@ -140,8 +140,9 @@ def run(args: argparse.Namespace) -> int:
     return 0 if right else 1
 
 
-def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest) -> int:
-    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest, *, quiet: bool) -> int:
+    is_live = console.is_terminal and not quiet
+    live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
     last_line = -LINE_EVERY_S
     status: int | None = None
     # one line that is overwritten on a terminal, a line every few seconds elsewhere
@@ -163,7 +164,7 @@ def _follow(launch: Launch, story: KillStory, console: Console, stop: StopReques
             console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
         if live is not None:
             live.update(Text(story.line()), refresh=True)
-        elif time.monotonic() - last_line > LINE_EVERY_S:
+        elif not quiet and time.monotonic() - last_line > LINE_EVERY_S:
             last_line = time.monotonic()
             console.print(story.line(), markup=False)
     if live is not None:

@@ -29,11 +29,10 @@ from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import QUESTIONS, Findings, as_json
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import answer_text
+from ringside.view.verdict_text import answer_text, finding_text, what_if_line
 
-HELP = "say what happened in a run that failed or crawled, from traces, dumps and logs"
+HELP = "explain a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
 SHOWN_NOTES = 12
 

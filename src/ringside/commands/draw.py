@@ -1,14 +1,18 @@
-"""Draw an algorithm: who sends which chunk to whom in every round, and what every chunk already contains.
+"""Draw an algorithm: who sends which chunk to whom in every round.
 
-Writes one HTML file that steps and plays through the rounds and needs nothing else (arrow keys, space, #round=3).
-Trees are drawn as trees, rings as circles, hosts as rooms, switches in the middle. The last line on stdout is its path.
+Every chunk shows which ranks' contributions it contains. Writes one HTML file
+that steps and plays through the rounds and needs nothing else (arrow keys,
+space, #round=3). The layout follows the topology: trees, rings, hosts, switches
+in the middle. The last line on stdout is the file's path.
+
+exit status: 0 fine, 1 the file cannot be written, 2 usage error.
 
 examples:
   $ ringside draw ring -n 4
   ring-4.html
   $ ringside draw two_tree -n 7 --segments 4
   two_tree-7.html
-  $ ringside draw hierarchical --hosts 3,2,4 --svg
+  $ ringside draw hierarchical --ranks-per-host 3,2,4 --svg
   hierarchical-9.svg
 """
 
@@ -20,7 +24,7 @@ from pathlib import Path
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
-from ringside.text import counted
+from ringside.text import counted, parse_ranks_per_host
 from ringside.view.schedule.drawing import schedule_html, schedule_sheet
 from ringside.view.schedule.text import schedule_text
 
@@ -32,9 +36,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     known = f"of {', '.join(ALGORITHMS)}, and for other collectives {', '.join(COLLECTIVES)}"
     parser.add_argument("algorithm", metavar="ALGO", help=known)
     parser.add_argument("-n", "--ranks", type=int, metavar="N", help="number of ranks, at most 64")
-    parser.add_argument("--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk")
+    parser.add_argument(
+        "--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk (default: 1)"
+    )
     parser.add_argument("--order", metavar="R,R,...", help="which rank plays rank 0, 1, ...: a ring order")
-    parser.add_argument("--hosts", metavar="K,K,...", help="ranks of every host, for hierarchical, such as 3,2,4")
+    parser.add_argument("--hosts", type=int, metavar="N", help="how many, for hierarchical (default: about √ranks)")
+    parser.add_argument("--ranks-per-host", metavar="N", help="a number, or one per host, for hierarchical: 3,2,4")
     parser.add_argument("--root", type=int, metavar="R", help="of a broadcast, reduce, gather or scatter (default: 0)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write (default: ALGO-N.html)")
     form = parser.add_mutually_exclusive_group()
@@ -58,25 +65,45 @@ def run(args: argparse.Namespace) -> int:
 def requested_schedule(args: argparse.Namespace) -> Schedule:
     """Return the schedule that the arguments describe; raise `UsageError` where they do not fit together."""
     name, ranks = args.algorithm, args.ranks
-    if args.hosts is not None:
-        sizes = _numbers("--hosts", args.hosts, "3,2,4")
+    by_name(name, 1)  # a wrong name is told before a missing number
+    if args.hosts is not None or args.ranks_per_host is not None:
         if name != "hierarchical":
-            raise UsageError(f"--hosts is for hierarchical; {name} does not know hosts")
-        if ranks not in (None, sum(sizes)):
-            raise UsageError(f"--hosts {args.hosts} are {sum(sizes)} ranks, not {ranks}; leave -n out")
-        schedule = hierarchical(sizes)
+            raise UsageError(f"--hosts and --ranks-per-host are for hierarchical; {name} does not know hosts")
+        schedule = hierarchical(_host_sizes(args))
     elif ranks is None:
-        raise UsageError("say how many ranks: -n 4")
-    else:
+        example = ", or --ranks-per-host 3,2,4" if name == "hierarchical" else ""
+        raise UsageError(f"missing -n/--ranks, such as -n 4{example}")
+    elif args.root is None:
         schedule = by_name(name, ranks)
-        if args.root is not None:
-            # only a schedule knows whether its collective has a root: it is built again with it
-            if not schedule.collective.rooted:
-                raise UsageError(f"{name} has no root; leave --root out")
-            schedule = COLLECTIVES[name](ranks, args.root)  # type: ignore[call-arg]
+    else:
+        # only a schedule knows whether its collective has a root: it is built again with it
+        if not by_name(name, ranks).collective.rooted:
+            raise UsageError(f"{name} has no root; leave --root out")
+        schedule = COLLECTIVES[name](ranks, args.root)  # type: ignore[call-arg]
     if args.order is not None:
         schedule = relabel(schedule, _numbers("--order", args.order, "0,2,1,3"))
     return pipelined(schedule, args.segments) if args.segments != 1 else schedule
+
+
+def _host_sizes(args: argparse.Namespace) -> list[int]:
+    """Return the ranks of every host; raise `UsageError` where the arguments contradict each other."""
+    hosts, ranks = args.hosts, args.ranks
+    per = None if args.ranks_per_host is None else parse_ranks_per_host(args.ranks_per_host)
+    if hosts is not None and hosts < 1:
+        raise UsageError(f"--hosts {hosts}: at least 1")
+    if per is None:
+        if ranks is None or ranks % hosts:
+            raise UsageError(f"--hosts {hosts}: give --ranks-per-host, or -n/--ranks that {hosts} hosts share evenly")
+        return [ranks // hosts] * hosts
+    if isinstance(per, int):
+        if hosts is None and (ranks is None or ranks % per):
+            raise UsageError(f"--ranks-per-host {per}: give --hosts too, or one number per host, such as 3,2,4")
+        per = [per] * (ranks // per if hosts is None else hosts)
+    if hosts not in (None, len(per)):
+        raise UsageError(f"--ranks-per-host {args.ranks_per_host} is for {len(per)} hosts, not {hosts}")
+    if ranks not in (None, sum(per)):
+        raise UsageError(f"{len(per)} hosts of {', '.join(map(str, per))} have {sum(per)} ranks, not {ranks}; omit -n")
+    return per
 
 
 def _numbers(option: str, text: str, example: str) -> list[int]:
@@ -87,7 +114,8 @@ def _numbers(option: str, text: str, example: str) -> list[int]:
 
 
 def _how(args: argparse.Namespace) -> str:
-    hosts = f" on hosts of {args.hosts.replace(',', ', ')}" if args.hosts else ""
+    asked = args.hosts is not None or args.ranks_per_host is not None
+    hosts = f" on hosts of {', '.join(map(str, _host_sizes(args)))}" if asked else ""
     root = f", root {args.root}" if args.root is not None else ""
     order = f", in the order {args.order.replace(',', ', ')}" if args.order else ""
     return hosts + root + order + (f", {counted(args.segments, 'segment')} per chunk" if args.segments != 1 else "")

@@ -4,22 +4,18 @@ Each host gets a network of its own, and links with a rate and a delay join
 them: to one switch (star), or every pair by a link of its own (mesh). Every
 rank finds what torchrun would set: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR
 and so on; Gloo binds to the host's address. Lines of ranks are prefixed with
-who wrote them. The exit status is that of the rank that failed first; the
-others have 10 s from then on. Nothing stays behind, however it ends.
-Needs root and iproute2.
+who wrote them. When a rank fails, the others have 10 s from then on. Nothing
+stays behind, however it ends. Needs root and iproute2.
 
-example:
+exit status: that of the rank that failed first, 2 usage error.
+
+examples:
   $ ringside lab --hosts 4 --rate 1gbit -- python train.py --epochs 3
   [rank 0 host 0] epoch 1: loss 2.31
   ...
   ringside lab: 4 ranks on 4 hosts ended well after 12.4 s
     host 0: 61.2 MB received, 61.4 MB sent
-
-keys of --json (on stdout; what ranks write goes to stderr):
-  schema, name, wiring, rate_bits_per_second (null: no limit), delay_seconds
-  exit_status, seconds, timed_out
-  ranks[]  rank, host, status (-9: killed), seconds, ended_by_lab
-  hosts[]  host, received_bytes, sent_bytes (over its links, headers included)
+  $ ringside lab --ranks-per-host 3,2,4 -- python train.py
 """
 
 from __future__ import annotations
@@ -33,14 +29,16 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
+from ringside.commands.options import add_verbosity
 from ringside.errors import UsageError
 from ringside.lab import Lab, RankPlacement, parse_delay, parse_rate
 from ringside.lab.wiring import WIRINGS
-from ringside.text import size
+from ringside.text import parse_ranks_per_host, size
 
 HELP = "run a command on hosts that are network namespaces"
 
 SCHEMA = 1
+DEFAULT_HOSTS = 4
 _AFTER_FAILURE_S = 10.0
 
 
@@ -48,13 +46,20 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.usage = "ringside lab [options] -- command [arguments]"
     add = parser.add_argument
-    add("--hosts", type=int, default=4, metavar="N", help="how many (default: 4)")
-    add("--ranks-per-host", default="1", metavar="N", help="a number, or one per host: 2,1,1,3 (default: 1)")
+    add("--hosts", type=int, metavar="N", help="how many (default: 4, or as many as --ranks-per-host lists)")
+    add("--ranks-per-host", default="1", metavar="N", help="a number, or one per host: 3,2,4 (default: 1)")
     add("--rate", default="1gbit", metavar="RATE", help="of every link, each way, or none (default: 1gbit)")
     add("--delay", default="0", metavar="TIME", help="host to host, one way, such as 5ms (default: 0)")
     add("--wiring", default="star", metavar="NAME", help=f"of {', '.join(WIRINGS)} (default: star)")
-    add("--timeout", type=float, default=math.inf, metavar="S", help="seconds after which the ranks are ended")
-    add("--json", action="store_true", help="print a summary as JSON; the keys are listed above")
+    add(
+        "--timeout",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="seconds after which the ranks are ended (default: none)",
+    )
+    add("--json", action="store_true", help="print a summary as JSON (keys: docs/json.md)")
+    add_verbosity(parser)
     add("command_line", nargs=argparse.REMAINDER, metavar="command", help="what every rank runs")
 
 
@@ -111,15 +116,11 @@ def run(args: argparse.Namespace) -> int:
 
 def make_lab(args: argparse.Namespace) -> Lab:
     """Return the lab that the arguments ask for, not yet built; `UsageError` for what cannot be."""
-    try:
-        counts = [int(part) for part in args.ranks_per_host.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"--ranks-per-host {args.ranks_per_host}: it is a number, or one per host, such as 2,1,1,3"
-        ) from None
+    ranks_per_host = parse_ranks_per_host(args.ranks_per_host)
+    listed = DEFAULT_HOSTS if isinstance(ranks_per_host, int) else len(ranks_per_host)
     return Lab(
-        hosts=args.hosts,
-        ranks_per_host=counts if len(counts) > 1 else counts[0],
+        hosts=listed if args.hosts is None else args.hosts,
+        ranks_per_host=ranks_per_host,
         rate=parse_rate_or_none(args.rate),
         delay_s=parse_delay(args.delay),
         wiring=args.wiring,

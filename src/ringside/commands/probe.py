@@ -1,25 +1,18 @@
-"""Time the links between hosts before training, and name the slow or broken one.
+"""Time the links between hosts before training; name the slow or broken one.
 
 Run it as the ranks' program: it needs RANK, WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT, as torchrun, Slurm or `ringside lab` set them. Every pair of hosts
 is tried, then timed. Rank 0 prints the verdict, a better order for a ring where
-there is one, and the links. Exit status 1 if a link is slow (under half of the
-median of the others) or broken, 2 if it was asked for something that cannot be.
+there is one, and the links. A link is slow under half of the others' median.
+
+exit status: 0 fine, 1 a link is slow or broken, 2 usage error.
 
 examples:
   $ torchrun --nnodes 4 ... -m ringside probe -o topology.json
   $ ringside lab --hosts 4 --wiring mesh -- ringside probe
   4 hosts, 12 links: all fine, 119 MB/s and 92.0 µs (medians)
   ...
-  $ ringside probe --nproc 2
-
-keys of --json and of the file that -o writes (a topology):
-  schema, kind ("ringside topology"), source, reduce_bytes_per_s, overhead_s
-  hosts[]  name, ranks, out_bytes_per_s, in_bytes_per_s (all links together)
-  links[]  src, dst (of hosts[]), alpha_s, bytes_per_s; empty if one is broken
-  ok, verdict[] (in words), broken[] (pairs of hosts), missing_ranks[]
-  slow[]   src, dst (null: all links of src), bytes_per_s, usual_bytes_per_s
-  better_order (null: none), rings[]: order, seconds (all-reduce of 4 MiB)
+  $ ringside probe -n 2
 """
 
 from __future__ import annotations
@@ -37,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ringside.commands.options import add_processes, add_verbosity
 from ringside.engine.cost.network import TOPOLOGY_SCHEMA, Floats
 from ringside.engine.probe.links import slowest_of_ring
 from ringside.errors import RingsideError, UsageError
@@ -56,13 +50,14 @@ _MOST_SHOWN = 8
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     add = parser.add_argument
-    add("--nproc", type=int, default=0, metavar="N", help="start N ranks on this machine and probe their links")
-    add("--ranks", action="store_true", help="time the links of all ranks, not only one rank per host")
+    add_processes(parser, "start N ranks on this machine and probe their links (default: be a rank)")
+    add("--all-ranks", action="store_true", help="time the links of all ranks, not only one rank per host")
     add("--order", default="", metavar="LIST", help="also time a ring in this order, such as 0,2,1,3")
     add("--quick", action="store_true", help="take a fraction of a second, as at the start of training")
     add("--timeout", type=float, default=10.0, metavar="S", help="how long to wait for ranks (default: 10)")
-    add("--json", action="store_true", help="print JSON; the keys are listed above")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
     add("-o", "--output", default="", metavar="FILE", help="write the topology there")
+    add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,14 +68,14 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--order takes numbers of hosts such as 0,2,1,3, not {args.order!r}") from None
     if args.timeout <= 0:
         raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
-    if args.nproc:
+    if args.nproc_per_node is not None:
         return _start_ranks(args)
     if any(name not in os.environ for name in _NEEDED):
         raise UsageError(
             "this process is no rank (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set): start it by "
-            "`torchrun ... -m ringside probe` or `ringside lab ... -- ringside probe`, or try --nproc 2"
+            "`torchrun ... -m ringside probe` or `ringside lab ... -- ringside probe`, or try -n 2"
         )
-    outcome = probe_job(every_rank=args.ranks, order=order, thorough=not args.quick, patience_s=args.timeout)
+    outcome = probe_job(every_rank=args.all_ranks, order=order, thorough=not args.quick, patience_s=args.timeout)
     if outcome.rank == 0:
         # Rank 0 writes and prints for all.
         data = to_json(outcome)
@@ -113,18 +108,19 @@ def probe_job(**options: Any) -> ProbeOutcome:
 
 def _start_ranks(args: argparse.Namespace) -> int:
     """Run this command once per rank on this machine; rank 0 writes where this process does."""
-    if args.nproc < 2:
-        raise UsageError(f"--nproc {args.nproc}: there are links from 2 ranks on")
+    if args.nproc_per_node < 2:
+        raise UsageError(f"-n {args.nproc_per_node}: there are links from 2 ranks on")
     words = ["--timeout", str(args.timeout)]
-    words += [flag for flag in ("--quick", "--json", "--ranks") if getattr(args, flag[2:])]
+    switches = {"--quick": args.quick, "--json": args.json, "--all-ranks": args.all_ranks, "--quiet": args.quiet}
+    words += [flag for flag, given in switches.items() if given] + ["--verbose"] * args.verbose
     words += ["--order", args.order, "--output", args.output]
     # a port that was free a moment ago; rank 0 listens there
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = []
     try:
-        for rank in range(args.nproc):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(args.nproc)}
+        for rank in range(args.nproc_per_node):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(args.nproc_per_node)}
             master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             ranks.append(
                 subprocess.Popen(

@@ -1,11 +1,17 @@
-"""Build a run's report again from what its directory holds, even if the run was cut off, and print the verdict.
+"""Rebuild a run's report, and print the verdict.
 
-Example:
+Writes report.html and summary.json again from what the run directory holds,
+even if the run was cut off. --json and --markdown print another form on stdout
+instead of the verdict; --perfetto writes a trace instead of the report.
 
-    ringside report runs/demo-1
-    ringside report runs/demo-1 --json | jq .verdicts
-    ringside report runs/demo-1 --markdown >> "$GITHUB_STEP_SUMMARY"
-    ringside report runs/demo-1 --perfetto trace.json.gz --steps 40:80
+exit status: 0 fine, also where there is a verdict, 1 the run cannot be read,
+2 usage error.
+
+examples:
+  $ ringside report runs/demo-1
+  $ ringside report runs/demo-1 --json | jq .verdicts
+  $ ringside report runs/demo-1 --markdown >> "$GITHUB_STEP_SUMMARY"
+  $ ringside report runs/demo-1 --perfetto trace.json.gz --steps 40:80
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ringside.errors import UsageError
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
 from ringside.text import duration, signed_percent
@@ -32,25 +39,30 @@ from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
+ALL_STEPS = (None, None)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside report`."""
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory a run printed on its last line")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print summary.json on stdout instead")
-    form.add_argument("--markdown", action="store_true", help="print the report as Markdown on stdout instead")
+    form.add_argument("--json", action="store_true", help="print summary.json instead (keys: docs/json.md)")
+    form.add_argument("--markdown", action="store_true", help="print the report as Markdown instead")
     form.add_argument(
         "--perfetto", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev (.json or .json.gz) instead"
     )
     parser.add_argument(
-        "--steps", metavar="A:B", type=parse_range, default=(None, None), help="with --perfetto: steps A to before B"
+        "--steps", metavar="A:B", type=parse_range, default=ALL_STEPS, help="with --perfetto: steps A to before B"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild the report; print the verdict, a table of ranks, and the report's path as the last line."""
+    if args.perfetto is None and args.steps != ALL_STEPS:
+        raise UsageError("--steps is for a trace: give --perfetto FILE too")
     if args.perfetto is not None:
+        if not args.perfetto.name.endswith((".json", ".json.gz")):
+            raise UsageError(f"--perfetto {args.perfetto}: the name ends in .json or .json.gz")
         run = Run(args.run_dir)
         steps = steps_between(run.table, *args.steps)
         records = [record for record in RunReader(args.run_dir).iterate() if record.step in steps]

@@ -1,37 +1,65 @@
 """Watch a DistributedDataParallel script as it is: not one of its lines changes.
 
-Takes torchrun's flags and passes them on as they are; without --nproc-per-node one rank per core is started (per GPU
-where there are some), and without a meeting place, by a flag or by torchrun's PET_ variables, the ranks meet on this
-host (--standalone). Every DistributedDataParallel model that the script makes is attached. Verdicts appear on stderr
-as they are reached, with the table of ranks at the end; the last line on stdout is the run directory (of several hosts,
-on that of rank 0), the exit status is torchrun's (130 after Ctrl-C).
+Takes torchrun's flags and passes them on as they are, with - or _ in their
+names; a module is started with -m. Without a number of ranks one per core is
+started (per GPU where there are some), and without a meeting place, by a flag
+or by torchrun's PET_ variables, the ranks meet on this host (--standalone).
+Every DistributedDataParallel model that the script makes is attached.
 
-  --run-dir DIR          where to write the run (default: a new directory under runs/)
-  --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin) of every verdict, and when it is over
-  --digest-every STEPS   compare all ranks' parameters to the bit every so many steps (default: 100; 0: never)
-  --survive              start a keeper per rank, which starts its worker again when it dies: for scripts that train
-                         with ringside.survive.training; nothing is recorded
-  --metrics-port PORT    serve Prometheus metrics for this host; ADDRESS:PORT for others needs RINGSIDE_METRICS_TOKEN
+Verdicts appear on stderr as they are reached. The node of rank 0 records the
+run and prints the table of ranks at the end; there the last line on stdout is
+the run directory.
 
-example:
-  $ ringside run --nproc-per-node 2 train.py --epochs 3
-  ● rank 1 is 28 % slower than the others since step 60: most of the extra time is in its forward pass
+options of ours, before the script:
+  -n N, --nproc-per-node N
+                         ranks on this node (default: cores, or GPUs)
+  --run-dir DIR          where to write the run (default: a new one under runs/)
+  --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin)
+                         of every verdict, and when it is over
+  --digest-every STEPS   compare all ranks' parameters to the bit every so many
+                         steps; 0: never (default: 100)
+  --survive              start a keeper per rank, which starts its worker again
+                         when it dies: for scripts that train with
+                         ringside.survive.training; nothing is recorded
+  --metrics-port PORT    serve Prometheus metrics for this host (default: no);
+                         ADDRESS:PORT for others needs RINGSIDE_METRICS_TOKEN
+  -v, --verbose          log more on stderr; -vv: for debugging
+  -q, --quiet            only verdicts and errors, and the run directory
+
+RINGSIDE_ENGINE=native only watches: gradients stay with the process group. All
+variables: docs/environment.md.
+
+exit status: torchrun's, 2 usage error, 130 after Ctrl-C.
+
+examples:
+  $ ringside run -n 2 train.py --epochs 3
+  ringside run: watching 2 ranks, recording to runs/run-...
+  ● rank 1 is 28 % slower than the others since step 60: ...
+  $ ringside run --nnodes 2 --node-rank 0 -n 8 --master-addr node0 \\
+        --master-port 29500 train.py       # and with --node-rank 1 on the other
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from ringside.commands.options import set_verbosity
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
 from ringside.launch.follow import choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import (
+    RANKS,
     CommandLine,
     Launch,
+    flag_value,
+    is_without_rank_0,
     parse_command_line,
     signals_to_handle,
     stop_requests,
@@ -46,7 +74,7 @@ from ringside.monitor.alerts.live import (
     notify_afterwards,
 )
 from ringside.monitor.run.directory import RUN
-from ringside.text import name_ranks
+from ringside.text import counted, name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, open_console, verdict_line
 
@@ -70,7 +98,7 @@ def run_surviving(line: CommandLine, processes: str) -> int:
     Raises:
         UsageError: It asks for what is not done here.
     """
-    others = sorted(line.ours.keys() - {FLAG})
+    others = sorted(line.ours.keys() - {FLAG, *VERBOSE, *QUIET})
     if others:
         raise UsageError(f"{FLAG} records nothing yet: leave out {', '.join(others)}")
     line = keeper_command(line)
@@ -97,14 +125,18 @@ HELP = "watch an unmodified DDP script, started as by torchrun"
 
 ALERTS = {"--on-verdict": ON_VERDICT, "--metrics-port": METRICS_PORT}
 OURS = ("--run-dir", "--digest-every", *ALERTS)
+VERBOSE = {"-v": 1, "--verbose": 1, "-vv": 2}
+QUIET = ("-q", "--quiet")
+_log = logging.getLogger(__name__)
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments: all words are taken as they are, for most of them are torchrun's or the script's."""
     parser.usage = (
-        "ringside run [--run-dir DIR] [--on-verdict HOOK] [--digest-every STEPS] [--metrics-port PORT] "
-        "[torchrun flags] train.py [arguments]"
+        "ringside run [-n N] [--run-dir DIR] [--on-verdict HOOK]\n"
+        "                    [--digest-every STEPS] [--survive] [--metrics-port PORT]\n"
+        "                    [-v | -q] [torchrun flags] train.py [arguments]"
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(print_help=parser.print_help)
@@ -116,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = parse_command_line(args.words, ours=OURS, switches=(FLAG,))
+    line = parse_command_line(args.words, ours=OURS, switches=(FLAG, *VERBOSE, *QUIET))
+    quiet = not line.ours.keys().isdisjoint(QUIET)
+    set_verbosity("run", max((VERBOSE.get(flag, 0) for flag in line.ours), default=0), quiet=quiet)
     line.check_script()
     line.check_ranks()
     if FLAG in line.ours:
@@ -129,38 +163,67 @@ def run(args: argparse.Namespace) -> int:
     path, warning = choose_directory(Path(run_dir) if run_dir else None, "run")
     if warning:
         _print_line(warning)
+    if not quiet and os.access(path, os.W_OK):
+        _print_line(start_line(line, path, os.environ))
     with stop_requests(signals_to_handle(line, os.environ)) as stop:
         # Python starts with our sitecustomize before the script's own path.
         variables = environment(path)
         before = variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
         variables["RINGSIDE_AUTOLOAD"] = "1"
-        launch = Launch(with_defaults(line, _processes()), {**variables, **alerts})
-        status = follow_run(launch, path, stop, _show)
+        command = with_defaults(line, _processes())
+        _log.info("starting: torchrun %s", shlex.join(command))
+        launch = Launch(command, {**variables, **alerts})
+        # nodes may share the run directory: one of them tells
+        status = follow_run(launch, path, stop, _ignore if is_without_rank_0(line, os.environ) else _show)
+    ranks = sorted({death.rank for death in launch.deaths})
+    if ranks and 0 not in ranks:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
+        return status
     with notify_afterwards(hooks, path):
         concluded = conclude_run(path, () if stop.signum else launch.deaths)
-    if concluded is not None:
+    if concluded is not None and not quiet:
         console = open_console(stderr=True)
         console.print()
         console.print(closing_summary(*concluded))
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
-        # No record here: rank 0 runs on another host, or no rank trained a model.
-        ranks = sorted({death.rank for death in launch.deaths})
-        if ranks and 0 not in ranks:
-            with contextlib.suppress(OSError):
-                path.rmdir()
-            _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
-            return status
         _print_line("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
-        print(path)
-        return status
     print(path)
     return status
 
 
+def start_line(line: CommandLine, path: Path, environ: Mapping[str, str]) -> str:
+    """Return what is said before the ranks start: who is watched, where the run is recorded, how to look.
+
+    Args:
+        line: The command line.
+        path: The run directory.
+        environ: torchrun's environment.
+    """
+    count = flag_value(RANKS, line, environ) or _processes()
+    nodes = flag_value("--nnodes", line, environ) or "1"
+    # torchrun counts GPUs and cores by itself
+    watching = f"watching {counted(int(count), 'rank') if count.isdecimal() else 'all ranks'}"
+    where = shlex.quote(str(path))
+    live = f"live: ringside top {where}, or ringside serve {where}"
+    if nodes in ("1", "1:1"):
+        return f"{watching}, recording to {where} ({live})"
+    if is_without_rank_0(line, environ):
+        return f"{watching} on this node; the node of rank 0 records"
+    if flag_value("--node-rank", line, environ) == "0":
+        return f"{watching} on this node, recording all to {where} ({live})"
+    return f"{watching} on this node; if rank 0 is here, recording to {where} ({live})"
+
+
 def _processes() -> str:
     return "gpu" if Path("/dev/nvidia0").exists() else str(usable_cores())
+
+
+def _ignore(run: RunFollower, found: list[ShownFinding]) -> None:
+    pass
 
 
 def _show(run: RunFollower, found: list[ShownFinding]) -> None:

@@ -1,13 +1,16 @@
-"""Show a run as a live page: who holds the job up, since when, why, and what it costs.
+"""Show a run as a live page: who holds the job up, since when, why, at what cost.
 
-Without RUN_DIR it shows the newest job that runs on this machine, else the newest run under runs/. The page can only be
-read, and by this machine alone; any other --host needs a token. /metrics is beside it, and /runs lists all runs.
+Without RUN_DIR it shows the newest job that runs on this machine, else the
+newest run under runs/. The page is read-only and listens on localhost; any
+other --host needs a token. /runs lists all runs, and /metrics serves
+Prometheus.
 
-Example:
+exit status: 0 after Ctrl-C, 2 usage error.
 
-    ringside serve
-    ringside serve runs/demo-1 --port 8080
-    RINGSIDE_SERVE_TOKEN=... ringside serve --host 0.0.0.0
+examples:
+  $ ringside serve
+  $ ringside serve runs/demo-1 --port 8080
+  $ RINGSIDE_SERVE_TOKEN=... ringside serve --host 0.0.0.0
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import sys
 from pathlib import Path
 
+from ringside.commands.options import add_verbosity
 from ringside.errors import UsageError
 from ringside.view.server.guard import TOKEN, check_address
 
@@ -27,13 +31,16 @@ RUNS = Path("runs")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside serve`."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="a run directory (the newest run)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
-    parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on; 0 takes any free one ({PORT})")
+    parser.add_argument(
+        "run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="a run directory (default: the newest)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on; 0: any free one (default: {PORT})")
     parser.add_argument("--token", metavar="T", help=f"what readers must send; {TOKEN} keeps it out of `ps`")
     parser.add_argument(
         "--allow-host", metavar="NAME", action="append", default=[], help="a name that a proxy gives this page"
     )
+    add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         from ringside.view.server.app import serve
     except ImportError as error:
         raise UsageError(f"the page needs {error.name}: pip install 'torch-ringside[web]'") from None
-    from ringside.view.server.runs import Runs, newest_run
+    from ringside.view.server.feed import Runs, newest_run
 
     # a token on the command line is seen by every user of the machine (`ps`); the variable is not
     token = os.environ.get(TOKEN, "") if args.token is None else args.token
@@ -55,4 +62,4 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_address(url: str) -> None:
     print(url, flush=True)
-    print("Ctrl-C ends it.", file=sys.stderr)
+    print("Press Ctrl-C to stop.", file=sys.stderr)

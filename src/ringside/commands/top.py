@@ -1,17 +1,19 @@
 """Watch a running job from another shell: verdicts first, then a line per rank.
 
-Without an argument it is the newest job of this machine, else the newest run under runs/. --once (and any terminal that
-cannot be drawn on) prints it once, --json as JSON. s sorts, / filters, Enter shows one rank, ? explains the rest.
+Without an argument it is the newest job of this machine, else the newest run
+under runs/. --once (and any terminal that cannot be drawn on) prints it once,
+as much as fits the screen; --json prints it as JSON. s sorts, / filters, Enter
+shows one rank, ? explains the rest.
 
-Exit status: 0 also where a verdict is open, 1 the run cannot be read, 2 there is none.
+exit status: 0 fine, also where a verdict is open, 1 the run cannot be read,
+2 usage error.
 
-Example:
-
-    ringside top
-    ringside top runs/demo-1 --sort wait
-    ringside top http://127.0.0.1:8777
-    ringside top --once --filter 8-15
-    ringside top --json | jq '.verdicts[0]'
+examples:
+  $ ringside top
+  $ ringside top runs/demo-1 --sort wait
+  $ ringside top http://127.0.0.1:8777
+  $ ringside top --once --filter 8-15
+  $ ringside top --json | jq '.verdicts[0]'
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from typing import TextIO
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run.directory import RUN, runs_under
 from ringside.monitor.run.registry import running_runs
+from ringside.text import counted
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
-from ringside.view.tui.rank_table import SORTS, SortOrder
-from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, RunSource, take_snapshot
+from ringside.view.tui.rank_table import SORTS, SortOrder, arrange_ranks
+from ringside.view.tui.source import Local, Remote, RunSource, take_snapshot
 from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"
@@ -45,13 +47,13 @@ PIPE_WIDTH = 160
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside top`."""
-    parser.add_argument(
-        "run", metavar="RUN_DIR", nargs="?", help="a run directory, or the address of `ringside serve` (the newest job)"
-    )
-    parser.add_argument("--once", action="store_true", help="print it once and end")
-    parser.add_argument("--json", action="store_true", help="print it once, as JSON")
-    parser.add_argument("--sort", choices=SORTS, default="excess", help="what ranks are sorted by (excess)")
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    run_help = "a run directory, or the address of `ringside serve` (default: the newest)"
+    parser.add_argument("run", metavar="RUN_DIR", nargs="?", help=run_help)
+    parser.add_argument("--once", action="store_true", help="print it once, as much as fits the screen, and end")
+    parser.add_argument("--all", action="store_true", help="with --once: all ranks, however many")
+    parser.add_argument("--json", action="store_true", help="print it once, as JSON (keys: docs/json.md)")
+    parser.add_argument("--sort", choices=SORTS, default="excess", help="what ranks are sorted by (default: excess)")
+    parser.add_argument("--reverse", action="store_true", help="sort the other way round")
     parser.add_argument(
         "--filter", metavar="TEXT", default="", help="only ranks like 3 or 8-15, part of a host or of a verdict's kind"
     )
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json or args.once or not can_draw(os.environ, sys.stdin, sys.stdout):
         if remark:
             print(in_ascii(remark), file=sys.stderr)
-        return print_once(source, order, sys.stdout, as_data=args.json)
+        return print_once(source, order, sys.stdout, as_data=args.json, all_ranks=args.all)
     try:
         from ringside.view.tui.app import TopApp
     except ImportError:
@@ -110,8 +112,8 @@ def can_draw(environment: Mapping[str, str], stdin: TextIO, stdout: TextIO) -> b
     return stdin.isatty() and stdout.isatty() and environment.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
-def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: bool) -> int:
-    """Print a run once.
+def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: bool, all_ranks: bool = False) -> int:
+    """Print a run once, as many ranks as fit the screen; all of them into a pipe, which has none.
 
     Raises:
         RingsideError: It cannot be read.
@@ -129,6 +131,13 @@ def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: 
         return 0
     width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_WIDTH
     utf8 = speaks_utf8(stream.encoding if isinstance(stream, io.TextIOWrapper) else "utf-8")
-    for line in once_lines(snapshot, order, width):
+    lines = list(once_lines(snapshot, order, width))
+    # LINES and COLUMNS stand for the screen where they are set, as `watch` does; 0: there is no screen
+    height = shutil.get_terminal_size((PIPE_WIDTH, 0)).lines
+    above = len(lines) - len(arrange_ranks(snapshot.ranks, order))
+    shown = len(lines) if all_ranks or not height else max(height - 2, above)  # below: what is left out, the prompt
+    if shown < len(lines) - 1:
+        lines[shown:] = [f"… and {counted(len(lines) - shown, 'more rank')}: --all"]
+    for line in lines:
         print(line if utf8 else in_ascii(line), file=stream)
     return 0

@@ -1,12 +1,17 @@
-"""Prove schedules right and print what they cost beside the lower bounds.
+"""Verify schedules, and print what they cost beside the lower bounds.
 
-Every algorithm is run on symbols: each result must contain every rank's contribution exactly once, all ranks must
-compute it by the same expression, no round may deadlock and no two writes may be unordered. Exit status 1 if one fails.
-In the table, sent, received and link are in units of the tensor's size; link is what the busiest link carries.
+Every algorithm is run on symbols: each result must contain every rank's
+contribution exactly once, all ranks must compute it by the same expression, no
+round may deadlock and no two writes may be unordered. In the table, sent,
+received and link are in units of the tensor's size; link is what the busiest
+link carries.
 
-example:
-  $ ringside verify ring direct --ranks 4,8
+exit status: 0 all are right, 1 a schedule is wrong, 2 usage error.
+
+examples:
+  $ ringside verify ring direct -n 4,8
   all 4 schedules proved: ring, direct
+  $ ringside verify --all --json
 """
 
 from __future__ import annotations
@@ -22,10 +27,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ringside.commands.options import add_verbosity
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Audit, by_name, verify
 
-HELP = "prove schedules right and audit rounds, bytes and ports"
+HELP = "verify schedules, and audit rounds, bytes and ports"
 
 SCHEMA = 1
 SHOWN_PROBLEMS = 12
@@ -36,9 +42,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     known = f"of {', '.join(ALGORITHMS)}, and for other collectives {', '.join(COLLECTIVES)} (default: all)"
     parser.add_argument("algorithms", nargs="*", metavar="ALGO", help=known)
     parser.add_argument("--all", action="store_true", help="every algorithm there is")
-    parser.add_argument("--ranks", default="1-64", metavar="N", help="such as 8, 2,4,8 or 1-64 (the default)")
+    parser.add_argument("-n", "--ranks", default="1-64", metavar="N", help="such as 8, 2,4,8 or 1-64 (default: 1-64)")
     parser.add_argument("--buffers", type=int, default=1, metavar="B", help="messages a rank can hold (default: 1)")
-    parser.add_argument("--json", action="store_true", help="print JSON; bytes are fractions of the tensor")
+    parser.add_argument("--json", action="store_true", help="print JSON (keys: docs/json.md)")
+    add_verbosity(parser)
     parser.add_argument("--links", action="store_true", help="with --json: what every link carries as well")
 
 
@@ -50,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     # One after the other; a terminal on stderr shows how far it is.
     counts = parse_counts(args.ranks)
     cases = [(name, ranks) for name in names for ranks in counts]
-    progress, quiet = Console(stderr=True), not sys.stderr.isatty()
+    progress, quiet = Console(stderr=True), args.quiet or not sys.stderr.isatty()
     audits = [
         verify(by_name(name, ranks), buffers=args.buffers)
         for name, ranks in track(cases, "proving", console=progress, transient=True, disable=quiet)

@@ -1,23 +1,22 @@
-"""What if one rank were slower, a link, a rail; what if there were more hosts, or another algorithm?
+"""What if a rank were slower, a link, a rail? More hosts, another algorithm?
 
-The step that is changed is described (--preset or --topology, with --model or --bytes and --compute-seconds) or was
-recorded (a run directory): then the ranks' own times of every step are replayed. Several changes are made at once.
-A difference has its 95 % band, and is called extrapolated where no data supports it.
+The step that is changed is described (--preset or --topology, with --model or
+--bytes and --compute-seconds) or was recorded (a run directory): then the own
+times of all ranks are replayed step by step. Several changes are made at once.
+A difference has its 95 % band, and is called extrapolated where no data
+supports it.
 
-Exit status: 0, or 2 if it was asked for something that cannot be.
+exit status: 0 fine, 1 the run cannot be read, 2 usage error.
 
 examples:
-  $ ringside what-if --preset dgx-h100 --hosts 16 --bytes 1GB --compute-seconds 0.25 --slow-rank 3=12%
-  $ ringside what-if --preset dgx-a100 --hosts 4 --slow-link 7:8=4 --html slow-link.html
-  $ ringside what-if --preset p5 --hosts 8 --lose-rail 2 --compute-seconds 0.2 --price 2.5 --watts 700
+  $ ringside what-if --preset dgx-h100 --hosts 16 --bytes 1GB \\
+        --compute-seconds 0.25 --slow-rank 3=12%
+  $ ringside what-if --preset dgx-a100 --hosts 4 --slow-link 7:8=4 \\
+        --html slow-link.html
+  $ ringside what-if --preset p5 --hosts 8 --lose-rail 2 \\
+        --compute-seconds 0.2 --price 2.5 --watts 700
   $ ringside what-if runs/demo-1 --repair 2
   $ ringside what-if runs/demo-1 --topology probe.json --bucket 50MB --json
-
-keys of --json: schema, what (in words), topology, hosts, ranks, recorded, delta_seconds (value, low, high),
-work_delta_seconds, step_seconds and exposed_seconds (before, after: value, low, high; low = high: as given), buckets,
-bucket_seconds (null: own work only), rank_hours_per_day (null: computation is not known), money_per_day, kwh_per_day,
-extrapolated[], critical_path (played, exact for the figures): algorithm, guilty (kind, ranks, seconds), blamed[] (all
-who are worth naming), shares (seconds by kind), hops
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ from ringside.predict.plan.options import AUTO, option
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.what_if import Answer, PredictedStep, StepChange, lawful, played, what_if
 from ringside.text import size_bytes
-from ringside.view.html.what_if import what_if_page
+from ringside.view.html.predictions import what_if_page
+from ringside.view.predict_text import Rates, answer_lines, change_text
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import recorded_step
 from ringside.view.tui.console import printable_lines
-from ringside.view.what_if_text import Rates, answer_lines, change_text
 
-HELP = "what one slow rank, link or rail, more hosts or another algorithm would change"
+HELP = "what a slow rank or link, or more hosts, would change"
 SCHEMA = 1
 DEFAULT_BUCKET = 25 * 2**20  # as of DistributedDataParallel
 _SLOWER = re.compile(r"^(\d+)=([+-]?[0-9.]+)\s*%$")
@@ -71,7 +70,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--price", type=float, metavar="X", help="of a rank-hour")
     add("--watts", type=float, metavar="W", help="of a rank")
     add("--html", type=Path, metavar="FILE", help="write a page with both steps drawn")
-    add("--json", action="store_true", help="print JSON; the keys are listed above")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -146,7 +145,9 @@ def change_of(args: argparse.Namespace) -> StepChange:
         algorithm=args.to_algorithm and args.to_algorithm.lower().replace("-", "_"),
     )
     if change == StepChange():
-        raise UsageError("what if what? Say --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ...")
+        raise UsageError(
+            "nothing to change: add --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ..."
+        )
     return change
 
 
@@ -169,7 +170,7 @@ def _rate(args: argparse.Namespace, name: str) -> float | None:
 
 
 def to_json(answer: Answer, change: StepChange, after: Timeline | None, rates: Rates) -> dict[str, Any]:
-    """Return the answer as plain data; the keys are those of the module's text."""
+    """Return the answer as plain data; the keys are those of docs/json.md."""
     step, hours = answer.after, answer.rank_hours_per_day
     return {
         "schema": SCHEMA,

@@ -9,6 +9,7 @@ from ringside.engine.dtypes import DTYPES
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, Schedule, by_name, verify
 from ringside.schedule.combine import pipelined, relabel
+from ringside.text import did_you_mean
 
 NATIVE = "native"
 
@@ -53,8 +54,8 @@ class AlgorithmSpec:
         fine = (not slash or over in ("hosts", "leaders", "ranks")) and name in known
         if not fine or (star and not segments.isdecimal()) or not all(map(str.isdecimal, places)):
             raise UsageError(
-                f"there is no algorithm {text!r}; there are {', '.join(sorted(known))}, each also as hosts/NAME and "
-                "leaders/NAME (shared memory inside a host)"
+                f"there is no algorithm {text!r}{did_you_mean(name, known)}; there are {', '.join(sorted(known))}, "
+                "each also as hosts/NAME and leaders/NAME (shared memory inside a host)"
             )
         return AlgorithmSpec(name, over or "ranks", max(int(segments or 1), 1), tuple(map(int, places)))
 

@@ -11,7 +11,7 @@ import torch
 
 from ringside.integrations.models import ModelHolder, ddp_of
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class LightningHooks(ModelHolder):

@@ -82,7 +82,7 @@ class WorkCount:
             session.log(samples=self._sum)
 
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
@@ -166,12 +166,11 @@ def attachment_of(model: Any) -> Attachment | None:
     return sync.attachment_of(ddp) if ddp is not None else None
 
 
-def warn_not_watched(model: Any, level: int = logging.WARNING) -> None:
+def warn_not_watched(model: Any) -> None:
     """Log, on rank 0 and only where several processes train, that this model is not watched."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several and dist.get_rank() == 0:
-        _log.log(
-            level,
+        _log.warning(
             "ringside does not watch this training: it holds DistributedDataParallel models, and this is a %s "
             "(sharded by FSDP or DeepSpeed?)",
             type(model).__name__,

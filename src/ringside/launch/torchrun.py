@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,10 @@ PLACES = frozenset(
     {"--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
 )
 """Flags that say where the ranks meet; without any of them they meet on this host alone."""
+
+RANKS = "--nproc-per-node"
+_RANKS = re.compile(r"-n(?:=(.+)|(\d+))?")
+"""How many ranks start on this node, and our short form of it: `-n 2`, `-n2`."""
 
 COUNTED = frozenset({"auto", "cpu", "gpu", "xpu"})
 """What torchrun takes for a number of ranks besides a number."""
@@ -70,9 +75,9 @@ class CommandLine:
             name, equals, value = flag.partition("=")
             requested = value if equals else after
             is_number = requested.isdecimal() and int(requested) > 0
-            if name.replace("_", "-") == "--nproc-per-node" and requested not in COUNTED and not is_number:
+            if name.replace("_", "-") == RANKS and requested not in COUNTED and not is_number:
                 words = ", ".join(sorted(COUNTED))
-                raise UsageError(f"--nproc-per-node takes a number from 1 on, or one of {words}, not {requested!r}")
+                raise UsageError(f"-n/{RANKS} takes a number from 1 on, or one of {words}, not {requested!r}")
 
 
 def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
@@ -91,6 +96,8 @@ def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequ
     own_flags: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
+        if short := _RANKS.fullmatch(rest[0]):  # ours: torchrun knows the long name alone
+            rest[:1] = [f"{RANKS}={value}" if (value := short[1] or short[2]) else RANKS]
         flag, equals, value = rest[0].partition("=")
         name = flag.replace("_", "-")
         takes = 1 if equals or name in SWITCHES or name in switches else 2
@@ -105,9 +112,7 @@ def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequ
     script = rest[1:] if rest[:1] == ["--"] else rest
     if not script:
         taken = f" ({flags[-1]!r} was taken for the value of {flags[-2]})" if len(flags) > 1 else ""
-        raise UsageError(
-            f"there is no script to run{taken}, such as: ringside run --nproc-per-node 2 train.py --epochs 3"
-        )
+        raise UsageError(f"there is no script to run{taken}, such as: ringside run -n 2 train.py --epochs 3")
     return CommandLine(tuple(flags), frozenset(names), tuple(script), own_flags)
 
 
@@ -121,10 +126,21 @@ def with_defaults(line: CommandLine, processes: str, environ: Mapping[str, str] 
     """
     in_environment = (name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX))
     told = line.names | {"--" + name.lower().replace("_", "-") for name in in_environment}
-    added = [] if "--nproc-per-node" in told else [f"--nproc-per-node={processes}"]
+    added = [] if RANKS in told else [f"{RANKS}={processes}"]
     if not told & (PLACES | {"--standalone"}):
         added.append("--standalone")
     return [*added, *line.flags, *line.script]
+
+
+def is_without_rank_0(line: CommandLine, environ: Mapping[str, str]) -> bool:
+    """Whether the command line itself says that rank 0 runs on another node; where ranks agree on places it does not.
+
+    Args:
+        line: The command line.
+        environ: torchrun's environment.
+    """
+    backend = flag_value("--rdzv-backend", line, environ) or "static"
+    return backend == "static" and flag_value("--node-rank", line, environ) not in ("", "0")
 
 
 def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:
@@ -134,7 +150,7 @@ def shutdown_timeout_s(line: CommandLine, environ: Mapping[str, str]) -> float:
         line: The command line.
         environ: torchrun's environment.
     """
-    requested = _flag_value("--shutdown-timeout", line, environ) or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    requested = flag_value("--shutdown-timeout", line, environ) or environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
     return float(requested) if requested.isdecimal() else 30.0
 
 
@@ -145,13 +161,13 @@ def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozense
         line: The command line.
         environ: torchrun's environment.
     """
-    requested = _flag_value("--signals-to-handle", line, environ) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    requested = flag_value("--signals-to-handle", line, environ) or "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     names = {name.strip() for name in requested.split(",")}
     return frozenset(number for number in signal.Signals if number.name in names - {"SIGKILL", "SIGSTOP"})
 
 
-def _flag_value(requested: str, line: CommandLine, environ: Mapping[str, str]) -> str:
-    """Return what a flag is set to, there or in torchrun's variable of that name; "": nothing."""
+def flag_value(requested: str, line: CommandLine, environ: Mapping[str, str]) -> str:
+    """Return what a flag is set to, on the command line or in torchrun's variable of that name; "": nothing."""
     told = [
         value if equals else after
         for flag, after in itertools.pairwise((*line.flags, ""))

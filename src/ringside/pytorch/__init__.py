@@ -1,6 +1,7 @@
 """PyTorch: `attach()` synchronises and watches a DistributedDataParallel model."""
 
-from ringside.pytorch.ddp.attach import Attachment, attach, attachment_of
+from ringside.pytorch.ddp.attach import attach
+from ringside.pytorch.ddp.attached_model import Attachment, attachment_of
 from ringside.pytorch.process_group.counters import carried
 from ringside.pytorch.recording.session import Session, log_step
 

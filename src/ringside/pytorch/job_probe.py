@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.hierarchical import HierarchicalEngine
-from ringside.engine.net.rank_map import RankMap, make_rank_map, own_rank_info
+from ringside.engine.net.rank_map import RankInfo, RankMap, make_rank_map, own_rank_info
 from ringside.engine.probe.links import MeasuredSlowLink
 from ringside.engine.probe.prober import QUICK, THOROUGH, Effort, Probe, Prober
 from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
@@ -132,8 +132,12 @@ class _Job:
 
     def _roster(self, offers: dict[int, Any], every_rank: bool) -> tuple[RankMap, tuple[int, ...]]:
         """Return the vertices as hosts of a roster, and the ranks of each."""
-        made = [own_rank_info({}, machine=offers[r]["machine"]) for r in range(self.size)]
-        hosts = make_rank_map(self.rank, [_with_host(info, offers[r]["host"]) for r, info in enumerate(made)])
+        infos = []
+        for r in range(self.size):
+            info = own_rank_info({}, machine=offers[r]["machine"])
+            # Under a host name of the probe's: it is what people read.
+            infos.append(RankInfo(info.machine, offers[r]["host"], info.settings, info.objection, info.nonce))
+        hosts = make_rank_map(self.rank, infos)
         if not every_rank and len(hosts.hosts) > 1:
             return hosts, tuple(map(len, hosts.hosts))
         names = tuple(f"{hosts.names[hosts.host_of(r)]}/rank{r}" for r in range(self.size))
@@ -202,8 +206,3 @@ class _Job:
         except (RuntimeError, ValueError, OSError):
             pass  # the store itself is out of reach now: what this rank knows is all it has
         return found
-
-
-def _with_host(info: Any, host: str) -> Any:
-    """Return a rank's info under a host name of the probe's: it is what people read."""
-    return type(info)(info.machine, host, info.settings, info.objection, info.nonce)

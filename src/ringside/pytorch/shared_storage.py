@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.shm.memory import Storage
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _made: dict[int, tuple[Any, Storage]] = {}
@@ -40,11 +40,27 @@ def empty_shared(numel: int, dtype: torch.dtype) -> torch.Tensor:
     Returns:
         [numel]; an ordinary tensor where the system gives no such memory, with one warning.
     """
+    size_bytes = numel * dtype.itemsize
     try:
-        return _in_memfd(numel, dtype)
+        fd = os.memfd_create("ringside-gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # nobody who maps it can take a page from under the others
+            status = os.fstat(fd)
+            storages: Any = torch.UntypedStorage
+            raw = storages._new_shared_fd_cpu(fd, size_bytes)
+        finally:
+            os.close(fd)  # the storage has its own
+        own, _ = raw._share_fd_cpu_()  # it is shared already: this only tells its descriptor
+        os.set_inheritable(own, False)
     except (OSError, RuntimeError) as error:  # no descriptor left, memfd_create forbidden, no address space
         warn_copied(str(error))
         return torch.empty(numel, dtype=dtype)
+    for key in [key for key, (alive, _) in list(_made.items()) if alive.expired()]:
+        del _made[key]
+    weak: Any = StorageWeakRef
+    _made[raw._cdata] = weak(raw), Storage((status.st_dev, status.st_ino), own, raw.data_ptr(), size_bytes)
+    return torch.empty(0, dtype=dtype).set_(raw, 0, (numel,), (1,))
 
 
 def storage_of(tensor: torch.Tensor) -> Storage | None:
@@ -112,26 +128,6 @@ class SharedStorages:
         held = self._held.pop(index, None)
         if held is not None and self._memory is not None:
             self._memory.unregister(held[0].inode)
-
-
-def _in_memfd(numel: int, dtype: torch.dtype) -> torch.Tensor:
-    size_bytes = numel * dtype.itemsize
-    fd = os.memfd_create("ringside-gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # nobody who maps it can take a page from under the others
-        status = os.fstat(fd)
-        storages: Any = torch.UntypedStorage
-        raw = storages._new_shared_fd_cpu(fd, size_bytes)
-    finally:
-        os.close(fd)  # the storage has its own
-    own, _ = raw._share_fd_cpu_()  # it is shared already: this only tells its descriptor
-    os.set_inheritable(own, False)
-    for key in [key for key, (alive, _) in list(_made.items()) if alive.expired()]:
-        del _made[key]
-    weak: Any = StorageWeakRef
-    _made[raw._cdata] = weak(raw), Storage((status.st_dev, status.st_ino), own, raw.data_ptr(), size_bytes)
-    return torch.empty(0, dtype=dtype).set_(raw, 0, (numel,), (1,))
 
 
 _mmap = ctypes.CDLL(None, use_errno=True).mmap

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ringside.errors import MismatchError
+from ringside.survive.cluster.registers import Registers
 from ringside.survive.protocol.decision import Commit, Decided, Tag, decisions_key, decode_decided
 from ringside.survive.protocol.generation import decode_generation, generation_key
 from ringside.survive.protocol.settings import ProtocolSettings
@@ -33,15 +32,8 @@ class SampleDigests:
         return digests[at : at + _DIGEST].hex() if at >= 0 else ""
 
 
-class ReadableState(Protocol):
-    """Registers that are only read."""
-
-    def read(self, key: str) -> bytes | None:
-        """Return what stands; None: nothing."""
-
-
 def committed(
-    registers: ReadableState, steps: int, settings: ProtocolSettings, digests: SampleDigests | None = None
+    registers: Registers, steps: int, settings: ProtocolSettings, digests: SampleDigests | None = None
 ) -> list[tuple[Tag, Commit]]:
     """Return the COMMITs that count for the steps before `steps`, by step.
 
@@ -77,7 +69,7 @@ def committed(
     return sorted(found, key=lambda each: each[0].step)
 
 
-def every_commit(registers: ReadableState, steps: int) -> list[tuple[Tag, Decided, Commit]]:
+def every_commit(registers: Registers, steps: int) -> list[tuple[Tag, Decided, Commit]]:
     """Return every step before `steps` that was committed, with its generation's record: by generation and step."""
     found: list[tuple[Tag, Decided, Commit]] = []
     incarnation = 1

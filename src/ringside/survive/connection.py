@@ -95,16 +95,6 @@ def connect(environ: Mapping[str, str], number: int = 0) -> StoreConnection:
         raise UsageError(
             f"{error} is missing in the environment or no number: start it by `torchrun ... -m ringside.survive`"
         ) from None
-    first = _store(address, port, environ, number)
-    return StoreConnection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S), first)
-
-
-def is_again(environ: Mapping[str, str]) -> bool:
-    """Tell whether a keeper has started this worker before."""
-    return environ.get(START, "1") != "1"
-
-
-def _store(address: str, port: int, environ: Mapping[str, str], number: int) -> Any:
     try:
         patience = timedelta(seconds=_CONNECT_AGAIN_S if is_again(environ) else _CONNECT_S)
         store = TCPStore(address, port, is_master=False, timeout=patience, wait_for_workers=False)
@@ -114,7 +104,13 @@ def _store(address: str, port: int, environ: Mapping[str, str], number: int) -> 
             "started by `torchrun ... -m ringside.survive`?"
         ) from None
     job = f"{environ.get('TORCHELASTIC_RUN_ID', 'job')}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return PrefixStore(f"ringside/survive/{job}" + (f"/{number}" if number else ""), store)
+    first: Any = PrefixStore(f"ringside/survive/{job}" + (f"/{number}" if number else ""), store)
+    return StoreConnection(rank, ranks, StoreRegisters(first, CALL_S), StoreRegisters(first.clone(), CALL_S), first)
+
+
+def is_again(environ: Mapping[str, str]) -> bool:
+    """Tell whether a keeper has started this worker before."""
+    return environ.get(START, "1") != "1"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -131,10 +127,14 @@ def fingerprint(
     shapes = [
         f"{name} {tuple(t.shape)} {t.dtype} {t.requires_grad}" for name, t in model.state_dict(keep_vars=True).items()
     ]
+    script = "none"  # its name, and a digest of its text
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is not None and Path(path).is_file():
+        script = f"{Path(path).name} {_hash(Path(path).read_bytes())}"
     return {
         "the version of ringside": __version__,
         "the version of torch": str(torch.__version__),
-        "the script": _script(),
+        "the script": script,
         "the model": _hash("\n".join([type(model).__name__, *shapes]).encode()),
         "the optimizer": f"{type(optimizer).__name__} with {len(optimizer.param_groups)} groups",
         "the data set": f"{len(dataset)} samples" if isinstance(dataset, Sized) else "no length",
@@ -169,14 +169,6 @@ def check_fingerprint(own: Mapping[str, str], standing: bytes, name: str) -> Non
             f"{name} is refused, it differs from the job it wants to join in {'; '.join(different)}: start it with the "
             "same code and settings, or start a new job"
         )
-
-
-def _script() -> str:
-    """Return the name of the script that runs and a digest of its text."""
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
-    if path is None or not Path(path).is_file():
-        return "none"
-    return f"{Path(path).name} {_hash(Path(path).read_bytes())}"
 
 
 def _hash(data: bytes) -> str:

@@ -34,7 +34,7 @@ from ringside.survive.protocol.generation import decode_generation, generation_k
 from ringside.survive.state.transfer import StateTransfer, choose_giver
 from ringside.text import name_ranks
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 _PAUSE_S = 2e-4
 """Between looks at shared memory, while others compute or vote."""
 _LOOK_S = 2e-3

@@ -50,7 +50,7 @@ _ELDERS_S = 10.0
 """How long a rank that has joined waits for others to begin an epoch, seconds; they are at the same step."""
 _LOOK_S = 0.005
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Training:
@@ -215,7 +215,11 @@ def training(
             stragglers=Stragglers(on_straggler),
             open_transport=None if connection.store is None else connection.open_transport,
         )
-        with contextlib.closing(_driver(job)) as driver:
+        try:
+            trainer = Afterwards(job) if final.is_over else Driver(job)
+        except MismatchError as error:  # another process is this rank of the job
+            raise _refused(error) from None
+        with contextlib.closing(trainer) as driver:
             agree_on_orders(samples, connection, sampler, driver.has_elders)
             try:
                 yield Training(driver, samples)
@@ -251,8 +255,17 @@ def own_job() -> tuple[int, int, str]:
 
 @contextlib.contextmanager
 def _connection(final: Final, number: int) -> Iterator[StoreConnection]:
-    """Give the job's registers; leave the program where they cannot be reached any more."""
-    connection = _connected(final, number)
+    """Give the job's registers; leave the program where they cannot be reached, or any more."""
+    try:
+        connection = connect(os.environ, number)
+    except RingsideError as error:
+        if not is_again(os.environ):
+            raise
+        if not final.is_over:
+            _log.error("the job's store is gone: %s", error)
+            raise SystemExit(StoreGoneError.exit_status) from None
+        gone = GoneRegisters(f"the job is over, and its store is gone: {error}")
+        connection = StoreConnection(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), gone, gone)
     try:
         yield connection
     except (StoreGoneError, FinalStateError) as error:
@@ -264,20 +277,6 @@ def _connection(final: Final, number: int) -> Iterator[StoreConnection]:
         raise
     finally:
         connection.close()
-
-
-def _connected(final: Final, number: int) -> StoreConnection:
-    """Return the job's registers; leave the program where a worker that was started again finds none."""
-    try:
-        return connect(os.environ, number)
-    except RingsideError as error:
-        if not is_again(os.environ):
-            raise
-        if final.is_over:
-            gone = GoneRegisters(f"the job is over, and its store is gone: {error}")
-            return StoreConnection(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), gone, gone)
-        _log.error("the job's store is gone: %s", error)
-        raise SystemExit(StoreGoneError.exit_status) from None
 
 
 def _resumed(state: JobState, directory: str | Path | None, final: Final) -> Checkpoints | None:
@@ -300,16 +299,6 @@ def _resumed(state: JobState, directory: str | Path | None, final: Final) -> Che
     if newest is not None:
         state.load(newest) if newest is kept else state.resume(newest)
     return checkpoints
-
-
-def _driver(job: SurviveJob) -> Driver | Afterwards:
-    """Return what trains, or has trained; leave the program where another process is this rank of the job."""
-    if job.final.is_over:
-        return Afterwards(job)
-    try:
-        return Driver(job)
-    except MismatchError as error:
-        raise _refused(error) from None
 
 
 def agree_on_orders(

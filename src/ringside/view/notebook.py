@@ -16,8 +16,7 @@ from ringside.text import duration, signed_percent
 from ringside.view.assets import read_asset
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks
-from ringside.view.tui.remote import Remote
-from ringside.view.tui.source import Local, RunSource, Snapshot, take_snapshot
+from ringside.view.tui.source import Local, Remote, RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import first_line, price_text, verdict_block, verdict_headline
 
 try:

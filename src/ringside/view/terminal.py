@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ringside.monitor.job.questions import QUESTIONS, Question, read_answers
-from ringside.monitor.run.events import revision_notes
+from ringside.monitor.job.questions import QUESTIONS, read_answers
+from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import clock, duration, percent, signed_percent, size, sparkline
 from ringside.view.run.live import RunFollower, ShownFinding
@@ -46,9 +46,20 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
     head.append(" " * max(width - head.cell_len - 6, 1)).append(clock(elapsed_s), style="dim")
     if run.step < 0:
         return Group(head, Text("the ranks are starting …", style="dim"))
-    parts: list[RenderableType] = [head, _progress(run, width), Text(), _ranks(run), Text()]
 
-    # What a step takes, and how long its gradients block it.
+    # How far it is, the ranks, what a step takes, and how long its gradients block it.
+    if run.stage == "comparison":
+        share, words = run.done, f"the same training over {peer_name(run)}, for comparison "
+    else:
+        share = (run.step + 1) / run.of if run.of else 0.0
+        words = f"step {run.step + 1}{f' of at most {run.of}' if run.of else ''} "
+    progress = Text(words)
+    loss = f"  loss {run.losses[-1]:.2f} " if run.losses else ""
+    sparks = sparkline(list(run.losses), 16)
+    cells = min(max(width - progress.cell_len - len(loss) - len(sparks), 0), 24)
+    full = round(cells * min(share, 1.0))
+    progress.append("━" * full, style="cyan").append("━" * (cells - full), style="bright_black")
+    progress.append(loss).append(sparks, style="magenta")
     step = run.median("step_seconds")
     exposed = min((rank.exposed_seconds for rank in run.figures() if math.isfinite(rank.exposed_seconds)), default=0.0)
     sync = Text()
@@ -56,7 +67,22 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         gradients = f"{size(run.median('payload_bytes'))} of gradients block it for {duration(exposed)}"
         sync = Text(f"a step takes {duration(step)}; {gradients} ({percent(exposed / step)})", style="dim")
         sync.truncate(width)
-    return Group(*parts, sync, Text(), *_verdicts(run, width))
+    parts: list[RenderableType] = [head, progress, Text(), _ranks(run), Text(), sync, Text()]
+
+    # The newest verdicts.
+    if not run.findings:
+        parts.append(Text("● all ranks keep up with each other", style="green"))
+    for finding in run.findings[-2:]:
+        verdict, style = finding.verdict, "yellow" if finding.over else "bold red"
+        parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}", style=style))
+        lines = [Text(f"  {verdict.cause}")]
+        if verdict.kind != "dead_rank":
+            cost = f"  cost so far: {finding.cost_rank_seconds:.1f} rank-seconds" + (" (over)" if finding.over else "")
+            lines.append(Text(cost, style="bold"))
+        for line in lines:
+            line.truncate(width, overflow="ellipsis")
+        parts += lines
+    return Group(*parts)
 
 
 def status_line(run: RunFollower, elapsed_s: float) -> str:
@@ -104,9 +130,27 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     if not verdicts:
         parts.append(Text("No rank held the others up.", style="bold green"))
     parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
-    parts += [Text(), rank_table(summary["ranks"]), Text(summary_line(summary), style="dim")]
+    # Steps, step time, synchronisation and our own cost in one line.
+    sync, step = summary["sync"], summary["step_seconds"]["median"]
+    exposed = sync["exposed_seconds_per_step"]
+    share = f" ({percent(exposed / step)} of the step)" if step > 0 else ""
+    line = (
+        f"{summary['steps']} steps of {duration(step)}; {size(sync['payload_bytes_per_step'])} of gradients per step "
+        f"over {sync['engine']}: blocked {duration(exposed)}{share}; "
+        f"watching cost {duration(summary['overhead']['seconds_per_step'])} per step"
+    )
+    parts += [Text(), rank_table(summary["ranks"]), Text(line, style="dim")]
+
+    # The questions: yes or no, and why in a line of its own.
     answers = read_answers(summary.get("questions"))
-    return Group(*parts, *((Text(), answer_table(answers)) if answers else ()))
+    if answers:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for name, text in QUESTIONS.items():
+            if name in answers:
+                table.add_row(Text(answer_sign(answers[name]), style="bold"), Text(text))
+                table.add_row("", Text(as_sentence(answers[name].words), style="dim"))
+        parts += [Text(), table]
+    return Group(*parts)
 
 
 def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
@@ -128,46 +172,9 @@ def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def answer_table(answers: Mapping[str, Question]) -> Table:
-    """Return the four questions: yes or no, the question, and why in a line of its own."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name, text in QUESTIONS.items():
-        if name in answers:
-            table.add_row(Text(answer_sign(answers[name]), style="bold"), Text(text))
-            table.add_row("", Text(as_sentence(answers[name].words), style="dim"))
-    return table
-
-
-def summary_line(summary: Mapping[str, Any]) -> str:
-    """Return steps, step time, synchronisation and our own cost in one line."""
-    sync, step = summary["sync"], summary["step_seconds"]["median"]
-    exposed = sync["exposed_seconds_per_step"]
-    share = f" ({percent(exposed / step)} of the step)" if step > 0 else ""
-    return (
-        f"{summary['steps']} steps of {duration(step)}; {size(sync['payload_bytes_per_step'])} of gradients per step "
-        f"over {sync['engine']}: blocked {duration(exposed)}{share}; "
-        f"watching cost {duration(summary['overhead']['seconds_per_step'])} per step"
-    )
-
-
 def peer_name(run: RunFollower) -> str:
     """Return how the process group's own engine is called in prose."""
     return str(run.comparison.get("peer", "gloo")).capitalize()
-
-
-def _progress(run: RunFollower, width: int) -> Text:
-    if run.stage == "comparison":
-        share, words = run.done, f"the same training over {peer_name(run)}, for comparison "
-    else:
-        share = (run.step + 1) / run.of if run.of else 0.0
-        words = f"step {run.step + 1}{f' of at most {run.of}' if run.of else ''} "
-    text = Text(words)
-    loss = f"  loss {run.losses[-1]:.2f} " if run.losses else ""
-    sparks = sparkline(list(run.losses), 16)
-    cells = min(max(width - text.cell_len - len(loss) - len(sparks), 0), 24)
-    full = round(cells * min(share, 1.0))
-    text.append("━" * full, style="cyan").append("━" * (cells - full), style="bright_black")
-    return text.append(loss).append(sparks, style="magenta")
 
 
 def _ranks(run: RunFollower) -> Table:
@@ -192,27 +199,6 @@ def _ranks(run: RunFollower) -> Table:
         times = Text(duration(rank.own_seconds), style), duration(rank.wait_seconds)
         table.add_row(Text(str(rank.rank), style), *times, bar)
     return table
-
-
-def _verdicts(run: RunFollower, width: int) -> list[RenderableType]:
-    if not run.findings:
-        return [Text("● all ranks keep up with each other", style="green")]
-    parts: list[RenderableType] = []
-    for finding in run.findings[-2:]:
-        verdict = finding.verdict
-        style = "yellow" if finding.over else "bold red"
-        parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}", style=style))
-        parts.append(_indented(verdict.cause, width))
-        if verdict.kind != "dead_rank":
-            cost = f"cost so far: {finding.cost_rank_seconds:.1f} rank-seconds" + (" (over)" if finding.over else "")
-            parts.append(_indented(cost, width, "bold"))
-    return parts
-
-
-def _indented(words: str, width: int, style: str = "") -> Text:
-    text = Text("  " + words, style=style)
-    text.truncate(width, overflow="ellipsis")
-    return text
 
 
 def _number(value: float) -> float:

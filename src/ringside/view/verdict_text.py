@@ -1,8 +1,9 @@
-"""Verdicts in plain words, for the report and the terminal."""
+"""Verdicts in plain words, for the terminal and for pages: a recorded run's, the doctor's, and answers to questions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,18 +11,22 @@ import msgspec
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline
-from ringside.text import duration, percent, rank_time
+from ringside.text import duration, label, name_ranks, percent, rank_time, signed_percent
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
+PAST = {" is ": " was ", " are ": " were ", " gets ": " got ", " needs ": " needed ", " waits ": " waited "}
+PLURAL = {" gets ": " get ", " needs ": " need ", " waits ": " wait ", " is ": " are ", " its ": " their "}
+MANY = 6
+"""So many ranks are all named by the doctor."""
 
 
 class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
-    """One verdict in words.
+    """One verdict in words: each part a sentence or two, empty where there is nothing to say.
 
     Args:
         verdict: The verdict itself.
         headline: Who and what, one sentence.
-        when: Since when, and when it was noticed.
+        when: Since when, and when it was noticed; empty where there are no steps.
         why: The probable cause with numbers.
         price: What it cost the job.
         next: What to do.
@@ -52,9 +57,12 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     why = as_sentence(verdict.cause)
     if isinstance(own, float | int) and isinstance(others, float | int):
         why = f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {why}".strip()
+    who_and_what = headline(verdict)
+    if until is not None:
+        who_and_what = _replace_all(who_and_what, PAST)
     return VerdictText(
         verdict=verdict,
-        headline=as_sentence(_of_two(_in_tense(headline(verdict), verdict), summary)),
+        headline=as_sentence(_of_two(who_and_what, summary)),
         when=f"{since}; noticed at step {verdict.detected_step}.",
         why=_of_two(why, summary),
         price=_price(verdict, summary),
@@ -82,6 +90,21 @@ def all_is_well(summary: dict[str, Any]) -> str:
     return f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
 
 
+def rank_rows(summary: Mapping[str, Any], most: int) -> list[tuple[str, str, str, str, str]]:
+    """Return the slowest ranks of a summary, at most so many: rank, host, own time, wait, and excess, as texts."""
+    slowest = sorted(summary["ranks"], key=lambda rank: -(rank["excess_ratio"] or 0.0))
+    return [
+        (
+            str(rank["rank"]),
+            str(rank["host"]),
+            duration(rank["own_seconds_median"]),
+            duration(rank["wait_seconds_median"]),
+            signed_percent(rank["excess_ratio"]),
+        )
+        for rank in slowest[:most]
+    ]
+
+
 def _of_two(text: str, summary: dict[str, Any]) -> str:
     """Of two ranks, the others are one."""
     if summary["world_size"] != 2:
@@ -89,18 +112,9 @@ def _of_two(text: str, summary: dict[str, Any]) -> str:
     return text.replace("the others'", "the other's").replace("the others", "the other")
 
 
-def _in_tense(sentence: str, verdict: Verdict) -> str:
-    """An episode that is over stands in the past."""
-    if "until_step" not in verdict.evidence:
-        return sentence
-    for present, past in (
-        (" is ", " was "),
-        (" are ", " were "),
-        (" gets ", " got "),
-        (" needs ", " needed "),
-        (" waits ", " waited "),
-    ):
-        sentence = sentence.replace(present, past)
+def _replace_all(sentence: str, words: Mapping[str, str]) -> str:
+    for word, other in words.items():
+        sentence = sentence.replace(word, other)
     return sentence
 
 
@@ -114,6 +128,63 @@ def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
     of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
     everyone = "both ranks" if ranks == 2 else f"all {ranks} ranks"
     return f"{rank_time(cost)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
+
+
+# -------------------------------------------------------------------------------------------------
+# What the doctor found.
+
+
+def finding_text(verdict: Verdict) -> VerdictText:
+    """Return a verdict in words; of kinds that the monitor has no sentence for, with one of its own."""
+    cost = verdict.cost_rank_seconds
+    return VerdictText(
+        verdict=verdict,
+        headline=as_sentence(_finding_headline(verdict)),
+        when="",
+        why=as_sentence(verdict.cause),
+        price=f"{rank_time(cost)} lost." if cost > 0 else "",
+        next=as_sentence(verdict.advice),
+    )
+
+
+def _finding_headline(verdict: Verdict) -> str:
+    ranks = verdict.ranks
+    who = everyone = name_ranks(ranks) or "the job"
+    if len(ranks) > MANY:
+        who = f"ranks {', '.join(map(str, ranks[: MANY - 1]))} and {len(ranks) - MANY + 1} more"
+    plural = len(ranks) != 1
+    if verdict.kind == "hang" and verdict.evidence.get("stopped"):
+        return f"{who} stopped: the job hangs"
+    if verdict.kind == "hang" and not ranks:
+        return "the job hangs"
+    if verdict.kind == "mismatch":
+        if "collective" in verdict.evidence:
+            return f"{who} called something else than the others"
+        differ = "differ" if plural else "differs"
+        return f"{who} {differ} from the others in {verdict.evidence.get('what', 'something')}"
+    if verdict.kind == "broken_ring":
+        fault = verdict.evidence.get("what")
+        if fault == "crosses hosts":
+            return "the ring crosses between hosts more often than it needs to"
+        if fault == "sockets":
+            return f"{who if ranks else 'traffic between hosts'} fell back to TCP sockets"
+        return f"the ring is broken at {who}"
+    if verdict.kind == "dead_rank":
+        return f"{who} died" if ranks else "a rank died"
+    sentence = headline(verdict).replace(everyone, who)
+    if plural and not sentence.startswith("the "):
+        # The monitor names one rank at a time; several get, need and wait.
+        sentence = _replace_all(sentence, PLURAL)
+    return sentence
+
+
+def what_if_line(content: Mapping[str, object]) -> str:
+    """Return the figures of a replayed timeline in one line: shares as percentages, the rest as it is."""
+    known = {key: value for key, value in content.items() if isinstance(value, float | int)}
+    said = [f"slowdown {known['slowdown']:.3f}"] if "slowdown" in known else []
+    said += [f"{label(key)} {percent(value)}" for key, value in known.items() if key.endswith("_share")]
+    said += [f"cost {rank_time(3600 * known['cost_rank_hours'])}"] if "cost_rank_hours" in known else []
+    return ", ".join(said)
 
 
 # -------------------------------------------------------------------------------------------------

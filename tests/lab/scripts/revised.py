@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.pytorch.ddp.ddp_methods import own_hook
+from ringside.pytorch.ddp.attached_model import own_hook
 
 dist.init_process_group("gloo")
 ddp = DistributedDataParallel(nn.Linear(1024, 1024), gradient_as_bucket_view=True)

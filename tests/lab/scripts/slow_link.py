@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringside
 from ringside.pytorch.recording import session as sessions
-from ringside.pytorch.recording.settings import RecordingSettings
+from ringside.pytorch.recording.session import RecordingSettings
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -1,19 +1,22 @@
-"""What all-reduce costs on hardware that is described or was measured, with honest error bars.
+"""What all-reduce costs on hardware that is described or was measured.
 
-Time, busbw, what bounds it, which algorithm is fastest at which size, efficiency from one host to N, the best bucket
-size, the effective batch, and whether the model fits in a rank's memory at all. A number has its 95 % band, and is
-called extrapolated where no published table supports it.
+Time, busbw, what bounds it, which algorithm is fastest at which size,
+efficiency from one host to N, the best bucket size, the effective batch, and
+whether the model fits in a rank's memory at all. A number has its 95 % band,
+and is called extrapolated where no published table supports it.
 
-`ringside predict score` holds predictions against tables of measurements: your own log of nccl-tests, its JSON, the
-output of the OSU micro-benchmarks, or a CSV. `ringside predict fit` writes your own hardware from such tables, for
+`ringside predict score` compares predictions with tables of measurements: your
+own log of nccl-tests, its JSON, the output of the OSU micro-benchmarks, or a
+CSV. `ringside predict fit` writes your own hardware from such tables, for
 --topology. `ringside predict simulate` plays a schedule, with pictures.
 
-Exit status: 0 fine, 1 the model fits in no way (score: no table could be scored), 2 it was asked for something that
-cannot be.
+exit status: 0 fine, 1 the model fits in no way (score: no table could be
+scored), 2 usage error.
 
 examples:
   $ ringside predict --preset dgx-h100 --hosts 16 --model 70B
-  $ ringside predict --preset ethernet-10g --hosts 8 --bytes 100MB --compute-seconds 0.25 --all
+  $ ringside predict --preset ethernet-10g --hosts 8 --bytes 100MB \\
+        --compute-seconds 0.25 --all
   $ ringside predict --topology probe.json --bytes 25MiB --json
   $ ringside predict --run runs/demo-1 --topology probe.json --html plan.html
   $ ringside predict fit nccl.log -o fabric.toml
@@ -21,9 +24,6 @@ examples:
   $ ringside predict simulate ring --preset dgx-h100 --hosts 2 --html ring.html
   $ ringside predict score nccl.log
   $ ringside predict score tables/*.csv --fit-below 16M --json
-
-keys of --json: schema, question, priced (algorithm, basis, seconds: value, low, high; extrapolated: why), rounds, busbw
-(bytes/s), bounds[], wires, here[], ranking[], crossovers[], scaling[], batch, fit, sharded, buckets[]
 """
 
 from __future__ import annotations

@@ -1,24 +1,22 @@
-"""Hold what is predicted to your own tables: fit them, say how well they are met, and write the hardware to a file.
+"""Fit your own tables, and write hardware whose predictions are held to them.
 
-Reads what `ringside predict score` reads: logs of nccl-tests, the JSON of its -J, CSV; a folder stands for the tables
-in it. The hardware is taken from the tables' words (the GPUs' names in a log), or from --preset. Tables of several
-numbers of hosts of one cluster go into one file: the more, the surer is what lies beyond them. The file has the
-hardware and the rows that were measured, and `ringside predict --topology FILE` moves its laws by them.
+Reads what `ringside predict score` reads: logs of nccl-tests, the JSON of its
+-J, CSV; a folder stands for the tables in it. The hardware is taken from the
+tables' words (the GPUs' names in a log), or from --preset. Tables of several
+numbers of hosts of one cluster go into one file: the more, the surer is what
+lies beyond them. The file has the hardware and the rows that were measured, and
+`ringside predict --topology FILE` moves its laws by them.
 
-How good the fit is, is told by rows that had no part in it: every second one of each table; with tables of several
-scales also each table by the others.
+How good the fit is, is told by rows that had no part in it: every second one of
+each table; with tables of several scales also each table by the others.
 
-Exit status: 0 written, 2 no table can be fitted, or the file cannot be written.
+exit status: 0 written, 2 usage error: no table can be fitted, or the file
+cannot be written.
 
 examples:
   $ ringside predict fit nccl.log -o fabric.toml
   $ ringside predict fit 1node.log 2nodes.log --preset dgx-h100 -o fabric.toml
   $ ringside predict --topology fabric.toml --hosts 64 --model 7B
-
-keys of --json (errors are ratios: 0.07 is 7 %):
-  schema, path, topology (in words), tables[]: name, ranks, hosts, collective, algorithm, rows, flagged,
-  latency_s and algbw_bytes_per_s (expected, value, low, high), held_out and other_scales (mape, band_coverage, rows;
-  null where too few rows or scales are there)
 """
 
 from __future__ import annotations
@@ -47,10 +45,15 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", metavar="TABLE", nargs="+", help="nccl-tests log or JSON, CSV, or a folder of them")
     add("-o", "--output", type=Path, metavar="FILE", required=True, help="the hardware, as TOML")
-    add("--preset", metavar="NAME", default="auto", help="what it is: a preset or a topology (default: by its words)")
-    add("--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
+    add(
+        "--preset",
+        metavar="NAME",
+        default="auto",
+        help="what it is: a preset or a topology (default: auto, by its words)",
+    )
+    add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
     add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
-    add("--json", action="store_true", help="print JSON; the keys are listed above")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,9 +20,9 @@ from ringside.predict.plan.options import AUTO
 from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
 from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
-from ringside.text import size_bytes
-from ringside.view.html.plan import plan_page
-from ringside.view.plan_text import full_plan, short_plan
+from ringside.text import parse_ranks_per_host, size_bytes
+from ringside.view.html.predictions import plan_page
+from ringside.view.predict_text import full_plan, short_plan
 from ringside.view.run.recorded import Run
 from ringside.view.run.training_step import host_sizes, recorded_step
 from ringside.view.tui.console import printable_lines
@@ -41,12 +41,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="SIZE", help="of a rank's device: 80GB (default: as the preset's datasheet says)")
     add("--compute-seconds", type=float, metavar="S", help="forward and backward of a step: buckets, efficiency")
     add("--run", metavar="DIR", help="a recorded run: its bytes, its computation, what its buckets took")
-    add("--batch-per-rank", type=int, default=1, metavar="N", help="samples per rank and micro-step")
-    add("--accumulate", type=int, default=1, metavar="N", help="micro-steps per synchronisation")
+    add("--batch-per-rank", type=int, default=1, metavar="N", help="samples per rank and micro-step (default: 1)")
+    add("--accumulate", type=int, default=1, metavar="N", help="micro-steps per synchronisation (default: 1)")
     add("--base-batch", type=int, metavar="N", help="batch that the learning rate was found with (default: a rank's)")
     add("--all", action="store_true", help="all tables, however long")
     add("--html", type=Path, metavar="FILE", help="write it as a page with its curves")
-    add("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> None:
@@ -55,7 +55,7 @@ def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> 
     add("--preset", metavar="NAME", help=f"hardware: {', '.join(presets())}")
     add("--topology", metavar="FILE", help="hardware of one's own: TOML, or what `ringside probe -o` wrote")
     add("--hosts", type=int, metavar="N", help="how many (default: as the preset or file says)")
-    add("--ranks-per-host", type=int, metavar="N", help="ranks used on each (default: all)")
+    add("--ranks-per-host", metavar="N", help="ranks used on each, or a list: 8,8,4 (default: all)")
     if algorithm:
         add("--algorithm", default=AUTO, metavar="NAME", help="ring, tree, nvls, ... (default: what the library takes)")
 
@@ -65,7 +65,7 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="COUNT", help="parameters: 70B, 350M")
     add("--params-from", metavar="MODULE:FACTORY", help="count those of the model that FACTORY() returns; imports it")
-    add("--bytes", metavar="SIZE", help="of all gradients: 1GB is 10^9, 1GiB and 1G (as in nccl-tests) are 2^30")
+    add("--bytes", metavar="SIZE", help="of all gradients: 1GB is 10^9, 1GiB and 1G are 2^30 (default: 1GB)")
     add("--dtype", choices=sorted(WEIGHT_BYTES), default="bf16", help="of weights and gradients (default: bf16)")
 
 
@@ -140,12 +140,12 @@ def hardware(args: argparse.Namespace) -> Topology:
     """Return the topology that the arguments of `add_hardware` name; raise `UsageError` where they name none."""
     if bool(args.preset) == bool(args.topology):
         raise UsageError(f"say what it runs on: --preset NAME or --topology FILE; presets are {', '.join(presets())}")
-    if args.preset:
-        return preset(args.preset, args.hosts, args.ranks_per_host)
-    found = load_topology(args.topology)
-    if args.hosts is None and args.ranks_per_host is None:
+    found = preset(args.preset) if args.preset else load_topology(args.topology)
+    per = None if args.ranks_per_host is None else parse_ranks_per_host(args.ranks_per_host)
+    if args.hosts is None and per is None:
         return found
-    return found.sized(found.hosts if args.hosts is None else args.hosts, args.ranks_per_host)
+    hosts = found.hosts if isinstance(per, int) or per is None else len(per)
+    return found.sized(hosts if args.hosts is None else args.hosts, per)
 
 
 def parameters_from(where: str) -> float:

@@ -1,30 +1,25 @@
-"""Hold predictions against measured tables, and say how far they are off.
+"""Compare predictions with measured tables, and report the error.
 
-Reads CSV (size_bytes, time_us, algbw_GBps, busbw_GBps, nodes, gpus, cluster in any order), logs of nccl-tests, the JSON
-of its -J, and the output of osu_allreduce; a folder stands for the tables in it. Every row is checked first: rows that
-contradict themselves or the rows around them are named and not used. Where the number of ranks is not given,
-busbw/algbw tells it. Then rows 0, 2, 4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, beside one Hockney
+Reads CSV (size_bytes, time_us, algbw_GBps, busbw_GBps, nodes, gpus, cluster in
+any order), logs of nccl-tests, the JSON of its -J, and the output of
+osu_allreduce; a folder stands for the tables in it. Every row is checked first:
+rows that contradict themselves or the rows around them are named and not used.
+Where the number of ranks is not given, busbw/algbw tells it. Then rows 0, 2,
+4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, beside one Hockney
 line, log-log interpolation and NCCL's tuning constants taken as seconds.
 
-Tables of osu_latency and osu_bw among the files (or with --p2p) tell what messages cost in a CPU cluster.
+Tables of osu_latency and osu_bw among the files (or with --p2p) tell what
+messages cost in a CPU cluster.
 
-Exit status: 0 scored, 1 no table could be scored, 2 it was asked for something that cannot be.
+exit status: 0 scored, 1 no table could be scored, 2 usage error.
 
 examples:
   $ ringside predict score nccl.log
   $ ringside predict score tables/*.csv --fit-below 16M
   $ ringside predict score tables/*.csv --preset auto --json
   $ ringside predict score --fit 2nodes.csv --test 4nodes.csv 8nodes.csv
-  $ ringside predict score osu_allreduce.csv osu_latency.csv osu_bw.csv --preset auto
-
-keys of --json (errors are ratios: 0.07 is 7 %):
-  schema, mode, tables[]:
-    name, rows, flagged, mape, median, bias, worst_size_bytes, band_coverage
-    baselines: mape of hockney, interpolation, nccl_constants; null where one does not apply
-    mape_large (from 1 MiB), full_sweep, ranks, hosts, collective, law (in words), fitted_rows, scored_rows, path
-    refused (why it was not scored; empty if it was), flags[]: line, size_bytes, reason
-    points[] (with --points): size_bytes, measured_s, predicted_s, low_s, high_s, extrapolated
-  summary: tables, rows, and the medians over tables of mape, mape_large, bias and baselines; band_coverage of all rows
+  $ ringside predict score osu_allreduce.csv osu_latency.csv osu_bw.csv \\
+        --preset auto
 """
 
 from __future__ import annotations
@@ -47,7 +42,7 @@ from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.text import parse_size, percent, signed_percent, size
-from ringside.view.html.score import MODES, score_page
+from ringside.view.html.predictions import MODES, score_page
 from ringside.view.tui.console import SafeConsole
 
 HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
@@ -65,11 +60,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--test", metavar="TABLE", nargs="+", default=[], help="... and score these of another scale of it")
     add("--preset", metavar="NAME", help="score without a fit: auto (from the table's words), a preset or a topology")
     add("--p2p", metavar="TABLE", nargs="+", default=[], help="osu_latency and osu_bw of the CPU clusters")
-    add("--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
+    add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
     add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
     add("--points", action="store_true", help="with --json: every scored row with its prediction and band")
     add("--html", type=Path, metavar="FILE", help="write a page: measured beside predicted, and residuals")
-    add("--json", action="store_true", help="print JSON; the keys are listed above")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -162,7 +157,7 @@ def _files(paths: Iterable[str]) -> list[tuple[Path, bool]]:
 
 
 def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
-    """Return scores as plain data; the keys are those of the module's text."""
+    """Return scores as plain data; the keys are those of docs/json.md."""
     tables = []
     for score in scores:
         errors, table, flags = score.errors, score.table, scoring.line_flags(score.table)

@@ -1,16 +1,18 @@
-"""Play a schedule over a topology: when every rank is done, what the last one waited for, and pictures of it.
+"""Play a schedule over a topology: what every rank waits for, with pictures.
 
-The page plays the simulated time: chunks lie where the simulation says they are, with the contributions they carry;
-below, a lane per rank with the critical path through them. The trace is for Perfetto or chrome://tracing.
+The page plays the simulated time: chunks lie where the simulation says they
+are, with the contributions they carry; below, a lane per rank with the critical
+path through them. The trace is for Perfetto or chrome://tracing.
+
+exit status: 0 fine, 1 a file cannot be written, 2 usage error.
 
 examples:
-  $ ringside predict simulate ring --preset dgx-h100 --hosts 2 --bytes 64MB --html ring.html
-  $ ringside predict simulate hierarchical --preset p5 --hosts 4 --bytes 1GB --late 3=5ms
-  $ ringside predict simulate ring --preset ethernet-10g --hosts 8 --slow-link 3:4=4 --perfetto trace.json --json
-
-keys of --json: schema, algorithm, topology, ranks, size_bytes, seconds, band (value, low, high), extrapolated, busbw,
-finish_seconds[] by rank, guilty (kind, ranks, seconds), shares (seconds of the critical path by kind), critical_path[]:
-round, src, dst, peer, begin_s, end_s, wire_s, alpha_s, shared_s
+  $ ringside predict simulate ring --preset dgx-h100 --hosts 2 --bytes 64MB \\
+        --html ring.html
+  $ ringside predict simulate hierarchical --preset p5 --hosts 4 --bytes 1GB \\
+        --late 3=5ms
+  $ ringside predict simulate ring --preset ethernet-10g --hosts 8 \\
+        --slow-link 3:4=4 --perfetto trace.json --json
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_hardware(parser, algorithm=False)
     add = parser.add_argument
     add("--bytes", metavar="SIZE", help="of the tensor: 1GB is 10^9, 1GiB and 1G are 2^30 (default: 1GB)")
-    add("--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk")
+    add("--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk (default: 1)")
     add("--late", action="append", default=[], metavar="R=T", help="rank R begins later: 3=5ms")
     add("--slow-link", action="append", default=[], metavar="A:B=X", help="rank A to B is X times slower: 3:4=4")
     add("--html", type=Path, metavar="FILE", help="write a page that plays it")
     add("--perfetto", type=Path, metavar="FILE", help="write a trace; compressed where the name ends in .gz")
-    add("--json", action="store_true", help="print JSON; the keys are listed above")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def to_json(timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline as plain data; the keys are those of the module's text."""
+    """Return a timeline as plain data; the keys are those of docs/json.md."""
     return {
         "schema": SCHEMA,
         "algorithm": timeline.schedule.name,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 SAID_S = 3.0
 """How long Ctrl-C is held back without a message, seconds."""

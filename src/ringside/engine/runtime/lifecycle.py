@@ -83,7 +83,7 @@ class Closeable(ABC):
 # -------------------------------------------------------------------------------------------------
 # What is still open when the program ends is closed in good order, before the interpreter goes away.
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class AtExit:

@@ -235,7 +235,7 @@ PAUSES_S = (1.0, 4.0)
 
 DELIVERED, FAILED, DROPPED = "delivered", "failed", "dropped"
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class HookQueue:

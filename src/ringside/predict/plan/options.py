@@ -18,14 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from ringside.errors import UsageError
 from ringside.predict.laws import fabric
 from ringside.predict.laws.calibrate import NOISY, Band, Calibration, Prediction, expect, fit, transfer
-from ringside.predict.laws.curve import BASE, PIPELINE, RATE, PipelineLaw
-from ringside.predict.laws.fabric import SPREAD, Candidate, Law
+from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Law, PipelineLaw, TermsLaw
 from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import ALL_REDUCE
 from ringside.predict.topology.topology import MeasuredTimes, Topology
 from ringside.schedule import ALGORITHMS, Round, Schedule, by_name, hierarchical, in_network, two_tree
-from ringside.text import duration
+from ringside.text import did_you_mean, duration
 
 # -------------------------------------------------------------------------------------------------
 # A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure either is.
@@ -37,7 +36,7 @@ SEGMENTS = (1, 8, 64)
 MOST_MESSAGES = 1 << 19  # ranks times segments that are simulated
 
 
-class Scheduled:
+class Scheduled(TermsLaw):
     """The price of a schedule as a backbone for `calibrate.expect`: factors of its latency and of its time on wires.
 
     A tree that is not cut into segments takes its whole tensor over every level, one after the other; nobody runs it
@@ -62,12 +61,6 @@ class Scheduled:
     def drift(self) -> Floats:
         """As of a cluster's latency and rate."""
         return PIPELINE.drift[[BASE, RATE]]
-
-    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the logarithm of the time and its derivatives by the logarithms of the two factors."""
-        parts = self.terms(np.asarray(sizes, dtype=np.float64)) * np.exp(theta)
-        total = parts.sum(axis=1)
-        return np.log(total), parts / total[:, None]
 
     def terms(self, sizes: Floats) -> Floats:
         """Return latency and time on wires in seconds, float64 [n, 2]."""
@@ -207,7 +200,10 @@ def option(topology: Topology, name: str = AUTO) -> Option:
             mean[3] = math.log(candidate.bytes_per_s)
             return _library_option(topology, candidate, replace(law, mean=mean))
     if name not in ALGORITHMS or not _is_possible(name, topology):
-        raise UsageError(f"there is no {name!r} on {topology.name}; there are {', '.join(names(topology))}")
+        known = names(topology)
+        raise UsageError(
+            f"there is no {name!r}{did_you_mean(name, known)} on {topology.name}; there are {', '.join(known)}"
+        )
     # By its schedule. What all ranks send is counted by closed forms: schedules may be huge.
     schedule = schedule_for(topology, name)
     law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))

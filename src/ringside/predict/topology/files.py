@@ -15,6 +15,7 @@ from typing import Any
 from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
 from ringside.predict.topology.topology import LinkClass, LinkOverride, MeasuredTimes, Switch, Topology
+from ringside.text import did_you_mean
 
 # -------------------------------------------------------------------------------------------------
 # A topology in TOML; one line per mistake. All its keys::
@@ -351,7 +352,9 @@ def preset(name: str, hosts: int | None = None, ranks_per_host: int | None = Non
         UsageError: There is no such preset (the message lists them), or a count is below 1.
     """
     if name not in presets():
-        raise UsageError(f"there is no preset {name!r}; there are {', '.join(presets())}")
+        raise UsageError(
+            f"there is no preset {name!r}{did_you_mean(name, presets())}; there are {', '.join(presets())}"
+        )
     found = _preset(name)
     if hosts is None and ranks_per_host is None:
         return found

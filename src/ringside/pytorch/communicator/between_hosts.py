@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,16 +14,18 @@ from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_ot
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.collectives import run_collective
-from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
-from ringside.engine.net.reduction import SUM
+from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce
+from ringside.engine.net.rank_map import RankMap
+from ringside.engine.net.reduction import SUM, Reduction
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
 from ringside.engine.shm.memory import Storage
 from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES
+from ringside.engine.tuner.explain import AlgorithmChange
 from ringside.engine.tuner.selector import Tuner
 from ringside.errors import MismatchError, UsageError
 from ringside.pytorch.communicator.options import Options
-from ringside.pytorch.recording.algorithm_changes import record_algorithm_change
+from ringside.pytorch.recording import session as sessions
 from ringside.schedule import Schedule
 
 Key = tuple[int, int, str, "str | Schedule | None"]
@@ -199,3 +202,33 @@ class BetweenHosts:
         if fixed is not None or self.selector is None:
             return fixed or canonical_choice(size_bytes, self.across.rank_map.size), None
         return self.selector.choose(size_bytes, reduction.dtype, reduction.op), self.selector
+
+
+def record_algorithm_change(roster: RankMap, change: AlgorithmChange) -> None:
+    """Record what a tuner decides anew in the session of this process, if it has one and the group is of all its ranks.
+
+    Links are named by the first rank of each host.
+
+    Args:
+        roster: Who is where, in the group that decided.
+        change: What it decided.
+    """
+    session = sessions.current()
+    if session is None or session.size != roster.size:
+        return
+    links: list[dict[str, Any]] = []
+    for link in change.slow:
+        ends = [link.src] if link.dst < 0 else [link.src, link.dst]  # dst < 0: a host as a whole
+        hosts = {"ranks": [roster.hosts[end][0] for end in ends], "hosts": [roster.names[end] for end in ends]}
+        links.append({**hosts, "bytes_per_s": link.bytes_per_s, "usual_bytes_per_s": link.usual})
+    session.algorithm_changed(
+        {
+            "size_bytes": change.size_bytes,
+            "before": change.before,
+            "after": change.after,
+            "others_changed": change.others_changed,
+            "reason": change.reason,
+            "links": links,
+            "seconds": change.seconds,
+        }
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
@@ -22,19 +23,18 @@ from ringside.engine.collectives import Collectives
 from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import Op, dtype_code, op_name, own_weight
 from ringside.engine.net.collectives import run_collective
-from ringside.engine.net.exchange.types import HopTiming
+from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
-from ringside.engine.request import CoreRequest, checked_op
+from ringside.engine.request import CoreRequest, checked_op, encode_split, split_members
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import AtExit
 from ringside.engine.settings import timeout_seconds
-from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
 from ringside.errors import ClosedError, UnsupportedError, UsageError
-from ringside.pytorch.communicator.between_hosts import BetweenHosts, Key
+from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
-from ringside.pytorch.communicator.one_host import OneHost, open_across, open_local
+from ringside.pytorch.communicator.one_host import OneHost, open_across
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.store import group_store
 from ringside.schedule import Schedule
@@ -74,9 +74,9 @@ def communicator(
     """
     group = group if group is not None else dist.distributed_c10d._get_default_group()
     store = group_store(group, "communicator")
-    options, problem = Options.or_problem(timeout, algorithm, wire_dtype, reproducible, switch)
+    options = Options(timeout, algorithm, wire_dtype, reproducible, switch)
     rank, size, device = dist.get_rank(group), dist.get_world_size(group), OnDevice(group, options.choice)
-    return GroupCommunicator(store, rank, size, options, machine=machine, problem=problem, device=device)
+    return GroupCommunicator(store, rank, size, options, machine=machine, device=device)
 
 
 class GroupCommunicator(Collectives):
@@ -93,7 +93,6 @@ class GroupCommunicator(Collectives):
         size: Number of ranks, at least 2.
         options: Equal on all ranks.
         machine: What tells hosts apart; empty: the kernel does.
-        problem: What is wrong with this rank's options: all ranks raise it.
         device: Reduces tensors on GPUs; None: there is no process group that could.
 
     Attributes:
@@ -114,7 +113,6 @@ class GroupCommunicator(Collectives):
         options: Options,
         *,
         machine: str = "",
-        problem: str = "",
         device: OnDevice | None = None,
     ) -> None:
         self.rank, self.size, self._options, self._machine = rank, size, options, machine
@@ -122,7 +120,7 @@ class GroupCommunicator(Collectives):
         self._store, self._device = store, device
         self._splits = itertools.count(1)
         objection = "" if _core.available() else "the native core is not installed"
-        offer = own_rank_info(options.agreed(), objection, machine, problem)
+        offer = own_rank_info(options.agreed(), objection, machine, options.problem)
         offers = exchange_rank_infos(store, rank, size, offer, timeout_s=options.settings.timeout_s)
         self.roster: RankMap = make_rank_map(rank, offers)
         self._begin()
@@ -140,7 +138,10 @@ class GroupCommunicator(Collectives):
         switch = self._options.switch
         if switch and not several:
             raise UsageError("switch=True needs ranks on several hosts: on one host there is no switch to reduce at")
-        self.local = open_local(self.roster, self.settings)
+        roster = self.roster
+        if roster.local_size > 1:
+            key = roster.keys[roster.host]
+            self.local = HostCommunicator(key, roster.local_rank, roster.local_size, self.settings)
         if self.local is not None and not several:
             # All ranks share memory: the host's communicator is called straight, without a call through this one.
             local = self.local
@@ -200,7 +201,8 @@ class GroupCommunicator(Collectives):
         key = None
         if op.__class__ is str and (algorithm is None or algorithm.__class__ is str) and scale == 1.0:
             key = flat.numel, flat.dtype, op, algorithm
-            if weights is None and not async_op and self._run_cached(key, flat):
+            is_free = not self._closed and self._background is None and self._owner_pid == os.getpid()
+            if weights is None and not async_op and is_free and self._several.run_cached(key, flat):
                 return x
         code = checked_op(flat, op, scaled=scale != 1.0 or weights is not None)
         if weights is not None and (op != "avg" or scale != 1.0):
@@ -250,15 +252,16 @@ class GroupCommunicator(Collectives):
         Returns:
             The group's communicator (of one rank, if nobody else gave this color), or None without a color.
         """
-        rows = self.all_gather(np.array([groups.encode_request(color, key, self.rank)], dtype=np.int64))
+        rows = self.all_gather(np.array([encode_split(color, key, self.rank)], dtype=np.int64))
         number = next(self._splits)
         if color is None:
             return None
-        members = groups.members_of(rows, self.rank)
+        members = split_members(rows, self.rank)
         if len(members) == 1:
             return HostCommunicator(f"{self.roster.keys[0]}/{number}/{color}", 0, 1, self.settings)
         store = PrefixStore(f"split/{number}/{color}", self._store)
-        options = self._options.without_switch()
+        options = copy.copy(self._options)
+        options.switch = False  # the reducer does not know the sub-group
         return GroupCommunicator(store, members.index(self.rank), len(members), options, machine=self._machine)
 
     def explain(self, size_bytes: int) -> str:
@@ -366,12 +369,6 @@ class GroupCommunicator(Collectives):
         if self._closed:
             raise ClosedError("the communicator is closed on this rank")
         return job()
-
-    def _run_cached(self, key: Key, flat: Flat) -> bool:
-        """Run a small all-reduce that was called before, if nothing is in its way; False: something is."""
-        if self._closed or self._background is not None or self._owner_pid != os.getpid():
-            return False
-        return self._several.run_cached(key, flat)
 
 
 _at_exit = AtExit()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Future
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, FLOATING, OP_CODES, Op, dtype_code, is_allowed, op_name, own_weight
 from ringside.engine.net.exchange.device import DevicePeers
 from ringside.engine.net.exchange.plan import plan_messages
+from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.gloo_all_reduce import REDUCE_OPS
 from ringside.errors import SyncError, UnsupportedError, UsageError
 from ringside.schedule import Schedule, chunk_bounds
@@ -23,43 +23,6 @@ from ringside.schedule import Schedule, chunk_bounds
 def on_device(x: Any) -> bool:
     """Tell whether a tensor is on a GPU, and so nothing for shared memory."""
     return isinstance(x, torch.Tensor) and x.is_cuda
-
-
-class Queued:
-    """An asynchronous all-reduce on a device: it is queued, and the host need not wait for it.
-
-    Args:
-        x: The tensor.
-    """
-
-    def __init__(self, x: torch.Tensor) -> None:
-        self._x = x
-
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Return True; what is queued on its stream from now on finds the result."""
-        return True
-
-    def result(self) -> torch.Tensor:
-        """Return the tensor; what is queued on its stream from now on finds the result."""
-        return self._x
-
-    def get_future(self) -> Future[torch.Tensor]:
-        """Return a future that has the tensor."""
-        future: Future[torch.Tensor] = Future()
-        future.set_result(self._x)
-        return future
-
-    def is_success(self) -> bool:
-        """Tell that nothing has failed on the host: an error of the device comes from the process group."""
-        return True
-
-    def is_completed(self) -> bool:
-        """Tell whether the host may go on: it always may."""
-        return True
-
-    def exception(self) -> BaseException | None:
-        """Return None: an error of the device comes from the process group."""
-        return None
 
 
 class OnDevice:
@@ -125,7 +88,11 @@ class OnDevice:
             ) from error
         if flat.data_ptr() != x.data_ptr():
             x.detach().copy_(flat.view(x.shape))
-        return Queued(x) if async_op else x
+        if not async_op:
+            return x
+        queued: Future[torch.Tensor] = Future()  # done for the host: what is queued on its stream finds the result
+        queued.set_result(x)
+        return Work(queued)
 
     def _schedule(self, algorithm: str | Schedule | None) -> Schedule | None:
         """Return the schedule that the call or the communicator requests; None: the group's own collective."""

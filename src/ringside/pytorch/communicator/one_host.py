@@ -11,9 +11,9 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec, refuse_other_orders
 from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import Op
 from ringside.engine.net.attribution import explain
+from ringside.engine.net.context import HostSlices
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.hierarchical import HierarchicalEngine
-from ringside.engine.net.host_slices import HostSlices
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.settings import Settings
 from ringside.engine.transports.base import LinkError
@@ -62,14 +62,7 @@ class OneHost:
 
 
 # -------------------------------------------------------------------------------------------------
-# What a communicator is made of: the memory of each host, and the engine between hosts.
-
-
-def open_local(roster: RankMap, settings: Settings) -> HostCommunicator | None:
-    """Return the communicator of this host's ranks, who all make it; None where there is one rank."""
-    if roster.local_size == 1:
-        return None
-    return HostCommunicator(roster.keys[roster.host], roster.local_rank, roster.local_size, settings)
+# Where ranks are on several hosts: the engine between them.
 
 
 def open_across(

@@ -18,14 +18,14 @@ import torch
 
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
 _RUNTIME = re.compile(r"\S*/libcudart[-.\w]*\.so[.\d]*$", re.MULTILINE)
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 Exchange = Callable[[int], int]
 """Sets this thread's mode towards captures, and returns the one before."""
 
 
 class CudaEvents:
-    """Sets marks on the current stream of one device; see `ringside.monitor.step_clock.draft.Marker`.
+    """Sets marks on the current stream of one device; see `ringside.monitor.step_clock.Marker`.
 
     Args:
         device: The device.

@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside.engine.runtime.interrupts import ctrl_c
 from ringside.errors import ClosedError
 from ringside.isolation import Guard
-from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.draft import DeviceEvents
+from ringside.monitor.step_clock import DeviceEvents, StepClock
 from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook, UserHookReducer
 from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
 
@@ -114,7 +113,10 @@ class GradientHook:
         self._board_guard.run(self.board.entered, buffer.numel() * buffer.element_size(), int(is_hooked))
         ddp, share = model(), None
         if ddp is not None and ddp._join_config.enable and not ddp._divide_by_initial_world_size:
-            share = self._share(ddp)
+            # Of n ranks that go on, each has a share of 1/n; all ranks agree on whether they ask. The n of a rank that
+            # has joined does not matter: its gradients are zeros.
+            left = self.ranks_left
+            share = 1.0 / (dist.get_world_size(ddp.process_group) if left is None else float(left.wait()[0]))
         future = self.reducer.reduce(bucket, share)
 
         # 3. In a first delayed backward, wait here: DDP would before any callback.
@@ -123,15 +125,6 @@ class GradientHook:
             self._delayed = False
             self._finish(is_delayed=True)
         return future
-
-    def _share(self, model: DistributedDataParallel) -> float:
-        """Return 1/n where n ranks of `model.join(divide_by_initial_world_size=False)` go on.
-
-        All ranks agree on whether they ask. The n of a rank that has joined does not matter: its gradients are zeros.
-        """
-        if self.ranks_left is None:
-            return 1.0 / dist.get_world_size(model.process_group)
-        return 1.0 / float(self.ranks_left.wait()[0])
 
     @property
     def user(self) -> UserHookReducer | None:

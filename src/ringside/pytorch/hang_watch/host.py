@@ -27,7 +27,7 @@ POLL_S = 0.02
 _HERE = ProcessState(state="S")
 """A process of this host that there is no reason to ask the kernel about."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class RankHandle(msgspec.Struct, frozen=True, array_like=True):

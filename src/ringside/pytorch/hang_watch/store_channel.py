@@ -19,7 +19,7 @@ from ringside.monitor.hang.rank_state import RankState
 MAIL_S = 0.5  # between two reports
 FRESH_S = 4.0  # a host whose newest report is older is taken for silent
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class HostReport(msgspec.Struct, array_like=True):
@@ -148,20 +148,15 @@ class StoreChannel:
                     self._store.set(f"host/{self.host}", _encode(own))  # type: ignore[arg-type]  # bytes, as they are
                 for episode, texts in stacks:
                     self._store.set(f"stacks/{episode}/{self.host}", _encode(texts))  # type: ignore[arg-type]
-                self._receive()
+                # Read the hosts before this one until one is heard of; where there is none, this host speaks: read all.
+                now = time.monotonic()
+                if not any(self._read(host) and now - self._heard[host][0] < FRESH_S for host in range(self.host)):
+                    for host in range(self.host + 1, len(self._ranks)):
+                        self._read(host)
                 self._answered = time.monotonic()
         except Exception as error:
             if not self._ended.is_set():
                 _log.info("the hang watch hears nothing of other hosts any more (%s)", error)
-
-    def _receive(self) -> None:
-        """Read the hosts before this one until one is heard of; where there is none, this host speaks: read all."""
-        now = time.monotonic()
-        for host in range(self.host):
-            if self._read(host) and now - self._heard[host][0] < FRESH_S:
-                return
-        for host in range(self.host + 1, len(self._ranks)):
-            self._read(host)
 
     def _read(self, host: int) -> bool:
         key = f"host/{host}"

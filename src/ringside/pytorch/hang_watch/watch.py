@@ -25,7 +25,7 @@ from ringside.monitor.hang.detector import STACKS, HangDetector
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.processes import host_key, start_time
-from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
+from ringside.pytorch.hang_watch.board import ProgressPage
 from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text
 from ringside.pytorch.hang_watch.stacks import Stacks, place_of
 from ringside.pytorch.hang_watch.store_channel import StoreChannel
@@ -38,8 +38,7 @@ LAST_LOOK_S = 1.0  # for a peer's death to show at the end, after a failure
 OTHER_HOSTS_STACKS_S = 4.0
 STORE_SILENT_S = 2.0  # from here on a verdict mentions that the store does not answer
 
-_log = logging.getLogger("ringside")
-_NOBODY = NoBoard()
+_log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
 _hello = msgspec.msgpack.Decoder(RankHandle).decode
 _hellos = msgspec.msgpack.Decoder(list[RankHandle]).decode
@@ -270,7 +269,13 @@ class HangWatch:
             speaker = self.mail.speaker(now)
             if speaker != self.mail.host:
                 self._machine.stay_awake(now)
-                self._hand_over(self.mail.episode(speaker))
+                # Give the speaking host the stacks of this host's ranks, once per hang.
+                episode = self.mail.episode(speaker)
+                self.board.put("episode", episode)
+                if episode and episode not in self._shared:
+                    self._shared.add(episode)
+                    self._dump(episode)
+                    self.mail.post_stacks(episode, self._host.stacks(episode, self._ended))
                 return
             standings = standings + self.mail.others(now)
         change = self._machine.check(standings, now)
@@ -286,17 +291,6 @@ class HangWatch:
             self._report(change)
         elif self._machine.open is None:
             self._known = self._host.spoken
-
-    def _hand_over(self, episode: int) -> None:
-        """Give the speaking host the stacks of this host's ranks, once per hang."""
-        assert self._host is not None
-        assert self.mail is not None
-        self.board.put("episode", episode)
-        if not episode or episode in self._shared:
-            return
-        self._shared.add(episode)
-        self._dump(episode)
-        self.mail.post_stacks(episode, self._host.stacks(episode, self._ended))
 
     def _report(self, change: VerdictEvent) -> None:
         """Put a verdict into the run, once per host, and every rank's stacks; or that it is over."""
@@ -400,8 +394,3 @@ def begin(
     except Exception as error:
         _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
         return None
-
-
-def board_of(watch: HangWatch | None) -> ProgressPage | NoBoard:
-    """Return the page on which the communication hook shows what this rank does."""
-    return _NOBODY if watch is None else watch.board

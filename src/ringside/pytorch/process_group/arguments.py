@@ -1,20 +1,25 @@
-"""The arguments of a process group's methods: torch gives most of them two signatures, with and without options.
+"""What a call of a process group's method says, and its tensors as the engine takes them.
 
-Either lists of tensors and options (`group.allreduce([x], opts)`), or single tensors and a root, a reduction or a
-timeout (`group.broadcast(x, 0)`), by position or by name. Here both become tensors and options.
+torch gives most methods two signatures, with and without options: either lists of tensors and options
+(`group.allreduce([x], opts)`), or single tensors and a root, a reduction or a timeout (`group.broadcast(x, 0)`), by
+position or by name. Here both become tensors and options. The engine takes tensors of one dimension, contiguous, of
+numbers that it can add up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.distributed_c10d import ReduceOp
 
-from ringside.errors import UsageError
+from ringside.engine.dtypes import DTYPES
+from ringside.errors import UnsupportedError, UsageError
 
 _ORDER = (
     *("output", "outputs", "output_tensors", "outputTensor", "output_tensor", "output_lists", "tensors", "tensor"),
@@ -83,9 +88,117 @@ def limit_of(opts: Any) -> float | None:
 
 
 # -------------------------------------------------------------------------------------------------
+# Tensors as the engine takes them.
+
+_OPS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "avg",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.BAND: "band",
+    ReduceOp.BOR: "bor",
+    ReduceOp.BXOR: "bxor",
+}
+_ENGINES_OWN = frozenset(getattr(torch, name) for name in DTYPES)
+
+
+class Plain(NamedTuple):
+    """A tensor to be worked on in place.
+
+    Args:
+        flat: [numel], contiguous; for complex numbers [2 * numel], real and imaginary parts in turn.
+        copy: What `flat` shows, where that is a copy of the caller's tensor.
+        original: The caller's tensor of which `copy` is one.
+    """
+
+    flat: torch.Tensor
+    copy: torch.Tensor | None = None
+    original: torch.Tensor | None = None
+
+    def write_back(self) -> None:
+        """Copy the result into the caller's tensor, where `flat` is not that itself."""
+        if self.original is not None and self.copy is not None:
+            self.original.copy_(self.copy)
+
+
+def plain(tensor: torch.Tensor, *, moved: bool = False) -> Plain:
+    """Return a dense tensor as the engine takes it; what is not contiguous, or only marked as conjugated, is copied.
+
+    Args:
+        tensor: Any dense CPU tensor.
+        moved: Its elements are only moved: those of a dtype that the engine does not know are taken as bytes.
+
+    Raises:
+        UnsupportedError: It is sparse.
+    """
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(f"only all_reduce takes tensors of layout {tensor.layout}: call .to_dense() first")
+    tensor = tensor.detach()
+    if is_plain(tensor):
+        return Plain(_flat(tensor, moved))
+    copy = tensor.resolve_conj().resolve_neg().contiguous()
+    return Plain(_flat(copy, moved), copy, tensor)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell whether a dense tensor's memory holds its elements, in order and as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _flat(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
+    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(-1)
+    return flat.view(torch.uint8) if moved and flat.dtype not in _ENGINES_OWN else flat
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether two contiguous tensors have bytes in common."""
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
+def bounds_of(parts: Sequence[torch.Tensor]) -> list[int]:
+    """Return where parts that lie one after the other begin, and where the last one ends, in elements."""
+    return [0, *accumulate(part.numel() for part in parts)]
+
+
+def lay_out(parts: Sequence[Plain], room: torch.Tensor) -> None:
+    """Copy what lies one after the other into tensors of their own.
+
+    Args:
+        parts: The tensors.
+        room: [sum of their numels].
+    """
+    for part, own in zip(parts, torch.split_with_sizes(room, [part.flat.numel() for part in parts]), strict=True):
+        part.flat.copy_(own)
+        part.write_back()
+
+
+def is_premultiplied(op: Any) -> bool:
+    """Tell whether a `ReduceOp` is a sum with a factor (PREMUL_SUM)."""
+    return getattr(op, "op", op) not in _OPS
+
+
+def reduction(op: Any, dtype: torch.dtype) -> tuple[str, float]:
+    """Return the engine's name of a reduction, and what to multiply every contribution with.
+
+    Args:
+        op: A `ReduceOp`.
+        dtype: Of the tensors.
+
+    Raises:
+        UnsupportedError: There is no such reduction of this dtype.
+    """
+    if is_premultiplied(op):
+        return "sum", float(op.__getstate__()[1])
+    name = _OPS[getattr(op, "op", op)]
+    if name not in ("sum", "avg") and dtype.is_complex:
+        raise UnsupportedError(f"{name} of complex numbers is not defined here: sum and avg are")
+    return name, 1.0
+
+
+# -------------------------------------------------------------------------------------------------
 # What collectives check of their tensors before anything is sent.
 
-Tensor = torch.Tensor
 Job = Callable[[], None]
 
 
@@ -101,13 +214,13 @@ def in_turn(jobs: list[Job]) -> Job:
     return job
 
 
-def lane_of(flat: Tensor, comm: Any) -> Tensor:
+def lane_of(flat: torch.Tensor, comm: Any) -> torch.Tensor:
     """Return this rank's part of equal parts."""
     part = flat.numel() // comm.size
     return flat[part * comm.rank : part * (comm.rank + 1)]
 
 
-def parts_of(flat: Tensor, tensor: Tensor, splits: Sequence[int], ranks: int) -> list[Tensor]:
+def parts_of(flat: torch.Tensor, tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> list[torch.Tensor]:
     """Return the parts of a flat tensor: of as many rows as `splits` says, or equal ones."""
     rows = tensor.shape[0] if tensor.dim() else 0
     splits = list(splits) or ([rows // ranks] * ranks if rows % ranks == 0 else [])
@@ -120,7 +233,7 @@ def parts_of(flat: Tensor, tensor: Tensor, splits: Sequence[int], ranks: int) ->
     return list(torch.split_with_sizes(flat, [rows_of_one * row for rows_of_one in splits]))
 
 
-def check_parts(name: str, whole: Tensor, part: Tensor, ranks: int) -> None:
+def check_parts(name: str, whole: torch.Tensor, part: torch.Tensor, ranks: int) -> None:
     """Refuse a whole that is not as large as all parts together."""
     if whole.numel() != part.numel() * ranks or whole.dtype != part.dtype:
         raise UsageError(
@@ -135,7 +248,7 @@ def check_list(name: str, row: Sequence[Any], ranks: int) -> None:
         raise UsageError(f"{name}: a list of tensors needs one for each of the {ranks} ranks, not {len(row)}")
 
 
-def check_own(name: str, entry: Tensor, own: Tensor, rank: int) -> None:
+def check_own(name: str, entry: torch.Tensor, own: torch.Tensor, rank: int) -> None:
     """Refuse an entry of a list that does not fit this rank's own tensor."""
     if (entry.numel(), entry.dtype) != (own.numel(), own.dtype):
         raise UsageError(

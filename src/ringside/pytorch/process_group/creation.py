@@ -1,14 +1,25 @@
-"""Makes a process group for torch.distributed, which calls this on every rank of it."""
+"""Makes a process group for torch.distributed, which calls this on every rank of it.
+
+Parts of torch know their own backends by name: they are changed once, with the first group, so that they know groups of
+ours as well. For every other group they do what they did. What torch.compile traces is told to leave our Python alone:
+it is to it as the C++ of torch's own groups is, called and not looked into.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.distributed import distributed_c10d as c10d
 
+from ringside.autoload.after_import import after_import
 from ringside.errors import UnsupportedError
-from ringside.pytorch.process_group import torch_patches
 from ringside.pytorch.process_group.group import RingsideGroup
 
 NEEDED = ("_set_default_backend", "_register_backend", "shutdown", "abort")
@@ -31,5 +42,81 @@ def make(options: Any, pg_options: Any) -> RingsideGroup:
             f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {missing[0]} "
             '(2.7 is the first that will do): use init_process_group("gloo") and ringside.attach(model)'
         )
-    torch_patches.apply()
+    _change_torch()
     return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+@functools.cache
+def _change_torch() -> None:
+    c10d.monitored_barrier = dist.monitored_barrier = _monitored_barrier(c10d.monitored_barrier)
+    if hasattr(c10d, "_set_pg_timeout"):
+        c10d._set_pg_timeout = _set_pg_timeout(c10d._set_pg_timeout)
+    after_import("torch.nn.parallel.distributed", _use_python_fp16_hook)
+    after_import("torch.nn.parallel.distributed", _share_buckets)
+    # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
+    after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
+
+
+def _monitored_barrier(stock: Callable[..., None]) -> Callable[..., None]:
+    """It refuses every group that is not named "gloo"."""
+
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        own = group if group is not None else c10d._get_default_group()
+        if isinstance(own, RingsideGroup):
+            own.monitored_barrier(timeout, wait_all_ranks)
+        else:
+            stock(group, timeout, wait_all_ranks)
+
+    monitored_barrier.__doc__ = stock.__doc__
+    return monitored_barrier
+
+
+def _set_pg_timeout(stock: Callable[..., None]) -> Callable[..., None]:
+    """It tells torch's own backends inside a group, and not the group."""
+
+    def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+        own = group if group is not None else c10d._get_default_group()
+        stock(timeout, group)
+        if isinstance(own, RingsideGroup):
+            own.set_timeout(timeout)
+
+    _set_pg_timeout.__doc__ = stock.__doc__
+    return _set_pg_timeout
+
+
+def _use_python_fp16_hook(module: ModuleType) -> None:
+    """DDP's C++ hook for halves wants futures that Python cannot make; its twin in Python does the same."""
+    ddp: Any = module.DistributedDataParallel
+    stock = ddp._register_builtin_comm_hook
+
+    def _register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
+        halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+        if halves and isinstance(self.process_group, RingsideGroup):
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            self.register_comm_hook(self.process_group, fp16_compress_hook)
+        else:
+            stock(self, comm_hook_type)
+
+    _register_builtin_comm_hook.__doc__ = stock.__doc__
+    ddp._register_builtin_comm_hook = _register_builtin_comm_hook
+
+
+def _share_buckets(module: ModuleType) -> None:
+    """Where DDP makes its buckets it knows nothing of groups; over one of ours peers are to map them."""
+    ddp: Any = module.DistributedDataParallel
+    stock = ddp._ddp_init_helper
+
+    @functools.wraps(stock)
+    def _ddp_init_helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
+        def make() -> None:
+            stock(self, parameters, sparse, names, static_graph)
+
+        if isinstance(self.process_group, RingsideGroup) and self.process_group.shares_buckets:
+            from ringside.pytorch.ddp.bucket_memory import make_reducer
+
+            make_reducer(self, make, static_graph)
+        else:
+            make()
+
+    ddp._ddp_init_helper = _ddp_init_helper

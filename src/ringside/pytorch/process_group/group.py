@@ -2,7 +2,7 @@
 
 torch calls a process group by two names for one thing (since 2.13 `all_gather_single`, before `_allgather_base`), from
 Python by attribute and from C++ through a trampoline that knows some of the methods only. So every method that torch
-has is overridden here, under all its names; what C++ calls past us is counted (`process_group_counters`).
+has is overridden here, under all its names; what C++ calls past us is counted (`counters.py`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from ringside.pytorch.process_group import collectives
 from ringside.pytorch.process_group.arguments import limit_of, normalize
 from ringside.pytorch.process_group.collectives import MOST_RANKS
 from ringside.pytorch.process_group.counters import GroupCounters
-from ringside.pytorch.process_group.ddp_buckets import SharedBuckets
-from ringside.pytorch.process_group.queue import Engine
+from ringside.pytorch.process_group.engine import Engine, SharedBuckets
 from ringside.pytorch.process_group.work import Coalesced, RingsideWork
 
 CPU = torch.device("cpu")

@@ -1,13 +1,10 @@
 """Steps of every rank to rank 0, which judges them and writes the run.
 
-algorithm_changes  Puts into the run what a selector between hosts decides anew: a link that was gone around is not
-                   forgotten
 parameter_digests  Digests of a model's parameters: taken by the training thread every K steps, compared by rank 0
                    behind its back
 rank0              Rank 0's part of a session: everybody's records come in
-record_transport   Brings step records from every rank to rank 0, over the job's own store, in small batches
+record_transport   Brings step records from every rank to rank 0, over the job's own store, and watches that store
 session            One training process's monitoring: cuts steps, sends records to rank 0, and there watches them and
                    writes the run
-settings           How patient a session is, and how much it keeps
 vitals             Adds to a rank's records what the kernel and its GPU's driver say of it
 """

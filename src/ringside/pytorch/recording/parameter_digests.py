@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,7 +41,7 @@ PATIENCE_S = 30.0  # from the first check on, for ranks that have posted nothing
 PIECE = 1 << 21
 _SIGNED = 1 << 63  # int64 is the widest integer that devices multiply; digests are uint64
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 _Kept = tuple[int, bytes]
 _encode = msgspec.msgpack.Encoder().encode
 _checks = msgspec.msgpack.Decoder(list[Check]).decode
@@ -139,14 +139,6 @@ class ParameterDigests:
         with self._guard:
             return list(self._kept), list(self._listed)
 
-    def _newest(self) -> list[Check]:
-        """Those of the last seconds, and a few more: rank 0 reads them all at once."""
-        if not self._kept:
-            return []  # this rank has given up, and is not waited for
-        since = self._kept[-1].at_s - KEPT_S
-        few = len(self._kept) - FEWEST_KEPT
-        return [check for index, check in enumerate(self._kept) if index >= few or check.at_s >= since]
-
     def digest_parameters(self, number: int, step: int) -> None:
         """Digest the parameters as they are now, as the check of that number, after that step."""
         parameters = [parameter for ref in self._parameters if (parameter := ref()) is not None]
@@ -202,19 +194,10 @@ class DigestComparison:
         size: Number of ranks.
         digests: Rank 0's own.
         model: What the model is called.
-        now: Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        size: int,
-        digests: ParameterDigests,
-        model: str = "",
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.digests = digests
-        self._store, self._now = store, now
+    def __init__(self, store: Store, size: int, digests: ParameterDigests, model: str = "") -> None:
+        self.digests, self._store = digests, store
         self._replicas = ReplicaCheck(range(size), digests.names, model)
         self._deadline: float | None = None
         self._all_posted = False
@@ -235,8 +218,8 @@ class DigestComparison:
         others = self._replicas.ranks[1:]
         self._all_posted = self._store.check([f"checks/{rank}" for rank in others])
         if self._deadline is None:
-            self._deadline = self._now() + PATIENCE_S
-        if not self._all_posted and self._now() > self._deadline:
+            self._deadline = time.monotonic() + PATIENCE_S
+        if not self._all_posted and time.monotonic() > self._deadline:
             missing = [rank for rank in others if not self._store.check([f"checks/{rank}"])]
             _log.warning("%s take no part in comparing parameters", name_ranks(missing))
             self._replicas.without(missing)

@@ -5,35 +5,40 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from ringside._version import __version__
 from ringside.isolation import Guard, Listeners
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import MetricsSnapshot
 from ringside.monitor.alerts.live import AlertService, Endpoint, Server
-from ringside.monitor.collector import StepCollector
+from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.run.directory import Event, RunWriter
-from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister
 from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
-from ringside.monitor.watchers import standard_watchers
 from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.recording.parameter_digests import DigestComparison
-from ringside.pytorch.recording.record_transport import RecordReceiver
-from ringside.pytorch.recording.store_calls import READY
+from ringside.pytorch.recording.record_transport import READY, RecordReceiver
+from ringside.pytorch.store import host_name
+from ringside.text import name_ranks
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Rank0Recorder:
@@ -55,7 +60,9 @@ class Rank0Recorder:
     """
 
     def __init__(self, store: Store, info: RunInfo, run_dir: str | os.PathLike[str] | None) -> None:
-        self.path = run_directory(run_dir)
+        requested = run_dir or os.environ.get("RINGSIDE_RUN_DIR")
+        new = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        self.path = Path(requested) if requested else new
         self.listeners: Listeners[Verdict] = Listeners("verdicts")
         self.comparisons: list[DigestComparison] = []
         self._inbox = RecordReceiver(store, info.world_size)
@@ -189,9 +196,45 @@ def _serve_metrics(endpoint: Endpoint, snapshot: Callable[[], MetricsSnapshot]) 
     return MetricsServer(endpoint, lambda accept: render(snapshot(), accept))
 
 
-def run_directory(given: str | os.PathLike[str] | None) -> Path:
-    """Return where a run is to be written: as given, else `RINGSIDE_RUN_DIR`, else a new one under `runs/`."""
-    requested = given or os.environ.get("RINGSIDE_RUN_DIR")
-    if requested:
-        return Path(requested)
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+def run_info(store: Store, size: int, engine: str, hello_s: float) -> RunInfo:
+    """Return what is known of the run, once every rank has said where it runs, or (it may watch no model) has not.
+
+    Args:
+        store: The session's part of the job's store.
+        size: Number of ranks.
+        engine: What reduces gradients.
+        hello_s: How long to wait for the ranks, seconds.
+    """
+    rows, missing = [(host_name(), os.getpid())], []
+    deadline = time.monotonic() + hello_s
+    for rank in range(1, size):
+        try:
+            store.wait([f"who/{rank}"], timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
+            rows.append(msgspec.json.decode(store.get(f"who/{rank}"), type=tuple[str, int]))
+        except RuntimeError:
+            missing.append(rank)
+            rows.append(("", 0))
+    if missing:
+        _log.warning(
+            "the monitor has not heard of %s within %g s and goes on without; every rank is watched that calls "
+            "ringside.attach() on a model of its own",
+            name_ranks(missing),
+            hello_s,
+        )
+    return RunInfo(
+        schema=SCHEMA,
+        name="",
+        started_unix=time.time(),
+        command=[as_text(word) for word in (sys.executable, *sys.argv)],
+        world_size=size,
+        hosts=[host for host, _ in rows],
+        pids=[pid for _, pid in rows],
+        engine=engine,
+        algorithm="direct" if engine == "ringside" else "",
+        versions={
+            "ringside": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": sys.version.split()[0],
+        },
+    )

@@ -1,4 +1,4 @@
-"""Brings step records from every rank to rank 0, over the job's own store, in small batches.
+"""Brings step records from every rank to rank 0, over the job's own store, in small batches, and watches that store.
 
 Where the store can append (torch's TCPStore and HashStore can), ranks put their batches into boxes that thirty-two of
 them share. Rank 0 reads all boxes in one round trip, and now and then empties one in another. Elsewhere every rank
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import struct
-from collections.abc import Iterator
-from typing import Protocol, cast
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 from torch.distributed.distributed_c10d import Store
@@ -30,12 +32,15 @@ EMPTIED_BYTES = 64 << 10
 BOX_BYTES = 4 << 20
 """torch's store drops the connection of whoever sends it more than 8 MiB at once, as emptying a fuller box would."""
 
+READY = "chief"
+"""The store holds this key as long as rank 0 takes records in."""
+
 _FRAME = struct.Struct("<II")
 """Rank, and length of the batch that follows."""
 
 _encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(list[StepRecord]).decode
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 def batch_seconds(ranks: int) -> float:
@@ -56,7 +61,8 @@ class RecordSender:
     """
 
     def __init__(self, store: Store, rank: int) -> None:
-        self._store, self._rank = store, rank
+        self._store: Any = store  # torch's stubs lack what it can do, and that it takes bytes as they are
+        self._rank = rank
         self._appends = can_append(store)
         self.messages = self.sent_bytes = 0
 
@@ -69,9 +75,9 @@ class RecordSender:
         """Send one batch that is encoded."""
         if self._appends:
             batch = _FRAME.pack(self._rank, len(batch)) + batch
-            cast(_Appending, self._store).append(_box(self._rank), batch)
+            self._store.append(_box(self._rank), batch)
         else:
-            self._store.set(_letter(self._rank, self.messages), batch)  # type: ignore[arg-type]  # as it is
+            self._store.set(_letter(self._rank, self.messages), batch)
         self.messages += 1
         self.sent_bytes += len(batch)
 
@@ -87,7 +93,7 @@ class RecordReceiver:
     def __init__(self, store: Store, ranks: int) -> None:
         self._open = set(range(ranks))
         self._is_damaged = False
-        self._channel: _Channel = _AppendChannel(store, ranks) if can_append(store) else _KeyChannel(store, self._open)
+        self._channel = _AppendChannel(store, ranks) if can_append(store) else _KeyChannel(store, self._open)
 
     @property
     def open(self) -> bool:
@@ -113,40 +119,19 @@ class RecordReceiver:
         return records
 
 
-def can_append(store: Store) -> bool:
+def can_append(store: Any) -> bool:
     """Return whether a store can append to a key, and read many at once."""
     try:
-        return cast(_Appending, store).has_extended_api()
+        return bool(store.has_extended_api())
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
-
-
-class _Appending(Protocol):
-    """What such a store can do beyond others; torch's own stubs lack it, and that bytes are taken as they are."""
-
-    def has_extended_api(self) -> bool: ...
-
-    def append(self, key: str, value: bytes) -> None: ...
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes: ...
-
-    def multi_get(self, keys: list[str]) -> list[bytes]: ...
-
-    def delete_key(self, key: str) -> bool: ...
-
-
-class _Channel(Protocol):
-    """A way in which batches come to rank 0."""
-
-    def receive(self) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Yield rank and batch of whatever has arrived since the last call."""
 
 
 class _AppendChannel:
     """Boxes that ranks append to. How much was read of each is remembered; one that grows meanwhile is not emptied."""
 
-    def __init__(self, store: Store, ranks: int) -> None:
-        self._store = cast(_Appending, store)
+    def __init__(self, store: Any, ranks: int) -> None:
+        self._store = store
         self._read = {_box(rank): 0 for rank in range(0, ranks, RANKS_PER_BOX)}
         for key in self._read:
             self._store.append(key, b"")  # now it is there, and whoever reads it need not wait
@@ -162,7 +147,11 @@ class _AppendChannel:
                     self._read[key] = 0
                 elif len(content) >= EMPTIED_BYTES and not self._store.compare_set(key, content, b""):
                     self._read[key] = 0  # it held what was read, and no more: now it is empty
-                yield from _frames(content, begin)
+                view = memoryview(content)
+                while begin + _FRAME.size <= len(content):
+                    rank, size = _FRAME.unpack_from(content, begin)
+                    begin += _FRAME.size + size
+                    yield rank, view[begin - size : begin]
 
 
 class _KeyChannel:
@@ -182,18 +171,101 @@ class _KeyChannel:
                 yield rank, batch
 
 
-def _frames(content: bytes, begin: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield rank and batch of the frames in a box, from `begin` on."""
-    view = memoryview(content)
-    while begin + _FRAME.size <= len(content):
-        rank, size = _FRAME.unpack_from(content, begin)
-        begin += _FRAME.size + size
-        yield rank, view[begin - size : begin]
-
-
 def _box(rank: int) -> str:
     return f"box/{rank // RANKS_PER_BOX}"
 
 
 def _letter(rank: int, number: int) -> str:
     return f"{rank}/{number}"
+
+
+# -------------------------------------------------------------------------------------------------
+# What a session learns of the job's store by calling it: that it does not answer, and that rank 0 takes records in.
+
+
+class StoreSilence:
+    """Notices that a call of the monitor's thread to the store does not return; the training thread asks.
+
+    A call may take for ever, and the thread that made it cannot report that.
+
+    Args:
+        rank: This rank; rank 0 warns, the others log it: the store is silent for all.
+        limit_s: A call that takes longer is silence.
+        records_kept: How many steps are kept meanwhile, for the message.
+
+    Attributes:
+        since: When the call under way began, monotonic seconds; inf: there is none.
+        is_reported: Whether it was reported, which is done once.
+    """
+
+    def __init__(self, rank: int, limit_s: float, records_kept: int) -> None:
+        self._level = logging.WARNING if rank == 0 else logging.INFO
+        self._limit_s, self._records_kept = limit_s, records_kept
+        self.since = math.inf
+        self.is_reported = False
+        self._suspected = (math.inf, math.inf)  # the call that took too long, and when that was seen first
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Call the store inside."""
+        self.since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.since = math.inf
+
+    def check(self, now: float) -> None:
+        """Report the store if the call under way takes too long; for the training thread."""
+        since = self.since
+        if now - since < self._limit_s:
+            return
+        # A process that was stopped as a whole (SIGSTOP, a suspended machine) finds its own call old, and answered a
+        # moment later: so the same call must be found too old twice, with some time between.
+        suspected, seen = self._suspected
+        if suspected != since:
+            self._suspected = (since, now)
+        elif now - seen > self._limit_s / 10:
+            self.report(now - since)
+
+    def report(self, seconds: float) -> None:
+        """Log, once, that the store has not answered for so long."""
+        if self.is_reported:
+            return
+        self.is_reported = True
+        _log.log(
+            self._level,
+            "the job's store has not answered for %.0f s: nothing is recorded until it does, and the newest %d steps "
+            "are kept; training goes on. Look at the process that holds it (rank 0, or torchrun)",
+            seconds,
+            self._records_kept,
+        )
+
+
+class Rank0Presence:
+    """Whether rank 0 takes records in; where its monitor is over or never began, they would fill the store.
+
+    Args:
+        store: The session's part of the job's store.
+        period_s: For how long rank 0 is believed to be there; while it is not, every check asks the store.
+        now: Monotonic seconds.
+
+    Attributes:
+        is_present: The newest answer.
+    """
+
+    def __init__(self, store: Store, period_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._period_s, self._now = store, period_s, now
+        self.is_present = False
+        self._believed_until = 0.0
+
+    def check(self) -> bool:
+        """Return whether rank 0 takes records in, of the store where the newest answer is too old."""
+        if not self.is_present or self._now() > self._believed_until:
+            self.is_present = bool(self._store.check([READY]))
+            self._believed_until = self._now() + self._period_s
+        return self.is_present
+
+    def withdraw(self) -> None:
+        """On rank 0: tell the other ranks, which may train on, to send no more."""
+        with contextlib.suppress(RuntimeError):  # not every store can delete
+            self._store.delete_key(READY)

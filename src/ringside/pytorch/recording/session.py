@@ -7,50 +7,66 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from ringside._version import __version__
 from ringside.isolation import Guard, Listeners
-from ringside.monitor.alerts.book import as_text
+from ringside.monitor.hang import attribution as hang_judge
+from ringside.monitor.links import sampler as links
 from ringside.monitor.links.sampler import LinkSampler
-from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.draft import DeviceEvents, Draft, Marker, UnreachedSteps
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.step_clock import DeviceEvents, Draft, Marker, StepClock, UnreachedSteps
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests, shared_store
-from ringside.pytorch.recording.rank0 import Rank0Recorder
-from ringside.pytorch.recording.record_transport import RecordSender, batch_seconds
-from ringside.pytorch.recording.settings import RecordingSettings
-from ringside.pytorch.recording.store_calls import Rank0Presence, StoreSilence
+from ringside.pytorch.recording.rank0 import Rank0Recorder, run_info
+from ringside.pytorch.recording.record_transport import Rank0Presence, RecordSender, StoreSilence, batch_seconds
 from ringside.pytorch.recording.vitals import RankVitals
 from ringside.pytorch.store import group_store, host_name
-from ringside.text import name_ranks
 
 WRITING_SECONDS = 120.0  # for the summary and the report of a long run, at the end
 OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "gradient_memory", "rank_lost", "ended"})
 """Events that only the monitor writes."""
 DRAFTS_KEPT = 64  # not worked out yet: each holds every collective of its step, a record only their sums
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 RecordListener = Callable[[StepRecord], None]
+
+
+@dataclass(frozen=True)
+class RecordingSettings:
+    """What a session does by default suits real jobs; small ones of seconds may want other figures.
+
+    Args:
+        hello_s: How long rank 0 waits for all ranks to say where they run.
+        goodbye_s: How long it waits at the end for what they still send.
+        heard_s: How often it is asked whether rank 0 still takes records in.
+        silent_s: A store that has not answered for so long is said not to.
+        records_kept: Records that wait for the store at most; then the oldest go.
+        hang_s: Least wait that is called a hang.
+        links_s: How often the connections of this rank are looked at.
+    """
+
+    hello_s: float = 30.0
+    goodbye_s: float = 5.0
+    heard_s: float = 10.0
+    silent_s: float = 10.0
+    records_kept: int = 10_000
+    hang_s: float = hang_judge.LIMIT_S
+    links_s: float = links.PERIOD_S
 
 
 DEFAULT_SETTINGS = RecordingSettings()
@@ -123,7 +139,7 @@ class Session:
         # Every rank says where it runs; rank 0 waits for that, and opens the run.
         self.rank0: Rank0Recorder | None = None
         if self.rank == 0:
-            self.rank0 = Rank0Recorder(self.store, _run_info(self.store, self.size, engine, settings), run_dir)
+            self.rank0 = Rank0Recorder(self.store, run_info(self.store, self.size, engine, settings.hello_s), run_dir)
         else:
             own = (host_name(), os.getpid())
             self.store.set(f"who/{self.rank}", msgspec.json.encode(own).decode())
@@ -149,7 +165,10 @@ class Session:
 
     def log(self, loss: float | None = None, samples: int | None = None) -> None:
         """Add the loss or the number of samples (or tokens) to this rank's current step."""
-        self._log_guard.run(self._add_to_step, loss, samples)
+        # What the script gives may be a tensor, or nothing that is a number: the guard catches that.
+        self._log_guard.run(
+            lambda: self.clock.log(None if loss is None else float(loss), None if samples is None else int(samples))
+        )
 
     def on_record(self, listener: RecordListener) -> None:
         """Call `listener` with every step record that this rank makes.
@@ -181,12 +200,12 @@ class Session:
             self._event_guard.run(self.rank0.note, kind, fields)
 
     def algorithm_changed(self, fields: dict[str, Any]) -> None:
-        """Put into the run, on rank 0, that gradients go another way from now on (`algorithm_changes`)."""
+        """Put into the run, on rank 0, that gradients go another way from now on (`record_algorithm_change`)."""
         if self.rank0 is not None:
             self._event_guard.run(self.rank0.note, "revised", {"step": self.clock.step, **fields})
 
     def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
-        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.events`."""
+        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.records`."""
         if self.rank0 is not None:
             self._event_guard.run(self.rank0.note, "gradient_memory", {"model": model, **memory})
 
@@ -299,10 +318,6 @@ class Session:
         if self.silence.since != math.inf and not self._is_paused:
             self.silence.check(time.monotonic())  # nobody else is left to report it
 
-    def _add_to_step(self, loss: float | None, samples: int | None) -> None:
-        # What the script gives may be a tensor, or nothing that is a number: the guard catches that.
-        self.clock.log(None if loss is None else float(loss), None if samples is None else int(samples))
-
     def _put(self, draft: Draft) -> None:
         """Queue a draft for the monitor's thread; where that is far behind, as the record that it comes to."""
         if len(self._batch) >= DRAFTS_KEPT:
@@ -393,49 +408,6 @@ class Session:
         self._is_stopped, self.rank0 = True, None
         if self.watch is not None:
             self.watch.board.close()
-
-
-def _run_info(store: Store, size: int, engine: str, settings: RecordingSettings) -> RunInfo:
-    """Return what is known of the run on rank 0, where every rank's place has come in."""
-    rows = [(host_name(), os.getpid()), *places(store, range(1, size), settings.hello_s)]
-    return RunInfo(
-        schema=SCHEMA,
-        name="",
-        started_unix=time.time(),
-        command=[as_text(word) for word in (sys.executable, *sys.argv)],
-        world_size=size,
-        hosts=[host for host, _ in rows],
-        pids=[pid for _, pid in rows],
-        engine=engine,
-        algorithm="direct" if engine == "ringside" else "",
-        versions={
-            "ringside": __version__,
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": sys.version.split()[0],
-        },
-    )
-
-
-def places(store: Store, ranks: range, hello_s: float) -> list[tuple[str, int]]:
-    """Return host and process id of each rank; of ranks that do not come soon, as they may watch no model, ("", 0)."""
-    rows, missing = [], []
-    deadline = time.monotonic() + hello_s
-    for rank in ranks:
-        try:
-            store.wait([f"who/{rank}"], timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
-            rows.append(msgspec.json.decode(store.get(f"who/{rank}"), type=tuple[str, int]))
-        except RuntimeError:
-            missing.append(rank)
-            rows.append(("", 0))
-    if missing:
-        _log.warning(
-            "the monitor has not heard of %s within %g s and goes on without; every rank is watched that calls "
-            "ringside.attach() on a model of its own",
-            name_ranks(missing),
-            hello_s,
-        )
-    return rows
 
 
 _current: Session | None = None

@@ -57,7 +57,11 @@ class PairwiseTransport:
         self._pairs: dict[int, Transport] = {}
         for low, high in links:
             peer = high if rank == low else low
-            self._pairs[peer] = self._opened(open_pair, f"{name}/{low}-{high}", peer, wanted)
+            try:
+                self._pairs[peer] = open_pair(f"{name}/{low}-{high}", int(rank > peer), 2, wanted)
+            except (LinkError, RuntimeError) as error:
+                self.fail(LinkFailure("lost", peer))
+                raise LinkError(LinkFailure("lost", peer), str(error).partition("\n")[0]) from None
 
     def keep(self, data: Bytes) -> Kept:
         """Return what `send` and `receive` take in place of `data`; see `Transport`."""
@@ -86,13 +90,6 @@ class PairwiseTransport:
     def describe(self) -> dict[str, Any]:
         """Return its name."""
         return {"transport": "pairs of neighbours"}
-
-    def _opened(self, open_pair: OpenTransport, name: str, peer: int, wanted: Callable[[], bool]) -> Transport:
-        try:
-            return open_pair(name, int(self.rank > peer), 2, wanted)
-        except (LinkError, RuntimeError) as error:
-            self.fail(LinkFailure("lost", peer))
-            raise LinkError(LinkFailure("lost", peer), str(error).partition("\n")[0]) from None
 
     def _on(self, peer: int, act: Callable[[Transport, int], Pending]) -> Pending:
         try:
@@ -125,7 +122,7 @@ PATIENCE_S = 5.0
 _CLOSE_S = 1.0
 _ANSWERED, _KNOCKED = 0, 1
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 # -------------------------------------------------------------------------------------------------

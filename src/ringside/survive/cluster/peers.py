@@ -36,7 +36,7 @@ KILL_S = 5.0
 
 _MARK_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class PeerPlace(msgspec.Struct, frozen=True):

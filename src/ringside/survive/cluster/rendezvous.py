@@ -19,15 +19,7 @@ from ringside.survive.cluster.peers import PeerPlace
 from ringside.survive.cluster.registers import Registers
 from ringside.survive.cluster.shared_memory import Address
 from ringside.survive.protocol.decision import MemberId, T, decode, encode
-from ringside.survive.protocol.events import (
-    Acknowledgement,
-    AckSeen,
-    Event,
-    GenerationRead,
-    JoinRequested,
-    RankOffered,
-    StateOffered,
-)
+from ringside.survive.protocol.events import Event, GenerationRead, JoinRequested, RankOffered, StateOffered
 from ringside.survive.protocol.generation import Generation, decode_generation, generation_key
 
 _INCARNATION = "incarnation"
@@ -70,17 +62,7 @@ class Knock(msgspec.Struct, frozen=True, tag="knock"):
     number: int
 
 
-class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):
-    """A message: an acknowledgement.
-
-    Args:
-        ack: The acknowledgement.
-    """
-
-    ack: Acknowledgement
-
-
-Message = Joining | Offered | Acknowledged | Knock
+Message = Joining | Offered | Knock
 _messages = msgspec.msgpack.Decoder(Message)
 _places = msgspec.msgpack.Decoder(PeerPlace)
 _seats = msgspec.msgpack.Decoder(tuple[MemberId, ...])
@@ -121,13 +103,13 @@ class Rendezvous:
         epoch = 1
         while True:
             seat = MemberId(rank, epoch)
-            if self.registers.create(_place_key(incarnation, seat), encode(place)) == encode(place):
+            if self.registers.create(_key(incarnation, "place", seat), encode(place)) == encode(place):
                 return seat
             epoch += 1
 
     def place(self, incarnation: int, seat: MemberId) -> PeerPlace | None:
         """Return where a process runs."""
-        return self._read_as(_places, _place_key(incarnation, seat), "a worker's place")
+        return self._read_as(_places, _key(incarnation, "place", seat), "a worker's place")
 
     def founders(self, incarnation: int, patience_s: float, alive: Callable[[MemberId], bool]) -> tuple[MemberId, ...]:
         """Return who begins an incarnation: the living process of every rank, once all have come that were not refused.
@@ -154,7 +136,7 @@ class Rendezvous:
     def newest(self, incarnation: int, rank: int) -> MemberId | None:
         """Return a rank's last process; None: it never had one."""
         seat = MemberId(rank, 0)
-        while self.registers.read(_place_key(incarnation, MemberId(rank, seat.epoch + 1))) is not None:
+        while self.registers.read(_key(incarnation, "place", MemberId(rank, seat.epoch + 1))) is not None:
             seat = MemberId(rank, seat.epoch + 1)
         return seat if seat.epoch else None
 
@@ -178,11 +160,11 @@ class Rendezvous:
 
     def publish_arena(self, incarnation: int, generation: int, seat: MemberId, address: Address) -> None:
         """Publish where a member's arena of a generation lies."""
-        self.registers.create(_arena_key(incarnation, generation, seat), encode(address))
+        self.registers.create(_key(incarnation, f"arena/{generation}", seat), encode(address))
 
     def arena_of(self, incarnation: int, generation: int, seat: MemberId) -> Address | None:
         """Return where a member's arena lies; None: it has not said so yet."""
-        return self._read_as(_addresses, _arena_key(incarnation, generation, seat), "the address of an arena")
+        return self._read_as(_addresses, _key(incarnation, f"arena/{generation}", seat), "the address of an arena")
 
     def publish(self, key: str, value: bytes) -> None:
         """Have a register that only this process writes hold a value."""
@@ -194,17 +176,17 @@ class Rendezvous:
 
     def beat(self, incarnation: int, seat: MemberId, number: int) -> None:
         """Give a sign of life."""
-        self.publish(_beat_key(incarnation, seat), encode(number))
+        self.publish(_key(incarnation, "beat", seat), encode(number))
 
     def beat_of(self, incarnation: int, seat: MemberId) -> int | None:
         """Return a process's latest sign of life; None: it has given none."""
-        return self._number(_beat_key(incarnation, seat))
+        return self._number(_key(incarnation, "beat", seat))
 
     # ------------------------------------------------------------------------------------------ mail
 
     def send(self, incarnation: int, to: MemberId, message: Message) -> None:
         """Put a message into a process's box; messages of one sender arrive in order."""
-        box, data = _box(incarnation, to), encode(message)
+        box, data = _key(incarnation, "mail", to), encode(message)
         number = self._sent.get(box, 0)
         # Every message has a register of its own; senders race for the next free one.
         while self.registers.create(f"{box}/{number}", data) != data:
@@ -213,7 +195,7 @@ class Rendezvous:
 
     def receive(self, incarnation: int, seat: MemberId) -> Sequence[Message]:
         """Take the messages out that have come since the last time; what cannot be read is passed over."""
-        box = _box(incarnation, seat)
+        box = _key(incarnation, "mail", seat)
         found: list[Message] = []
         while True:
             number = self._read.get(box, 0)
@@ -234,27 +216,15 @@ class Rendezvous:
         return None if data is None else decode(data, decoder, name)
 
 
-def _place_key(incarnation: int, seat: MemberId) -> str:
-    return f"{incarnation}/place/{seat.rank}/{seat.epoch}"
-
-
-def _arena_key(incarnation: int, generation: int, seat: MemberId) -> str:
-    return f"{incarnation}/arena/{generation}/{seat.rank}/{seat.epoch}"
-
-
-def _beat_key(incarnation: int, seat: MemberId) -> str:
-    return f"{incarnation}/beat/{seat.rank}/{seat.epoch}"
-
-
-def _box(incarnation: int, seat: MemberId) -> str:
-    return f"{incarnation}/mail/{seat.rank}/{seat.epoch}"
+def _key(incarnation: int, kind: str, seat: MemberId) -> str:
+    return f"{incarnation}/{kind}/{seat.rank}/{seat.epoch}"
 
 
 EVERY_S = 0.05
 MOST_S = 0.25
 """What a poll that comes late counts for: a process that got no processor time has not heard the others' silence."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class WorkerListener:
@@ -343,8 +313,6 @@ class WorkerListener:
                 case Joining(seat, unreached):
                     self.unreached[seat] = unreached
                     self._found.put(JoinRequested(seat))
-                case Acknowledged(ack):
-                    self._found.put(AckSeen(ack))
                 case Offered(offer, address):
                     self.addresses[str(offer.tag), offer.seat] = address
                     self._found.put(StateOffered(offer))

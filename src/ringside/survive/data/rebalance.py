@@ -27,7 +27,7 @@ HOPELESS = 3.0
 SHORTEST_S = 0.005
 """Of steps whose computation is shorter nothing is said: what makes their ranks differ is the machine."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,11 @@ class Samples:
     def of_step(self, step: int) -> Indices:
         """Return a step's samples in order, int64 [batch] or fewer."""
         epoch, at = divmod(step, self.steps_per_epoch)
-        return self._epoch(epoch)[at * self.batch : (at + 1) * self.batch]
+        order = self._drawn(epoch)
+        if self.agree is not None and self._agreed != epoch:
+            self.agree(epoch, _digest(order))
+        self._agreed = epoch
+        return order[at * self.batch : (at + 1) * self.batch]
 
     def of_micro_batch(self, step: int, micro_batch: int) -> Indices:
         """Return the samples of one part of a step, int64 [n]; n may be 0 in the last step of an epoch."""
@@ -102,13 +106,6 @@ class Samples:
     def order_digest(self, epoch: int) -> str:
         """Return 64 bits over the order of an epoch, in hexadecimal digits: this rank's, whatever others have."""
         return _digest(self._drawn(epoch))
-
-    def _epoch(self, epoch: int) -> Indices:
-        order = self._drawn(epoch)
-        if self.agree is not None and self._agreed != epoch:
-            self.agree(epoch, _digest(order))
-        self._agreed = epoch
-        return order
 
     def _drawn(self, epoch: int) -> Indices:
         if self._known is None or self._known[0] != epoch:

@@ -42,7 +42,11 @@ class RankOffered(msgspec.Struct, frozen=True, array_like=True):
     digest: Digest
 
 
-class Started(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True):
+    """Something that a member is told."""
+
+
+class Started(Event, frozen=True):
     """The process is up.
 
     Args:
@@ -56,7 +60,7 @@ class Started(msgspec.Struct, frozen=True):
     founders: tuple[MemberId, ...] = ()
 
 
-class Tick(msgspec.Struct, frozen=True):
+class Tick(Event, frozen=True):
     """Time has passed: send it a few times per `Settings.retry_s`, and while anything is waited for.
 
     Args:
@@ -66,7 +70,7 @@ class Tick(msgspec.Struct, frozen=True):
     now: float
 
 
-class GenerationRead(msgspec.Struct, frozen=True):
+class GenerationRead(Event, frozen=True):
     """The answer to `ReadGeneration` and to `ProposeGeneration`.
 
     Args:
@@ -76,7 +80,7 @@ class GenerationRead(msgspec.Struct, frozen=True):
     generation: Generation | None
 
 
-class DecisionRead(msgspec.Struct, frozen=True):
+class DecisionRead(Event, frozen=True):
     """The answer to `ReadDecision`, `TryCommit` and `TryAbort`.
 
     Args:
@@ -88,7 +92,7 @@ class DecisionRead(msgspec.Struct, frozen=True):
     decision: Decision | None
 
 
-class GenerationEnded(msgspec.Struct, frozen=True):
+class GenerationEnded(Event, frozen=True):
     """The answer to `EndGeneration`: nothing is decided in it any more.
 
     Args:
@@ -98,15 +102,15 @@ class GenerationEnded(msgspec.Struct, frozen=True):
     number: int
 
 
-class StoreLost(msgspec.Struct, frozen=True):
+class StoreLost(Event, frozen=True):
     """The registers cannot be reached any more."""
 
 
-class NewerHeardOf(msgspec.Struct, frozen=True):
+class NewerHeardOf(Event, frozen=True):
     """A message named a generation that this member does not know."""
 
 
-class WorkDone(msgspec.Struct, frozen=True):
+class WorkDone(Event, frozen=True):
     """The gradients of all of this member's micro-batches are summed.
 
     Args:
@@ -116,7 +120,7 @@ class WorkDone(msgspec.Struct, frozen=True):
     tag: Tag
 
 
-class ResultReady(msgspec.Struct, frozen=True):
+class ResultReady(Event, frozen=True):
     """The exchange is done, and its result is copied to memory that nobody else can write.
 
     Args:
@@ -130,7 +134,7 @@ class ResultReady(msgspec.Struct, frozen=True):
     state: Digest = ""
 
 
-class AttemptFailed(msgspec.Struct, frozen=True):
+class AttemptFailed(Event, frozen=True):
     """The exchange cannot be finished.
 
     Args:
@@ -144,7 +148,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     broken: tuple[Link, ...] = ()
 
 
-class AckSeen(msgspec.Struct, frozen=True):
+class AckSeen(Event, frozen=True):
     """An acknowledgement came.
 
     Args:
@@ -154,7 +158,7 @@ class AckSeen(msgspec.Struct, frozen=True):
     ack: Acknowledgement
 
 
-class PeerSuspected(msgspec.Struct, frozen=True):
+class PeerSuspected(Event, frozen=True):
     """A process is dead, or silent by every way there is (not only by one link: that is `AttemptFailed.broken`).
 
     Args:
@@ -164,7 +168,7 @@ class PeerSuspected(msgspec.Struct, frozen=True):
     seat: MemberId
 
 
-class JoinRequested(msgspec.Struct, frozen=True):
+class JoinRequested(Event, frozen=True):
     """A process without state wants to be a member.
 
     Args:
@@ -174,7 +178,7 @@ class JoinRequested(msgspec.Struct, frozen=True):
     seat: MemberId
 
 
-class StateOffered(msgspec.Struct, frozen=True):
+class StateOffered(Event, frozen=True):
     """An offer of state came.
 
     Args:
@@ -184,7 +188,7 @@ class StateOffered(msgspec.Struct, frozen=True):
     offer: RankOffered
 
 
-class StateFetched(msgspec.Struct, frozen=True):
+class StateFetched(Event, frozen=True):
     """The state is here.
 
     Args:
@@ -196,7 +200,7 @@ class StateFetched(msgspec.Struct, frozen=True):
     digest: Digest
 
 
-class FetchFailed(msgspec.Struct, frozen=True):
+class FetchFailed(Event, frozen=True):
     """The state could not be fetched from the one who offered it.
 
     Args:
@@ -206,11 +210,11 @@ class FetchFailed(msgspec.Struct, frozen=True):
     tag: Tag
 
 
-class NobodyLeft(msgspec.Struct, frozen=True):
+class NobodyLeft(Event, frozen=True):
     """No member that holds state lives any more, as far as this process can find out."""
 
 
-class StateKept(msgspec.Struct, frozen=True):
+class StateKept(Event, frozen=True):
     """The final state lies where it outlives this process.
 
     Args:
@@ -222,11 +226,11 @@ class StateKept(msgspec.Struct, frozen=True):
     digest: Digest
 
 
-class EndWanted(msgspec.Struct, frozen=True):
+class EndWanted(Event, frozen=True):
     """The job is to end before its last step, with the state that this member has."""
 
 
-class RanksGone(msgspec.Struct, frozen=True):
+class RanksGone(Event, frozen=True):
     """Some ranks have no process any more, and nobody starts another one.
 
     Args:
@@ -236,7 +240,7 @@ class RanksGone(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-class DrainWanted(msgspec.Struct, frozen=True):
+class DrainWanted(Event, frozen=True):
     """A rank is alive but not worth waiting for.
 
     Args:
@@ -246,7 +250,7 @@ class DrainWanted(msgspec.Struct, frozen=True):
     rank: int
 
 
-class QuotasWanted(msgspec.Struct, frozen=True):
+class QuotasWanted(Event, frozen=True):
     """Micro-batches are to be shared out otherwise.
 
     Args:
@@ -254,29 +258,3 @@ class QuotasWanted(msgspec.Struct, frozen=True):
     """
 
     quotas: tuple[tuple[int, int], ...]
-
-
-Event = (
-    Started
-    | Tick
-    | GenerationRead
-    | DecisionRead
-    | GenerationEnded
-    | StoreLost
-    | NewerHeardOf
-    | WorkDone
-    | ResultReady
-    | AttemptFailed
-    | AckSeen
-    | PeerSuspected
-    | JoinRequested
-    | StateOffered
-    | StateFetched
-    | FetchFailed
-    | NobodyLeft
-    | StateKept
-    | EndWanted
-    | RanksGone
-    | DrainWanted
-    | QuotasWanted
-)

@@ -13,11 +13,15 @@ from ringside.survive.protocol.events import Acknowledgement
 from ringside.survive.protocol.generation import Generation
 
 
-class ReadGeneration(msgspec.Struct, frozen=True):
+class Instruction(msgspec.Struct, frozen=True):
+    """Something that a member says is to be done."""
+
+
+class ReadGeneration(Instruction, frozen=True):
     """Read the generation register; answer with `GenerationRead`."""
 
 
-class ProposeGeneration(msgspec.Struct, frozen=True):
+class ProposeGeneration(Instruction, frozen=True):
     """Compare and set the generation register; answer with `GenerationRead` of what stands then.
 
     Args:
@@ -29,7 +33,7 @@ class ProposeGeneration(msgspec.Struct, frozen=True):
     new: Generation
 
 
-class Settle(msgspec.Struct, frozen=True):
+class Settle(Instruction, frozen=True):
     """A generation is in force for this process: fresh arenas, connections and link order for it, none of an old one.
 
     Args:
@@ -42,7 +46,7 @@ class Settle(msgspec.Struct, frozen=True):
     gone: tuple[MemberId, ...]
 
 
-class AskToJoin(msgspec.Struct, frozen=True):
+class AskToJoin(Instruction, frozen=True):
     """Tell all members that this process wants to be one; repeated until it is.
 
     Args:
@@ -52,7 +56,7 @@ class AskToJoin(msgspec.Struct, frozen=True):
     seat: MemberId
 
 
-class OfferState(msgspec.Struct, frozen=True):
+class OfferState(Instruction, frozen=True):
     """Make this member's state available to those who join: send them an `Offer` with its digest.
 
     Args:
@@ -64,7 +68,7 @@ class OfferState(msgspec.Struct, frozen=True):
     joining: tuple[int, ...]
 
 
-class FetchState(msgspec.Struct, frozen=True):
+class FetchState(Instruction, frozen=True):
     """Fetch parameters, optimizer, sampler and RNG as of `tag.step`; answer with `StateFetched` or `FetchFailed`.
 
     Args:
@@ -78,7 +82,7 @@ class FetchState(msgspec.Struct, frozen=True):
     digest: Digest
 
 
-class Compute(msgspec.Struct, frozen=True):
+class Compute(Instruction, frozen=True):
     """Compute gradients as sums, into memory that a failed attempt can be thrown away with; answer with `WorkDone`.
 
     What was computed of this very step by an earlier attempt may be used again: the state and the samples are the same.
@@ -94,7 +98,7 @@ class Compute(msgspec.Struct, frozen=True):
     check_state: bool
 
 
-class RunExchange(msgspec.Struct, frozen=True):
+class RunExchange(Instruction, frozen=True):
     """All-reduce with the members into a private copy; answer with `ResultReady` or `AttemptFailed`.
 
     Args:
@@ -106,7 +110,7 @@ class RunExchange(msgspec.Struct, frozen=True):
     generation: Generation
 
 
-class PublishAck(msgspec.Struct, frozen=True):
+class PublishAck(Instruction, frozen=True):
     """Send an acknowledgement to a member; when it is repeated, by another way (the store): a link may be broken.
 
     Args:
@@ -118,7 +122,7 @@ class PublishAck(msgspec.Struct, frozen=True):
     to: MemberId
 
 
-class TryCommit(msgspec.Struct, frozen=True):
+class TryCommit(Instruction, frozen=True):
     """Create the decision register with COMMIT; answer with `DecisionRead` of what stands then.
 
     Args:
@@ -130,7 +134,7 @@ class TryCommit(msgspec.Struct, frozen=True):
     decision: Commit
 
 
-class TryAbort(msgspec.Struct, frozen=True):
+class TryAbort(Instruction, frozen=True):
     """Create the decision register with ABORT; answer with `DecisionRead` of what stands then.
 
     Args:
@@ -142,7 +146,7 @@ class TryAbort(msgspec.Struct, frozen=True):
     generation: int
 
 
-class EndGeneration(msgspec.Struct, frozen=True):
+class EndGeneration(Instruction, frozen=True):
     """Have ABORT stand behind all that is decided in a generation; answer with `GenerationEnded`.
 
     Args:
@@ -156,7 +160,7 @@ class EndGeneration(msgspec.Struct, frozen=True):
     by: int
 
 
-class ReadDecision(msgspec.Struct, frozen=True):
+class ReadDecision(Instruction, frozen=True):
     """Read the decision register; answer with `DecisionRead`. It may wait a little for something to stand there.
 
     Args:
@@ -166,7 +170,7 @@ class ReadDecision(msgspec.Struct, frozen=True):
     tag: Tag
 
 
-class Apply(msgspec.Struct, frozen=True):
+class Apply(Instruction, frozen=True):
     """Take the private copy, divide it, and make the optimizer's step; then the state begins the next step.
 
     Args:
@@ -178,7 +182,7 @@ class Apply(msgspec.Struct, frozen=True):
     decision: Commit
 
 
-class Discard(msgspec.Struct, frozen=True):
+class Discard(Instruction, frozen=True):
     """Throw sums and private copy of an attempt away: ABORT stands. Gradients per micro-batch may be kept.
 
     Args:
@@ -188,7 +192,7 @@ class Discard(msgspec.Struct, frozen=True):
     tag: Tag
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class Checkpoint(Instruction, frozen=True):
     """Save the state, all of whose steps are committed.
 
     Args:
@@ -198,7 +202,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     step: int
 
 
-class KeepState(msgspec.Struct, frozen=True):
+class KeepState(Instruction, frozen=True):
     """Keep the state, which is the final one, where it outlives this process; answer with `StateKept`.
 
     Args:
@@ -208,7 +212,7 @@ class KeepState(msgspec.Struct, frozen=True):
     tag: Tag
 
 
-class OpenIncarnation(msgspec.Struct, frozen=True):
+class OpenIncarnation(Instruction, frozen=True):
     """Everything that held state is dead and fenced off: resume from the newest checkpoint, in this incarnation.
 
     Args:
@@ -218,7 +222,7 @@ class OpenIncarnation(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-class Leave(msgspec.Struct, frozen=True):
+class Leave(Instruction, frozen=True):
     """This process is no member any more: claim a new epoch, forget all state, begin again with `Started(step=None)`.
 
     Args:
@@ -228,7 +232,7 @@ class Leave(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(Instruction, frozen=True):
     """The job is over: have the final state, or end the process; the end of the state machine.
 
     It is the state at hand, or what an earlier process of this rank has kept. Whoever has neither must not go on to
@@ -243,7 +247,7 @@ class Finish(msgspec.Struct, frozen=True):
     without: tuple[int, ...] = ()
 
 
-class Halt(msgspec.Struct, frozen=True):
+class Halt(Instruction, frozen=True):
     """Going on is not safe or makes no sense: save the state (its steps are committed), and raise.
 
     Args:
@@ -251,28 +255,3 @@ class Halt(msgspec.Struct, frozen=True):
     """
 
     reason: str
-
-
-Instruction = (
-    ReadGeneration
-    | ProposeGeneration
-    | Settle
-    | AskToJoin
-    | OfferState
-    | FetchState
-    | Compute
-    | RunExchange
-    | PublishAck
-    | TryCommit
-    | TryAbort
-    | EndGeneration
-    | ReadDecision
-    | Apply
-    | Discard
-    | Checkpoint
-    | KeepState
-    | OpenIncarnation
-    | Leave
-    | Finish
-    | Halt
-)

@@ -9,7 +9,7 @@ from typing import Any
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import MemberId, Tag
-from ringside.survive.protocol.generation import Fence, Generation, MembershipChange
+from ringside.survive.protocol.generation import Generation, MembershipChange
 from ringside.survive.protocol.settings import ProtocolSettings
 
 Instructions = list[i.Instruction]
@@ -52,7 +52,7 @@ class MemberState:
         founders: All processes that begin the incarnation together; (): it joins what there is.
         entered_at: The step at which it entered the generation in force; -1: it has entered none.
         offer: The offer of state that it takes up; None: none.
-        fence: How far the fencing of an incarnation is that it gives up; None: not begun.
+        fence: Of a closed incarnation that it gives up, the generations still to be ended; None: it does not (yet).
         proposal: The generation it has proposed last, since it read of another or asked again; None: none.
         now: The time it was told last, seconds.
         since: When it came into its phase, where that matters, seconds.
@@ -73,7 +73,7 @@ class MemberState:
         self.founders: tuple[MemberId, ...] = ()
         self.entered_at = -1
         self.offer: e.RankOffered | None = None
-        self.fence: Fence | None = None
+        self.fence: tuple[int, ...] | None = None
         self.proposal: Generation | None = None
         self.now = self.since = self.asked = 0.0
         self.unanswered: float | None = None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Commit, MemberId, Tag
-from ringside.survive.protocol.generation import Fence, Generation, closing, ending, successor
+from ringside.survive.protocol.generation import Generation, closing, ending, successor
 from ringside.survive.protocol.state import Instructions, MemberPhase, MemberState
 
 # -------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def _stay_outside(member: MemberState, record: Generation) -> Instructions:
     if member.generation is not None and member.seat.rank in record.drained:
         return member.end(i.Leave("this rank was drained, for it held the others up: it waits until the job ends"))
     if record.closed and member.step is None:
-        member.phase, member.fence = MemberPhase.FENCING, Fence.around(record)
+        member.phase, member.fence = MemberPhase.FENCING, tuple(number for number, _ in record.unsettled)
         return _end_next_generation(member)
     # Who was a member once never is again under this seat (rule 5): a new epoch is claimed.
     if member.generation is not None or member.seat in record.left:
@@ -510,8 +510,12 @@ def _finish(member: MemberState, record: Generation) -> Instructions:
 
 
 # -------------------------------------------------------------------------------------------------
-# An incarnation is given up: nobody is left who holds state. First the generation register is closed, then ABORT is
-# won in every generation that could still commit a step (`generation.Fence`), then the next incarnation begins.
+# An incarnation is given up: ABORT is won wherever one of its generations could still commit a step.
+#
+# All who held state are gone, or seem to be. A stopped one may wake up, find all acknowledgements there, and commit;
+# and all of them may wake up and go on. So before the job resumes from a checkpoint the generation register is closed
+# (no later generation will be), and every generation that may still be alive is ended: its decisions share a register,
+# in which an ABORT behind what is committed lets nothing follow. Then the next incarnation begins.
 
 
 def nobody_left(member: MemberState, _: e.NobodyLeft) -> Instructions:
@@ -537,16 +541,17 @@ def close_incarnation(member: MemberState) -> Instructions:
 def generation_ended(member: MemberState, event: e.GenerationEnded) -> Instructions:
     """Nothing can be committed in a generation any more."""
     member.unanswered = None
-    if member.fence is None or event.number not in member.fence.left:
+    if member.fence is None or event.number not in member.fence:
         return []
-    member.fence = member.fence.after(event.number)
+    member.fence = tuple(number for number in member.fence if number != event.number)
     return _end_next_generation(member)
 
 
 def _end_next_generation(member: MemberState) -> Instructions:
     """Fence off the next generation of the closed incarnation; behind the last one open the next incarnation."""
-    if member.fence is None:
+    closed = member.newest  # no generation follows the one that closes an incarnation
+    if member.fence is None or closed is None:
         return []
-    if member.fence.done or not member.settings.rules.fence:
+    if not member.fence or not member.settings.rules.fence:
         return member.end(i.OpenIncarnation(member.incarnation + 1))
-    return [i.EndGeneration(member.incarnation, member.fence.left[0], member.fence.closed.number)]
+    return [i.EndGeneration(member.incarnation, member.fence[0], closed.number)]

@@ -46,7 +46,7 @@ _FORGOTTEN_S = 3600.0
 """A writer that nobody here can look at is taken for dead when it has written nothing for so long, seconds."""
 _MOST_ABOUT_BYTES, _PIECE_BYTES = 1 << 20, 1 << 22
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class About(msgspec.Struct, frozen=True):
@@ -138,7 +138,12 @@ class Checkpoints:
             shutil.rmtree(beside, ignore_errors=True)
         _sync(self.directory)
         self._torn.discard(path)
-        self._forget_old()
+        # All before the newest that are kept go; one that is torn does not count.
+        kept = [step for step, path in self._found() if path not in self._torn][: self._kept]
+        for old in self.directory.iterdir():
+            match = _NAME.fullmatch(old.name.removeprefix(_TORN))
+            if match is not None and kept and int(match[1]) < kept[-1]:
+                self._remove(old)
         return path
 
     def _put_in_place(self, beside: Path, path: Path, tree: dict[str, Any]) -> None:
@@ -181,14 +186,6 @@ class Checkpoints:
         if self.directory.is_dir():
             named = [(_NAME.fullmatch(path.name), path) for path in self.directory.iterdir()]
             yield from sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
-
-    def _forget_old(self) -> None:
-        """Remove all before the newest that are kept; one that is torn does not count."""
-        kept = [step for step, path in self._found() if path not in self._torn][: self._kept]
-        for path in self.directory.iterdir():
-            match = _NAME.fullmatch(path.name.removeprefix(_TORN))
-            if match is not None and kept and int(match[1]) < kept[-1]:
-                self._remove(path)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ringside.errors import FinalStateError, RingsideError
 from ringside.survive.state.kept import DIGEST_BYTES, STATE_AT, Head, Kept, Lies, Stage, new_file
 from ringside.survive.state.state import Bytes, JobState, digest_of, pack, packed_size, unpack
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class Final:

@@ -6,7 +6,7 @@ The sampler's cursor is the step, and random numbers are keyed by it, so the ste
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ringside.decoding import UNDECODABLE
 from ringside.errors import MismatchError, RingsideError, UnsupportedError
 from ringside.pytorch.recording.parameter_digests import digest
-from ringside.survive.cluster.shared_memory import OwnArena
 from ringside.survive.data.samples import Position
 
 # -------------------------------------------------------------------------------------------------
@@ -129,22 +128,13 @@ def digest_of(tree: Any) -> int:
 def _planned(tree: Any) -> tuple[bytes, list[tuple[int, torch.Tensor]], int]:
     """Return the head, every tensor with its place behind the head, and the place behind the last."""
     skeleton, tensors = take_apart(tree)
-    *starts, end = _starts(tensors.values())
-    leaves = [
-        _Leaf(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start)
-        for (name, tensor), start in zip(tensors.items(), starts, strict=True)
-    ]
-    return msgspec.msgpack.encode(_Head(skeleton, leaves)), list(zip(starts, tensors.values(), strict=True)), end
-
-
-def _starts(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
-    """Yield where every tensor begins, then where the last has ended."""
-    end = 0
-    for tensor in tensors:
-        yield end
+    leaves, placed, end = list[_Leaf](), list[tuple[int, torch.Tensor]](), 0
+    for name, tensor in tensors.items():
+        leaves.append(_Leaf(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end))
+        placed.append((end, tensor))
         end += tensor.numel() * tensor.element_size()
         end += -end % _ALIGN
-    yield end
+    return msgspec.msgpack.encode(_Head(skeleton, leaves)), placed, end
 
 
 def _data_start(head_bytes: int) -> int:
@@ -266,29 +256,6 @@ def _unsaved(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in module._buffers.items()
         if buffer is not None and name in module._non_persistent_buffers_set
     }
-
-
-class Given:
-    """A copy of a state in sealed memory, for peers to read; close it when they have.
-
-    Args:
-        state: The state.
-    """
-
-    def __init__(self, state: JobState) -> None:
-        tree = state.tree()
-        self._arena = OwnArena(packed_size(tree))
-        pack(tree, self._arena.bytes)
-        self.address = self._arena.address
-
-    @property
-    def bytes(self) -> Bytes:
-        """The packed state, uint8 [n]."""
-        return self._arena.bytes
-
-    def close(self) -> None:
-        """Let go of it."""
-        self._arena.close()
 
 
 def take_over(state: JobState, memory: Bytes, digest: int) -> None:

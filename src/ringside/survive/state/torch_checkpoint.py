@@ -117,20 +117,14 @@ def _tensor(path: Path, stored: Any) -> torch.Tensor:
         raise ValueError("a tensor of a machine with another byte order")
     made_of = _Plain(io.BytesIO(archive.read(parts["data.pkl"]))).load().arguments
     (_, dtype, key, *_), first, shape, strides, *_, last = made_of
-    memory = bytearray(archive.read(parts[f"data/{key}"]))
-    return _strided(memory, last if isinstance(last, torch.dtype) else dtype, first, shape, strides)
-
-
-def _strided(
-    memory: bytearray, dtype: torch.dtype, first: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> torch.Tensor:
-    """Return the tensor that memory holds, once it is sure to lie inside."""
+    memory, dtype = bytearray(archive.read(parts[f"data/{key}"])), last if isinstance(last, torch.dtype) else dtype
+    # It has to lie inside of its memory.
     if not all(isinstance(number, int) and number >= 0 for number in (first, *shape, *strides)):
         raise ValueError("a tensor of another shape than there is")
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
-    last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    if max(last + 1, math.prod(shape)) * dtype.itemsize > len(memory):
+    end = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if max(end + 1, math.prod(shape)) * dtype.itemsize > len(memory):
         raise ValueError("a tensor lies outside of its memory")
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides, first)
 

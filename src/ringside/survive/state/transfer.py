@@ -1,7 +1,7 @@
 """State is transferred: a member offers it to ranks that join, and a joiner loads it, checked by its digest.
 
-On one host the joiner maps a sealed copy of the owner's (`StateServer`). Between hosts a thread of the owner sends it
-over a group of two that only this transfer uses (`StateSender`, `receive`). `StateTransfer` is one worker's part.
+On one host the joiner maps a sealed copy of the owner's. Between hosts a thread of the owner sends it over a group of
+two that only this transfer uses (`StateSender`, `receive`). `StateTransfer` is one worker's part.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ringside.survive.cluster.known_workers import KnownWorkers
 from ringside.survive.cluster.links import OpenTransport
 from ringside.survive.cluster.peers import PeerWait, Superseded
 from ringside.survive.cluster.rendezvous import Offered
-from ringside.survive.cluster.shared_memory import Address, read_only
+from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only
 from ringside.survive.job import SurviveJob
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
-from ringside.survive.state.state import Given, JobState, take_over
+from ringside.survive.state.state import pack, packed_size, take_over
 
 # -------------------------------------------------------------------------------------------------
 # To a process on another host: its size (int64), then the bytes in pieces, over a group of two.
@@ -121,50 +121,10 @@ def _pieces(memory: Bytes) -> list[Bytes]:
     return [memory[first:last] for first, last in itertools.pairwise(bounds)]
 
 
-# -------------------------------------------------------------------------------------------------
-# Offering the own state: a packed copy in sealed memory for processes of this host, sent to others.
-
-
-class StateServer:
-    """The state that one member offers to ranks that join; the copy stays as it is until they have it.
-
-    Args:
-        state: The state; it is copied when the first one asks.
-        tag: Names the generation and the step that the state begins.
-        seat: Whose it is.
-        open_transport: Makes groups between hosts; None: there is one host.
-    """
-
-    def __init__(self, state: JobState, tag: Tag, seat: MemberId, open_transport: OpenTransport | None) -> None:
-        self.tag = tag
-        self._seat, self._open_transport, self._copy = seat, open_transport, Given(state)
-        self._senders: dict[MemberId, StateSender] = {}
-
-    def address_for(self, taker: MemberId, here: bool) -> Address | None:
-        """Return where a process finds the state; None: it is being sent.
-
-        Args:
-            taker: Who joins.
-            here: Whether it is on this host.
-        """
-        if here or self._open_transport is None:
-            return self._copy.address
-        if taker not in self._senders:
-            name = transfer_name(self.tag, self._seat, taker)
-            self._senders[taker] = StateSender(self._open_transport, name, self._copy.bytes)
-        return None
-
-    def close(self) -> None:
-        """Abort what is under way, and unmap the copy."""
-        for sender in self._senders.values():
-            sender.close()
-        self._copy.close()
-
-
 Addresses = Mapping[tuple[str, MemberId], Address | None]
 """(tag as a string, who offers) → where the state lies; None: its owner sends it."""
 
-_log = logging.getLogger("ringside")
+_log = logging.getLogger(__name__)
 
 
 class StateTransfer:
@@ -180,7 +140,10 @@ class StateTransfer:
     def __init__(self, job: SurviveJob) -> None:
         self._job = job
         self.unreached: set[MemberId] = set()
-        self._server: StateServer | None = None
+        # What is offered: the state in sealed memory, which stays as it is until those who join have it.
+        self._tag: Tag | None = None
+        self._copy: OwnArena | None = None
+        self._senders: dict[MemberId, StateSender] = {}
 
     def offer(self, tag: Tag, seat: MemberId, takers: Sequence[MemberId], known: KnownWorkers) -> None:
         """Let some joiners know where they find the state; what is offered stays as it is until it is withdrawn.
@@ -191,19 +154,29 @@ class StateTransfer:
             takers: Who joins.
             known: Whom this worker knows.
         """
-        if self._server is None or self._server.tag != tag:
+        job = self._job
+        if self._copy is None or self._tag != tag:
             self.withdraw()
-            self._server = StateServer(self._job.state, tag, seat, self._job.open_transport)
-        message = e.RankOffered(tag, seat, f"{self._job.state.digest():016x}")
+            tree = job.state.tree()
+            self._tag, self._copy = tag, OwnArena(packed_size(tree))
+            pack(tree, self._copy.bytes)
+        message = e.RankOffered(tag, seat, f"{job.state.digest():016x}")
         for taker in takers:
-            address = self._server.address_for(taker, known.peer(taker, tag.incarnation).here)
-            self._job.rendezvous.send(tag.incarnation, taker, Offered(message, address))
+            address: Address | None = self._copy.address
+            if job.open_transport is not None and not known.peer(taker, tag.incarnation).here:
+                address = None  # it is sent
+                if taker not in self._senders:
+                    name = transfer_name(tag, seat, taker)
+                    self._senders[taker] = StateSender(job.open_transport, name, self._copy.bytes)
+            job.rendezvous.send(tag.incarnation, taker, Offered(message, address))
 
     def withdraw(self) -> None:
         """Close what was offered."""
-        if self._server is not None:
-            self._server.close()
-        self._server = None
+        for sender in self._senders.values():
+            sender.close()
+        if self._copy is not None:
+            self._copy.close()
+        self._copy, self._senders = None, {}
 
     def receive(
         self, fetch: i.FetchState, seat: MemberId, addresses: Addresses, peer_wait: PeerWait | None
@@ -216,8 +189,19 @@ class StateTransfer:
             addresses: Where states lie, by offer.
             peer_wait: Waits for the owner meanwhile.
         """
+        open_transport = self._job.open_transport
         try:
-            packed = self._packed_state(fetch, seat, addresses[str(fetch.tag), fetch.source], peer_wait)
+            # From the owner's memory, or sent by it.
+            address = addresses[str(fetch.tag), fetch.source]
+            if address is not None:
+                packed = read_only(address)
+            elif open_transport is not None and peer_wait is not None:
+                name, waits = transfer_name(fetch.tag, fetch.source, seat), peer_wait.wait
+                packed = receive(
+                    open_transport, name, lambda work: waits(lambda: [] if work.is_completed() else [fetch.source])
+                )
+            else:
+                raise RingsideError("there is no connection between hosts")
             take_over(self._job.state, packed, int(fetch.digest, 16))
         except Superseded:
             return None
@@ -226,21 +210,6 @@ class StateTransfer:
             _log.warning("the state of %s cannot be fetched (%s): it is asked for again", fetch.source, error)
             return e.FetchFailed(fetch.tag)
         return e.StateFetched(fetch.tag, f"{self._job.state.digest():016x}")
-
-    def _packed_state(
-        self, fetch: i.FetchState, seat: MemberId, address: Address | None, peer_wait: PeerWait | None
-    ) -> NDArray[np.uint8]:
-        """Return the packed state: from the owner's memory, or sent by it."""
-        open_transport = self._job.open_transport
-        if address is not None:
-            return read_only(address)
-        if open_transport is None or peer_wait is None:
-            raise RingsideError("there is no connection between hosts")
-
-        def wait(work: Work) -> None:
-            peer_wait.wait(lambda: [] if work.is_completed() else [fetch.source])
-
-        return receive(open_transport, transfer_name(fetch.tag, fetch.source, seat), wait)
 
 
 def choose_giver(taker: MemberId, record: Generation, unreached: Collection[MemberId]) -> MemberId:

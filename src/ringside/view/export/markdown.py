@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from ringside.monitor.job.questions import QUESTIONS, read_answers
-from ringside.monitor.run.events import revision_notes
-from ringside.monitor.run.records import RunInfo
-from ringside.text import duration, signed_percent, size
-from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
+from ringside.monitor.run.records import RunInfo, revision_notes
+from ringside.text import duration, size
+from ringside.view.verdict_text import all_is_well, no_verdict, rank_rows, verdict_text
 
 SHOWN_RANKS = 16
 
@@ -53,17 +54,8 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         ]
         sections.append("## Four questions\n\n" + "\n".join(shown))
 
-    ranks = sorted(summary["ranks"], key=lambda rank: -(rank["excess_ratio"] or 0.0))
-    rows = [
-        (
-            str(rank["rank"]),
-            escape(str(rank["host"])),
-            duration(rank["own_seconds_median"]),
-            duration(rank["wait_seconds_median"]),
-            signed_percent(rank["excess_ratio"]),
-        )
-        for rank in ranks[:SHOWN_RANKS]
-    ]
+    ranks = summary["ranks"]
+    rows = [(rank, escape(host), *times) for rank, host, *times in rank_rows(summary, SHOWN_RANKS)]
     rest = f"\n\nThe slowest {SHOWN_RANKS} of {len(ranks)} ranks." if len(ranks) > SHOWN_RANKS else ""
     sections.append("## Ranks\n\n" + _table(("rank", "host", "own", "wait", "excess"), rows) + rest)
     return "\n\n".join(sections) + "\n"
@@ -71,10 +63,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
 
 def escape(text: str) -> str:
     """Return text that Markdown and the HTML in it leave as it is."""
-    text = " ".join(text.split())
-    for character in "\\`*_[]|#":
-        text = text.replace(character, "\\" + character)
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return html.escape(re.sub(r"([\\`*_\[\]|#])", r"\\\1", " ".join(text.split())), quote=False)
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -86,8 +86,7 @@ def trace_events(info: RunInfo, records: list[StepRecord], verdicts: list[Verdic
     begin = min(_begin(record, shift) for record in records)
     for rank in sorted({record.rank for record in records}):
         host = f" · {info.hosts[rank]}" if rank < len(info.hosts) and info.hosts[rank] else ""
-        yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}{host}"}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+        yield from _process(rank, f"rank {rank}{host}", rank)
     by_step: dict[int, list[_Laid]] = {}
     for record in sorted(records, key=lambda record: (record.step, record.rank)):
         laid = _Laid(record, 1e6 * (_begin(record, shift) - begin))
@@ -149,7 +148,7 @@ class _Laid:
     def slices(self) -> Iterator[Trace]:
         record, met = self.record, self.arrived + self.waited
         figures = {"own_ms": 1e3 * record.own_seconds, "samples": record.samples, "bytes": record.payload_bytes}
-        yield self._slice(f"step {record.step}", self.begin, self.end, **figures)
+        yield _slice(f"step {record.step}", record.rank, 0, self.begin, self.end, **figures)
         places = (
             ("data", self.begin, self.forward),
             ("forward", self.forward, self.backward),
@@ -158,13 +157,9 @@ class _Laid:
             ("wire", met, self.sync_end),
             ("optimizer", self.sync_end, self.end),
         )
-        yield from (self._slice(name, first, last) for name, first, last in places if last > first)
+        yield from (_slice(name, record.rank, 0, first, last) for name, first, last in places if last > first)
         own = {"ms": round(1e3 * record.own_seconds, 4)}
         yield {"ph": "C", "name": "own time", "ts": self.begin, "pid": record.rank, "args": own}
-
-    def _slice(self, name: str, first: float, last: float, **args: float) -> Trace:
-        place = {"ts": round(first, 3), "dur": round(last - first, 3), "pid": self.record.rank, "tid": 0}
-        return {"ph": "X", "name": name, **place, **({"args": args} if args else {})}
 
 
 def _arrows(row: list[_Laid], ranks: int) -> Iterator[Trace]:
@@ -184,6 +179,18 @@ def _arrows(row: list[_Laid], ranks: int) -> Iterator[Trace]:
         common = {"cat": "waits for", "name": "waits for", "id": laid.record.step * ranks + laid.record.rank, "tid": 0}
         yield {"ph": "s", **common, "ts": round(first, 3), "pid": last.record.rank}
         yield {"ph": "f", "bp": "e", **common, "ts": round(end, 3), "pid": laid.record.rank}
+
+
+def _process(number: int, name: str, order: int) -> Iterator[Trace]:
+    """Name a process of the trace, and where it stands among the others."""
+    yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": order}}
+
+
+def _slice(name: str, process: int, track: int, begin: float, end: float, **args: float) -> Trace:
+    """A slice from `begin` to `end`, microseconds."""
+    place = {"ts": round(begin, 3), "dur": round(end - begin, 3), "pid": process, "tid": track}
+    return {"ph": "X", "name": name, **place, **({"args": args} if args else {})}
 
 
 def _begin(record: StepRecord, shift: Floats) -> float:
@@ -224,43 +231,33 @@ def timeline_events(timeline: Timeline) -> Iterator[Trace]:
     """Yield the events, times in microseconds."""
     schedule = timeline.schedule
     for vertex in range(schedule.vertices + 1):
-        name = f"rank {vertex}" if vertex < schedule.ranks else f"switch {vertex}"
-        name = "critical path" if vertex == schedule.vertices else name
-        order = -1 if vertex == schedule.vertices else vertex
-        yield {"ph": "M", "name": "process_name", "pid": vertex, "args": {"name": name}}
-        yield {"ph": "M", "name": "process_sort_index", "pid": vertex, "args": {"sort_index": order}}
-        for track, text in ((SENDS, "sends"), (TAKES, "is sent"), (WORKS, "works")) * (vertex < schedule.vertices):
+        if vertex == schedule.vertices:
+            yield from _process(vertex, "critical path", -1)
+            continue
+        yield from _process(vertex, f"rank {vertex}" if vertex < schedule.ranks else f"switch {vertex}", vertex)
+        for track, text in ((SENDS, "sends"), (TAKES, "is sent"), (WORKS, "works")):
             yield {"ph": "M", "name": "thread_name", "pid": vertex, "tid": track, "args": {"name": text}}
     for rank, seconds in timeline.late.items():
         if seconds > 0:
-            yield _slice("late", rank, WORKS, 0.0, seconds)
-    yield from _message_events(timeline)
-    # The critical path has a track of its own, below the vertices'.
-    for hop in timeline.critical_path:
-        where = f"rank {hop.src}" if hop.src == hop.dst else f"{hop.src} > {hop.dst}"
-        args = {"round": hop.round, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
-        yield _slice(where, schedule.vertices, SENDS, hop.begin_s, hop.end_s, **args)
-
-
-def _message_events(timeline: Timeline) -> Iterator[Trace]:
-    """Yield every message as a slice at both ends and an arrow, which begins and ends inside of them."""
+            yield _slice("late", rank, WORKS, 0.0, _us(seconds))
+    # Every message is a slice at both ends and an arrow, which begins and ends inside of them.
     number = count()
     for sent in timeline.sent():
         rows = zip(sent.src.tolist(), sent.dst.tolist(), sent.size_bytes.tolist(), strict=True)
-        times = zip(sent.begin_s.tolist(), sent.leave_s.tolist(), sent.arrive_s.tolist(), strict=True)
-        for (src, dst, nbytes), (begin, leave, arrive) in zip(rows, times, strict=True):
+        times = (map(_us, moments.tolist()) for moments in (sent.begin_s, sent.leave_s, sent.arrive_s))
+        for (src, dst, nbytes), begin, leave, arrive in zip(rows, *times, strict=True):
             args = {"round": sent.round, "bytes": nbytes}
             yield _slice(f"to {dst}, {size(nbytes)}", src, SENDS, begin, leave, **args)
             yield _slice(f"from {src}, {size(nbytes)}", dst, TAKES, begin, arrive, **args)
             common = {"cat": "message", "name": "message", "id": next(number)}
-            yield {"ph": "s", **common, "ts": _us(begin), "pid": src, "tid": SENDS}
-            end = max(_us(arrive) - INSIDE_US, _us(begin))
+            yield {"ph": "s", **common, "ts": begin, "pid": src, "tid": SENDS}
+            end = max(arrive - INSIDE_US, begin)
             yield {"ph": "f", "bp": "e", **common, "ts": round(end, 3), "pid": dst, "tid": TAKES}
-
-
-def _slice(name: str, vertex: int, track: int, begin: float, end: float, **args: float) -> Trace:
-    place = {"ts": _us(begin), "dur": round(_us(end) - _us(begin), 3), "pid": vertex, "tid": track}
-    return {"ph": "X", "name": name, **place, **({"args": args} if args else {})}
+    # The critical path has a track of its own, below the vertices'.
+    for hop in timeline.critical_path:
+        where = f"rank {hop.src}" if hop.src == hop.dst else f"{hop.src} > {hop.dst}"
+        args = {"round": hop.round, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
+        yield _slice(where, schedule.vertices, SENDS, _us(hop.begin_s), _us(hop.end_s), **args)
 
 
 def _us(seconds: float) -> float:

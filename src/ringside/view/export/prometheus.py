@@ -10,7 +10,7 @@ import logging
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -25,7 +25,7 @@ from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import RANK_FIELDS, STEP_BUCKETS_S, MetricsSnapshot
 from ringside.monitor.alerts.live import Endpoint
 from ringside.monitor.stats import Floats
-from ringside.view.server.guard import is_called, own_names
+from ringside.view.server.guard import bind, is_called, own_names
 from ringside.view.tui.console import printable_lines
 
 RANKS_SHOWN = 256
@@ -42,6 +42,9 @@ WHAT = {
     "wait_seconds": "waiting for the last rank to arrive at the synchronisation",
     "exposed_seconds": "blocked in gradient synchronisation after backward had no work left",
 }
+
+
+Labelled = CounterMetricFamily | GaugeMetricFamily
 
 
 class RunMetrics(Collector):
@@ -78,10 +81,9 @@ def _job_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
         "algorithm": info.algorithm,
         "version": info.versions.get("ringside", ""),
     }
-    family = GaugeMetricFamily("ringside_run_info", "The run; always 1.", labels=list(labels))
     # Somebody else's texts as labels: of bounded length and fit for a terminal; prometheus_client escapes them.
-    family.add_metric([printable_lines(as_text(value[:LABEL_CHARACTERS])) for value in labels.values()], 1)
-    yield family
+    texts = [printable_lines(as_text(value[:LABEL_CHARACTERS])) for value in labels.values()]
+    yield _labelled(GaugeMetricFamily("ringside_run_info", "The run; always 1.", labels=list(labels)), [(texts, 1)])
     yield _gauge("ringside_run_start_time_seconds", "When the run began, seconds since 1970.", info.started_unix)
     yield _gauge("ringside_ranks", "Ranks of the job.", info.world_size)
     yield _counter("ringside_steps", "Training steps completed.", figures.steps)
@@ -108,18 +110,17 @@ def _rank_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
     for name in RANK_FIELDS:
         totals = figures.rank_totals[name]
         family = CounterMetricFamily(f"ringside_rank_{name}", f"A rank's seconds of {WHAT[name]}.", labels=["rank"])
-        for rank in shown:
-            family.add_metric([str(rank)], float(totals[rank]))
-        yield family
+        yield _labelled(family, [([str(rank)], float(totals[rank])) for rank in shown])
     # However many ranks there are: how the last steps spread over all of them.
     for name in RANK_FIELDS:
         text = f"Seconds per step over the last steps, over all ranks: {WHAT[name]}."
-        spread = GaugeMetricFamily(f"ringside_recent_{name}", text, labels=["of"])
         recent = figures.rank_recent[name]
         known = recent[np.isfinite(recent)]
-        for statistic, quantile in STATISTICS.items() if known.size else ():
-            spread.add_metric([statistic], float(np.quantile(known, quantile)))
-        yield spread
+        spread = STATISTICS.items() if known.size else ()
+        yield _labelled(
+            GaugeMetricFamily(f"ringside_recent_{name}", text, labels=["of"]),
+            [([statistic], float(np.quantile(known, quantile))) for statistic, quantile in spread],
+        )
 
 
 def ranks_shown(own: Floats) -> list[int]:
@@ -135,27 +136,21 @@ def ranks_shown(own: Floats) -> list[int]:
 
 
 def _verdict_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
-    active = GaugeMetricFamily("ringside_verdict_active", "1 while a verdict holds.", labels=["kind", "rank"])
-    excess = GaugeMetricFamily(
-        "ringside_verdict_excess_ratio",
-        "How much longer the culprit's own time was than the others' when the verdict was reached; 0.12 is 12 %.",
-        labels=["kind", "rank"],
-    )
+    labels = ["kind", "rank"]
+    active = GaugeMetricFamily("ringside_verdict_active", "1 while a verdict holds.", labels=labels)
+    text = "How much longer the culprit's own time was than the others' when the verdict was reached; 0.12 is 12 %."
+    excess = GaugeMetricFamily("ringside_verdict_excess_ratio", text, labels=labels)
     # A verdict on several ranks counts for each, one on none for rank ""; of too many the largest.
     ratios: dict[tuple[str, str], float] = {}
     for alert in figures.active:
         for culprit in [str(rank) for rank in alert.ranks[:RANKS_SHOWN]] or [""]:
             ratios[alert.kind, culprit] = alert.verdict.excess_ratio
-    largest = sorted(ratios.items(), key=lambda item: -_finite(item[1]))[:RANKS_SHOWN]
-    for (kind, rank), ratio in sorted(dict(largest).items()):
-        active.add_metric([kind, rank], 1)
-        excess.add_metric([kind, rank], _finite(ratio))
-    yield active
-    yield excess
+    known = {culprit: ratio if math.isfinite(ratio) else 0.0 for culprit, ratio in ratios.items()}
+    largest = sorted(sorted(known.items(), key=lambda item: -item[1])[:RANKS_SHOWN])
+    yield _labelled(active, [(culprit, 1) for culprit, _ in largest])
+    yield _labelled(excess, largest)
     opened = CounterMetricFamily("ringside_verdicts", "Verdicts so far.", labels=["kind"])
-    for kind, count in figures.opened.items():
-        opened.add_metric([kind], count)
-    yield opened
+    yield _labelled(opened, [([kind], count) for kind, count in figures.opened.items()])
     yield _counter(
         "ringside_cost_rank_seconds",
         "Rank-seconds that the job lost to the culprits of all verdicts.",
@@ -181,15 +176,10 @@ def _monitor_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
         "Step records that no analysis saw: late, of ranks that do not exist, or never come.",
         labels=["reason"],
     )
-    for reason in ("late", "invalid", "missing"):
-        dropped.add_metric([reason], getattr(figures, reason))
-    yield dropped
-    outcomes = CounterMetricFamily(
-        "ringside_notifications", "Alerts by what became of them.", labels=["hook", "outcome"]
-    )
-    for (hook, outcome), count in sorted(figures.notifications.items()):
-        outcomes.add_metric([hook, outcome], count)
-    yield outcomes
+    yield _labelled(dropped, [([reason], getattr(figures, reason)) for reason in ("late", "invalid", "missing")])
+    labels = ["hook", "outcome"]
+    outcomes = CounterMetricFamily("ringside_notifications", "Alerts by what became of them.", labels=labels)
+    yield _labelled(outcomes, sorted(figures.notifications.items()))
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -204,8 +194,11 @@ def _counter(name: str, text: str, value: float) -> Metric:
     return CounterMetricFamily(name, text, value=value)
 
 
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else 0.0
+def _labelled(family: Labelled, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """Return a family with samples added to it: values of its labels, and a figure."""
+    for values, figure in samples:
+        family.add_metric(values, figure)
+    return family
 
 
 # -------------------------------------------------------------------------------------------------
@@ -246,14 +239,7 @@ class MetricsServer:
     """
 
     def __init__(self, endpoint: Endpoint, render: Render, *, reader_s: float = READER_S) -> None:
-        listening = socket.socket(socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((endpoint.host, endpoint.port))
-            listening.listen(QUEUE)
-        except OSError:
-            listening.close()
-            raise
+        listening = bind(endpoint.host, endpoint.port, QUEUE)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         self.url = f"http://{host}:{listening.getsockname()[1]}/metrics"
         self._site = _Site(render, endpoint.token)

@@ -1,40 +1,76 @@
-"""Charts of the report: inline SVG that stretches with the page, labels in HTML so that they never shrink."""
+"""Charts: lines over training steps, and over sizes, hosts or buckets.
+
+The plot is inline SVG that stretches with the page; its labels are HTML, so that they never shrink. A chart is readable
+without scripts; `report.js` shows numbers on hover.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-import msgspec
 import numpy as np
 
 from ringside.monitor.stats import Floats
 from ringside.text import duration
 from ringside.view.html.markup import NOTHING, Markup, embed_json, fill
+from ringside.view.html.page import note_line
 
-POINTS = 400
+Text = Callable[[float], str]
+
 UNITS = 1000
 """Both sides of a plot's own coordinates; the page stretches them."""
 
+POINTS = 400
+MOST_TICKS = 5
+ROOM = 0.04  # above and below, as a share of what is shown
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a chart.
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One line, or the dots of what was measured.
 
     Args:
-        name: What it is called in the legend.
-        values: One per step, NaN = missing.
-        style: CSS class of the line: `s0` to `s7`, `culprit`, `crowd`.
-        low, high: A band around the line, if it stands for several ranks.
+        name: In the legend.
+        x: Where, ascending.
+        y: What, NaN where nothing is known.
+        style: CSS class of its colour: `s0` to `s7`, `culprit`, `crowd`.
+        low: Lower end of its band; None: it has none.
+        high: Upper end.
+        dots: Dots instead of a line.
     """
 
     name: str
-    values: Floats
+    x: Floats
+    y: Floats
     style: str
     low: Floats | None = None
     high: Floats | None = None
+    dots: bool = False
 
 
-class ChartMark(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True)
+class Axis:
+    """One axis.
+
+    Args:
+        text: How a value is written.
+        log: Whether it is logarithmic.
+        low: The axis holds this value; None: nothing in particular.
+        marks: Where it is labelled; empty: at round values.
+    """
+
+    text: Text
+    log: bool = True
+    low: float | None = None
+    marks: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChartMark:
     """A stretch of steps to shade, with a label: an episode. `until` is None while it is not over."""
 
     since: int
@@ -45,27 +81,28 @@ class ChartMark(msgspec.Struct, frozen=True, kw_only=True):
 def chart(
     identity: str,
     title: str,
-    steps: Sequence[int],
-    series: Sequence[Series],
+    lines: Sequence[Curve],
     *,
     marks: Sequence[ChartMark] = (),
-    text: Callable[[float], str] = duration,
+    text: Text = duration,
     from_zero: bool = True,
 ) -> Markup:
-    """Return a `<figure>` with lines over training steps; readable without scripts, with numbers on hover.
+    """Return a `<figure>` with lines over training steps.
 
     Args:
         identity: HTML id, unique in the page.
         title: The caption.
-        steps: Training step of each value.
-        series: The lines, the most important last (drawn on top).
+        lines: All over the same steps; the most important last (drawn on top).
         marks: Episodes to shade.
         text: How to write a value.
         from_zero: Whether the axis begins at 0, unless all values lie close together far above it.
     """
-    values_at, series = _thin(np.asarray(steps, dtype=np.float64), series)
-    low, high = _value_range([line.values for line in series], from_zero)
-    first, last = (int(values_at[0]), int(values_at[-1])) if len(values_at) else (0, 0)
+    each = math.ceil(len(lines[0].x) / POINTS)
+    if each > 1:
+        lines = [_thin(line, each) for line in lines]
+    steps = [int(step) for step in lines[0].x]
+    first, last = (steps[0], steps[-1]) if steps else (0, 0)
+    low, high = _value_range([line.y for line in lines], from_zero)
     x, y = _Scale(first, last), _Scale(low, high)
 
     # Episodes lie under the lines: a shaded stretch, and its label on the side where there is room for it.
@@ -73,59 +110,131 @@ def chart(
     for mark in marks:
         until = last if mark.until is None else min(max(mark.until, first), last)
         begin, end = x.place(min(max(mark.since, first), last)), x.place(until)
-        shapes.append(
-            fill(
-                '<rect class="episode" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>',
-                begin,
-                max(end - begin, 1),
-                UNITS,
-            )
-        )
+        template = '<rect class="episode" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>'
+        shapes.append(fill(template, begin, max(end - begin, 1), UNITS))
         side, edge = ("left", begin) if begin < 0.6 * UNITS else ("right", UNITS - begin)
-        flags.append(
-            fill(
-                '<span class="flag {side}" style="{side}:{percent:.2f}%">{label}</span>',
-                side=side,
-                percent=100 * edge / UNITS,
-                label=mark.label,
-            )
-        )
-    shapes += [_line(line, values_at, x, y) for line in series]
+        template = '<span class="flag {side}" style="{side}:{percent:.2f}%">{label}</span>'
+        flags.append(fill(template, side=side, percent=100 * edge / UNITS, label=mark.label))
+    shapes += [_draw_line(line, x, y, "band") for line in lines]
 
-    data = {
-        "steps": [int(step) for step in values_at],
-        "series": [
-            {"name": line.name, "style": line.style, "text": [text(value) for value in line.values]} for line in series
-        ],
-        "span": [first, last],
-    }
-    medians = "; ".join(f"{line.name}: {text(_median(line.values))}" for line in series[-8:])
-    levels = ticks(low, high)
+    medians = "; ".join(f"{line.name}: {text(_median(line.y))}" for line in lines[-8:])
+    return _figure(
+        "chart",
+        identity,
+        fill("\n<figcaption>{}</figcaption>", title),
+        f"{title}. Medians: {medians}.",
+        lines,
+        [(y.place(value), text(value)) for value in ticks(low, high)],
+        shapes,
+        flags,
+        fill('<div class="x"><span>step {}</span><span>{}</span></div>', first, last),
+        {
+            "steps": steps,
+            "series": [
+                {"name": line.name, "style": line.style, "text": [text(value) for value in line.y]} for line in lines
+            ],
+            "span": [first, last],
+        },
+    )
+
+
+def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, note: str = "") -> Markup:
+    """Return a `<figure>` with lines over sizes, hosts or buckets.
+
+    Args:
+        identity: HTML id, unique in the page.
+        title: The caption.
+        lines: The most important last: it is drawn on top.
+        x: The horizontal axis; of a logarithmic one all values are more than 0.
+        y: The vertical one.
+        note: Below the caption.
+    """
+    across, places = _axis_scale(np.concatenate([line.x for line in lines]), x, 0.0)
+    # Bands are shown whole, so their ends count for the height as the lines do.
+    heights = [end for line in lines for end in (line.y, line.low, line.high) if end is not None]
+    up, levels = _axis_scale(np.concatenate(heights), y, ROOM)
+    spoken = "; ".join(
+        f"{line.name}: {y.text(float(line.y[-1]))} at {x.text(float(line.x[-1]))}" for line in lines[-6:]
+    )
+    # What the script shows: at every place the lines' values there, with their bands.
+    series = []
+    values = sorted({float(value) for line in lines for value in line.x})
+    for line in lines:
+        texts = [y.text(float(value)) for value in line.y]
+        if line.low is not None and line.high is not None:
+            ends = zip(texts, line.low.tolist(), line.high.tolist(), strict=True)
+            texts = [f"{middle} ({y.text(low)} to {y.text(high)})" for middle, low, high in ends]
+        known = dict(zip(line.x.tolist(), texts, strict=True))
+        series.append({"name": line.name, "style": line.style, "text": [known.get(value, "") for value in values]})
+    return _figure(
+        "chart curves",
+        identity,
+        fill("<figcaption>{}</figcaption>{}", title, note_line(note)),
+        f"{title}. {spoken}.",
+        lines,
+        levels,
+        [_draw_line(line, across, up, f"band {line.style}") for line in lines],
+        [],
+        fill('<div class="xs">{}</div>', [_tick("left", place, text) for place, text in places]),
+        {
+            "steps": [round(across.place(value), 2) for value in values],
+            "labels": [x.text(value) for value in values],
+            "series": series,
+            "span": [0, UNITS],
+        },
+    )
+
+
+def _figure(
+    kind: str,
+    identity: str,
+    head: Markup,
+    spoken: str,
+    lines: Sequence[Curve],
+    levels: Sequence[tuple[float, str]],
+    shapes: Iterable[Markup],
+    flags: Iterable[Markup],
+    below: Markup,
+    data: Mapping[str, object],
+) -> Markup:
+    """Return the figure of a chart: its head, a legend, and the plot between its labels.
+
+    Args:
+        kind: CSS classes.
+        identity: HTML id.
+        head: The caption, and what stands below it.
+        spoken: The plot in words.
+        lines: What the legend names.
+        levels: Place and text of the labels at the left.
+        shapes: What is drawn.
+        flags: Labels over it.
+        below: The labels below.
+        data: What `report.js` shows on hover.
+    """
     return fill(
-        """<figure class="chart" id="{identity}">
-<figcaption>{title}</figcaption>
+        """<figure class="{kind}" id="{identity}">{head}
 <div class="legend">{legend}</div>
-<div class="plot" tabindex="0" role="img" aria-label="{title}. Medians: {medians}.">
+<div class="plot" tabindex="0" role="img" aria-label="{spoken}">
 <div class="y">{levels}</div>
 <div class="area"><svg viewBox="0 0 {units} {units}" preserveAspectRatio="none" aria-hidden="true">
 {grid}{shapes}</svg>{flags}
 <div class="cursor" hidden></div><div class="tip" hidden></div></div>
-<div class="x"><span>step {first}</span><span>{last}</span></div>
+{below}
 </div><script type="application/json">{data}</script></figure>""",
+        kind=kind,
         identity=identity,
-        title=title,
-        legend=[fill('<span class="key {}"><i></i>{}</span>', line.style, line.name) for line in series],
-        medians=medians,
-        levels=[
-            fill('<span style="bottom:{:.2f}%">{}</span>', 100 * y.place(value) / UNITS, text(value))
-            for value in levels
+        head=head,
+        spoken=spoken,
+        legend=[
+            fill('<span class="key {}{}"><i></i>{}</span>', line.style, " dotted" if line.dots else "", line.name)
+            for line in lines
         ],
+        levels=[_tick("bottom", place, text) for place, text in levels],
         units=UNITS,
-        grid=[fill('<path class="grid" d="M0 {:.1f}H{}"/>', UNITS - y.place(value), UNITS) for value in levels],
+        grid=[fill('<path class="grid" d="M0 {:.1f}H{}"/>', UNITS - place, UNITS) for place, _ in levels],
         shapes=shapes,
         flags=flags,
-        first=first,
-        last=last,
+        below=below,
         data=embed_json(data),
     )
 
@@ -140,27 +249,19 @@ def ticks(low: float, high: float) -> list[float]:
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _thin(steps: Floats, series: Sequence[Series]) -> tuple[Floats, list[Series]]:
-    """Reduce to at most `POINTS` points: the median of each bucket of steps."""
-    size = math.ceil(len(steps) / POINTS)
-    if size <= 1:
-        return steps, list(series)
+def _thin(line: Curve, each: int) -> Curve:
+    """Reduce to one point for each bucket of so many: the median."""
 
-    def thin(values: Floats | None) -> Floats | None:
-        if values is None:
-            return None
-        return np.array([_median(values[begin : begin + size]) for begin in range(0, len(values), size)])
+    def thin(values: Floats) -> Floats:
+        return np.array([_median(values[begin : begin + each]) for begin in range(0, len(values), each)])
 
-    thinned = [
-        msgspec.structs.replace(line, values=thin(line.values), low=thin(line.low), high=thin(line.high))
-        for line in series
-    ]
-    return steps[::size], thinned
+    low, high = (None if end is None else thin(end) for end in (line.low, line.high))
+    return replace(line, x=line.x[::each], y=thin(line.y), low=low, high=high)
 
 
 def _value_range(values: Sequence[Floats], from_zero: bool) -> tuple[float, float]:
     """The axis: up to the largest value, or a little above the ordinary ones where single values stand far out."""
-    known = np.concatenate([line[np.isfinite(line)] for line in values]) if values else np.empty(0)
+    known = np.concatenate([line[np.isfinite(line)] for line in values])
     if not known.size:
         return 0.0, 1.0
     # Single values far above the rest would press everything else flat: they are cut off.
@@ -173,37 +274,65 @@ def _value_range(values: Sequence[Floats], from_zero: bool) -> tuple[float, floa
 
 
 class _Scale:
-    """Values to places, 0 to `UNITS`."""
+    """Values, or their logarithms, to places, 0 to `UNITS`."""
 
-    def __init__(self, low: float, high: float) -> None:
-        self._low, self._width = low, (high - low) or 1.0
+    def __init__(self, low: float, high: float, *, log: bool = False) -> None:
+        self._low, self._width, self._log = low, (high - low) or 1.0, log
 
     def place(self, value: float) -> float:
-        return UNITS * (value - self._low) / self._width
+        return UNITS * ((math.log10(value) if self._log else value) - self._low) / self._width
 
 
-def _line(line: Series, steps: Floats, x: _Scale, y: _Scale) -> Markup:
-    band = NOTHING
+def _axis_scale(values: Floats, axis: Axis, room: float) -> tuple[_Scale, list[tuple[float, str]]]:
+    """Return an axis's scale, and place and text of its labels."""
+    known = values[np.isfinite(values) & ((values > 0) | (not axis.log))]
+    if axis.low is not None:
+        known = np.append(known, axis.low)
+    shown = np.log10(known) if axis.log else known
+    low, high = (float(shown.min()), float(shown.max())) if shown.size else (0.0, 1.0)
+    more = room * ((high - low) or 1.0)
+    low, high = low - more, high + more
+    scale = _Scale(low, high, log=axis.log)
+    labelled = list(axis.marks) or (_decades if axis.log else ticks)(low, high)
+    # 1 MB, not 1.00 MB.
+    return scale, [(scale.place(value), re.sub(r"\.0+(?=\D|$)", "", axis.text(value))) for value in labelled]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Return powers of ten between two logarithms, every second, third ... of many, halves too of few."""
+    first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
+    # Within two decades 1, 2 and 5 of each are labelled.
+    if last - first < 2:
+        steps = [f * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for f in (1, 2, 5)]
+        return [v for v in steps if low - 1e-9 <= math.log10(v) <= high + 1e-9]
+    step = math.ceil((last - first + 1) / MOST_TICKS)
+    return [10.0**power for power in range(first, last + 1, step)]
+
+
+def _tick(side: str, place: float, text: str) -> Markup:
+    return fill('<span style="{}:{:.2f}%">{}</span>', side, 100 * place / UNITS, text)
+
+
+def _draw_line(line: Curve, x: _Scale, y: _Scale, band: str) -> Markup:
+    """Return a line, interrupted where a value is missing, over its band, which has these CSS classes; or dots."""
+
+    def places(xs: Floats, ys: Floats) -> list[str]:
+        heights = [min(max(UNITS - y.place(value), 0.0), UNITS) if math.isfinite(value) else None for value in ys]
+        return ["" if high is None else f"{x.place(at):.1f} {high:.1f}" for at, high in zip(xs, heights, strict=True)]
+
+    def path(points: Sequence[str]) -> str:
+        return "".join(("L" if before else "M") + point for before, point in pairwise(["", *points]) if point)
+
+    points = places(line.x, line.y)
+    if line.dots:
+        return fill('<path class="dots {}" d="{}"/>', line.style, "".join(f"M{point}h0" for point in points if point))
+    if len(points) == 1:  # a short dash instead of an invisible line
+        points += places(line.x + 1, line.y)
+    shade = NOTHING
     if line.low is not None and line.high is not None:
-        edge = [*zip(steps, line.high, strict=True), *zip(steps[::-1], line.low[::-1], strict=True)]
-        band = fill('<path class="band" d="{}Z"/>', _path(edge, x, y))
-    points = list(zip(steps, line.values, strict=True))
-    if len(points) == 1:  # a single step: a short dash instead of an invisible line
-        points = [(points[0][0], points[0][1]), (points[0][0] + 1, points[0][1])]
-    return fill('{}<path class="line {}" d="{}"/>', band, line.style, _path(points, x, y))
-
-
-def _path(points: Sequence[tuple[float, float]], x: _Scale, y: _Scale) -> str:
-    """Return SVG path data; the line is interrupted where a value is missing."""
-    parts, pen = [], "M"
-    for step, value in points:
-        if not math.isfinite(value):
-            pen = "M"
-            continue
-        height = min(max(UNITS - y.place(value), 0.0), float(UNITS))
-        parts.append(f"{pen}{x.place(step):.1f} {height:.1f}")
-        pen = "L"
-    return "".join(parts)
+        edge = places(line.x, line.high) + places(line.x[::-1], line.low[::-1])
+        shade = fill('<path class="{}" d="{}Z"/>', band, path(edge))
+    return fill('{}<path class="line {}" d="{}"/>', shade, line.style, path(points))
 
 
 def _median(values: Floats) -> float:

@@ -7,9 +7,7 @@ from itertools import groupby
 
 from ringside.doctor.findings import Findings, Lane, Note, Sheet
 from ringside.text import duration, figure, label, title
-from ringside.view.findings_text import finding_text, what_if_line
 from ringside.view.html.markup import NOTHING, Markup, fill
-from ringside.view.html.nccl_rings import rings_figure
 from ringside.view.html.page import (
     answers_section,
     figures,
@@ -18,6 +16,8 @@ from ringside.view.html.page import (
     table_figure,
     verdict_section,
 )
+from ringside.view.html.rings import rings_figure
+from ringside.view.verdict_text import finding_text, what_if_line
 
 UNITS = 10_000.0
 """Width of a lane in its own coordinates; the page stretches it."""
@@ -45,9 +45,21 @@ def doctor_page(findings: Findings) -> str:
 <dl>{}</dl></section>""",
             [fill("<dt>{}</dt><dd>{}</dd>", line.what, line.why) for line in findings.unjudged],
         )
+    what_if = NOTHING
+    if findings.what_if:
+        known = {key: value for key, value in findings.what_if.items() if isinstance(value, int | float)}
+        source = str(findings.what_if.get("source", ""))
+        lines = [f"Replayed: {source}."] if source else []
+        lines += [f"{other.get('source', 'another job')}: {what_if_line(other)}." for other in findings.more_what_if]
+        what_if = fill(
+            """<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
+<dl class="tiles">{}</dl>{}</section>""",
+            figures(known),
+            map(note_line, lines),
+        )
     sections = [
         *_verdict_sections(findings),
-        _what_if_section(findings),
+        what_if,
         answers_section(findings.questions),
         *(lanes_figure(list(group)) for _, group in groupby(findings.lanes, key=lambda lane: lane.title)),
         *(rings_figure(rings, culprits) for rings in findings.rings),
@@ -69,26 +81,22 @@ verdicts; ranks that only waited stand under “victims”.</footer>"""
 
 
 def _verdict_sections(findings: Findings) -> list[Markup]:
-    if findings.verdicts:
-        sections = []
-        for index, verdict in enumerate(findings.verdicts):
-            text = finding_text(verdict)
-            cells = figures({name: value for name, value in verdict.evidence.items() if value != ""})
-            evidence = fill(
-                '<details class="evidence"{}><summary>Evidence</summary><dl>{}</dl></details>',
-                NOTHING if index else _OPEN,
-                cells,
+    sections = []
+    for index, verdict in enumerate(findings.verdicts):
+        text = finding_text(verdict)
+        cells = figures({name: value for name, value in verdict.evidence.items() if value != ""})
+        evidence = '<details class="evidence"{}><summary>Evidence</summary><dl>{}</dl></details>'
+        sections.append(
+            verdict_section(
+                f"\nverdict · {label(verdict.kind)}",
+                text.headline,
+                [("Why", text.why), ("Price", text.price), ("Next", text.next)],
+                kind="bad",
+                level=2 if index else 1,
+                more=fill(evidence, NOTHING if index else _OPEN, cells) if cells else NOTHING,
             )
-            sections.append(
-                verdict_section(
-                    f"\nverdict · {label(verdict.kind)}",
-                    text.headline,
-                    [("Why", text.why), ("Price", text.price), ("Next", text.next)],
-                    kind="bad",
-                    level=2 if index else 1,
-                    more=evidence if cells else NOTHING,
-                )
-            )
+        )
+    if sections:
         return sections
     # Without a verdict: how far that can be trusted.
     kind, mark = "open", "?"
@@ -101,21 +109,6 @@ def _verdict_sections(findings: Findings) -> list[Markup]:
         kind, mark = "well", "✓"
         headline, why = "Nothing wrong was found.", "Every file that could be read agrees with that."
     return [verdict_section("verdict", headline, kind=kind, mark=mark, text=fill("<p>{}</p>", why))]
-
-
-def _what_if_section(findings: Findings) -> Markup:
-    if not findings.what_if:
-        return NOTHING
-    known = {key: value for key, value in findings.what_if.items() if isinstance(value, int | float)}
-    source = str(findings.what_if.get("source", ""))
-    lines = [f"Replayed: {source}."] if source else []
-    lines += [f"{other.get('source', 'another job')}: {what_if_line(other)}." for other in findings.more_what_if]
-    return fill(
-        """<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
-<dl class="tiles">{}</dl>{}</section>""",
-        figures(known),
-        map(note_line, lines),
-    )
 
 
 # -------------------------------------------------------------------------------------------------

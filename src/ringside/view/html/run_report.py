@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.events import revision_notes
-from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.records import RunInfo, StepRecord, revision_notes
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
@@ -26,10 +25,10 @@ from ringside.text import (
     signed_percent,
     size,
 )
-from ringside.view.html.charts import ChartMark, Series, chart
+from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import answers_section, column_head, render_page, table_figure, tiles, verdict_section
-from ringside.view.html.waits_ring import longest_waits, waits_ring
+from ringside.view.html.rings import longest_waits, waits_ring
 from ringside.view.verdict_text import FEWEST_STEPS, VerdictText, all_is_well, no_verdict, verdict_text
 
 SINGLE_LINES = 8
@@ -38,12 +37,10 @@ MOST_CULPRITS = 6
 MOST_ARROWS = 16
 MOST_LINKS = 32
 LINK_COLUMNS = ("link", "hosts", "rate", "carried", "wire time", "of the run", "sent again")
-_BADGE = Markup(' <span class="badge">verdict</span>')
 _RANK_HEADS = Markup(
     """<th scope="col">rank</th><th scope="col">host</th><th scope="col">own</th><th scope="col">wait</th>
 <th scope="col">excess</th>"""
 )
-_MARKED = Markup(' class="culprit"')
 
 
 def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[StepRecord] | StepTable) -> str:
@@ -102,7 +99,6 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
     hosts = {rank["rank"]: str(rank["host"]) for rank in summary["ranks"]}
     rows = []
     for link in links[:MOST_LINKS]:
-        is_slow = (link["src"], link["dst"]) in slow
         cells = (
             rate(link["bytes_per_s"]),
             size(link["sent_bytes"]),
@@ -110,17 +106,9 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
             percent(link["wire_ratio"], 1),
             size(link["retransmitted_bytes"]),
         )
-        rows.append(
-            fill(
-                '<tr{mark}><th scope="row">{src} → {dst}{badge}</th><td class="text">{hosts}</td>{cells}</tr>',
-                mark=_MARKED if is_slow else NOTHING,
-                src=link["src"],
-                dst=link["dst"],
-                badge=_BADGE if is_slow else NOTHING,
-                hosts=" → ".join(hosts.get(link[end], "") for end in ("src", "dst")),
-                cells=[fill("<td>{}</td>", cell) for cell in cells],
-            )
-        )
+        src, dst = link["src"], link["dst"]
+        where = f"{hosts.get(src, '')} → {hosts.get(dst, '')}"
+        rows.append(_row(f"{src} → {dst}", where, cells, (src, dst) in slow))
     more = f" (the {MOST_LINKS} slowest of {len(links)})" if len(links) > MOST_LINKS else ""
     title = f"Links between hosts, as the kernel counts{more}"
     shown = table_figure("wide", title, map(column_head, LINK_COLUMNS), rows)
@@ -178,35 +166,27 @@ def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -
     for verdict in (text.verdict for text in verdicts):
         link = f"link {' → '.join(map(str, verdict.ranks))}"
         who = link if verdict.kind == "slow_link" else name_ranks(verdict.ranks) or "the job"
-        marks.append(
-            ChartMark(
-                since=verdict.since_step,
-                until=_end_of(verdict),
-                label=f"{who}, from step {verdict.since_step}",
-            )
-        )
-    steps = [int(step) for step in table.steps]
-    own = _lines(table["own_seconds"], culprits)
-    wait = _lines(fill_waits(table), culprits)
+        marks.append(ChartMark(verdict.since_step, _end_of(verdict), f"{who}, from step {verdict.since_step}"))
+    own, wait = (_lines(table.steps, values, culprits) for values in (table["own_seconds"], fill_waits(table)))
     charts = [
-        chart("own", "Own time per rank: work from one synchronisation to the next", steps, own, marks=marks),
-        chart("wait", "Wait per rank: the culprit is the one that waits least", steps, wait, marks=marks),
+        chart("own", "Own time per rank: work from one synchronisation to the next", own, marks=marks),
+        chart("wait", "Wait per rank: the culprit is the one that waits least", wait, marks=marks),
     ]
     losses = table["loss"]
     if np.isfinite(losses).any():
         mean = np.array([np.nan if np.isnan(row).all() else np.nanmean(row) for row in losses])
-        line = Series(name="mean over ranks", values=mean, style="s0")
-        charts.insert(0, chart("loss", "Loss", steps, [line], text=digits, from_zero=False))
+        line = Curve("mean over ranks", table.steps, mean, "s0")
+        charts.insert(0, chart("loss", "Loss", [line], text=digits, from_zero=False))
     return fill('<section aria-label="Over time">{}</section>', charts)
 
 
-def _lines(values: Floats, culprits: set[int]) -> list[Series]:
+def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]:
     """One line per rank, or a band for the many; the culprits last, on top."""
     ranks = values.shape[1]
     named = [rank for rank in range(ranks) if rank in culprits]
     others = [rank for rank in range(ranks) if rank not in culprits]
     if ranks <= SINGLE_LINES:
-        lines = [Series(name=f"rank {rank}", values=values[:, rank], style=f"s{rank}") for rank in others]
+        lines = [Curve(f"rank {rank}", steps, values[:, rank], f"s{rank}") for rank in others]
     else:
         # Steps that no other rank recorded stay NaN: nanquantile would warn of them.
         crowd = values[:, others]
@@ -214,15 +194,9 @@ def _lines(values: Floats, culprits: set[int]) -> list[Series]:
         low, middle, high = np.full((3, len(crowd)), np.nan)
         for line, q in ((low, 0.05), (middle, 0.5), (high, 0.95)):
             line[known] = np.nanquantile(crowd[known], q, axis=1)
-        name = f"{len(others)} other ranks: median, 5–95 %"
-        lines = [Series(name=name, values=middle, style="crowd", low=low, high=high)]
-    return [
-        *lines,
-        *(
-            Series(name=f"rank {rank} (verdict)", values=values[:, rank], style="culprit")
-            for rank in named[:MOST_CULPRITS]
-        ),
-    ]
+        lines = [Curve(f"{len(others)} other ranks: median, 5–95 %", steps, middle, "crowd", low, high)]
+    marked = named[:MOST_CULPRITS]
+    return [*lines, *(Curve(f"rank {rank} (verdict)", steps, values[:, rank], "culprit") for rank in marked)]
 
 
 def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
@@ -231,19 +205,22 @@ def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
         ranks = sorted(ranks, key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
     rows = []
     for rank in ranks:
-        culprit = rank["rank"] in culprits
         times = map(duration, (rank["own_seconds_median"], rank["wait_seconds_median"]))
-        rows.append(
-            fill(
-                '<tr{mark}><th scope="row">{rank}{badge}</th><td class="text">{host}</td>{cells}</tr>',
-                mark=_MARKED if culprit else NOTHING,
-                rank=rank["rank"],
-                badge=_BADGE if culprit else NOTHING,
-                host=str(rank["host"]),
-                cells=[fill("<td>{}</td>", cell) for cell in (*times, signed_percent(rank["excess_ratio"]))],
-            )
-        )
+        cells = (*times, signed_percent(rank["excess_ratio"]))
+        rows.append(_row(str(rank["rank"]), str(rank["host"]), cells, rank["rank"] in culprits))
     return table_figure("wide", "Every rank (medians over the run)", [_RANK_HEADS], rows)
+
+
+def _row(name: str, where: str, cells: Iterable[str], named: bool) -> Markup:
+    """Return a row of a table; it is marked where a verdict names it."""
+    return fill(
+        '<tr{mark}><th scope="row">{name}{badge}</th><td class="text">{where}</td>{cells}</tr>',
+        mark=Markup(' class="culprit"' if named else ""),
+        name=name,
+        badge=Markup(' <span class="badge">verdict</span>' if named else ""),
+        where=where,
+        cells=[fill("<td>{}</td>", cell) for cell in cells],
+    )
 
 
 def _details(summary: dict[str, Any], info: RunInfo) -> Markup:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.monitor.stats import Floats, row_medians
+from ringside.monitor.stats import Floats, known_median, row_medians
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.recorded import Run
 
@@ -122,9 +122,8 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
 
 
 def _change(name: str, before: Floats, after: Floats, rng: np.random.Generator) -> RunChange:
-    known = [values[np.isfinite(values)] for values in (before, after)]
-    medians = [float(np.median(values)) if values.size else 0.0 for values in known]
-    drawn = [_resample_medians(values, rng) for values in known]
+    medians = [known_median(values) for values in (before, after)]
+    drawn = [_resample_medians(values[np.isfinite(values)], rng) for values in (before, after)]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = drawn[1] / drawn[0] - 1.0
     ratios = ratios[np.isfinite(ratios)]

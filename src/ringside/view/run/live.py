@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.run.directory import RUN, Event, RunReader
-from ringside.monitor.run.events import NOTES_KEPT, Revised, read_revised
-from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.slow_rank.verdict import PriceMeter, meter_of
+from ringside.monitor.stats import row_medians
 from ringside.monitor.verdict import Verdict
 
 # -------------------------------------------------------------------------------------------------
@@ -321,13 +321,10 @@ class LiveRun:
             return []
         order = self._order()[-FEW:]
         # Medians over the last steps; ranks that recorded none of them stay NaN.
-        medians = np.full((3, self.ranks), np.nan, dtype=np.float32)
-        for row, name in zip(medians, ("own_seconds", "wait_seconds", "wire_seconds"), strict=True):
-            values = self._values[FIELDS.index(name), order]
-            known = ~np.isnan(values).all(axis=0)
-            if known.any():
-                row[known] = np.nanmedian(values[:, known], axis=0)
-        own, wait, wire = medians
+        own, wait, wire = (
+            row_medians(self._values[FIELDS.index(name), order].T.astype(np.float64)).astype(np.float32)
+            for name in ("own_seconds", "wait_seconds", "wire_seconds")
+        )
         excess = _excess(own)
         named: dict[int, list[str]] = {}
         for finding in self.following.findings:

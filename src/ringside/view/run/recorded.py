@@ -17,10 +17,9 @@ from ringside.monitor.run.table import FIELDS, StepTable, fill_waits
 from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
-from ringside.text import duration, signed_percent
 from ringside.view.html.markup import NOTHING, fill
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
+from ringside.view.verdict_text import all_is_well, no_verdict, rank_rows, verdict_text
 
 if TYPE_CHECKING:
     import pandas
@@ -120,41 +119,26 @@ class Run:
 
     def __repr__(self) -> str:
         found = "; ".join(verdict_text(content, self.summary).headline for content in self.summary["verdicts"])
-        return f"<Run {self.info.name!r}: {self.summary['steps']} steps of {self.ranks} ranks. {found or self._calm()}>"
-
-    def _calm(self) -> str:
-        return no_verdict(self.summary)
+        found = found or no_verdict(self.summary)
+        return f"<Run {self.info.name!r}: {self.summary['steps']} steps of {self.ranks} ranks. {found}>"
 
     def _repr_html_(self) -> str:
         """The verdict, and a table of the ranks, the slowest first: for notebooks, light or dark."""
         texts = [verdict_text(content, self.summary) for content in self.summary["verdicts"]]
-        verdicts = [
+        found = [
             fill("<p><b>{}</b> {}<br>{}<br>Price: {}</p>", text.headline, text.when, text.why, text.price)
             for text in texts
-        ]
-        calm = fill("<p><b>{}</b> {}</p>", self._calm(), all_is_well(self.summary)) if not texts else NOTHING
-        ranks = sorted(self.rank_table(), key=lambda rank: -(rank["excess_ratio"] or 0.0))
-        rows = [
-            fill(
-                "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-                rank["rank"],
-                str(rank["host"]),
-                duration(rank["own_seconds_median"]),
-                duration(rank["wait_seconds_median"]),
-                signed_percent(rank["excess_ratio"]),
-            )
-            for rank in ranks[:SHOWN_RANKS]
-        ]
+        ] or [fill("<p><b>{}</b> {}</p>", no_verdict(self.summary), all_is_well(self.summary))]
+        row = "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>"
         rest = NOTHING
-        if len(ranks) > SHOWN_RANKS:
-            rest = fill("<caption>the slowest {} of {} ranks</caption>", SHOWN_RANKS, len(ranks))
+        if self.ranks > SHOWN_RANKS:
+            rest = fill("<caption>the slowest {} of {} ranks</caption>", SHOWN_RANKS, self.ranks)
         page = fill(
-            "<div>{verdicts}{calm}<table>{rest}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>",
-            verdicts=verdicts,
-            calm=calm,
+            "<div>{found}<table>{rest}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>",
+            found=found,
             rest=rest,
             heads=[fill("<th>{}</th>", name) for name in ("rank", "host", "own", "wait", "excess")],
-            rows=rows,
+            rows=[fill(row, *texts) for texts in rank_rows(self.summary, SHOWN_RANKS)],
         )
         return without_controls(page)
 

@@ -9,6 +9,7 @@ import numpy as np
 from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.ringside_run import whole_steps
 from ringside.errors import UsageError
+from ringside.monitor.stats import known_median
 from ringside.predict import Topology, preset
 from ringside.predict.what_if import PredictedStep
 from ringside.view.run.recorded import Run
@@ -21,12 +22,15 @@ def recorded_step(run: Run, topology: Topology | None = None) -> PredictedStep:
 
     Args:
         run: Of two ranks or more.
-        topology: What joined its ranks; None: `assumed` of its hosts.
+        topology: What joined its ranks; None: hosts and ranks as the run's, joined as the slowest presets are.
 
     Raises:
         UsageError: It is too short, of one rank, synchronised nothing, or had another number of ranks.
     """
-    topology = assumed(run) if topology is None else topology
+    if topology is None:
+        sizes = host_sizes(run)
+        one_host = len(sizes) == 1
+        topology = preset("loopback", 1, run.ranks) if one_host else preset("ethernet-10g").sized(len(sizes), sizes)
     if topology.ranks != run.ranks:
         raise UsageError(f"{run.info.name} has {run.ranks} ranks, and {topology.name} {topology.ranks}: give --hosts")
     if run.ranks < 2 or not len(run.table):
@@ -34,8 +38,9 @@ def recorded_step(run: Run, topology: Topology | None = None) -> PredictedStep:
     table, whole = whole_steps(run.table)
     if whole.sum() < LEAST_STEPS:
         raise UsageError(f"{run.info.name}: all ranks recorded {whole.sum()} steps, {LEAST_STEPS} are needed")
-    figure = {name: _median(table[name]) for name in ("payload_bytes", "collectives", "busy_seconds", "wire_seconds")}
-    figure["latency_seconds"] = _median(table["latency_seconds"])
+    names = ("payload_bytes", "collectives", "busy_seconds", "wire_seconds", "latency_seconds")
+    # Of what was recorded: 0 is nothing.
+    figure = {name: known_median(np.where(table[name] > 0, table[name], np.nan)) for name in names}
     if not figure["payload_bytes"]:
         raise UsageError(f"{run.info.name} recorded no gradient bytes: nothing was synchronised")
     # What collectives of a size take: the run's buckets, and an empty one where that is known.
@@ -57,20 +62,6 @@ def recorded_step(run: Run, topology: Topology | None = None) -> PredictedStep:
     )
 
 
-def assumed(run: Run) -> Topology:
-    """Return a topology of as many hosts and ranks as a run's, joined as the slowest presets are."""
-    sizes = host_sizes(run)
-    if len(sizes) == 1:
-        return preset("loopback", 1, run.ranks)
-    return preset("ethernet-10g").sized(len(sizes), sizes)
-
-
 def host_sizes(run: Run) -> list[int]:
     """Return how many ranks each of a run's hosts has, in rank order; one host where they are not known."""
     return [len(list(group)) for _, group in itertools.groupby(run.info.hosts)] or [run.ranks]
-
-
-def _median(values: np.ndarray) -> float:
-    """Return the median of what was recorded; 0 where nothing was."""
-    known = values[np.isfinite(values) & (values > 0)]
-    return float(np.median(known)) if known.size else 0.0

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ringside.view.schedule.frames import ScheduleFrames
+from ringside.view.schedule.frames import ScheduleFrames, ScheduleShape, Tree, shape_of
 from ringside.view.schedule.layout import MOST_LABELS, GraphLayout, GraphNode, Point, Room, Sizes, middle
-from ringside.view.schedule.shape import ScheduleShape, Tree, shape_of
 
 # From a disc to its cells.
 NEAR = 9
@@ -146,7 +145,7 @@ def _host_outlines(layout: GraphLayout, shape: ScheduleShape) -> list[Room]:
         count = max(2, math.ceil((high - low) / 0.05))
         arc = [centre + low + (high - low) * i / count for i in range(count + 1)]
         points = [_polar(outer, turn) for turn in arc] + [_polar(inner, turn) for turn in reversed(arc)]
-        outline = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) + "Z"
+        outline = tuple((round(x, 1), round(y, 1)) for x, y in points)
         beyond = _polar(outer + 14 + 22 * abs(math.cos(centre)), centre)
         rooms.append(Room(outline, f"host {number}", beyond))
     return rooms

@@ -8,26 +8,29 @@ messages as numbers and works out in its own script what every chunk contains, s
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.schedule import Audit, Schedule, verify
+from ringside.schedule import Schedule, verify
 from ringside.text import counted
 from ringside.view.assets import read_asset
 from ringside.view.schedule.arrange import arrange_vertices
-from ringside.view.schedule.frames import ScheduleFrames
-from ringside.view.schedule.layout import GraphLayout
-from ringside.view.schedule.svg import MOST_PANELS, frame_svg, look_of, rank_colour, sheet_svg
-from ringside.view.schedule.text import caption, messages_in_words
+from ringside.view.schedule.frames import Frame, ScheduleFrames
+from ringside.view.schedule.layout import Curve, GraphLayout, Pills, Point, on_curve
+from ringside.view.schedule.text import caption, messages_in_words, vertex_name
 
-# More messages than this are put into words by pattern, not one by one.
 MOST_WORDS = 400
+"""More messages are put into words by pattern, not one by one."""
+
+MOST_PANELS = 12
+"""More rounds are cut off on a sheet."""
 
 
 def schedule_svg(schedule: Schedule, round: int) -> str:
@@ -57,10 +60,37 @@ def schedule_sheet(schedule: Schedule, title: str = "") -> str:
         UsageError: The schedule is too large for a picture.
     """
     story = ScheduleFrames(schedule)
-    shown = list(islice(story.frames(), MOST_PANELS))
-    left_out = max(0, schedule.rounds - MOST_PANELS)
+    layout = arrange_vertices(story)
+    frames = list(islice(story.frames(), MOST_PANELS))
     heading = f"{title or _title(schedule)}: {counted(schedule.chunks, 'chunk')}, {counted(schedule.rounds, 'round')}"
-    return sheet_svg(shown, arrange_vertices(story), heading, left_out)
+    left, top, wide, high = layout.box
+    # As wide as one and a half times its height, at most four side by side.
+    columns = max(1, min(len(frames), 4, round((len(frames) * high / wide * 1.5) ** 0.5)))
+    scale = 300 / max(wide, high * 0.7)
+    across, down = wide * scale + 24, high * scale + 34
+    panels, captions = "", []
+    for i, frame in enumerate(frames):
+        x, y = 12 + i % columns * across, 52 + i // columns * down
+        panels += (
+            f'<text class="title" x="{number(x)}" y="{number(y + 4)}">{frame.name.lower()}</text>'
+            f'<g transform="translate({number(x - left * scale)} {number(y + 14 - top * scale)}) scale({scale:.4f})">'
+            f"{scene(frame, layout)}</g>"
+        )
+        # What a round completes shows in the frame after it; of the last one on the sheet that is not there.
+        after = frames[i + 1] if i + 1 < len(frames) else frame
+        captions.append(f"{frame.name}: {caption(frame, after.complete if frame.messages else None)}")
+    rows = -(-len(frames) // columns)
+    left_out, ended = schedule.rounds - MOST_PANELS, frames[-1].name == "Done"
+    note = f"and {counted(left_out, 'more round')}" if left_out > 0 else "" if ended else "and the end"
+    width, height = max(columns * across, 9 * len(heading) + 24), 52 + rows * down + (26 if note else 0)
+    more = f'<text class="more" x="12" y="{number(height - 16)}">{note}</text>' if note else ""
+    words, name, style = escape(" ".join(captions)), escape(heading), read_asset("schedule/drawing_svg.css")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ringside-drawing sheet" viewBox="0 0 {number(width)} '
+        f'{number(height)}" width="{number(width)}" height="{number(height)}" role="img" aria-label="{name}">'
+        f"<title>{name}</title><desc>{words}</desc><style>{style}</style>"
+        f'<text class="title" x="12" y="24">{name}</text>{panels}{more}</svg>'
+    )
 
 
 def schedule_html(schedule: Schedule, title: str = "") -> str:
@@ -87,9 +117,19 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
     every = sum(map(len, steps)) <= MOST_WORDS
     words = [messages_in_words(story, messages) if every else text for messages, text in zip(steps, captions)]  # noqa: B905
     items = [f'<li value="{k}" id="words-{k}">{escape(text)}</li>' for k, text in enumerate(words)]
+    audit, parts = verify(schedule), len(story.members)
+    alike = f" (those that travel alike are drawn as one of {parts})" if parts < audit.chunks else ""
+    right = f"proved right: {str(audit.collective).replace('_', '-')}"
+    facts = [
+        f"{counted(audit.chunks, 'chunk')}{alike}",
+        counted(audit.rounds, "round"),
+        f"each rank sends up to {float(audit.max_bytes_sent):.4g} × the tensor",
+        counted(audit.max_ports, "port"),
+        right if audit.ok else f"WRONG: {audit.problems[0].message}",
+    ]
     fields = {
         "title": escape(title or _title(schedule)),
-        "facts": _facts(verify(schedule), story),
+        "facts": " · ".join(map(escape, facts)),
         "css": read_asset("schedule/drawing_svg.css") + read_asset("schedule/drawing_page.css"),
         "svg": frame_svg(first, layout, style=False),
         "least": f"{min(0.4 * layout.box[2], 1000):.0f}",
@@ -117,17 +157,29 @@ def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str
     Messages of a round are one list of integers: for each its link * 2 + 1 if it is added, the number of its parts,
     and the parts. A link is source node, destination node, and the six coordinates of its curve.
     """
-    s, links = story.schedule, _Links(layout)
-    rounds = [links.coded(story, k) for k in range(s.rounds)]
+    s = story.schedule
+    # Links are numbered as they turn up.
+    numbers: dict[tuple[int, int], int] = {}
+    links: list[list[float]] = []
+    rounds: list[list[int]] = [[] for _ in range(s.rounds)]
+    for k, code in enumerate(rounds):
+        for message, stripe in product(story.messages(k), range(layout.stripes)):
+            parts = [part for part in message.parts if layout.stripe_of[part] == stripe]
+            if parts:
+                ends = layout.node(message.src, stripe), layout.node(message.dst, stripe)
+                if ends not in numbers:
+                    numbers[ends] = len(links)
+                    links.append([*ends, *(round(value, 1) for point in layout.curve(*ends) for value in point)])
+                code += [2 * numbers[ends] + message.reducing, len(parts), *parts]
     # Of every node its vertex, its parts (None: all), columns, pitch and offset of its cells, its disc.
     across, down = layout.sizes.pitch
     cards = []
     for index, node in enumerate(layout.nodes):
         x, y = next(iter(layout.cell_at(index)), (0.0, 0.0))
-        parts = None if len(node.parts) == len(layout.stripe_of) else list(node.parts)
-        places = (across, down, x, y, node.x, node.y)
+        shown = None if len(node.parts) == len(layout.stripe_of) else list(node.parts)
         columns = layout.sizes.columns(len(node.parts))
-        cards.append([node.vertex, parts, columns, *(round(value, 1) for value in places)])
+        places = (across, down, x, y, node.x, node.y)
+        cards.append([node.vertex, shown, columns, *(round(value, 1) for value in places)])
     everybody = story.holders.all() and story.required[: s.ranks].all()
     return {
         "ranks": s.ranks,
@@ -145,49 +197,10 @@ def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str
         "disc": layout.sizes.disc,
         "trees": layout.stripes,
         "cards": cards,
-        "links": links.drawn,
+        "links": links,
         "rounds": rounds,
         "captions": list(captions),
     }
-
-
-class _Links:
-    """The links that messages go over, numbered as they turn up."""
-
-    def __init__(self, layout: GraphLayout) -> None:
-        self._layout = layout
-        self._number: dict[tuple[int, int], int] = {}
-        self.drawn: list[list[float]] = []
-
-    def coded(self, story: ScheduleFrames, k: int) -> list[int]:
-        """Return round k as integers."""
-        code: list[int] = []
-        for message in story.messages(k):
-            for stripe in range(self._layout.stripes):
-                parts = [part for part in message.parts if self._layout.stripe_of[part] == stripe]
-                if parts:
-                    ends = self._layout.node(message.src, stripe), self._layout.node(message.dst, stripe)
-                    if ends not in self._number:
-                        self._number[ends] = len(self.drawn)
-                        curve = self._layout.curve(*ends)
-                        self.drawn.append([*ends, *(round(value, 1) for point in curve for value in point)])
-                    code += [2 * self._number[ends] + message.reducing, len(parts), *parts]
-        return code
-
-
-def _facts(audit: Audit, story: ScheduleFrames) -> str:
-    parts = len(story.members)
-    alike = f" (those that travel alike are drawn as one of {parts})" if parts < audit.chunks else ""
-    facts = [
-        f"{counted(audit.chunks, 'chunk')}{alike}",
-        counted(audit.rounds, "round"),
-        f"each rank sends up to {float(audit.max_bytes_sent):.4g} × the tensor",
-        counted(audit.max_ports, "port"),
-        f"proved right: {str(audit.collective).replace('_', '-')}"
-        if audit.ok
-        else f"WRONG: {audit.problems[0].message}",
-    ]
-    return " · ".join(escape(fact) for fact in facts)
 
 
 def _legend(story: ScheduleFrames, layout: GraphLayout, many: bool) -> str:
@@ -207,3 +220,221 @@ def _legend(story: ScheduleFrames, layout: GraphLayout, many: bool) -> str:
     if many:
         texts.append("point at a rank to see its messages alone")
     return "</span><span>".join(texts)
+
+
+# -------------------------------------------------------------------------------------------------
+# One frame as SVG.
+#
+# What changes from frame to frame is a few paths per vertex, one for each contribution; `drawing.js` writes the same.
+
+
+def rank_colour(rank: int, ranks: int) -> str:
+    """Return a rank's colour as #rrggbb: hues evenly around the OKLCH circle, neighbours a little lighter or darker."""
+    # B. Ottosson's OKLab in polar form (OKLCH) as sRGB.
+    hue = math.radians(262 + 360 * rank / max(ranks, 3))
+    lightness, a, b = 0.66 + (0.07 if rank % 2 else -0.03), 0.135 * math.cos(hue), 0.135 * math.sin(hue)
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    red = 4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short
+    green = -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short
+    blue = -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short
+    codes = []
+    for linear in (min(max(channel, 0.0), 1.0) for channel in (red, green, blue)):
+        # The gamma of sRGB (IEC 61966-2-1), straight near black.
+        encoded = 12.92 * linear if linear <= 0.0031308 else 1.055 * linear ** (1 / 2.4) - 0.055
+        codes.append(f"{round(255 * encoded):02x}")
+    return "#" + "".join(codes)
+
+
+def frame_svg(frame: Frame, layout: GraphLayout, *, style: bool = True) -> str:
+    """Return a frame as a self-contained SVG figure; without its style sheet if a page has it already."""
+    view = " ".join(number(value) for value in layout.box)
+    schedule = frame.story.schedule
+    label = f"{schedule.name} on {counted(schedule.ranks, 'rank')}: {frame.name.lower()}"
+    sheet = f"<style>{read_asset('schedule/drawing_svg.css')}</style>" if style else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="ringside-drawing" viewBox="{view}" role="img" '
+        f'aria-label="{escape(label)}">{sheet}{scene(frame, layout)}</svg>'
+    )
+
+
+def scene(frame: Frame, layout: GraphLayout) -> str:
+    """Return everything in a picture: outlines, rails, arrows, vertices, names of trees."""
+    # What lies under everything never changes.
+    rooms = ""
+    for room in layout.rooms:
+        outline = "L".join(f"{x:.1f} {y:.1f}" for x, y in room.outline)
+        rooms += f'<path class="room" d="M{outline}Z"/>'
+        rooms += f'<text class="note" x="{number(room.at[0])}" y="{number(room.at[1])}">{room.name}</text>'
+    rails = "".join(
+        f'<path class="rail{_tree(layout, layout.nodes[a].stripe)}" d="M{_point(p)}L{_point(q)}"/>'
+        for a, b in layout.rails
+        for p, q in [layout.rail(a, b)]
+    )
+    notes = "".join(
+        f'<text class="note{_tree(layout, stripe)}" x="{number(x)}" y="{number(y)}">{text}</text>'
+        for text, (x, y), stripe in layout.notes
+    )
+    return (
+        f'<g class="ground">{rooms}{rails}{notes}</g><g class="arrows">{arrows(frame, layout)}</g>'
+        f'<g class="nodes">{"".join(_node(frame, layout, i) for i in range(len(layout.nodes)))}</g>'
+    )
+
+
+def _tree(layout: GraphLayout, stripe: int) -> str:
+    return f" tree{stripe}" if layout.stripes > 1 else ""
+
+
+# ---- vertices
+
+
+def _node(frame: Frame, layout: GraphLayout, index: int) -> str:
+    node, sizes = layout.nodes[index], layout.sizes
+    schedule = frame.story.schedule
+    name = vertex_name(schedule, node.vertex)
+    box = ""
+    if node.box:
+        left, top, right, bottom = node.box
+        box = (
+            f'<rect class="plate{_tree(layout, node.stripe)}" x="{number(left)}" y="{number(top)}" '
+            f'width="{number(right - left)}" height="{number(bottom - top)}" rx="10"/>'
+        )
+    place = f'x="{number(node.x)}" y="{number(node.y)}"'
+    if node.vertex < schedule.ranks:
+        disc = (
+            f'<circle class="disc" cx="{number(node.x)}" cy="{number(node.y)}" r="{number(sizes.disc)}" '
+            f'fill="{rank_colour(node.vertex, schedule.ranks)}"/><text class="name" {place}>{node.vertex}</text>'
+        )
+    else:
+        wide, high = sizes.disc * 1.55, sizes.disc * 0.95
+        corners = [(-wide, 0), (-wide * 0.66, -high), (wide * 0.66, -high), (wide, 0), (wide * 0.66, high)]
+        corners.append((-wide * 0.66, high))
+        hexagon = "M" + "L".join(_point((node.x + x, node.y + y)) for x, y in corners) + "Z"
+        disc = f'<path class="switch" d="{hexagon}"/><text class="name switched" {place}>switch</text>'
+    # Every cell has its name, or the first one of every row.
+    names, cells = "", list(zip(node.parts, layout.cell_at(index), strict=True))
+    if sizes.named:
+        for part, (x, y) in cells:
+            label = frame.story.name(part)
+            names += f'<text class="chunk" x="{number(x + sizes.cell / 2)}" y="{number(y - 4)}">{label}</text>'
+    elif sizes.lead:
+        for part, (x, y) in cells[:: sizes.columns(len(node.parts))]:
+            label = frame.story.name(part)
+            names += f'<text class="chunk row" x="{number(x - 4)}" y="{number(y + sizes.cell / 2)}">{label}</text>'
+    return (
+        f'<g class="node" data-vertex="{node.vertex}"><title>{name}</title>{box}{disc}'
+        f'<g class="cells" transform="translate({_point(node.card)})">'
+        f"{names}{_cells(frame, layout, index)}</g></g>"
+    )
+
+
+def _cells(frame: Frame, layout: GraphLayout, index: int) -> str:
+    node, size, story = layout.nodes[index], layout.sizes.cell, frame.story
+    corners = layout.cell_at(index)
+    paths = [_path("track", (_rectangle(x, y, size, size) for x, y in corners))]
+    if layout.sizes.strips:
+        # One path for every contributing rank: its strip in all cells that contain it.
+        strips: dict[int, list[str]] = {}
+        for part, (x, y) in zip(node.parts, corners, strict=True):
+            holders = np.flatnonzero(story.holders[:, part]).tolist()
+            wide = size / len(holders)
+            for place, rank in enumerate(holders):
+                if frame.held[node.vertex, part, rank]:
+                    strips.setdefault(rank, []).append(_rectangle(x + place * wide, y, wide, size))
+        for rank in sorted(strips):
+            colour = rank_colour(rank, story.schedule.ranks)
+            paths.append(_path("part", strips[rank], f' fill="{colour}" data-rank="{rank}"'))
+    else:
+        # As high as the share of the ranks whose contribution it contains.
+        levels = []
+        for part, (x, y) in zip(node.parts, corners, strict=True):
+            share = np.count_nonzero(frame.held[node.vertex, part]) / max(1, story.holders[:, part].sum())
+            if share:
+                up = min(share, 1) * size
+                levels.append(_rectangle(x, y + size - up, size, up))
+        paths.append(_path("level", levels))
+    for name, table in (("done", frame.done), ("double", frame.double)):
+        marked = [place for part, place in zip(node.parts, corners, strict=True) if table[node.vertex, part]]
+        paths.append(_path(name, (_rectangle(x - 1, y - 1, size + 2, size + 2) for x, y in marked)))
+    return "".join(paths)
+
+
+def _path(name: str, pieces: Iterable[str], more: str = "") -> str:
+    drawn = "".join(pieces)
+    return f'<path class="{name}"{more} d="{drawn}"/>' if drawn else ""
+
+
+def _rectangle(x: float, y: float, wide: float, high: float) -> str:
+    return f"M{number(x)} {number(y)}h{number(wide)}v{number(high)}h{number(-wide)}z"
+
+
+# ---- arrows
+
+
+def arrows(frame: Frame, layout: GraphLayout) -> str:
+    """Return a round's arrows."""
+    links = {(message.src, message.dst) for message in frame.messages}
+    schedule = frame.story.schedule
+    look = look_of(len(frame.messages), schedule.ranks)
+    pills, drawn = Pills(layout), []
+    for message in frame.messages:
+        label_at = layout.label_at if (message.dst, message.src) in links else layout.alone_at
+        colour = ""
+        if look != "full" and message.src < schedule.ranks:
+            own = rank_colour(message.src, schedule.ranks)
+            colour = f' style="--add:{own};--copy:{own}"'
+        kind = ("add" if message.reducing else "copy") + ("" if look == "full" else f" thin {look}")
+        for stripe in sorted({layout.stripe_of[part] for part in message.parts}):
+            parts = [part for part in message.parts if layout.stripe_of[part] == stripe]
+            curve = layout.curve(layout.node(message.src, stripe), layout.node(message.dst, stripe))
+            label = ""
+            if layout.labels and look in ("full", "thin"):
+                label = _label(frame.story.label(parts), message.reducing, look, pills, curve, label_at)
+            # The head: a triangle along the end of the curve.
+            start, control, end = curve
+            scale = 1 if look == "full" else 0.7
+            along = np.array(end) - np.array(control)
+            along /= np.hypot(*along)
+            across = np.array([-along[1], along[0]])
+            back = np.array(end) - 9 * scale * along
+            corners = (np.array(end) + 2 * along, back + 4.6 * scale * across, back - 4.6 * scale * across)
+            head = "L".join(_point((float(x), float(y))) for x, y in corners)
+            drawn.append(
+                f'<g class="arrow {kind}{_tree(layout, stripe)}" data-src="{message.src}" data-dst="{message.dst}"'
+                f'{colour}><path class="line" d="M{_point(start)}Q{_point(control)} {_point(end)}"/>'
+                f'<path class="head" d="M{head}Z"/>{label}</g>'
+            )
+    return "".join(drawn)
+
+
+def look_of(messages: int, ranks: int) -> str:
+    """Return how a round's arrows look: `full`, with labels; too many for that: `thin`, `crowded` or `dense`."""
+    if messages <= 2 * ranks or ranks <= 3:
+        return "full"
+    return "thin" if messages <= 32 else "crowded" if messages <= 400 else "dense"
+
+
+def _label(text: str, reducing: bool, look: str, pills: Pills, curve: Curve, offset: float) -> str:
+    """Return an arrow's label; among thin arrows only if there is room for it."""
+    if look == "thin":
+        spot = pills.place(curve, 0.3, 7 * len(text), 12)
+        mini = f'<text class="mini">{text}</text>'
+        return f'<g class="pill" transform="translate({_point(spot)})">{mini}</g>' if spot else ""
+    text = f"{'+' if reducing else '='} {text}"
+    wide = 7 * len(text) + 12
+    spot = pills.place(curve, offset, wide, 19) or on_curve(curve, offset)
+    return (
+        f'<g class="pill" transform="translate({_point(spot)})">'
+        f'<rect x="{number(-wide / 2)}" y="-9.5" width="{wide}" height="19" rx="8"/><text>{text}</text></g>'
+    )
+
+
+def number(value: float) -> str:
+    """Return a coordinate with at most one decimal."""
+    text = f"{value:.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text
+
+
+def _point(point: Point) -> str:
+    return f"{number(point[0])} {number(point[1])}"

@@ -6,9 +6,10 @@ SVG user units, y pointing down. `drawing_arrange` decides where vertices go; th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from ringside.view.schedule.frames import ScheduleFrames
 
@@ -35,16 +36,14 @@ class Sizes:
     cells: int
     strips: bool
 
+    disc: ClassVar[float] = 19
+    """Radius of a rank's disc."""
+
     @classmethod
     def of(cls, story: ScheduleFrames, cells: int) -> Sizes:
         """Return the sizes for a schedule whose vertices have up to so many cells each."""
         several = int(story.holders.sum(axis=0).max(initial=1))
         return cls(story.schedule.ranks, cells, several == 1 or (several <= MOST_STRIPS and cells <= 64))
-
-    @property
-    def disc(self) -> float:
-        """Radius of a rank's disc."""
-        return 19
 
     @property
     def cell(self) -> float:
@@ -110,9 +109,9 @@ class GraphNode:
 
 @dataclass(frozen=True)
 class Room:
-    """A host's outline: an SVG path, its name and where that goes."""
+    """A host's outline: its corners, its name and where that goes."""
 
-    outline: str
+    outline: tuple[Point, ...]
     name: str
     at: Point
 
@@ -163,7 +162,7 @@ class GraphLayout:
         """The view box: x, y, width, height."""
         corners = [corner for node in self.nodes for corner in self.corners(node)]
         corners += [(x + dx, y + dy) for _, (x, y), _ in self.notes for dx in (-60, 60) for dy in (-8, 8)]
-        corners += [(x, y) for room in self.rooms for x, y in path_points(room.outline)]
+        corners += [corner for room in self.rooms for corner in room.outline]
         corners += [(x + dx, y + dy) for room in self.rooms for x, y in [room.at] for dx in (-28, 28) for dy in (-9, 9)]
         left, right = min(x for x, _ in corners) - 10, max(x for x, _ in corners) + 10
         top, bottom = min(y for _, y in corners) - 10, max(y for _, y in corners) + 10
@@ -228,12 +227,6 @@ def on_curve(curve: Curve, t: float) -> Point:
     (ax, ay), (cx, cy), (bx, by) = curve
     p, q, r = (1 - t) ** 2, 2 * t * (1 - t), t * t
     return p * ax + q * cx + r * bx, p * ay + q * cy + r * by
-
-
-def path_points(path: str) -> Iterable[Point]:
-    """Return the points of a path made of M, L and Z."""
-    numbers = [float(word) for word in path.replace("M", " ").replace("L", " ").replace("Z", " ").split()]
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 class Pills:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ringside.schedule import Schedule
 from ringside.text import counted
-from ringside.view.schedule.frames import Frame, Message, ScheduleFrames
-from ringside.view.schedule.shape import ScheduleShape, Tree, shape_of
+from ringside.view.schedule.frames import Frame, Message, ScheduleFrames, ScheduleShape, Tree, shape_of
 
 # -------------------------------------------------------------------------------------------------
 # A schedule in words: what a round does, and what the end is.

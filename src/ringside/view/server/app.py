@@ -15,6 +15,7 @@ from typing import Any
 import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -22,9 +23,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.text import moment
 from ringside.view.html.markup import fill
-from ringside.view.server.feed import PageFeed
+from ringside.view.server.feed import PageFeed, Runs
 from ringside.view.server.guard import HttpGuard, listen, users_of
-from ringside.view.server.runs import Runs
 
 # -------------------------------------------------------------------------------------------------
 # The page over HTTP: its files, the run as JSON, and its state as it changes (Server-Sent Events).
@@ -60,7 +60,7 @@ def make_app(runs: Runs, *, stopping: Callable[[], bool] = lambda: False) -> Sta
         Route("/grafana.json", handlers.dashboard),
         Route("/favicon.ico", handlers.icon),
     ]
-    return Starlette(routes=routes, exception_handlers={_NoSuchRun: handlers.no_such_run})
+    return Starlette(routes=routes)
 
 
 class _Handlers:
@@ -127,14 +127,11 @@ class _Handlers:
     async def icon(self, request: Request) -> Response:
         return Response(status_code=204)
 
-    def no_such_run(self, request: Request, error: Exception) -> Response:
-        return PlainTextResponse("there is no such run: see /runs for those there are\n", status_code=404)
-
     async def _feed(self, request: Request) -> PageFeed:
         key = request.path_params.get("key")
         feed = await anyio.to_thread.run_sync(self._runs.first if key is None else lambda: self._runs.find(key))
         if feed is None:
-            raise _NoSuchRun
+            raise HTTPException(404, "there is no such run: see /runs for those there are\n")
         return feed
 
 
@@ -191,10 +188,6 @@ def _number(request: Request, name: str, otherwise: int = 0) -> int:
         return min(max(int(request.query_params.get(name, "")), -1), 1 << 62)
     except ValueError:
         return otherwise
-
-
-class _NoSuchRun(Exception):
-    """An address of a run that is not listed."""
 
 
 OPEN_AT_MOST = 512

@@ -182,16 +182,11 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: It cannot be had; the message says which process holds it.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
-        listening.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
-        listening.close()
-        if isinstance(error, OverflowError):
-            raise UsageError(f"there is no port {port}: --port takes 0 (any that is free) to 65535") from None
+        return bind(host, port, BACKLOG)
+    except OverflowError:
+        raise UsageError(f"there is no port {port}: --port takes 0 (any that is free) to 65535") from None
+    except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise UsageError(
                 f"port {port} at {host} cannot be had ({error.strerror or error}): give another --host or --port"
@@ -199,6 +194,18 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(
             f"port {port} at {host} is held by {holder(port)}: give another --port, or 0 for any that is free"
         ) from None
+
+
+def bind(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a socket that listens at a numeric address; raise OSError or OverflowError where it cannot be had."""
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(backlog)
+    except (OSError, OverflowError):
+        listening.close()
+        raise
     return listening
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.run.records import StepRecord
+from ringside.monitor.stats import row_medians
 from ringside.view.run.live import MOST_STEPS
 
 FIELDS = ("own_seconds", "wait_seconds", "wire_seconds")
@@ -117,7 +118,8 @@ class History:
         chosen = changed[:most]
         own, wait, wire = (decode(self._codes[index, chosen]) for index in range(3))
         lines, late, worst = _own_lines(own)
-        lines |= {"wait": _row_medians(wait), "wire": _row_medians(wire)}
+        for name, values in (("wait", wait), ("wire", wire)):
+            lines[name] = row_medians(values.astype(np.float64)).astype(np.float32)
         for index, name in enumerate(MEANS):
             with np.errstate(invalid="ignore"):
                 mean = self._sums[index, chosen] / self._counts[index, chosen]
@@ -144,14 +146,11 @@ class History:
             self._index = {int(step): row for row, step in enumerate(self._steps[: len(kept)])}
 
     def _room(self, rows: int) -> None:
-        had = len(self._index)
-        codes = np.zeros((len(FIELDS), rows, self.ranks), dtype=np.uint16)
-        sums, counts = np.zeros((len(MEANS), rows)), np.zeros((len(MEANS), rows), dtype=np.int64)
-        steps, serials = np.zeros(rows), np.zeros(rows, dtype=np.int64)
-        if had:
-            codes[:, :had], sums[:, :had], counts[:, :had] = self._codes, self._sums, self._counts
-            steps[:had], serials[:had] = self._steps, self._serials
-        self._codes, self._sums, self._counts, self._steps, self._serials = codes, sums, counts, steps, serials
+        """Make room for so many rows."""
+        more = (0, rows - len(self._steps))
+        self._codes = np.pad(self._codes, ((0, 0), more, (0, 0)))
+        self._sums, self._counts = np.pad(self._sums, ((0, 0), more)), np.pad(self._counts, ((0, 0), more))
+        self._steps, self._serials = np.pad(self._steps, more), np.pad(self._serials, more)
 
 
 def encode(seconds: Sequence[float]) -> Codes:
@@ -189,11 +188,3 @@ def _own_lines(own: Floats32) -> tuple[dict[str, Floats32], NDArray[np.uint8], N
     # The root spends the 254 codes on small differences; 0 means unknown.
     late = np.where(np.isfinite(excess), 1 + np.rint(254 * np.sqrt(np.nan_to_num(excess))), 0).astype(np.uint8)
     return dict(zip(("own_low", "own", "own_high", "own_most"), quantiles, strict=True)), late, worst
-
-
-def _row_medians(values: Floats32) -> Floats32:
-    middle = np.full(len(values), np.nan, dtype=np.float32)
-    known = np.isfinite(values).any(axis=1)
-    if known.any():
-        middle[known] = np.nanmedian(values[known], axis=1)
-    return middle

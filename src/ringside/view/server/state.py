@@ -16,7 +16,7 @@ from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, percent, rank_time, rate, size, title
-from ringside.view.html.waits_ring import longest_waits
+from ringside.view.html.rings import longest_waits
 from ringside.view.run.live import FEW, LiveRun
 from ringside.view.verdict_text import answer_sign, answer_text, verdict_text
 
@@ -47,17 +47,16 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, An
     """
     info = live.info
     if info is None:
-        return {
-            **live.as_dict(),
-            "verdicts": [],
-            "tiles": [],
-            "figures": {},
-            "arrows": [],
-            "links": [],
-            "questions": [],
-            "notes": [],
-        }
-    verdicts = _settled_verdicts(settled) if settled else _open_verdicts(live)
+        lists: dict[str, Any] = {name: [] for name in ("verdicts", "tiles", "arrows", "links", "questions", "notes")}
+        return {**live.as_dict(), **lists, "figures": {}}
+    if settled:
+        found = [
+            _verdict_content(content, settled, over="until_step" in content["evidence"])
+            for content in settled["verdicts"]
+        ]
+        verdicts = sorted((verdict for verdict in found if verdict is not None), key=lambda verdict: verdict["over"])
+    else:
+        verdicts = _open_verdicts(live)
     hosts = sorted(set(info.hosts))
     own, waits = (live.rows(f"{name}_seconds")[-FEW:].astype(np.float64) for name in ("own", "wait"))
     ranks = live.now()
@@ -143,13 +142,6 @@ def _open_verdicts(live: LiveRun) -> list[dict[str, Any]]:
             content["evidence"] = {**content["evidence"], "until_step": end}
         found.append(_verdict_content(content, context, over=finding.over))
     return [verdict for verdict in found if verdict is not None]
-
-
-def _settled_verdicts(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    found = [
-        _verdict_content(content, summary, over="until_step" in content["evidence"]) for content in summary["verdicts"]
-    ]
-    return sorted((verdict for verdict in found if verdict is not None), key=lambda verdict: bool(verdict["over"]))
 
 
 def _verdict_content(content: dict[str, Any], context: dict[str, Any], *, over: bool) -> dict[str, Any] | None:

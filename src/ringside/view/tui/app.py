@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, TypeVar
@@ -372,25 +373,14 @@ class TopApp(App[None]):
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
     """Run work on a thread that nobody waits for when the program ends: a first look may take minutes."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    future: Future[_T] = Future()
+    future.set_running_or_notify_cancel()  # whoever waits may be cancelled, the work is not
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = work()
-        except BaseException as caught:
-            error = caught
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="ringside-top").start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
+import http.client
+import math
 import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.errors import RingsideError
-from ringside.monitor.run.directory import RUN, STEPS, RunReader, decode_record, open_regular
-from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.decoding import UNDECODABLE
+from ringside.errors import RingsideError, UsageError
+from ringside.monitor.run.directory import MOST_RANKS, RUN, STEPS, RunReader, decode_record, open_regular
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
-from ringside.view.run.live import LiveRun, RankNow
+from ringside.view.run.live import STEPS_KEPT, LiveRun, RankNow
 
 TAIL_BYTES = 8 << 20
 """So much of the end of `steps.jsonl` is looked through for one rank's records."""
@@ -179,3 +190,259 @@ class Local:
             ]
             return sorted(found, key=lambda record: record.step)
         return []
+
+
+# -------------------------------------------------------------------------------------------------
+# A run seen over the network: what `ringside serve` sends at /api.
+#
+# Every request is bounded in time and size, follows no redirect, and goes to the address itself, past any proxy. What
+# comes back is validated like a file of somebody else's.
+
+TIMEOUT_S = 5.0
+"""For an answer to begin, and between two parts of it."""
+
+WHOLE_S = 20.0
+MOST_BYTES = 64 << 20
+PAGES = 8
+"""Requests for steps in one poll at most; what is left comes with the next."""
+
+_Kind = TypeVar("_Kind")
+
+
+class _Verdict(msgspec.Struct, kw_only=True):
+    headline: str
+    why: str = ""
+    next: str = ""
+    kind: str
+    ranks: list[int]
+    since_step: int
+    cost_rank_seconds: float = 0.0
+    over: bool = False
+
+
+class _Now(msgspec.Struct, kw_only=True):
+    name: str = ""
+    stage: str = "starting"
+    step: int = -1
+    of: int = 0
+    ranks: int = 0
+    engine: str = ""
+    algorithm: str = ""
+    started_unix: float = 0.0
+    hosts: list[str] = []
+    host_of: str = ""
+    verdicts: list[_Verdict] = []
+    figures: dict[str, str] = {}
+    trouble: str = ""
+    notes: list[str] = []
+
+
+class _Rows(msgspec.Struct, kw_only=True):
+    epoch: str
+    steps: str
+    late: str
+    lines: dict[str, str]
+    since: int
+    more: bool = False
+
+
+class _Rank(msgspec.Struct, kw_only=True):
+    steps: str
+    own: str
+    wait: str
+    wire: str
+
+
+class Remote:
+    """A run at an address where `ringside serve` answers.
+
+    Args:
+        url: `http://host:port`, or that of one run there; a token may be in it as `?token=...`.
+        token: What readers must send; empty: nothing.
+
+    Attributes:
+        where: The address, without the token.
+
+    Raises:
+        UsageError: It is no such address.
+    """
+
+    def __init__(self, url: str, token: str = "") -> None:
+        parts = None
+        with contextlib.suppress(ValueError):  # no port, or half an IPv6 address
+            split = urlsplit(url)
+            if split.scheme in ("http", "https") and split.hostname and split.port != 0:
+                parts = split
+        if parts is None:
+            raise UsageError(f"{url!r} is no address; give for example http://127.0.0.1:8777")
+        token = parse_qs(parts.query).get("token", [token])[0]
+        self.where = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+        self._now, self._body, self._version = _Now(), b"", 0
+        self._epoch, self._since = "", 0
+        self._rows: dict[int, NDArray[np.float32]] = {}
+
+    def poll(self) -> bool:
+        """Ask what is new; return whether anything changed.
+
+        Raises:
+            RingsideError: Nobody answers, or not as `ringside serve` does; or the run has trouble there.
+        """
+        body = self._get("api/now")
+        changed = body != self._body
+        if changed:
+            now = self._decode(body, _Now)
+            if not 0 <= now.ranks <= MOST_RANKS:
+                raise RingsideError(f"{self.where} says that the run has {now.ranks} ranks: that cannot be")
+            if now.ranks != self._now.ranks:
+                self._rows = {}
+            self._now, self._body, self._version = now, body, self._version + 1
+            self._read_rows()
+        if self._now.trouble:
+            raise RingsideError(self._now.trouble)
+        return changed
+
+    def snapshot(self) -> Snapshot:
+        """Return the run as far as it was received."""
+        now = self._now
+        places = self._unpack(now.host_of, "<i4").tolist()
+        hosts = [now.hosts[place] if 0 <= place < len(now.hosts) else "" for place in places]
+        verdicts = []
+        for sent in now.verdicts:
+            with contextlib.suppress(ValueError):  # a kind that a newer version knows
+                verdict = Verdict(
+                    kind=sent.kind, ranks=sent.ranks, since_step=sent.since_step, detected_step=sent.since_step,
+                    excess_ratio=math.nan, cause=sent.why, advice=sent.next,
+                )  # fmt: skip
+                words = sent.headline[:1].lower() + sent.headline[1:].rstrip(".")
+                verdicts.append(Open(verdict, sent.cost_rank_seconds, sent.over, words))
+        steps = np.array(sorted(self._rows), dtype=np.int64)
+        empty = np.empty((0, now.ranks), dtype=np.float32)
+        info = RunInfo(
+            schema=SCHEMA, name=now.name, started_unix=now.started_unix, command=[], world_size=now.ranks,
+            hosts=hosts, pids=[], engine=now.engine, algorithm=now.algorithm,
+        )  # fmt: skip
+        return Snapshot(
+            where=self.where,
+            info=info if now.ranks else None,
+            stage=now.stage,
+            step=now.step,
+            of=now.of,
+            ranks=self._ranks(hosts),
+            verdicts=tuple(verdicts),
+            steps=steps,
+            own_seconds=np.stack([self._rows[int(step)] for step in steps]) if len(steps) else empty,
+            version=self._version,
+            notes=tuple(now.notes),
+        )
+
+    def records(self, rank: int) -> list[StepRecord]:
+        """Return the newest steps of one rank, oldest first: own, wait and wire; nothing else is sent.
+
+        Raises:
+            RingsideError: Nobody answers.
+        """
+        sent = self._decode(self._get(f"api/rank?{urlencode({'rank': rank})}"), _Rank)
+        steps = self._unpack(sent.steps, "<f8")[-STEPS_KEPT:]
+        columns = [self._unpack(text, "<f4")[-STEPS_KEPT:] for text in (sent.own, sent.wait, sent.wire)]
+        return [
+            StepRecord(
+                step=int(step), rank=rank, ended_unix=0.0, step_seconds=math.nan, own_seconds=float(own),
+                wait_seconds=float(wait), wire_seconds=float(wire),
+            )
+            for step, own, wait, wire in zip(steps, *columns, strict=False)
+            if 0 <= step < LATEST_STEP
+        ]  # fmt: skip
+
+    def _ranks(self, hosts: Sequence[str]) -> tuple[RankNow, ...]:
+        now = self._now
+        named: dict[int, list[str]] = {}
+        for verdict in now.verdicts:
+            for rank in () if verdict.over else verdict.ranks:
+                named.setdefault(rank, []).append(verdict.kind)
+        own, wait, wire = (self._column(f"{name}_seconds", "<f4").tolist() for name in ("own", "wait", "wire"))
+        excess, steps = self._column("excess_ratio", "<f4").tolist(), self._column("step", "<f8")
+        return tuple(
+            RankNow(
+                rank=rank,
+                host=hosts[rank] if rank < len(hosts) else "",
+                step=int(steps[rank]) if math.isfinite(steps[rank]) else -1,
+                own_seconds=own[rank],
+                wait_seconds=wait[rank],
+                wire_seconds=wire[rank],
+                excess_ratio=excess[rank],
+                verdicts=tuple(named.get(rank, ())),
+            )
+            for rank in range(now.ranks)
+        )
+
+    def _column(self, name: str, kind: str) -> NDArray[Any]:
+        """One figure of every rank; NaN where it was not sent."""
+        values = self._unpack(self._now.figures.get(name, ""), kind)[: self._now.ranks]
+        return np.concatenate([values, np.full(self._now.ranks - len(values), np.nan)])
+
+    def _read_rows(self) -> None:
+        """Read the steps that are new: how late each rank was, which with the median is its own time again."""
+        for _ in range(PAGES):
+            query = urlencode({"since": self._since, "epoch": self._epoch})
+            rows = self._decode(self._get(f"api/steps?{query}"), _Rows)
+            if rows.epoch != self._epoch:
+                self._rows = {}
+            self._epoch, self._since = rows.epoch, rows.since
+            steps, codes = self._unpack(rows.steps, "<f8"), self._unpack(rows.late, "u1").astype(np.float32)
+            median = self._unpack(rows.lines.get("own", ""), "<f4")
+            if len(codes) != len(steps) * self._now.ranks or len(median) != len(steps):
+                # The job began (anew) between two requests: the next poll reads it all.
+                self._epoch, self._rows = "", {}
+                break
+            # A code is the root of the lateness, in 254 parts from 1 on; 0 where it is not known.
+            late = np.where(codes > 0, np.square((codes - 1) / 254), np.nan).reshape(len(steps), self._now.ranks)
+            own = (median[:, None] * (1 + late)).astype(np.float32)
+            known = np.isfinite(steps) & (steps >= 0) & (steps < LATEST_STEP)
+            self._rows.update({int(step): row for step, row in zip(steps[known], own[known], strict=True)})
+            for step in sorted(self._rows)[:-STEPS_KEPT]:
+                del self._rows[step]
+            if not rows.more:
+                break
+
+    def _unpack(self, text: str, kind: str) -> NDArray[Any]:
+        try:
+            return np.frombuffer(base64.b64decode(text, validate=True), dtype=kind)
+        except (binascii.Error, ValueError):
+            raise RingsideError(f"{self.where} sends something else than `ringside serve` does") from None
+
+    def _decode(self, body: bytes, kind: type[_Kind]) -> _Kind:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except UNDECODABLE:
+            raise RingsideError(f"{self.where} answers, but not as `ringside serve` of this version does") from None
+
+    def _get(self, path: str) -> bytes:
+        request = urllib.request.Request(f"{self.where}/{path}", headers=self._headers)
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                until, parts, size = time.monotonic() + WHOLE_S, [], 0
+                while part := response.read1(1 << 20):
+                    parts.append(part)
+                    size += len(part)
+                    if size > MOST_BYTES or time.monotonic() > until:
+                        raise RingsideError(f"{self.where} sends more than a run has, or too slowly; look at it there")
+                return b"".join(parts)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code in (401, 403):
+                hint = "add ?token=... to the address, or set RINGSIDE_SERVE_TOKEN"
+                raise RingsideError(f"{self.where} needs a token: {hint}") from None
+            hint = "give the address that `ringside serve` printed"
+            raise RingsideError(f"{self.where} answers with status {error.code}: {hint}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise RingsideError(f"{self.where} does not answer ({reason}); does `ringside serve` run there?") from None
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to wherever it leads."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow none."""

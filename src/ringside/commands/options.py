@@ -1,0 +1,34 @@
+"""Options that several commands have: `-n` where processes start, `-v` and `-q`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+PROCESSES = ("-n", "--nproc-per-node", "--nproc_per_node")
+"""How many ranks start on this node: torchrun's spellings, and `-n`."""
+
+
+def add_processes(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add `-n` to a command that starts ranks on this machine; None where it is not given."""
+    parser.add_argument(*PROCESSES, type=int, metavar="N", help=help_text)
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Add `-v` and `-q` to a command that logs or shows progress."""
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("-v", "--verbose", action="count", default=0, help="log more on stderr; -vv: for debugging")
+    how.add_argument("-q", "--quiet", action="store_true", help="no progress, no warnings: only results and errors")
+
+
+def set_verbosity(verb: str, verbose: int, *, quiet: bool) -> None:
+    """Set from which level on messages of the loggers `ringside.*` are shown: warnings, or what -v and -q say.
+
+    Args:
+        verb: The command, which begins each line on stderr.
+        verbose: How often -v was given.
+        quiet: Only errors.
+    """
+    logging.basicConfig(format=f"ringside {verb}: %(message)s")
+    level = logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logging.getLogger("ringside").setLevel(level)

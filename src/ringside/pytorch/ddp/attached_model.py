@@ -1,0 +1,340 @@
+"""An attached model: what `attach()` returns, and DDP's methods, changed once for the class, that report to it.
+
+Nothing of Ringside's lies in a model: it would be copied and pickled with it, as `AveragedModel(ddp)`,
+`copy.deepcopy(ddp)` and `torch.save(ddp)` do. A copy is a model that is not attached, and trains as stock DDP's does.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join, Joinable
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ringside.autoload.after_import import after_import
+from ringside.isolation import Guard
+from ringside.monitor.step_clock import StepClock
+from ringside.pytorch.ddp.bucket_memory import finish_backward
+from ringside.pytorch.ddp.cuda_events import marker_of
+from ringside.pytorch.ddp.hook import GradientHook
+from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook
+from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
+from ringside.pytorch.hang_watch.board import NoBoard
+from ringside.pytorch.recording import session as sessions
+from ringside.pytorch.recording.parameter_digests import ParameterDigests, shared_parameters
+from ringside.pytorch.recording.session import Session
+from ringside.pytorch.store import EngineDecision
+
+_log = logging.getLogger(__name__)
+
+
+_attachments: Any = WeakIdKeyDictionary()
+"""Of each attached model."""
+
+_hooks: Any = WeakIdKeyDictionary()
+"""Our hook in each model that has one, attached or not any more: DDP takes one hook in its life."""
+
+_groups: list[dist.ProcessGroup] = []
+"""Groups of models that have our hook, until they are destroyed and another model gets it.
+
+A DDP model that outlives its group would free it, with the GIL held, and the group waits for Gloo's threads, one of
+which may want the GIL to be rid of a callback of ours.
+"""
+
+_count = itertools.count()
+_numbers: Any = WeakIdKeyDictionary()
+"""What runs call each model that was attached."""
+
+
+class Attachment:
+    """What `attach()` returns: Ringside's hold on one model.
+
+    Args:
+        model: The model.
+        why: Why the engine is not ringside; empty: it is.
+        session: The monitor of this process; None: nothing is recorded.
+        hook: What DDP gives its buckets to; None: Ringside leaves the model alone.
+
+    Attributes:
+        engine: What reduces gradients: `ringside`, or the process group's backend (`gloo`, `nccl`).
+        why: Why it is not ringside, where it is not.
+        session: The monitor of this process; None where `monitor=False` or RINGSIDE=off.
+        count_work: Called with the arguments of every forward pass, to count how much work a batch is; never raises.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        why: str,
+        session: Session | None = None,
+        hook: GradientHook | None = None,
+    ) -> None:
+        self._model = weakref.ref(model)  # whose attachment it is in `_attachments` while it lives
+        self._group = model.process_group
+        self.engine, self.why, self.session = str(dist.get_backend(self._group)), why, session
+        self.count_work: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
+        self._hook = hook
+        self._digests: ParameterDigests | None = None
+        self._clock = session.clock if session is not None else _idle_clock()
+        self._guard = session.guard if session is not None else Guard("timing the steps of this rank")
+
+    @property
+    def attached(self) -> bool:
+        """Tell whether the model is still watched."""
+        model = self._model()
+        return model is not None and _attachments.get(model) is self
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Collectives so far by what reduced them, such as `{"ringside/push": 120}` or `{"gloo": 120}`."""
+        return {} if self._hook is None else dict(self._hook.reducer.counters)
+
+    def detach(self) -> None:
+        """Stop watching; the process group reduces the gradients again (DDP cannot drop its hook)."""
+        model, hook = self._model(), self._hook
+        if hook is None or (model is not None and not self.attached):
+            return
+        if model is not None:
+            del _attachments[model]
+        if self._digests is not None and self.session is not None:
+            self.session.remove_model(self._digests)
+        hook.stop(self._group, _idle_clock())
+        if model is not None and hook.is_unfinished:
+            finish_backward(model)
+            hook.is_unfinished = False
+
+    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], hook: GradientHook) -> None:
+        """What may break here is no matter of training's: the guard runs it."""
+        if not torch.is_grad_enabled():
+            self._clock.forward_begins(0)
+            return
+        # The first tensor's first dimension is where the batch usually lies.
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim() > 0)
+        first = next(tensors, None)
+        self._clock.forward_begins(0 if first is None else first.shape[0])
+
+        # Before a forward pass all updates are done, and buffers not yet touched: replicas must be the same. With a
+        # communication hook of the script's own they may rightly differ, as with local SGD.
+        digests = self._digests
+        if digests is None or hook.user is not None or self.session is None or self.session.is_paused:
+            return
+        began = time.perf_counter()
+        if digests.check(hook.backwards, self._clock.step - 1):
+            self._clock.instrumented(time.perf_counter() - began)
+
+
+def hold(
+    model: DistributedDataParallel,
+    decision: EngineDecision,
+    reducer: BucketReducer,
+    session: Session | None,
+    digest_every: int,
+) -> Attachment:
+    """Attach a model: let our hook reduce its gradients, unless the script has put one of its own there first.
+
+    Args:
+        model: The model.
+        decision: Which engine reduces them, and why.
+        reducer: Does it.
+        session: Watches the steps; None: nobody does.
+        digest_every: Steps between two comparisons of the parameters; 0: never.
+    """
+    _change_methods()
+    # DDP takes one hook in its life: a model that was attached before has ours already.
+    ours = own_hook(model)
+    clock = session.clock if session is not None else _idle_clock()
+    defers = model.static_graph or not model.find_unused_parameters
+    hook = ours or GradientHook(reducer, clock, delayed=model.static_graph, defers=defers)
+    attachment = Attachment(model, decision.why, session, hook)
+    marker = watch = None
+    if session is not None:
+        watch, marker = session.watch, marker_of(model)
+        if digest_every and session.size > 1:
+            name = type(model.module).__name__
+            attachment._digests = session.add_model(shared_parameters(model), digest_every, name)
+        if marker is not None:
+            hook.marks = session.use_device_events(marker)
+    if ours is None and model._comm_hooks:
+        clock.always_synced = True
+        attachment.why = "the model already has a communication hook, which carries its gradients unseen"
+    else:
+        # What watches: the step clock, the hang watch, and on GPUs events of the device.
+        hook.clock, hook.guard = clock, attachment._guard
+        hook.board = NoBoard() if watch is None else watch.board
+        if watch is not None and any(parameter.is_cuda for parameter in model.parameters()):
+            watch.pending = hook.pending
+        for watched in (reducer, hook.reducer):
+            if isinstance(watched, NativeReducer):
+                watched.marks = hook.marks
+        if hook.user is not None:
+            attachment.why = "the script registered its own communication hook"
+        else:
+            hook.reducer = reducer
+            attachment.engine = "ringside" if decision.engine == "ringside" else attachment.engine
+            _put_hook(model, hook, session)
+    _attachments[model] = attachment
+    return attachment
+
+
+def _put_hook(model: DistributedDataParallel, hook: GradientHook, session: Session | None) -> None:
+    """Have DDP call our hook, which is not among those that the model lists, and copies with it."""
+    ddp_reducer = model.reducer
+    if isinstance(hook.reducer, RingsideReducer):
+        hook.reducer.share_buckets(model, lambda: hook.backwards)
+        if session is not None:
+            number = _numbers.setdefault(model, next(_count))
+            hook.reducer.on_memory = functools.partial(session.gradient_memory, number)
+    if own_hook(model) is None or model.reducer is not ddp_reducer:  # sharing may make another one
+        dist._register_comm_hook(model.reducer, weakref.ref(model), hook.run)  # type: ignore[attr-defined]
+        _hooks[model] = hook
+        # Groups that were destroyed meanwhile are freed here, by Python: that lets other threads have the GIL.
+        live = distributed_c10d._world.pg_map
+        _groups[:] = [each for each in _groups if each in live and each is not model.process_group]
+        _groups.append(model.process_group)
+
+
+def satisfies(attachment: Attachment, requested: str, monitor: bool) -> bool:
+    """Tell whether another `attach` with these arguments would change nothing."""
+    session, hook = attachment.session, attachment._hook
+    if not attachment.attached or (session is not None) != monitor or hook is None or hook.abort_reason:
+        return False
+    if session is not None and session is not sessions.current():
+        return False
+    return requested == "auto" or (requested == "ringside") == (attachment.engine == "ringside")
+
+
+def attachment_of(model: DistributedDataParallel) -> Attachment | None:
+    """Return the hold on a model; None where it is not attached."""
+    found: Attachment | None = _attachments.get(model)
+    return found
+
+
+def own_hook(model: DistributedDataParallel) -> GradientHook | None:
+    """Return our hook, if this model has one."""
+    hook: GradientHook | None = _hooks.get(model)
+    return hook
+
+
+def _idle_clock() -> StepClock:
+    return StepClock(dist.get_rank(), lambda record: None)
+
+
+@functools.cache
+def _change_methods() -> None:
+    """Change the class, the first time this is called."""
+    ddp: Any = DistributedDataParallel
+    for name, changed in (
+        ("forward", _watch_forward),
+        ("_sync_buffers", _time_buffers),
+        ("register_comm_hook", _watch_comm_hook),
+        ("_register_builtin_comm_hook", _watch_builtin_hook),
+    ):
+        if hasattr(ddp, name):
+            setattr(ddp, name, functools.wraps(getattr(ddp, name))(changed(getattr(ddp, name))))
+    # The all-reduce by which a rank learns how many go on under `model.join()` is what our hook divides by.
+    Join.notify_join_context = staticmethod(_note_join(Join.notify_join_context))  # type: ignore[method-assign]
+    # What torch.compile runs calls our Python, and must not look into it.
+    after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
+
+
+def _watch_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        attachment: Attachment | None = _attachments.get(self)
+        hook = own_hook(self) if attachment is None else attachment._hook  # DDP still calls that of a detached model
+        if attachment is not None and hook is not None:
+            hook.forward_begins(self.require_backward_grad_sync)
+            attachment._guard.run(attachment._record_forward, inputs, kwargs, hook)
+            if attachment.count_work is not None:
+                attachment.count_work(inputs, kwargs)  # the clock has opened the step that the work is counted for
+        output = stock(self, *inputs, **kwargs)
+        if attachment is not None:
+            attachment._guard.run(attachment._clock.forward_ends)
+        if hook is not None:
+            hook.forward_ends()
+        return output
+
+    return forward
+
+
+def _time_buffers(stock: Callable[..., None]) -> Callable[..., None]:
+    def _sync_buffers(self: DistributedDataParallel) -> None:
+        attachment: Attachment | None = _attachments.get(self)
+        if attachment is None:
+            stock(self)
+            return
+        began = time.perf_counter()
+        attachment._guard.run(attachment._clock.blocks)
+        stock(self)
+        attachment._guard.run(attachment._clock.blocked, time.perf_counter() - began)
+
+    return _sync_buffers
+
+
+def _note_join(stock: Callable[..., dist.Work | None]) -> Callable[..., dist.Work | None]:
+    """DDP itself divides by the number of ranks that go on, where there is no hook."""
+
+    @functools.wraps(stock)
+    def notify_join_context(joinable: Joinable) -> dist.Work | None:
+        work = stock(joinable)
+        ours = _hooks.get(joinable)
+        if ours is not None:
+            ours.ranks_left = work.get_future() if work is not None else None
+        return work
+
+    return notify_join_context
+
+
+# DDP calls one hook, and that is ours: the script's runs inside it. DDP itself refuses a second one.
+
+
+def _watch_comm_hook(stock: Callable[..., None]) -> Callable[..., None]:
+    def register_comm_hook(self: DistributedDataParallel, state: object, hook: UserHook) -> None:
+        ours = own_hook(self)
+        if ours is None or ours.user is not None:
+            stock(self, state, hook)
+            return
+        self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        _use_user_hook(self, ours, state, hook, hook.__qualname__)
+        self._comm_hooks.append((hook, state))
+
+    return register_comm_hook
+
+
+def _watch_builtin_hook(stock: Callable[..., None]) -> Callable[..., None]:
+    def _register_builtin_comm_hook(self: DistributedDataParallel, comm_hook_type: BuiltinCommHookType) -> None:
+        ours = own_hook(self)
+        if ours is None or ours.user is not None:
+            stock(self, comm_hook_type)
+            return
+        halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook
+        _use_user_hook(self, ours, self.process_group, hook, str(comm_hook_type))
+
+    return _register_builtin_comm_hook
+
+
+def _use_user_hook(
+    model: DistributedDataParallel, ours: GradientHook, state: object, hook: UserHook, name: str
+) -> None:
+    ours.use_user_hook(model.process_group, state, hook)
+    model.logger._set_comm_hook_name(name)  # type: ignore[union-attr]
+    attachment: Attachment | None = _attachments.get(model)
+    if attachment is None:
+        return
+    # The script's own hook reduces the gradients from now on: watch, and warn once.
+    attachment.engine = str(dist.get_backend(model.process_group))
+    attachment.why = f"the script registered its own communication hook {getattr(hook, '__qualname__', hook)}"
+    if dist.get_rank() == 0:
+        _log.warning("ringside only watches this model: %s", attachment.why)

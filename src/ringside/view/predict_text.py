@@ -1,0 +1,337 @@
+"""The predictor's answers in words: a plan and the answer of a what-if, both with the verdict first.
+
+A plan has 24 lines of 80 columns, and its long tables on demand.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ringside.predict.laws.calibrate import Band
+from ringside.predict.plan.buckets import BACKWARD
+from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS
+from ringside.predict.plan.options import LIBRARY
+from ringside.predict.plan.plan import Bound, Priced, TrainingPlan
+from ringside.predict.simulation.timeline import Timeline
+from ringside.predict.topology.topology import Topology
+from ringside.predict.what_if import Answer, StepChange, work
+from ringside.text import digits, duration, giga, percent, signed_percent, size
+
+WIDTH = 80
+SHORT_RANKS = 3
+SHORT_SCALES = 3
+PLACES = {"inside": "inside hosts", "between": "between hosts"}
+
+
+def short_plan(plan: TrainingPlan) -> list[str]:
+    """Return a plan in at most 24 lines of 80 columns."""
+    lines = [*_answer(plan), *_here(plan, SHORT_RANKS), _crossovers(plan), *_scaling(plan, SHORT_SCALES)]
+    return [part for line in lines for part in wrapped(line)]
+
+
+def wrapped(line: str) -> list[str]:
+    """Return a line as lines of at most 80 columns."""
+    return textwrap.wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True) if len(line) > WIDTH else [line]
+
+
+def full_plan(plan: TrainingPlan) -> list[str]:
+    """Return a plan with all its tables."""
+    lines = [*_answer(plan), "", *_here(plan, len(plan.here)), _crossovers(plan)]
+    lines += ["", "by size, the three fastest (* extrapolated)"]
+    for nbytes, prices in plan.ranking.items():
+        running = [price for price in prices if price.algorithm in plan.contenders][:3]
+        best = "; ".join(f"{price.algorithm}{_mark(price).strip()} {band_text(price.seconds)}" for price in running)
+        lines.append(f"  {size(nbytes):>8}  {best}")
+    lines += ["", *_scaling(plan, len(plan.scaling))]
+    if plan.fit is not None:
+        lines += ["", f"memory of a rank: weights + gradients + optimizer, {size(plan.fit.memory_bytes)} there"]
+        for state in plan.fit.states:
+            parts = " + ".join(map(size, (state.weights_bytes, state.gradients_bytes, state.optimizer_bytes)))
+            lines.append(f"  {STAGE_WORDS[state.stage]}: {parts} = {size(state.total_bytes)}")
+    if plan.buckets:
+        lines += ["", f"buckets, size, exposed after a backward that is {percent(BACKWARD)} of the computation"]
+        for buckets in sorted(plan.buckets, key=lambda buckets: buckets.count):
+            lines.append(f"  {buckets.count:>5} {size(buckets.bucket_bytes):>8}  {band_text(buckets.exposed)}")
+    return [*lines, "", "learning rate", f"  linear: {LINEAR}", f"  square root: {SQUARE_ROOT}"]
+
+
+def band_text(band: Band, unit: Callable[[float], str] = duration) -> str:
+    """Return a figure with its band: `5.95 ms (2.53 ms to 14.0 ms)`."""
+    return f"{unit(band.value)} ({unit(band.low)} to {unit(band.high)})"
+
+
+# ------------------------------------------------------------------------------------------------ verdict first
+
+
+def _answer(plan: TrainingPlan) -> Iterator[str]:
+    topology, fit = plan.question.topology, plan.fit
+    if_so = ""
+    if fit is not None and fit.refused:
+        if_so = "were it to fit: "
+        # Why plain data parallel cannot be, and what could: sharded, or on more ranks.
+        plain = fit.states[0]
+        each = plain.total_bytes / fit.parameters
+        needed = f"{parameter_count(fit.parameters)} parameters x {each:.0f} bytes = {size(plain.total_bytes)}"
+        yield "REFUSED in plain data parallel, on every rank:"
+        yield f"  {needed} > {size(fit.memory_bytes)}"
+        if plan.sharded is None:
+            yield f"  nor sharded over {topology.ranks} ranks: {size(fit.states[3].total_bytes)} each"
+            yield f"  it takes {fit.least_ranks} ranks: --hosts, or more --memory"
+        else:
+            sharded = plan.sharded
+            gathers = f"{sharded.gathers} all-gathers" if sharded.gathers > 1 else "all-gather"
+            extrapolated = ", extrapolated" if sharded.extrapolated else ""
+            yield f"  {STAGE_WORDS[sharded.stage]}: {size(fit.states[sharded.stage].total_bytes)} a rank; per step"
+            yield f"  reduce-scatter + {gathers}: {band_text(sharded.total)}{extrapolated}"
+            if sharded.exposed is not None:
+                yield f"  left after computation at best: {band_text(sharded.exposed)}"
+    reduction = f"{if_so}all-reduce of {size(plan.question.size_bytes)} among {topology.ranks} ranks"
+    yield f"{reduction}: {band_text(plan.priced.seconds)}"
+    yield f"  on {hardware(topology)}"
+    rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
+    whose = "a GPU library's" if plan.priced.basis == LIBRARY else "by its schedule"
+    yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band_text(plan.busbw, giga)} GB/s"
+    if plan.priced.extrapolated:
+        yield f"  extrapolated: {plan.priced.extrapolated}"
+
+    # What it follows, and what travels.
+    if plan.bounds:
+        second = "".join(
+            f"; {bound.kind} {bound.where} {percent(bound.share)}".replace("  ", " ") for bound in plan.bounds[1:2]
+        )
+        yield f"bound by {bound_text(plan.bounds[0])}{second}"
+    wires = plan.wires
+    sent = f"all ranks send {size(wires.total_bytes)}, each {size(wires.per_rank_bytes)}"
+    if wires.interface_bytes_per_s:
+        sent += f"; an interface {band_text(wires.interface_bytes_per_s, giga)} GB/s"
+    yield sent
+
+    # Memory, buckets and batch.
+    if fit is not None and not fit.refused:
+        needed = f"16 B x {parameter_count(fit.parameters)} = {size(fit.states[0].total_bytes)}"
+        known = fit.memory_bytes is not None
+        fits = f"of {size(fit.memory_bytes)} a rank: fits" if known else "a rank; its --memory is not known"
+        yield f"weights, gradients, Adam: {needed} {fits}"
+    compute = plan.question.compute_s
+    if plan.buckets and compute is not None:
+        best = plan.buckets[0]
+        share = Band(*(exposed / (compute + exposed) for exposed in best.exposed.ends))
+        of_step = band_text(share, lambda value: percent(value, 1))
+        yield f"best buckets: {best.count} of {size(best.bucket_bytes)}, each {band_text(best.bucket)}"
+        yield f"  exposed {band_text(best.exposed)}: {of_step} of a step"
+        yield f"  in one piece {band_text(best.whole)}"
+        ran = next((buckets for buckets in plan.buckets if buckets.count == plan.question.ran), None)
+        if ran is not None:
+            yield f"  as it ran: {ran.count} of {size(ran.bucket_bytes)}, exposed {band_text(ran.exposed)}"
+    batch = plan.batch
+    parts = [str(batch.ranks), *(str(n) for n in (batch.per_rank, batch.accumulated) if n > 1)]
+    yield f"effective batch {' x '.join(parts)}" + (f" = {batch.effective}" if len(parts) > 1 else " x a rank's")
+    rates = f"x {digits(batch.linear)} (SGD, Goyal 2017), x {digits(batch.square_root)} (Adam, Malladi 2022)"
+    yield f"  learning rate usually {rates}"
+
+
+def hardware(topology: Topology) -> str:
+    """Return a topology's name, its hosts and its links, without their rates."""
+    per = sorted(set(topology.ranks_per_host))
+    links = [
+        link.kind
+        for link, many in ((topology.inside, per[-1]), (topology.between, topology.hosts))
+        if link and many > 1
+    ]
+    return f"{topology.name}: {topology.hosts} x {'-'.join(map(str, per))} ranks, {' and '.join(links)}"
+
+
+def bound_text(bound: Bound) -> str:
+    """Return what a time follows in words."""
+    if not bound.where:
+        return f"work beside links {percent(bound.share)}"
+    if bound.where == "switch":
+        return f"{bound.kind} of the switch that reduces ({bound.link}) {percent(bound.share)}"
+    return f"{bound.kind} of {bound.link} {PLACES[bound.where]} {percent(bound.share)}"
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+
+def _here(plan: TrainingPlan, most: int) -> Iterator[str]:
+    """Yield the fastest at this size: a library's first, which tables support; schedules alone flatter."""
+
+    def line(price: Priced) -> str:
+        return f"  {price.algorithm:<20}{_mark(price)} {band_text(price.seconds)}"
+
+    running = [price for price in plan.here if price.algorithm in plan.contenders]
+    others = [price for price in plan.here if price.algorithm not in plan.contenders]
+    left = len(plan.here) - most
+    more = f"; {left} more: --all" if left > 0 else ""
+    yield f"fastest at {size(plan.question.size_bytes)} (* extrapolated{more})"
+    yield from map(line, running[:most])
+    if others and most > len(running):
+        yield "  by their schedules alone, which count no cost per message:"
+        yield from map(line, others[: most - len(running)])
+
+
+def _mark(price: Priced) -> str:
+    return "*" if price.extrapolated else " "
+
+
+def _crossovers(plan: TrainingPlan) -> str:
+    first = next(price for price in plan.ranking[min(plan.ranking)] if price.algorithm in plan.contenders)
+    later = [f"{crossover.after} from {band_text(crossover.band, size)}" for crossover in plan.crossovers]
+    return f"by size: {', '.join([first.algorithm, *later])}"
+
+
+def _scaling(plan: TrainingPlan, most: int) -> Iterator[str]:
+    if not plan.scaling:
+        return
+    step = ", efficiency of a step" if any(scale.efficiency for scale in plan.scaling) else ""
+    yield f"hosts, time, busbw in GB/s{step} (* extrapolated)"
+    # Of many, the first and the last ones.
+    shown = plan.scaling if len(plan.scaling) <= most else (plan.scaling[0], *plan.scaling[1 - most :])
+    for scale in shown:
+        if scale.seconds is None or scale.busbw is None:
+            yield f"  {scale.hosts:>5}   nothing to send"
+            continue
+        mark, share = "*" if scale.extrapolated else " ", scale.efficiency
+        efficiency = f"  {band_text(share, percent)}" if share else ""
+        yield f"  {scale.hosts:>5}{mark} {band_text(scale.seconds)}  {band_text(scale.busbw, giga)}{efficiency}"
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def parameter_count(number: float) -> str:
+    """Return a number of parameters: `70B`, `350M`."""
+    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= scale:
+            return f"{number / scale:.4g}{unit}"
+    return f"{number:.4g}"
+
+
+# ------------------------------------------------------------------------------------------------ a what-if
+
+PARTS = 3  # of the critical path that are named
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank costs.
+
+    Args:
+        price: Of a rank-hour, in any currency; None: not known.
+        watts: Of a rank; None: not known.
+    """
+
+    price: float | None = None
+    watts: float | None = None
+
+
+def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, rates: Rates) -> list[str]:
+    """Return the answer in lines of 80 columns.
+
+    Args:
+        answer: The answer.
+        change: What was asked.
+        played: The changed step's synchronisation, if it could be played.
+        rates: What a rank costs.
+    """
+    (step_before, step_after), topology = answer.step_s, answer.before.topology
+    ratio = f", {signed_percent(step_after / step_before - 1)}" if answer.knows_work and step_before > 0 else ""
+    lines = [f"what if {change_text(change)}", f"  on {hardware(topology)}", difference_text(answer) + ratio]
+    if answer.knows_work:
+        lines.append(f"  step {_change(*answer.steps)}")
+        lines.append(f"  own work {_change(work(answer.before), work(answer.after))}")
+        lines.append(f"  left of synchronisation {_change(*(left.seconds for left in answer.left))}")
+    changed, (before, after) = answer.after, (left.bucket for left in answer.left)
+    if before is not None and after is not None:
+        buckets = f"{changed.buckets} bucket{'s' * (changed.buckets > 1)} of {size(changed.bucket_bytes)}"
+        lines.append(f"  {buckets}, each {_change(before, after)}")
+    hours = answer.rank_hours_per_day
+    if hours is None:
+        lines.append("  a day: say what a step computes, --compute-seconds S")
+    else:
+        shown, all_hours = absolute(hours), 24 * changed.topology.ranks
+        outcome = "saved" if hours.value < 0 else "lost"
+        lines.append(f"  a day: {with_band(shown, digits)} rank-hours of {all_hours} {outcome}")
+        lines += [f"    {text}" for text in prices(shown, rates)]
+
+    # Who is guilty, and what the critical path consists of.
+    if played is None:
+        lines.append("critical path: too many ranks, or too few, to play it")
+    else:
+        blamed = "; ".join(map(str, played.blamed[:PARTS]))
+        lines.append(f"critical path (played as {played_algorithm(played)}, exact for these figures): {blamed}")
+        found = sorted(played.shares.items(), key=lambda item: -item[1])[:PARTS]
+        shares = (f"{name} {duration(part)} ({percent(part / played.seconds)})" for name, part in found)
+        lines.append("  " + ", ".join(shares))
+    lines += [f"extrapolated: {why}" for why in answer.extrapolated]
+    return [part for line in lines for part in wrapped(line)]
+
+
+def change_text(change: StepChange) -> str:
+    """Return a change in words: `rank 3 were 12 % slower, the network oversubscribed 2:1`."""
+    parts = [
+        f"rank {rank} were {percent(abs(more), 1)} {'slower' if more >= 0 else 'faster'}"
+        for rank, more in change.slower.items()
+    ]
+    parts += [f"rank {rank} were as fast as the others" for rank in change.repaired]
+    parts += [f"link {src} > {dst} were {digits(times)} x slower" for src, dst, times in change.slow_links]
+    parts += [f"host {host} had one rail less" for host in change.lost_rails]
+    if change.oversubscription is not None:
+        parts.append(f"the network were oversubscribed {digits(change.oversubscription)}:1")
+    parts += ["switches reduced (SHARP)"] if change.sharp else []
+    if change.bucket_bytes is not None:
+        parts.append(f"buckets were {size(change.bucket_bytes)}")
+    if change.hosts is not None:
+        parts.append("there was one host" if change.hosts == 1 else f"there were {change.hosts} hosts")
+    parts += [f"the algorithm were {change.algorithm}"] if change.algorithm else []
+    return ", ".join(parts) or "nothing changed"
+
+
+def _change(before: Band, after: Band) -> str:
+    """Return a figure before and after: `19.5 ms (18.1 ms to 20.8 ms) -> 25.5 ms (22.9 ms to 28.0 ms)`."""
+    return with_band(before) if before == after else f"{with_band(before)} -> {with_band(after)}"
+
+
+def band_ends(band: Band, unit: Callable[[float], str] = duration) -> str:
+    """Return the ends of a band: `18.1 ms to 20.8 ms`, or that the figure was given."""
+    return "as given" if band.low == band.high else f"{unit(band.low)} to {unit(band.high)}"
+
+
+def with_band(band: Band, unit: Callable[[float], str] = duration) -> str:
+    """Return a figure with its band, or that it has none because it was given or follows from what was."""
+    return f"{unit(band.value)} ({band_ends(band, unit)})"
+
+
+def difference_text(answer: Answer) -> str:
+    """Return the difference: `a step takes 30.0 ms longer (28.1 ms to 33.0 ms)`."""
+    delta = answer.delta
+    subject = "a step takes" if answer.knows_work else "the synchronisation takes"
+    more = "less" if delta.value < 0 else "longer"
+    if delta.low < 0 < delta.high:
+        ends = f"({duration(-delta.low)} less to {duration(delta.high)} longer)"
+        return f"{subject} {duration(abs(delta.value))} {more} {ends}"
+    return f"{subject} {with_band(absolute(delta)).replace(' (', f' {more} (', 1)}"
+
+
+def absolute(band: Band) -> Band:
+    """Return a difference as what it is more, or what it is less."""
+    return Band(-band.value, -band.high, -band.low) if band.value < 0 else band
+
+
+def prices(hours: Band, rates: Rates) -> Iterator[str]:
+    """Yield what rank-hours cost, in money and energy, where rates are known."""
+    if rates.price is not None:
+        money = Band(*(end * rates.price for end in hours.ends))
+        yield f"{with_band(money, digits)} in money, at {digits(rates.price)} a rank-hour"
+    if rates.watts is not None:
+        energy = Band(*(end * (rates.watts / 1e3) for end in hours.ends))
+        yield f"{with_band(energy, digits)} kWh, at {digits(rates.watts)} W a rank"
+
+
+def played_algorithm(played: Timeline) -> str:
+    """Return what was played in words."""
+    schedule = played.schedule
+    through = " through a switch" if schedule.switches and schedule.name == "hierarchical" else ""
+    return schedule.name + through

@@ -1,0 +1,93 @@
+"""What `ringside` says without a command and with a wrong one, and the form that every `--help` has."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from ringside.commands import GROUPS, VERBS, build_parser, main
+from ringside.commands.completion import parts_of
+
+
+def parsers() -> Iterator[argparse.ArgumentParser]:
+    """Yield the parser of every command and of its parts."""
+    for parser in parts_of(build_parser()).values():
+        yield parser
+        yield from parts_of(parser).values()
+
+
+def helped(*words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("words", [(), ("help",), ("--help",), ("-h",)])
+def test_help_lists_the_commands_in_groups_with_an_example(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert helped(*words) == 0
+    out = capsys.readouterr().out
+    assert re.findall(r"^(?!options|example)([A-Z][a-z ]+):$", out, re.MULTILINE) == list(GROUPS)
+    assert re.findall(r"^  ([a-z][\w-]+) +\w", out, re.MULTILINE) == list(VERBS)
+    assert "\n  $ ringside run -n 2 train.py\n" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert helped("help", "draw") == 0
+    text = capsys.readouterr().out
+    assert helped("draw", "--help") == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("reprot", "there is no command 'reprot' (did you mean report?);"),
+        ("whatif", "(did you mean what-if?);"),
+        ("butterfly", "there is no command 'butterfly'; `ringside help` lists them"),
+    ],
+)
+def test_a_wrong_command_is_answered_with_the_one_that_is_near(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word]) == main(["help", word]) == 2
+    assert capsys.readouterr().err.count(meant) == 2
+
+
+@pytest.mark.parametrize("parser", list(parsers()), ids=lambda parser: parser.prog)
+def test_every_help_has_one_form(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = parser.format_help()
+    # what it does, the exit statuses, the examples, each once and in this order
+    statuses = re.findall(r"^exit status: ", text, re.MULTILINE | re.IGNORECASE)
+    assert (len(statuses), text.count("\nexamples:\n  $ ringside") + text.count("\nexamples:\n  $ torchrun")) == (1, 1)
+    assert "2 usage error" in text or "doctor" in parser.prog
+    assert text.lower().index("\nexit status: ") < text.index("\nexamples:\n")
+    assert max(map(len, text.splitlines())) <= 80 or "doctor" in parser.prog
+
+
+@pytest.mark.parametrize("parser", list(parsers()), ids=lambda parser: parser.prog)
+def test_every_default_is_said_in_one_form(parser: argparse.ArgumentParser) -> None:
+    unsaid = [
+        action.dest
+        for action in parser._actions
+        if action.option_strings and action.nargs != 0 and action.default not in (None, "", 0, [], argparse.SUPPRESS)
+        if "(default: " not in str(action.help) and action.dest != "steps"  # of nothing: all
+    ]
+    assert unsaid == []
+
+
+def test_a_number_of_ranks_has_one_spelling() -> None:
+    spellings = {parser.prog.removeprefix("ringside "): set(parser._option_string_actions) for parser in parsers()}
+    ranks = {verb: found & {"-n", "--ranks", "--nproc-per-node", "--nproc"} for verb, found in spellings.items()}
+    processes, counted = {"-n", "--nproc-per-node"}, {"-n", "--ranks"}
+    assert {verb: found for verb, found in ranks.items() if found} == {
+        **dict.fromkeys(("demo", "bench", "probe"), processes),  # `run` takes its words apart by itself
+        **dict.fromkeys(("draw", "verify", "predict fit", "predict score"), counted),
+    }
