@@ -136,7 +136,7 @@ def verdict(rank: int, detected: int) -> Verdict:
     ],
 )
 def test_training_ends_when_the_fault_was_seen_for_long_enough(spec: str, verdicts: list[Verdict], last: int):
-    assert train._last_step(parse_fault(spec, 2), SimpleNamespace(verdicts=verdicts), 300) == last
+    assert train.last_step(parse_fault(spec, 2), SimpleNamespace(verdicts=verdicts), 300) == last
 
 
 def steps_of_a_rank(corpus: Path) -> tuple[list[float], list[float], list[tuple[int, ...]]]:
@@ -183,7 +183,7 @@ def test_of_every_step_the_rank_that_waited_for_nobody_counts_and_of_steps_the_m
     ours = np.array([[[0.10, 0.02, 0.05]] * 3, [[0.20, 0.01, 0.03]] * 3])
     ours[0, 2] = (9.0, 9.0, 9.0)  # one step that something else disturbed on one rank
     theirs = np.array([[[0.30, 0.06, 0.09]] * 4])
-    found = train._summarize(("ringside", ours), ("gloo", theirs))
+    found = train.summarize(("ringside", ours), ("gloo", theirs))
     assert found["ours"] == pytest.approx(
         {"step_seconds": 0.1, "exposed_seconds": 0.01, "sync_seconds": 0.03, "share": 0.1}
     )

@@ -131,7 +131,7 @@ def test_closed_forms_are_the_simulation(topology, name, size):
 
 
 @settings(max_examples=25, deadline=None)
-@given(topologies(even=True), st.sampled_from(FORMS), st.booleans(), st.floats(1, 1e9))
+@given(topologies(even=True), st.sampled_from(list(FORMS)), st.booleans(), st.floats(1, 1e9))
 def test_hierarchical_over_the_hosts(topology, outer, rings, size):
     local, hosts = topology.ranks_per_host[0], topology.hosts
     inner = {"inner": ring_reduce_scatter} if rings else {}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ringside.predict.simulation.closed_form import _FORMS
+from ringside.predict.simulation.closed_form import FORMS
 from ringside.schedule import ALGORITHMS
 
-FORMS = [name for name in ALGORITHMS if name in _FORMS or name == "hierarchical"]
+FORMS = [name for name in ALGORITHMS if name in FORMS or name == "hierarchical"]
 WITH_FORMS = [*FORMS, "ring_reduce_scatter", "ring_all_gather", "direct_reduce_scatter", "direct_all_gather"]

@@ -243,7 +243,7 @@ def main(directory: Path) -> None:
     writer.send(WorkerHello(os.getpid()))
     try:
         with HostCommunicator(plan.key, rank, plan.ranks) as comm:
-            peers = [peer for name in plan.peers if (peer := _open_peer(name, plan, rank, directory, writer))]
+            peers = [peer for name in plan.peers if (peer := open_peer(name, plan, rank, directory, writer))]
             meter = BenchMeter(comm, plan, [*ours(comm, plan.dtype, plan.op, plan.algorithms), *peers])
             gc.disable()
             writer.send(Begin("the streaming limit", 0.0))
@@ -266,7 +266,7 @@ def main(directory: Path) -> None:
     writer.close()
 
 
-def _open_peer(name: str, plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> Contender | None:
+def open_peer(name: str, plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> Contender | None:
     """Open a peer and try it on one element; report why it cannot do this dtype and reduction."""
     try:
         if name == "gloo":

@@ -103,7 +103,7 @@ class Trainer:
             raise RingsideError("RINGSIDE=off is set: there is nothing to show")
         session.event("stage", stage="training", of=limit)
         optimizer = make_optimizer(wrapped)
-        agreement = Agreement(store, self.rank, limit, lambda: _last_step(self.fault, session, limit))
+        agreement = Agreement(store, self.rank, limit, lambda: last_step(self.fault, session, limit))
         step = 0
         while agreement.goes_on(step):
             self.injector.step(step)
@@ -131,7 +131,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-def _last_step(fault: Fault | None, session: Session, limit: int) -> int:
+def last_step(fault: Fault | None, session: Session, limit: int) -> int:
     """Return how many steps there shall be as far as is known now; only rank 0 knows of verdicts."""
     if fault is None:
         return limit
@@ -256,10 +256,10 @@ def compare(model: nn.Module, session: Session, train_step: TrainStep, blocks: i
         dist.all_gather_object(everybody, side.rows)
         steps = min(map(len, everybody))
         rows.append(np.array([each[:steps] for each in everybody], dtype=np.float64).reshape(-1, steps, len(FIELDS)))
-    return _summarize((sides[0].engine, rows[0]), (sides[1].engine, rows[1]))
+    return summarize((sides[0].engine, rows[0]), (sides[1].engine, rows[1]))
 
 
-def _summarize(ours: tuple[str, Seconds], peer: tuple[str, Seconds]) -> dict[str, Any]:
+def summarize(ours: tuple[str, Seconds], peer: tuple[str, Seconds]) -> dict[str, Any]:
     """Return how two sides compare.
 
     Args:

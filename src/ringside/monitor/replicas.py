@@ -97,7 +97,7 @@ class ReplicaCheck:
                 continue
             if self._since_s is None:
                 self._since_s = self._agreed.at_s if self._agreed is not None else first.at_s
-            ranks, decided = _find_odd_ranks({rank: check.digest for rank, check in own.items()})
+            ranks, decided = find_odd_ranks({rank: check.digest for rank, check in own.items()})
             if ranks in self.open:
                 continue
             # Ranks keep the lists of their newest checks only: a later one where all still have it does as well.
@@ -178,7 +178,7 @@ class ReplicaCheck:
         return self._names[index] if index < len(self._names) else f"number {index}"
 
 
-def _find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
+def find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
     """Return the ranks outside the largest group that agrees, and True; where none is the largest, all, and False.
 
     Args:

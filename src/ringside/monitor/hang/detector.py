@@ -70,7 +70,7 @@ class HangDetector:
             earlier = min(self._excused.get((rank, places[rank]), 0.0) for rank in finding.ranks)
             if finding.waited_s <= NORMAL_WAITS * earlier:
                 return None
-        verdict = _verdict_of(finding, seen, self._pids)
+        verdict = verdict_of(finding, seen, self._pids)
         self.over = finding.kind == "dead_rank" or finding.why == "told"
         self.open, self._finding, self._began = verdict, finding, now - finding.waited_s
         self._culprits = {s.rank: s for s in seen if s.rank in finding.ranks}
@@ -148,7 +148,7 @@ _ADVICE = {
 }
 
 
-def _verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
+def verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
     """Return the verdict on a finding.
 
     Args:

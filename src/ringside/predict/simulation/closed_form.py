@@ -157,9 +157,9 @@ def _form(schedule: Schedule, e: Even, size: Floats) -> Floats | None:
         return np.zeros_like(size)
     if schedule.name == "hierarchical":
         return _hierarchical(schedule, e, size)
-    if schedule.name not in _FORMS or schedule != by_name(schedule.name, schedule.ranks):
+    if schedule.name not in FORMS or schedule != by_name(schedule.name, schedule.ranks):
         return None
-    return _FORMS[schedule.name](e, size)
+    return FORMS[schedule.name](e, size)
 
 
 # ------------------------------------------------------------------------------------------------ one by one
@@ -293,7 +293,7 @@ def _in_network(e: Even, size: Floats) -> Floats | None:
     return 2 * (switch.alpha_s + wire + e.overhead_s)
 
 
-_FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {
+FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {
     "ring": lambda e, size: _around(e, size, 2 * (e.ranks - 1), e.ranks - 1),
     "direct": lambda e, size: _to_everybody(e, size / e.ranks, True) + _to_everybody(e, size / e.ranks, False),
     "one_shot": lambda e, size: _to_everybody(e, size, True),
