@@ -67,10 +67,10 @@ def what_if(folder: str, table: StepTable) -> tuple[dict[str, Any] | None, list[
     lines = []
     if not whole.all():
         why = f"{counted(int((~whole).sum()), 'step')} of {len(whole)} lack the record of some rank and are left out"
-        lines.append(Unjudged(what=f"what if, for all steps of the run {folder}", why=why))
+        lines.append(Unjudged(what=f"what if, for all steps of the run {folder}", why=why, side=True))
     if whole.sum() < LEAST_STEPS:
         why = f"only {counted(int(whole.sum()), 'step')} of all ranks are recorded, {LEAST_STEPS} are needed"
-        return None, [Unjudged(what=f"what if, for the run {folder}", why=why)]
+        return None, [Unjudged(what=f"what if, for the run {folder}", why=why, side=True)]
     own, exposed, step = (table[name][whole] for name in TIMES)
     found = answer_what_if(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
     return as_dict(found, f"{counted(len(own), 'step')} of the Ringside run {folder}"), lines

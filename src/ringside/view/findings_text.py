@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
+from ringside.doctor.findings import Findings, Sheet, is_enough_to_judge
 from ringside.monitor.verdict import Verdict, headline
-from ringside.text import label, name_ranks, percent, rank_time
+from ringside.text import counted, figure, label, name_ranks, percent, rank_list, rank_time
 from ringside.view.verdict_text import as_sentence
 
 _MANY = 6
+MOST_STANDING_LINES = 16
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,56 @@ class FindingText:
     why: str
     price: str
     next: str
+
+
+def overall_headline(findings: Findings) -> str:
+    """Return the first line: what the files show in all; empty where the only verdict's own headline says it."""
+    if not any(note.used for note in findings.notes):
+        return "Nothing here could be read."
+    causes = [verdict for verdict in findings.verdicts if "group" in verdict.evidence]
+    if len(causes) > 1:
+        named = [
+            f"{name_ranks(cause.ranks) or 'culprit unknown'} ({cause.evidence.get('group_name') or 'group'} "
+            f"{cause.evidence['group']})"
+            for cause in causes
+        ]
+        return f"{len(causes)} causes: {'; '.join(named)}."
+    if findings.verdicts:
+        return ""
+    if not is_enough_to_judge(findings):
+        return "Not enough to judge: nothing wrong was found in what could be judged."
+    return "Nothing wrong was found."
+
+
+def files_line(findings: Findings) -> str:
+    """Return in one line how many files of which kind were read, dumps with their ranks, and how many were not."""
+    kinds = Counter(note.kind for note in findings.notes if note.used)
+    dumps = [fact["ranks"] for name, fact in findings.facts.items() if name.startswith("flight_recorder")]
+    read = []
+    for kind, count in kinds.items():
+        files = counted(count, kind if kind.endswith(("dump", "log", "trace")) else f"{kind} file".strip())
+        ranks = f" ({name_ranks(dumps[0])})" if kind == "flight-recorder dump" and len(dumps) == 1 else ""
+        read.append(files + ranks)
+    ignored = sum(not note.used for note in findings.notes)
+    parts = [f"Read: {', '.join(read) or 'nothing'}", f"ignored: {counted(ignored, 'file')}" if ignored else ""]
+    return f"{'; '.join(filter(None, parts))} (-v lists them)."
+
+
+def standing_lines(sheet: Sheet) -> list[str]:
+    """Return a table of where ranks stand as lines of text; ranks that stand alike share a line, culprits first."""
+    culprits = set(sheet.culprits)
+    rows = sorted(enumerate(sheet.rows), key=lambda item: (item[0] not in culprits, str(item[1][1:])))
+    cells = [["ranks", *sheet.columns[1:]]]
+    for _, alike in groupby(rows, key=lambda item: (item[0] in culprits, item[1][1:])):
+        same = [row for _, row in alike]
+        ranks = rank_list(int(row[0]) for row in same if row[0] is not None)
+        values = zip(sheet.columns[1:], same[0][1:], strict=True)
+        cells.append([ranks, *(figure(name, value) for name, value in values)])
+    left_out = len(cells) - 1 - MOST_STANDING_LINES
+    cells = cells[: MOST_STANDING_LINES + 1]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return [f"{sheet.title}:", *lines, *([f"… and {left_out} more rows in --json"] if left_out > 0 else [])]
 
 
 def finding_text(verdict: Verdict) -> FindingText:
@@ -33,6 +87,13 @@ def finding_text(verdict: Verdict) -> FindingText:
     )
 
 
+def _numbered(ranks: object) -> str:
+    """A list of ranks as evidence holds it, by name: `rank 3`, `ranks 0-7 and 9`."""
+    text = str(ranks)
+    head, comma, tail = text.rpartition(", ")
+    return f"{'rank' if text.isdigit() else 'ranks'} {head}{' and ' if comma else ''}{tail}"
+
+
 def _headline(verdict: Verdict) -> str:
     ranks = verdict.ranks
     who = everyone = name_ranks(ranks) or "the job"
@@ -41,6 +102,13 @@ def _headline(verdict: Verdict) -> str:
     plural = len(verdict.ranks) != 1
     if verdict.kind == "hang" and verdict.evidence.get("stopped"):
         return f"{who} stopped: the job hangs"
+    if verdict.kind == "hang" and not ranks and verdict.evidence.get("missing_dumps"):
+        waiting, dumps = (_numbered(verdict.evidence.get(name, "")) for name in ("victims", "missing_dumps"))
+        wait = "waits" if waiting.startswith("rank ") else "wait"
+        return (
+            f"hung; culprit unknown: {waiting} {wait} in collectives that never completed; the dumps of {dumps} "
+            "are missing"
+        )
     if verdict.kind == "hang" and not verdict.ranks:
         return "the job hangs"
     if verdict.kind == "mismatch":
@@ -58,6 +126,9 @@ def _headline(verdict: Verdict) -> str:
         return f"the ring is broken at {who}"
     if verdict.kind == "dead_rank":
         return f"{who} died" if verdict.ranks else "a rank died"
+    per_step = verdict.evidence.get("collectives_per_step")
+    if verdict.kind == "small_collectives" and per_step is not None and "small_ratio" not in verdict.evidence:
+        return f"{float(per_step):.0f} collectives per step are launched"
     sentence = headline(verdict).replace(everyone, who)
     if plural and not sentence.startswith("the "):
         # The monitor names one rank at a time; several get, need and wait.
