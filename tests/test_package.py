@@ -78,7 +78,7 @@ ENTRANCES = {
         "summary verdict vitals.gpu vitals.process watchers"
     ),
     "predict": (
-        "laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
+        "fit laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
         "score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if"
     ),

@@ -11,7 +11,7 @@ from tests.support.golden import Golden
 
 from ringside.commands import VERBS
 
-SUBCOMMANDS = ("predict score", "predict simulate")
+SUBCOMMANDS = ("predict fit", "predict score", "predict simulate")
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS, *SUBCOMMANDS])

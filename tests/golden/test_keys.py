@@ -35,6 +35,7 @@ COMMANDS = {
     "predict": f"predict {H100} --model 7B --memory 80GB --compute-seconds 0.2 --json",
     "predict-run": "predict --run hosts --preset ethernet-10g --hosts 2 --ranks-per-host 4 --json",
     "predict-score": "predict score data/bandwidth/aws_p5_h100_2n16g.csv --json --points",
+    "predict-fit": "predict fit data/bandwidth/aws_p5_h100_2n16g.csv -o fabric.toml --json",
     "predict-simulate": "predict simulate ring --preset ethernet-10g --hosts 4 --bytes 4MB --slow-link 1:2=4 --json",
     "what-if": f"what-if {H100} --bytes 1GB --compute-seconds 0.25 --slow-rank 3=12% --price 2.5 --watts 700 --json",
     "what-if-run": "what-if hosts --repair 5 --json",

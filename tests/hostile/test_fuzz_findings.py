@@ -27,7 +27,7 @@ from ringside.monitor.alerts.counters import MetricCounters
 from ringside.monitor.run import registry
 from ringside.monitor.run.directory import RunReader
 from ringside.predict.tables import read_tables
-from ringside.predict.topology.files import load_topology
+from ringside.predict.topology.files import load_topology, preset, to_toml
 from ringside.view.export.prometheus import render
 from ringside.view.html.doctor import doctor_page
 
@@ -362,6 +362,13 @@ def test_nothing_of_a_pickle_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "dumps" / "trace_rank_0").write_bytes(pickle.dumps({"entries": [Bomb()], "version": "2.9"}))
     assert not any(note.used for note in examine([tmp_path / "dumps"]).notes)
     assert not os.path.exists(tmp_path / "executed")
+
+
+def test_a_rate_whose_inverse_is_no_number(tmp_path: Path) -> None:
+    path = tmp_path / "topology.toml"
+    path.write_text(to_toml(preset("ethernet-10g")) + "\n[sharp]\nalpha_s = 0\nbytes_per_s = 1e-320\n")
+    with pytest.raises(UsageError, match=r"sharp\.bytes_per_s: bytes per second, at least 1e-06, not 9.99989e-321"):
+        load_topology(path)
 
 
 def test_a_topology_of_more_hosts_than_an_integer_holds(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_every_mistake_of_a_file_has_a_line():
     ("change", "words"),
     [
         (("hosts = 2", "hosts = 3"), "ranks_per_host: 3 numbers, one for every host, not 2"),
-        (("bytes_per_s = 24e9", "bytes_per_s = 0"), "inside.bytes_per_s: bytes per second, more than 0, not 0"),
+        (("bytes_per_s = 24e9", "bytes_per_s = 0"), "inside.bytes_per_s: bytes per second, at least 1e-06, not 0"),
         (("bytes_per_s = 24e9", "bytes_per_s = inf"), "inside.bytes_per_s"),
         (('kind = "pcie"', 'kind = "wool"'), "inside.kind 'wool': there are nvlink, nvswitch"),
         (("nics = 2", "nics = 0"), "nics: at least 1, not 0"),

@@ -6,14 +6,15 @@
 from ringside.predict.simulation.closed_form import closed_form
 from ringside.predict.simulation.simulate import finish_seconds, price, prices, simulate
 from ringside.predict.simulation.timeline import Culprit, PathHop, SentMessages, Timeline
-from ringside.predict.topology.files import from_probe, from_toml, load_topology, preset, presets
-from ringside.predict.topology.topology import LINK_KINDS, LinkClass, LinkOverride, Switch, Topology
+from ringside.predict.topology.files import from_probe, from_toml, load_topology, preset, presets, to_toml
+from ringside.predict.topology.topology import LINK_KINDS, LinkClass, LinkOverride, MeasuredTimes, Switch, Topology
 
 __all__ = [
     "LINK_KINDS",
     "Culprit",
     "LinkClass",
     "LinkOverride",
+    "MeasuredTimes",
     "PathHop",
     "SentMessages",
     "Switch",
@@ -29,4 +30,5 @@ __all__ = [
     "price",
     "prices",
     "simulate",
+    "to_toml",
 ]

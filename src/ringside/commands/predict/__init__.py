@@ -5,7 +5,8 @@ size, the effective batch, and whether the model fits in a rank's memory at all.
 called extrapolated where no published table supports it.
 
 `ringside predict score` holds predictions against tables of measurements: your own log of nccl-tests, its JSON, the
-output of the OSU micro-benchmarks, or a CSV. `ringside predict simulate` plays a schedule, with pictures.
+output of the OSU micro-benchmarks, or a CSV. `ringside predict fit` writes your own hardware from such tables, for
+--topology. `ringside predict simulate` plays a schedule, with pictures.
 
 Exit status: 0 fine, 1 the model fits in no way (score: no table could be scored), 2 it was asked for something that
 cannot be.
@@ -15,6 +16,8 @@ examples:
   $ ringside predict --preset ethernet-10g --hosts 8 --bytes 100MB --compute-seconds 0.25 --all
   $ ringside predict --topology probe.json --bytes 25MiB --json
   $ ringside predict --run runs/demo-1 --topology probe.json --html plan.html
+  $ ringside predict fit nccl.log -o fabric.toml
+  $ ringside predict --topology fabric.toml --hosts 64 --model 7B
   $ ringside predict simulate ring --preset dgx-h100 --hosts 2 --html ring.html
   $ ringside predict score nccl.log
   $ ringside predict score tables/*.csv --fit-below 16M --json
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 
+from ringside.commands.predict import fit as predict_fit
 from ringside.commands.predict import plan as predict_plan
 from ringside.commands.predict import score as predict_score
 from ringside.commands.predict import simulate as predict_simulate
@@ -39,7 +43,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     predict_plan.prepare_parser(parser)
     parser.set_defaults(part_run=predict_plan.run)
     parts = parser.add_subparsers(dest="part", metavar="PART", required=False)
-    for name, part in (("score", predict_score), ("simulate", predict_simulate)):
+    for name, part in (("fit", predict_fit), ("score", predict_score), ("simulate", predict_simulate)):
         sub = parts.add_parser(
             name, help=part.HELP, description=part.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )

@@ -98,23 +98,8 @@ def requested_scores(args: argparse.Namespace) -> list[Score]:
     limit = parse_size(args.fit_below, binary=True) if args.fit_below is not None else None
     if args.fit_below is not None and not limit:
         raise UsageError(f"--fit-below {args.fit_below}: a size such as 16M or 1G")
-    # A named file that is no table is refused with its reason, in a folder it is passed over; without any table the
-    # last reason is the error.
     paths = [*args.paths, *args.fit, *args.test, *args.p2p]
-    read: list[Table] = []
-    refused: list[Score] = []
-    problem: UsageError | None = None
-    for path, in_folder in _files(paths):
-        try:
-            read += [scoring.with_ranks(table, args.ranks, args.hosts) for table in read_tables(path)]
-        except UsageError as error:
-            if not in_folder:
-                problem = error
-                refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
-    if not read:
-        raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
-    tables, pairs = scoring.check_tables(read)
-    known = Knowledge(args.preset or "auto", pairs)
+    tables, known, refused = read_checked_tables(paths, args.preset or "auto", args.ranks, args.hosts)
     if args.fit:
         # a table belongs to the side on which its file, or its folder, was named
         sides = ({str(path) for path, _ in _files(names)} for names in (args.fit, args.test))
@@ -125,6 +110,39 @@ def requested_scores(args: argparse.Namespace) -> list[Score]:
     if args.preset:
         return [*refused, *(scoring.preset_only(table, known) for table in tables)]
     return [*refused, *(scoring.hold_out(table, known) for table in tables)]
+
+
+def read_checked_tables(
+    paths: Sequence[str], preset: str, ranks: int, hosts: int
+) -> tuple[list[Table], Knowledge, list[Score]]:
+    """Read tables and check their rows; a named file that is none is refused with its reason, in a folder passed over.
+
+    Args:
+        paths: Files and folders.
+        preset: What the hardware is; "auto": the tables' words say it.
+        ranks: For tables that do not say; 0: none is given.
+        hosts: Likewise.
+
+    Returns:
+        The collectives, what is known of their hardware, and what was refused.
+
+    Raises:
+        UsageError: There is no table at all; the last reason, if there was one.
+    """
+    read: list[Table] = []
+    refused: list[Score] = []
+    problem: UsageError | None = None
+    for path, in_folder in _files(paths):
+        try:
+            read += [scoring.with_ranks(table, ranks, hosts) for table in read_tables(path)]
+        except UsageError as error:
+            if not in_folder:
+                problem = error
+                refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
+    if not read:
+        raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
+    tables, pairs = scoring.check_tables(read)
+    return tables, Knowledge(preset, pairs), refused
 
 
 def _files(paths: Iterable[str]) -> list[tuple[Path, bool]]:

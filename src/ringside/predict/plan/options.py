@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,8 @@ from ringside.predict.laws.curve import BASE, PIPELINE, RATE, PipelineLaw
 from ringside.predict.laws.fabric import SPREAD, Candidate, Law
 from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
-from ringside.predict.topology.topology import Topology
+from ringside.predict.tables.table import ALL_REDUCE
+from ringside.predict.topology.topology import MeasuredTimes, Topology
 from ringside.schedule import ALGORITHMS, Round, Schedule, by_name, hierarchical, in_network, two_tree
 from ringside.text import duration
 
@@ -238,9 +239,10 @@ def collective(topology: Topology, name: str) -> Option:
     """
     if has_library(topology):
         doublings, beyond = _beyond_tables(topology)
-        law = fabric.law(topology, name)
+        law, here = _held_to_tables(topology, fabric.law(topology, name), collective=name)
         spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
-        return Option(name, LIBRARY, replace(law, spread=spread), topology.ranks - 1.0, None, None, beyond)
+        law = replace(law, spread=spread)
+        return Option(name, LIBRARY, law, topology.ranks - 1.0, None, None, beyond, measured=here)
     schedule = by_name(f"ring_{name}", topology.ranks)
     law = Law(np.zeros(2), SPREADS, name, backbone=Scheduled(schedule, topology), noise=NOISY)
     beyond = f"no published table of {name} here, priced by its schedule"
@@ -257,6 +259,7 @@ def _of_fabric(topology: Topology) -> list[Candidate]:
 def _library_option(topology: Topology, candidate: Candidate, law: Law) -> Option:
     """Return one of a library's algorithms; the band widens with every doubling of hosts beyond published tables."""
     doublings, beyond = _beyond_tables(topology)
+    law, here = _held_to_tables(topology, law, name=candidate.name)
     spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
     n, hosts = topology.ranks, topology.hosts
     inside = {"nvls": n + 1.0, "nvls_tree": float(n + hosts) + 2.0 * (hosts - 1)}  # every host's switch, and a tree
@@ -271,16 +274,55 @@ def _library_option(topology: Topology, candidate: Candidate, law: Law) -> Optio
     over = "no published table is of an oversubscribed network" if topology.oversubscription > 1 else ""
     rail = "no published table is of a host with a rail less" if topology.host_rates else ""
     beyond = "; ".join(filter(None, [sharp, over, rail, beyond]))
-    return Option(candidate.name, LIBRARY, replace(law, spread=spread), sent, host_sent, rounds, beyond)
+    law = replace(law, spread=spread)
+    return Option(candidate.name, LIBRARY, law, sent, host_sent, rounds, beyond, measured=here)
 
 
 def _beyond_tables(topology: Topology) -> tuple[float, str]:
-    """Return how many doublings of the hosts lie beyond published tables, and that in words."""
+    """Return how many doublings of the hosts lie beyond published tables and own ones, and that in words."""
     rack = max(topology.ranks_per_host) > 16
     most, unit = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")
-    if topology.hosts <= most:
+    own = max((len(times.ranks_per_host) for times in topology.measured), default=0)
+    if topology.hosts <= max(most, own):
         return 0.0, ""
-    return math.log2(topology.hosts / most), f"published tables end at {most} {unit}"
+    whose = "your tables end" if own > most else "published tables end"
+    return math.log2(topology.hosts / max(most, own)), f"{whose} at {max(most, own)} {unit}"
+
+
+def _held_to_tables(
+    topology: Topology, law: Law, name: str = "", collective: str = ALL_REDUCE
+) -> tuple[Law, Calibration | None]:
+    """Return a law moved by what tables of the same hardware had beside theirs, and a table's own fit of this scale.
+
+    Tables of the same collective count, or where there is none those of all-reduce: whatever makes a cluster slower
+    than its datasheet makes all of its collectives so.
+
+    Args:
+        topology: With what was measured of it.
+        law: What is expected at its scale.
+        name: Of the algorithm, where the collective is an all-reduce.
+        collective: Which.
+    """
+    own = [times for times in topology.measured if times.collective == collective]
+    own = own or [times for times in topology.measured if times.collective == ALL_REDUCE]
+    if not own:
+        return law, None
+    base = replace(topology, overrides=(), host_rates=(), measured=())
+    fitted, here = [], None
+    for times in own:
+        scale = replace(base, ranks_per_host=times.ranks_per_host, nics=times.nics)
+        fitted.append(_fit_of(scale, times))
+        chosen = fabric.chosen_by_nccl(fabric.candidates(scale)).name
+        forced = [each.name for each in _of_fabric(scale) if times.algorithm.lower().startswith(each.name)]
+        alike = collective != ALL_REDUCE or (*forced, chosen)[0] == name
+        if times.collective == collective and times.ranks_per_host == topology.ranks_per_host and alike:
+            here = fitted[-1]
+    return transfer(fitted, law), here
+
+
+@cache
+def _fit_of(scale: Topology, times: MeasuredTimes) -> Calibration:
+    return fit(times.sizes_bytes, times.times_s, fabric.law(scale, times.collective, times.algorithm))
 
 
 # ------------------------------------------------------------------------------------------------ by schedule

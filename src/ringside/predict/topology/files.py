@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
-from ringside.predict.topology.topology import LinkClass, LinkOverride, Switch, Topology
+from ringside.predict.topology.topology import LinkClass, LinkOverride, MeasuredTimes, Switch, Topology
 
 # -------------------------------------------------------------------------------------------------
 # A topology in TOML; one line per mistake. All its keys::
@@ -43,6 +44,14 @@ from ringside.predict.topology.topology import LinkClass, LinkOverride, Switch, 
 # [[override]]                    # a link that differs, both ways unless one_way = true
 # hosts = [0, 1]                  # or ranks = [3, 4]
 # bytes_per_s = 3e9
+# [[measured]]                    # times of collectives on this hardware: `ringside predict fit` writes them
+# ranks_per_host = [8, 8]
+# nics = 8
+# collective = "all_reduce"
+# algorithm = "auto"              # or the one that was forced: "ring"
+# sizes_bytes = [1048576, 1073741824]
+# times_s = [8.1e-5, 0.0058]
+# source = "nccl.log"
 # [source]
 # "inside.alpha_s" = "measured"
 
@@ -56,6 +65,15 @@ _NUMBER, _WHOLE, _TEXT, _FLAG = "a number", "a whole number", "text", "true or f
 _LINK = {"kind": _TEXT, "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "host_bytes_per_s": _NUMBER}
 _SWITCH = {"alpha_s": _NUMBER, "bytes_per_s": _NUMBER}
 _OVERRIDE = {"hosts": "pair", "ranks": "pair", "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "one_way": _FLAG}
+_MEASURED = {
+    "ranks_per_host": "ranks",
+    "nics": _WHOLE,
+    "sizes_bytes": "figures",
+    "times_s": "figures",
+    "collective": _TEXT,
+    "algorithm": _TEXT,
+    "source": _TEXT,
+}
 _KEYS = {
     "schema": _WHOLE,
     "name": _TEXT,
@@ -111,6 +129,14 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
         a, b = table[of]
         for src, dst in [(a, b)] if table.get("one_way", False) else [(a, b), (b, a)]:
             overrides.append(LinkOverride(src, dst, table.get("alpha_s"), table.get("bytes_per_s"), of))
+    measured = []
+    for number, table in enumerate(data.get("measured", []), 1):
+        lists = {key: tuple(table[key]) for key in ("ranks_per_host", "sizes_bytes", "times_s")}
+        try:
+            measured.append(MeasuredTimes(**table | lists))
+        except UsageError as error:
+            lines = str(error).splitlines()
+            raise UsageError("\n".join(f"{origin}: measured {number}.{line}" for line in lines)) from None
     simple = {
         key: data[key] for key in _KEYS if key in data and key not in ("schema", "name", "hosts", "ranks_per_host")
     }
@@ -118,6 +144,7 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
         name=data.get("name", origin),
         ranks_per_host=tuple(per) if isinstance(per, list) else (per,) * max(data["hosts"], 0),
         overrides=tuple(overrides),
+        measured=tuple(measured),
         sources=dict(data.get("source", {})),
         **simple,
         **tables,
@@ -129,14 +156,19 @@ def _mistakes(data: Mapping[str, Any]) -> list[str]:
     found = [f"{key}: is missing" for key in ("schema", "hosts", "ranks_per_host") if key not in data]
     if data.get("schema", SCHEMA) != SCHEMA:
         found.append(f"schema: this is read as {SCHEMA}, not {data['schema']!r}")
-    plain = {key: value for key, value in data.items() if key not in (*_TABLES, "override", "source")}
+    plain = {key: value for key, value in data.items() if key not in (*_TABLES, "override", "measured", "source")}
     found += _wrong_keys("", plain, _KEYS)
     for name, keys in _TABLES.items():
         if name in data:
             found += _wrong_table(name, data[name], keys, _NEEDED.get(name, ("alpha_s", "bytes_per_s")))
-    overrides = data.get("override", [])
-    if not isinstance(overrides, list):
-        return [*found, "override: begin each with [[override]], in double brackets"]
+    overrides, measured = data.get("override", []), data.get("measured", [])
+    for name, tables in (("override", overrides), ("measured", measured)):
+        if not isinstance(tables, list):
+            return [*found, f"{name}: begin each with [[{name}]], in double brackets"]
+    for number, table in enumerate(measured, 1):
+        found += _wrong_table(
+            f"measured {number}", table, _MEASURED, ("ranks_per_host", "nics", "sizes_bytes", "times_s")
+        )
     for number, table in enumerate(overrides, 1):
         found += _wrong_table(f"override {number}", table, _OVERRIDE, ())
         if isinstance(table, dict) and ("hosts" in table) == ("ranks" in table):
@@ -177,8 +209,53 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "counts": lambda value: (
         _is_whole(value) or (isinstance(value, list) and bool(value) and all(map(_is_whole, value)))
     ),
+    "ranks": lambda value: isinstance(value, list) and bool(value) and all(map(_is_whole, value)),
+    "figures": lambda value: isinstance(value, list) and all(map(_CHECKS[_NUMBER], value)),
 }
-_WORDS = {"pair": "two whole numbers such as [0, 1]", "counts": "a whole number, or one for every host"}
+_WORDS = {
+    "pair": "two whole numbers such as [0, 1]",
+    "counts": "a whole number, or one for every host",
+    "ranks": "a list of whole numbers, one for every host",
+    "figures": "a list of numbers",
+}
+
+
+def to_toml(topology: Topology, comment: str = "") -> str:
+    """Return a topology as TOML that `from_toml` reads; what cannot be said there (`host_rates`) is refused.
+
+    Args:
+        topology: What is written.
+        comment: Lines above it.
+
+    Raises:
+        UsageError: Rates of single hosts are known of it, from a probe: there is no key for them.
+    """
+    if topology.host_rates:
+        raise UsageError(f"{topology.name}: rates of its hosts were probed, and TOML has no key for them")
+    per = topology.ranks_per_host
+    whole: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": topology.name,
+        "hosts": topology.hosts,
+        "ranks_per_host": per[0] if len(set(per)) == 1 else list(per),
+    }
+    whole |= {key: value for key in list(_KEYS)[4:] if (value := getattr(topology, key)) is not None}
+    tables = [(f"[{name}]", asdict(value)) for name in _TABLES if (value := getattr(topology, name)) is not None]
+    for link in topology.overrides:
+        pair = {link.of: [link.src, link.dst], "alpha_s": link.alpha_s, "bytes_per_s": link.bytes_per_s}
+        tables.append(("[[override]]", pair | {"one_way": True}))
+    tables += [("[[measured]]", asdict(times)) for times in topology.measured]
+    tables += [("[source]", topology.sources)] if topology.sources else []
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    for heading, table in (("", whole), *tables):
+        lines += ["", heading] if heading else []
+        # A basic string, a number, a boolean and a list of them are written in TOML as in JSON.
+        lines += [
+            f"{key if key.isidentifier() else json.dumps(key)} = {json.dumps(value)}"
+            for key, value in table.items()
+            if value is not None
+        ]
+    return "\n".join(lines) + "\n"
 
 
 # -------------------------------------------------------------------------------------------------

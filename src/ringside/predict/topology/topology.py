@@ -94,11 +94,14 @@ class LinkOverride:
     of: str = "ranks"
 
 
+LEAST_RATE = 1e-6  # bytes per second; what is divided by less may be no number any more
+
+
 def wrong_rate(name: str, value: float | None) -> list[str]:
     """Return what is wrong with a rate, as lines; None is fine."""
-    if value is None or (math.isfinite(value) and value > 0):
+    if value is None or (math.isfinite(value) and value >= LEAST_RATE):
         return []
-    return [f"{name}: bytes per second, more than 0, not {value:g}"]
+    return [f"{name}: bytes per second, at least {LEAST_RATE:g}, not {value:g}"]
 
 
 def wrong_delay(name: str, value: float) -> list[str]:
@@ -110,6 +113,50 @@ def raise_mistakes(mistakes: Sequence[str]) -> None:
     """Raise a `UsageError` with one line per mistake, if there is any."""
     if mistakes:
         raise UsageError("\n".join(mistakes))
+
+
+# -------------------------------------------------------------------------------------------------
+# The hardware: hosts, ranks, links; and what was timed on it.
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTimes:
+    """Times of a collective that were measured on the hardware, at one number of its hosts and ranks.
+
+    Args:
+        ranks_per_host: Ranks of every host that took part.
+        nics: Network interfaces of each that they used.
+        sizes_bytes: Sizes of the tensor, [n], n ≥ 1.
+        times_s: What each took, seconds, [n].
+        collective: `all_reduce`, or another key of `ringside.predict.tables.table.BUS_FACTORS`.
+        algorithm: As the table names it; "auto": the library's choice.
+        source: Where it comes from, such as the name of a log.
+
+    Raises:
+        UsageError: A figure cannot be; the message has a line for each.
+    """
+
+    ranks_per_host: tuple[int, ...]
+    nics: int
+    sizes_bytes: tuple[float, ...]
+    times_s: tuple[float, ...]
+    collective: str = "all_reduce"
+    algorithm: str = "auto"
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        figures = (*self.sizes_bytes, *self.times_s)
+        mistakes = []
+        if not self.sizes_bytes or len(self.sizes_bytes) != len(self.times_s):
+            counts = f"{len(self.sizes_bytes)} and {len(self.times_s)}"
+            mistakes.append(f"sizes_bytes and times_s: as many of one as of the other, at least 1, not {counts}")
+        if not all(math.isfinite(figure) and figure > 0 for figure in figures):
+            mistakes.append("sizes_bytes and times_s: numbers more than 0")
+        if min(self.ranks_per_host, default=0) < 1 or sum(self.ranks_per_host) < 2:
+            mistakes.append(f"ranks_per_host: two ranks or more, not {list(self.ranks_per_host)}")
+        if self.nics < 1:
+            mistakes.append(f"nics: at least 1, not {self.nics}")
+        raise_mistakes(mistakes)
 
 
 RAILS = ("pooled", "own")
@@ -138,6 +185,7 @@ class Topology:
         overhead_s: What a rank does for every message that it sends or takes, seconds.
         overrides: Links that differ.
         host_rates: For every host what all its links carry together, (out, in) in bytes/s; empty: `nics` interfaces.
+        measured: What collectives took on this hardware, at any number of hosts; predictions are held to it.
         sources: Where each number comes from, by its name such as `inside.alpha_s`.
 
     Raises:
@@ -158,6 +206,7 @@ class Topology:
     overhead_s: float = 0.0
     overrides: tuple[LinkOverride, ...] = ()
     host_rates: tuple[tuple[float, float], ...] = ()
+    measured: tuple[MeasuredTimes, ...] = ()
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

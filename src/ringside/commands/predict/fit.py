@@ -1,0 +1,125 @@
+"""Hold what is predicted to your own tables: fit them, say how well they are met, and write the hardware to a file.
+
+Reads what `ringside predict score` reads: logs of nccl-tests, the JSON of its -J, CSV; a folder stands for the tables
+in it. The hardware is taken from the tables' words (the GPUs' names in a log), or from --preset. Tables of several
+numbers of hosts of one cluster go into one file: the more, the surer is what lies beyond them. The file has the
+hardware and the rows that were measured, and `ringside predict --topology FILE` moves its laws by them.
+
+How good the fit is, is told by rows that had no part in it: every second one of each table; with tables of several
+scales also each table by the others.
+
+Exit status: 0 written, 2 no table can be fitted, or the file cannot be written.
+
+examples:
+  $ ringside predict fit nccl.log -o fabric.toml
+  $ ringside predict fit 1node.log 2nodes.log --preset dgx-h100 -o fabric.toml
+  $ ringside predict --topology fabric.toml --hosts 64 --model 7B
+
+keys of --json (errors are ratios: 0.07 is 7 %):
+  schema, path, topology (in words), tables[]: name, ranks, hosts, collective, algorithm, rows, flagged,
+  latency_s and algbw_bytes_per_s (expected, value, low, high), held_out and other_scales (mape, band_coverage, rows;
+  null where too few rows or scales are there)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ringside.commands.predict.score import read_checked_tables
+from ringside.errors import UsageError
+from ringside.files import write_user_file
+from ringside.predict import score as scoring
+from ringside.predict.fit import TableFit, fit_tables, measured_topology
+from ringside.predict.score import Score
+from ringside.predict.topology.files import to_toml
+from ringside.text import counted, duration, percent, rate
+
+HELP = "fit your own tables, and write hardware whose predictions are held to them"
+SCHEMA = 1
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ringside predict fit`."""
+    add = parser.add_argument
+    add("paths", metavar="TABLE", nargs="+", help="nccl-tests log or JSON, CSV, or a folder of them")
+    add("-o", "--output", type=Path, metavar="FILE", required=True, help="the hardware, as TOML")
+    add("--preset", metavar="NAME", default="auto", help="what it is: a preset or a topology (default: by its words)")
+    add("--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
+    add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
+    add("--json", action="store_true", help="print JSON; the keys are listed above")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit the tables, write the topology, print how well it meets them."""
+    tables, known, refused = read_checked_tables(args.paths, args.preset, args.ranks, args.hosts)
+    if refused:
+        raise UsageError(refused[0].refused)
+    topology = measured_topology(tables, known)
+    found = [as_data(fitted) for fitted in fit_tables(tables, known)]
+    comment = f"What was measured is in the tables [[measured]].\nringside predict --topology {args.output} --hosts N"
+    try:
+        write_user_file(args.output, to_toml(topology, comment))
+    except OSError as error:
+        raise UsageError(f"cannot write {args.output}: {error.strerror}") from error
+    if args.json:
+        told = {"schema": SCHEMA, "path": str(args.output), "topology": topology.describe(), "tables": found}
+        print(json.dumps(told, indent=1))
+        return 0
+    print(f"{args.output}: {topology.describe()}, held to {counted(len(found), 'table')}")
+    for one in found:
+        print("\n" + "\n".join(table_lines(one)))
+    for table in tables:
+        for flag in scoring.line_flags(table):
+            print(f"not used: {table.name}, line {flag.line}: {flag.reason}")
+    print(f"\nnext: ringside predict --topology {args.output} --hosts 64 --model 7B")
+    return 0
+
+
+def as_data(found: TableFit) -> dict[str, Any]:
+    """Return what a table showed as plain data: the keys are those of the module's text."""
+    table = found.table
+    figures = zip(("latency_s", "algbw_bytes_per_s"), (found.latency_s, found.algbw), found.expected, strict=True)
+
+    def met(score: Score | None) -> dict[str, Any] | None:
+        if score is None or score.errors is None:
+            return None
+        return {"mape": score.errors.mape, "band_coverage": score.band_coverage, "rows": len(score.scored)}
+
+    return {
+        "name": table.name,
+        "ranks": table.ranks,
+        "hosts": table.hosts,
+        "collective": table.collective,
+        "algorithm": table.algorithm or "auto",
+        "rows": len(table.rows),
+        "flagged": len(scoring.line_flags(table)),
+        **{name: {"expected": expected} | asdict(band) for name, band, expected in figures},
+        "held_out": met(found.held_out),
+        "other_scales": met(found.other_scales),
+    }
+
+
+def table_lines(found: dict[str, Any]) -> list[str]:
+    """Return what a table showed, in lines."""
+    hosts = f" on {counted(found['hosts'], 'host')}" if found["hosts"] else ""
+    lines = [f"{found['name']}: {found['collective']}, {counted(found['ranks'], 'rank')}{hosts}, {found['rows']} rows"]
+    for key, label, words in (("latency_s", "latency", duration), ("algbw_bytes_per_s", "algbw, large", rate)):
+        figure = found[key]
+        band = f"{words(figure['low'])} to {words(figure['high'])}"
+        lines.append(
+            f"  {label:<13} {words(figure['value'])} ({band}); expected of the hardware {words(figure['expected'])}"
+        )
+    for key, label, what in (
+        ("held_out", "check", "of rows that had no part in a fit of the others"),
+        ("other_scales", "other scales", "from the tables of other scales alone"),
+    ):
+        if met := found[key]:
+            held = f"the 95% band holds {percent(met['band_coverage'], 1)} of {met['rows']} rows"
+            lines.append(f"  {label:<13} error {percent(met['mape'], 1)} {what}; {held}")
+    if not found["held_out"]:
+        lines.append(f"  check         none: {found['rows']} usable rows are too few to leave some out")
+    return lines
