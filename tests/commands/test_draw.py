@@ -70,6 +70,8 @@ def test_what_is_drawn_is_said(argv: tuple[str, ...], first: str, capsys: pytest
         (("ring", "-n", "0"), "ring needs at least 1 rank, not 0"),
         (("butterfly", "-n", "4"), "no algorithm 'butterfly'; there are chain, direct"),
         (("ring",), "say how many ranks: -n 4"),
+        (("rign",), "did you mean ring?"),
+        (("hierarchical",), "say how many ranks: --hosts 3,2,4"),
         (("ring", "--hosts", "2,2"), "--hosts is for hierarchical"),
         (("hierarchical", "-n", "5", "--hosts", "2,2"), "are 4 ranks, not 5"),
         (("hierarchical", "--hosts", "2,x"), "--hosts takes numbers such as 3,2,4"),

@@ -15,6 +15,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import difflib
 from pathlib import Path
 
 from ringside.errors import RingsideError, UsageError
@@ -58,6 +59,11 @@ def run(args: argparse.Namespace) -> int:
 def requested_schedule(args: argparse.Namespace) -> Schedule:
     """Return the schedule that the arguments describe; raise `UsageError` where they do not fit together."""
     name, ranks = args.algorithm, args.ranks
+    known = (*ALGORITHMS, *COLLECTIVES)
+    if name not in known:
+        there_are = f"there are {', '.join(sorted(ALGORITHMS))}"
+        alike = difflib.get_close_matches(name, known, n=1)
+        raise UsageError(f"no algorithm {name!r}; {f'did you mean {alike[0]}?' if alike else there_are}")
     if args.hosts is not None:
         sizes = _numbers("--hosts", args.hosts, "3,2,4")
         if name != "hierarchical":
@@ -66,7 +72,8 @@ def requested_schedule(args: argparse.Namespace) -> Schedule:
             raise UsageError(f"--hosts {args.hosts} are {sum(sizes)} ranks, not {ranks}; leave -n out")
         schedule = hierarchical(sizes)
     elif ranks is None:
-        raise UsageError("say how many ranks: -n 4")
+        needed = "--hosts 3,2,4, the ranks of every host, or -n 8" if name == "hierarchical" else "-n 4"
+        raise UsageError(f"say how many ranks: {needed}")
     else:
         schedule = by_name(name, ranks)
         if args.root is not None:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ringside.errors import UsageError
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
 from ringside.text import duration, signed_percent
@@ -50,7 +51,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild the report; print the verdict, a table of ranks, and the report's path as the last line."""
+    if args.perfetto is None and args.steps != (None, None):
+        raise UsageError("--steps needs --perfetto FILE: the report is about all steps")
     if args.perfetto is not None:
+        if not args.perfetto.name.endswith((".json", ".json.gz")):
+            raise UsageError(f"--perfetto {args.perfetto}: give a file that ends in .json or .json.gz")
         run = Run(args.run_dir)
         steps = steps_between(run.table, *args.steps)
         records = [record for record in RunReader(args.run_dir).iterate() if record.step in steps]

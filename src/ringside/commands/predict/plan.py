@@ -20,7 +20,7 @@ from ringside.predict.plan.options import AUTO
 from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
 from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
-from ringside.text import size_bytes
+from ringside.text import size, size_bytes
 from ringside.view.html.plan import plan_page
 from ringside.view.plan_text import full_plan, short_plan
 from ringside.view.run.recorded import Run
@@ -65,7 +65,7 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="COUNT", help="parameters: 70B, 350M")
     add("--params-from", metavar="MODULE:FACTORY", help="count those of the model that FACTORY() returns; imports it")
-    add("--bytes", metavar="SIZE", help="of all gradients: 1GB is 10^9, 1GiB and 1G (as in nccl-tests) are 2^30")
+    add("--bytes", metavar="SIZE", help="of all gradients (1GB): 1GB is 10^9, 1GiB and 1G (as in nccl-tests) are 2^30")
     add("--dtype", choices=sorted(WEIGHT_BYTES), default="bf16", help="of weights and gradients (default: bf16)")
 
 
@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(found), indent=1))
     else:
         print(printable_lines("\n".join(full_plan(found) if args.all else short_plan(found))))
+    if not (args.run or args.bytes or args.model or args.params_from):
+        print(f"({size(DEFAULT_BYTES)} of gradients assumed: say --bytes or --model)", file=sys.stderr)
     if args.html is not None:
         write_page(args.html, plan_page(found))
     unfit = found.fit is not None and found.fit.refused and found.sharded is None
@@ -110,8 +112,10 @@ def plan_question(args: argparse.Namespace) -> PlanQuestion:
         question = replace(measured, measured=step.measured, ran=step.buckets)
     else:
         topology = hardware(args)
-        size, parameters = gradient_bytes(args)
-        question = PlanQuestion(topology, size, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds)
+        nbytes, parameters = gradient_bytes(args)
+        question = PlanQuestion(
+            topology, nbytes, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds
+        )
     return replace(
         question,
         algorithm=args.algorithm.lower().replace("-", "_"),
