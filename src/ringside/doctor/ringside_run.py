@@ -19,6 +19,7 @@ from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unju
 from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.replay import answer_what_if, as_dict, step_recording
 from ringside.errors import RingsideError
+from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
@@ -154,6 +155,9 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
     text = f"{counted(steps, 'step')} of {counted(ranks, 'rank')}{cut}"
     few = [] if steps else [Unjudged(what=f"who held the run {folder} up", why="no step was recorded")]
+    assessment = msgspec.convert(summary["assessment"], Assessment)
+    if steps and assessment.state == "undecided":
+        few = [Unjudged(what=f"whether a rank held the run {folder} up", why=describe_assessment(assessment).rstrip("."))]
     replayed, left_out = what_if(folder, table)
     culprits = {rank for verdict in verdicts for rank in verdict.ranks}
     rank_rows = summary["ranks"]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
+from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline
@@ -62,24 +65,37 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     )
 
 
-def no_verdict(summary: dict[str, Any]) -> str:
+def assessment_of(summary: Mapping[str, Any]) -> Assessment | None:
+    """Return how sure a run without a verdict makes us that all is well; None where its summary is too old to say."""
+    try:
+        return msgspec.convert(summary["assessment"], Assessment)
+    except (KeyError, *UNDECODABLE):
+        return None
+
+
+def no_verdict(summary: Mapping[str, Any]) -> str:
     """Return the headline of a run without a verdict: all is well, or too little was seen to say so."""
     if not summary["steps"]:
         return "No step was recorded."
     if summary["steps"] < FEWEST_STEPS:
         return "Too few steps for a verdict."
+    found = assessment_of(summary)
+    if found is not None and found.state == "undecided":
+        return "No verdict."
     return "No rank held this job up."
 
 
-def all_is_well(summary: dict[str, Any]) -> str:
-    """Return one sentence with the numbers that say that no rank held the job up."""
+def all_is_well(summary: Mapping[str, Any]) -> str:
+    """Return in a few sentences how sure it is that no rank held the job up, with the numbers."""
     if not summary["steps"]:
         return "The run ended before its first step did."
     known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
     if len(known) < 2:
         return "There is nobody to wait for: one rank is all there is."
     steps = f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}"
-    return f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
+    over = f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
+    found = assessment_of(summary)
+    return over if found is None or not (words := describe_assessment(found)) else f"{words} {over}"
 
 
 def _of_two(text: str, summary: dict[str, Any]) -> str:
