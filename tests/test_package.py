@@ -61,9 +61,9 @@ ENTRANCES = {
     "engine": (
         "algorithm buffers collectives communicator cost.network dtypes net.attribution net.collectives "
         "net.exchange.compression net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
-        "net.exchange.signature net.exchange.types net.hierarchical net.host_slices net.rank_map net.reduction "
+        "net.exchange.signature net.hierarchical net.context net.rank_map net.reduction "
         "probe.links probe.prober probe.reachability request runtime.interrupts runtime.lifecycle runtime.queue "
-        "runtime.worker settings shm.communicator shm.log shm.memory shm.split transports.base transports.gloo "
+        "runtime.worker settings shm.communicator shm.log shm.memory transports.base transports.gloo "
         "transports.gloo_all_reduce tuner.drift tuner.explain tuner.selector"
     ),
     "faults": "inject",
@@ -73,12 +73,12 @@ ENTRANCES = {
     "monitor": (
         "alerts.book alerts.counters alerts.live collector hang.attribution hang.detector "
         "hang.rank_state job.collectives job.questions links.sampler replicas "
-        "run.directory run.events run.records run.registry run.table "
-        "slow_rank.verdict slow_rank.window_test stats step_clock.clock step_clock.draft "
-        "summary verdict vitals.gpu vitals.process watchers"
+        "run.directory run.records run.registry run.table "
+        "slow_rank.verdict slow_rank.window_test stats step_clock "
+        "summary verdict vitals.gpu vitals.process"
     ),
     "predict": (
-        "fit laws.calibrate laws.knowledge plan.bound plan.buckets plan.memory plan.options plan.plan plan.ranking "
+        "fit laws.calibrate laws.knowledge plan.buckets plan.memory plan.options plan.plan "
         "score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if"
     ),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
-from ringside.engine.net.exchange.ordering import slots_of
+from ringside.engine.net.exchange.ordering import find_order
 from ringside.engine.settings import Settings
 from ringside.schedule import Schedule, traffic
 
@@ -133,8 +133,8 @@ def played_bytes(schedule: Schedule, size_bytes: int, bytes_per_s: float | None 
     """
     per_chunk, size = size_bytes / schedule.chunks, messages_of(schedule, size_bytes, bytes_per_s)
     segments = max(-(-per_chunk // size.segment_bytes), 1)
-    slots = slots_of(schedule, [int(segments)] * schedule.chunks, size.window)
-    return None if slots is None else slots * per_chunk / segments
+    found = find_order(schedule, (int(segments),) * schedule.chunks, size.window)
+    return None if found is None else found[1] * per_chunk / segments
 
 
 def chain(schedule: Schedule) -> int:

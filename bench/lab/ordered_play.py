@@ -123,7 +123,7 @@ class _Play:
             for (k, chunk, s), places in order.receives:
                 number_of = plan.receives[k, chunk]
                 takes.append(_Take(number_of, s, tuple(zip(flat[number_of].sources, places, strict=True))))
-        apart = order is None and rounds_apart(schedule, [segments] * schedule.chunks)
+        apart = order is None and rounds_apart(schedule, (segments,) * schedule.chunks)
         done = [0] * len(plan.dependents)
         self.vertices.append(_Vertex(takes, order is not None, done, rounds if apart else None))
 

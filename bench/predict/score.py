@@ -16,8 +16,7 @@ from bench.common import ROOT, make_parser
 
 from ringside.predict import score
 from ringside.predict.laws import calibrate, fabric
-from ringside.predict.laws.curve import DEPTH, PIPELINE, RAMP
-from ringside.predict.laws.fabric import nvls_rate
+from ringside.predict.laws.fabric import DEPTH, PIPELINE, RAMP, nvls_rate
 from ringside.predict.laws.knowledge import Knowledge, named_topology
 from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
@@ -177,7 +176,7 @@ _fits: dict[str, tuple[int, float, float]] = {}
 
 def _ramps(rest: Sequence[Table]) -> Callable[[], None]:
     """Set ramp and depth to the medians of what the tables show by themselves."""
-    before = fabric.RAMP, fabric.DEPTH
+    before = fabric.RAMPS, fabric.DEPTHS
     for table in rest:
         if table.name not in _fits and (topology := named_topology(table)) is not None:
             law = fabric.law(topology, table.collective, table.algorithm)
@@ -185,15 +184,15 @@ def _ramps(rest: Sequence[Table]) -> Callable[[], None]:
             assert law.backbone is PIPELINE
             _fits[table.name] = (fabric.reach(topology), float(theta[RAMP]), float(theta[DEPTH]))
     known = [_fits[table.name] for table in rest if table.name in _fits]
-    for place, name in ((1, "RAMP"), (2, "DEPTH")):
+    for place, name in ((1, "RAMPS"), (2, "DEPTHS")):
         usual = getattr(fabric, name)
         each = [[one[place] for one in known if one[0] == reach] for reach in range(len(usual))]
         found = [float(np.exp(np.median(values))) if values else usual[i] for i, values in enumerate(each)]
         _put(fabric, name, tuple(found))
 
     def undo() -> None:
-        _put(fabric, "RAMP", before[0])
-        _put(fabric, "DEPTH", before[1])
+        _put(fabric, "RAMPS", before[0])
+        _put(fabric, "DEPTHS", before[1])
 
     return undo
 

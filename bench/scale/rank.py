@@ -18,7 +18,7 @@ from bench.scale.shared import Shared
 from torch.distributed import TCPStore
 from torch.testing._internal.distributed import fake_pg
 
-from ringside.monitor.step_clock.draft import SyncTimes
+from ringside.monitor.step_clock import SyncTimes
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.recording import session as sessions
 from ringside.pytorch.recording.settings import RecordingSettings

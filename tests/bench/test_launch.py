@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringside.bench.launch import rank_commands, run_ranks
+from ringside.bench.launch import _rank_commands, run_ranks
 from ringside.bench.messages import Begin, Done, Limit, Message, MessageReader, Sample, WorkerHello, Writer
 from ringside.bench.plan import BenchPlan
 from ringside.errors import RingsideError
@@ -76,10 +76,10 @@ def test_a_rank_that_fails_says_why():
 
 
 def test_mpi_takes_one_mpirun_and_nothing_else_does(tmp_path: Path):
-    ((command, _),) = rank_commands(plan(ranks=3, peers=("mpi",)), tmp_path)
+    ((command, _),) = _rank_commands(plan(ranks=3, peers=("mpi",)), tmp_path)
     assert command[0] == "mpirun"
     assert command[command.index("-n") + 1] == "3"
-    started = rank_commands(plan(ranks=3, peers=("gloo",)), tmp_path)
+    started = _rank_commands(plan(ranks=3, peers=("gloo",)), tmp_path)
     assert [environment for _, environment in started] == [{"RANK": "0"}, {"RANK": "1"}, {"RANK": "2"}]
 
 

@@ -14,7 +14,7 @@ from ringside.bench import launch, worker
 from ringside.bench import worker as check
 from ringside.bench import worker as measure
 from ringside.bench.messages import Begin, Done, Failed, Message, Skipped, WorkerHello
-from ringside.bench.peers.contender import Contender
+from ringside.bench.peers import Contender
 from ringside.bench.plan import ITEM_BYTES, BenchPlan
 from ringside.bench.worker import BenchMeter
 from ringside.errors import RingsideError
@@ -246,7 +246,7 @@ def test_what_is_wrong_is_counted_over_many_periods() -> None:
 
 def told(*reports: list[Message], log: str = "", returned: tuple[int | None, ...] = ()) -> str:
     processes: Any = [SimpleNamespace(returncode=status) for status in returned or (0,) * len(reports)]
-    return launch.what_happened(processes, list(reports), log)
+    return launch._what_happened(processes, list(reports), log)
 
 
 def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
@@ -297,7 +297,7 @@ class Child:
 
 def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
     children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
-    launch.end_ranks(children)
+    launch._end_ranks(children)
     assert [child.told for child in children] == [
         ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
     ]  # fmt: skip
@@ -310,11 +310,11 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
     seen: list[Any] = []
     reader: Any = SimpleNamespace(read=lambda: [WorkerHello(len(seen))])
     reports: Any = [[], []]
-    launch.follow_ranks([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
+    launch._follow_ranks([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
     assert [rank for rank, _ in seen] == [0, 1] * 2
     assert [len(report) for report in reports] == [2, 2]
     assert now[0] == pytest.approx(100.1)
-    launch.follow_ranks([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
+    launch._follow_ranks([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
     assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
 
 
@@ -325,7 +325,7 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
             monkeypatch.setenv("OMP_NUM_THREADS", given)
         with (tmp_path / "log").open("wb") as log:
             script = "echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$; echo $$ >&2"
-            child = launch.start_rank(["sh", "-c", script], {"RANK": "7"}, log.fileno())
+            child = launch._start_rank(["sh", "-c", script], {"RANK": "7"}, log.fileno())
         assert child.wait(60) == 0
         told, session, pid = (tmp_path / "log").read_text().splitlines()
         assert (told, int(session)) == (expected, int(pid))
@@ -335,7 +335,7 @@ def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.Monke
     asked = BenchPlan(key="test", ranks=3, sizes_bytes=(4,), peers=("gloo", "mpi"))
     for user, flags in ((0, ["--allow-run-as-root"]), (1000, [])):
         monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
-        ((command, environ),) = launch.rank_commands(asked, tmp_path)
+        ((command, environ),) = launch._rank_commands(asked, tmp_path)
         assert command[: 1 + len(flags)] == ["mpirun", *flags]
         assert command[1 + len(flags) : 6 + len(flags)] == ["--oversubscribe", "--bind-to", "none", "-n", "3"]
         assert command[-1] == str(tmp_path)
@@ -353,19 +353,11 @@ def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(
         raise RingsideError("\nno such thing\nat all")
 
     monkeypatch.setattr(worker, "open_gloo", cannot)
-    assert worker.open_peer("gloo", asked, 0, tmp_path, writer) is None
+    assert worker._open_peer("gloo", asked, 0, tmp_path, writer) is None
     assert sent == [Skipped("gloo", "max of bfloat16: no such thing")]
     tried: list[Any] = []
     peer = Contender("mpi", "private", lambda array: array, tried.append)
-    monkeypatch.setattr(worker, "open_mpi", lambda plan: peer)
-    assert worker.open_peer("mpi", asked, 0, tmp_path, writer) is peer
+    monkeypatch.setattr(worker, "open_mpi", lambda *_: peer)
+    assert worker._open_peer("mpi", asked, 0, tmp_path, writer) is peer
     assert [(array.dtype, array.tolist()) for array in tried] == [(np.dtype("int16"), [0])]
     assert len(sent) == 1
-
-
-def test_a_rank_is_what_its_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
-    assert worker.rank_of_environment() == 3
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
-    assert worker.rank_of_environment() == 5

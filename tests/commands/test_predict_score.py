@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringside.commands import main
-from ringside.predict.laws.curve import PIPELINE
+from ringside.predict.laws.fabric import PIPELINE
 
 HEADER = "cluster,nodes,gpus,algo,size_bytes,time_us,algbw_GBps,busbw_GBps\n"
 THETA = np.log([22e-6, 2.0, 7.0, 270e9])

@@ -106,5 +106,5 @@ def test_samples_lost_and_counted_twice_are_what_the_decisions_say(monkeypatch: 
     )
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(survival, "emit", lambda **fields: said.append(fields))
-    survival.conclude(t, 2)
+    survival._conclude(t, 2)
     assert said == [{"event": "end", "step": 2, "samples": 11, "lost": 1, "twice": 1, "digest": "00000000000000ab"}]

@@ -21,7 +21,7 @@ import torch
 from tests.pytorch.training import LIMIT_S, free_port, group
 from tests.support.ranks import on_ranks
 
-from ringside.demo import compare, train
+from ringside.demo import train
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.errors import PeerLostError
 from ringside.faults.inject import Slow, parse_fault
@@ -56,7 +56,7 @@ def test_two_ranks_train_compare_and_leave_a_whole_run(tmp_path: Path, corpus: P
     stages = [(one["stage"], one.get("done"), one["of"]) for one in events if one["kind"] == "stage"]
     assert stages == [("training", None, 16), *(("comparison", done, 4) for done in range(4))]
     (found,) = [one for one in events if one["kind"] == "comparison"]
-    assert found["steps"] == 2 * (compare.BLOCK_STEPS - compare.SETTLE_STEPS)
+    assert found["steps"] == 2 * (train.BLOCK_STEPS - train.SETTLE_STEPS)
     assert (found["peer"], [one["steps"] for one in events if one["kind"] == "ended"]) == ("gloo", [16])
 
 
@@ -136,7 +136,7 @@ def verdict(rank: int, detected: int) -> Verdict:
     ],
 )
 def test_training_ends_when_the_fault_was_seen_for_long_enough(spec: str, verdicts: list[Verdict], last: int):
-    assert train.last_step(parse_fault(spec, 2), SimpleNamespace(verdicts=verdicts), 300) == last
+    assert train._last_step(parse_fault(spec, 2), SimpleNamespace(verdicts=verdicts), 300) == last
 
 
 def steps_of_a_rank(corpus: Path) -> tuple[list[float], list[float], list[tuple[int, ...]]]:
@@ -183,7 +183,7 @@ def test_of_every_step_the_rank_that_waited_for_nobody_counts_and_of_steps_the_m
     ours = np.array([[[0.10, 0.02, 0.05]] * 3, [[0.20, 0.01, 0.03]] * 3])
     ours[0, 2] = (9.0, 9.0, 9.0)  # one step that something else disturbed on one rank
     theirs = np.array([[[0.30, 0.06, 0.09]] * 4])
-    found = compare.summarize(("ringside", ours), ("gloo", theirs))
+    found = train._summarize(("ringside", ours), ("gloo", theirs))
     assert found["ours"] == pytest.approx(
         {"step_seconds": 0.1, "exposed_seconds": 0.01, "sync_seconds": 0.03, "share": 0.1}
     )
@@ -204,15 +204,15 @@ def compared(port: int) -> tuple[list[str], dict[str, Any]]:
 
         def step(model: object, optimizer: object) -> None:
             made.append(model)
-            settling = (len(made) - 1) % compare.BLOCK_STEPS < compare.SETTLE_STEPS
+            settling = (len(made) - 1) % train.BLOCK_STEPS < train.SETTLE_STEPS
             took = 9.0 if settling else 0.1 if model is made[0] else 0.3
             times = {"step_seconds": took, "own_seconds": took, "sync_seconds": 0.01, "exposed_seconds": 0.001}
             heard[0](StepRecord(step=0, rank=0, ended_unix=0, **times))
 
-        found = compare.compare(ByteGPT(SIZES["tiny"]), session, train.make_optimizer, step, 3)
+        found = train.compare(ByteGPT(SIZES["tiny"]), session, step, 3)
         heard[0](StepRecord(step=0, rank=0, ended_unix=0, step_seconds=5.0, own_seconds=5.0))  # of the run, not of ours
-        sides = ["ours" if model is made[0] else "theirs" for model in made[:: compare.BLOCK_STEPS]]
-        assert len(made) == 6 * compare.BLOCK_STEPS
+        sides = ["ours" if model is made[0] else "theirs" for model in made[:: train.BLOCK_STEPS]]
+        assert len(made) == 6 * train.BLOCK_STEPS
     return sides, found
 
 
@@ -220,7 +220,7 @@ def test_sides_take_turns_so_that_a_drift_hits_both_alike_and_steps_that_settle_
     ((sides, found),) = on_ranks(1, compared, free_port(), limit_s=LIMIT_S)
     assert sides == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert (found["ours"]["step_seconds"], found["theirs"]["step_seconds"]) == (0.1, 0.3)
-    assert found["steps"] == 3 * (compare.BLOCK_STEPS - compare.SETTLE_STEPS)
+    assert found["steps"] == 3 * (train.BLOCK_STEPS - train.SETTLE_STEPS)
 
 
 def test_the_script_takes_what_its_parent_hands_on():

@@ -15,7 +15,8 @@ from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
 from ringside.engine.net.exchange.signature import SignatureMismatch
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.reduction import Reduction
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.schedule import by_name, pipelined, ring, run, tree
 

@@ -13,13 +13,12 @@ from tests.support.thread_transport import Threads
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.exchange.pipeline import SegmentPipeline, SegmentPlan, WakeUp, lane_bounds, lay_out
+from ringside.engine.net.exchange.pipeline import AHEAD, SegmentPipeline, SegmentPlan, WakeUp, lane_bounds, lay_out
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
-from ringside.engine.net.exchange.types import AHEAD
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import plan_reduction, signature_of
+from ringside.engine.net.reduction import Reduction, plan_reduction, signature_of
 from ringside.errors import ClosedError
 from ringside.schedule import ALGORITHMS, by_name
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.threads import together
 
 from ringside.engine.shm import rendezvous
-from ringside.engine.shm.rendezvous import Hub, receive_message, send_message, send_problem
+from ringside.engine.shm.rendezvous import Hub, receive_message, send_message
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, RingsideError, UnsupportedError
 
 WAIT_S = 20.0
@@ -140,7 +140,7 @@ def test_closing_ends_the_wait_of_another_thread() -> None:
 def test_errors_arrive_as_they_were_sent(error: RingsideError) -> None:
     here, there = socket.socketpair()
     with here, there:
-        send_problem(here, error)
+        send_message(here, None, problem=error)
         with pytest.raises(type(error)) as raised:
             receive_message(there)
         assert type(raised.value) is type(error)

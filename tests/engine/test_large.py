@@ -16,9 +16,9 @@ from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.context import EngineContext
 from ringside.engine.net.exchange.pipeline import lay_out
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.persistent import PersistentLarge, lane_lengths
-from ringside.engine.net.reduction import AVG
+from ringside.engine.net.reduction import AVG, Reduction
 from ringside.errors import UsageError
 from ringside.schedule import by_name
 

@@ -14,7 +14,8 @@ from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.message_size import rounds_apart
 from ringside.engine.net.exchange.run import ExchangeRun
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.reduction import Reduction
 from ringside.schedule import ALGORITHMS, by_name, pipelined, run
 
 from .oracle import difference, elements
@@ -25,9 +26,9 @@ from .transports.vertices import on_threads
 FULL = 32
 
 
-def segments(name: str, ranks: int) -> list[int]:
+def segments(name: str, ranks: int) -> tuple[int, ...]:
     s = by_name(name, ranks)
-    return [max(FULL // s.chunks, 1)] * s.chunks
+    return (max(FULL // s.chunks, 1),) * s.chunks
 
 
 @pytest.mark.parametrize("ranks", range(2, 18))
@@ -42,20 +43,20 @@ def test_the_exchanges_of_a_power_of_two_are_kept_apart_and_nothing_else_is(rank
 def test_pipelines_are_not_kept_apart() -> None:
     for name in ("tree", "two_tree", "chain", "halving_doubling"):
         s = pipelined(by_name(name, 8), 32)
-        assert not rounds_apart(s, [4] * s.chunks), name
+        assert not rounds_apart(s, (4,) * s.chunks), name
 
 
 def test_rounds_of_few_messages_are_not_kept_apart() -> None:
     """What passes between two rounds is a message's way; of one or two messages it is as long as they are."""
     s = by_name("recursive_doubling", 8)
-    assert [rounds_apart(s, [count]) for count in (1, 3, 4, 64)] == [False, False, True, True]
+    assert [rounds_apart(s, (count,)) for count in (1, 3, 4, 64)] == [False, False, True, True]
     s = by_name("halving_doubling", 8)
-    assert not rounds_apart(s, [1] * 8)
-    assert rounds_apart(s, [2] * 8)
+    assert not rounds_apart(s, (1,) * 8)
+    assert rounds_apart(s, (2,) * 8)
 
 
 def test_a_schedule_of_very_many_rounds_is_not_looked_through() -> None:
-    assert not rounds_apart(by_name("chain", 200), [4])
+    assert not rounds_apart(by_name("chain", 200), (4,))
 
 
 @pytest.mark.parametrize("name", ["halving_doubling", "recursive_doubling"])

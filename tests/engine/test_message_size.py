@@ -19,9 +19,9 @@ from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.persistent import MOST_BYTES
-from ringside.engine.net.reduction import make_fold
+from ringside.engine.net.reduction import Reduction, make_fold
 from ringside.engine.transports.base import Bytes
 from ringside.schedule import ALGORITHMS, by_name, chain, pipelined, tree, two_tree
 

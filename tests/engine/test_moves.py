@@ -13,7 +13,8 @@ from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.collectives import SMALL_BYTES, run_collective
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.reduction import Reduction
 from ringside.engine.request import CoreRequest, bounds_of_one, equal_bounds
 from ringside.errors import MismatchError, UnsupportedError
 

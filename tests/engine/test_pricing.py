@@ -4,19 +4,24 @@ import json
 
 import numpy as np
 import pytest
+from tests.support.networks import uniform
 
 from ringside.engine.algorithm import AlgorithmSpec
-from ringside.engine.cost.model import SEGMENT_BYTES, Cluster, price, price_choice, price_sizes
+from ringside.engine.cost.model import SEGMENT_BYTES, Cluster, Price, price_choice, price_sizes
 from ringside.engine.cost.network import CostNetwork
 from ringside.errors import UsageError
-from ringside.schedule import ALGORITHMS, by_name, pipelined, relabel, ring, traffic
+from ringside.schedule import ALGORITHMS, Schedule, by_name, pipelined, relabel, ring, traffic
 
 ALPHA, BETA, MB = 1e-4, 1 / 118e6, 1 << 20
 WHOLE = 1 << 60  # segments so large that a chunk is never cut
 
 
+def price(schedule: Schedule, size: float, network: CostNetwork, *, segment_bytes: int = SEGMENT_BYTES) -> Price:
+    return price_sizes(schedule, [size], network, segment_bytes=segment_bytes)[0]
+
+
 def slow_link(n: int, a: int, b: int, factor: float) -> CostNetwork:
-    network = CostNetwork.uniform(n, ALPHA, BETA)
+    network = uniform(n, ALPHA, BETA)
     per_byte = network.seconds_per_byte.copy()
     per_byte[a, b] = per_byte[b, a] = factor * BETA
     return CostNetwork(network.latency_s, per_byte)
@@ -25,7 +30,7 @@ def slow_link(n: int, a: int, b: int, factor: float) -> CostNetwork:
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 16, 64])
 @pytest.mark.parametrize("size", [0, 4096, 16 << 20])
 def test_a_ring_takes_what_its_formula_says(n: int, size: int):
-    found = price(ring(n), size, CostNetwork.uniform(n, ALPHA, BETA, shared=True), segment_bytes=WHOLE)
+    found = price(ring(n), size, uniform(n, ALPHA, BETA, shared=True), segment_bytes=WHOLE)
     assert found.seconds == pytest.approx(2 * (n - 1) * (ALPHA + size / n * BETA))
     assert found.latency_s == pytest.approx(2 * (n - 1) * ALPHA)
 
@@ -35,7 +40,7 @@ def test_a_ring_takes_what_its_formula_says(n: int, size: int):
 def test_no_schedule_beats_its_busiest_vertex_and_latency_is_rounds(name: str, n: int):
     schedule = by_name(name, n)
     size = 8 << 20
-    found = price(schedule, size, CostNetwork.uniform(n, ALPHA, BETA, shared=True))
+    found = price(schedule, size, uniform(n, ALPHA, BETA, shared=True))
     moved = traffic(schedule)
     assert found.seconds >= float(max(moved.max_bytes_sent, moved.max_bytes_received)) * size * BETA * (1 - 1e-9)
     assert found.latency_s <= schedule.rounds * ALPHA * (1 + 1e-9)
@@ -43,7 +48,7 @@ def test_no_schedule_beats_its_busiest_vertex_and_latency_is_rounds(name: str, n
 
 @pytest.mark.parametrize("n", [3, 4, 8])
 def test_symmetry_gives_what_the_whole_schedule_gives(n: int):
-    even = CostNetwork.uniform(n, ALPHA, BETA, shared=True, reduce=1e-10, overhead_s=2e-5)
+    even = uniform(n, ALPHA, BETA, shared=True, reduce=1e-10, overhead_s=2e-5)
     for make in ("ring", "direct"):
         schedule = by_name(make, n)
         assert schedule.rotational
@@ -54,22 +59,20 @@ def test_symmetry_gives_what_the_whole_schedule_gives(n: int):
 
 
 def test_a_large_ring_is_priced_by_symmetry():
-    found = price(ring(512), 1 << 30, CostNetwork.uniform(512, ALPHA, BETA), segment_bytes=WHOLE)
+    found = price(ring(512), 1 << 30, uniform(512, ALPHA, BETA), segment_bytes=WHOLE)
     assert found.seconds == pytest.approx(2 * 511 * (ALPHA + (1 << 30) / 512 * BETA))
 
 
 def test_a_shared_interface_makes_the_parameter_server_linear():
-    times = {
-        n: price(by_name("parameter_server", n), 1 << 20, CostNetwork.uniform(n, 0, BETA, shared=True)) for n in (4, 8)
-    }
+    times = {n: price(by_name("parameter_server", n), 1 << 20, uniform(n, 0, BETA, shared=True)) for n in (4, 8)}
     for n, found in times.items():
         assert found.seconds > (n - 1) * (1 << 20) * BETA
-    alone = price(by_name("parameter_server", 8), 1 << 20, CostNetwork.uniform(8, 0, BETA), segment_bytes=WHOLE)
+    alone = price(by_name("parameter_server", 8), 1 << 20, uniform(8, 0, BETA), segment_bytes=WHOLE)
     assert alone.seconds == pytest.approx(2 * (1 << 20) * BETA)
 
 
 def test_pipelining_a_chain_pays_for_large_tensors_only():
-    network = CostNetwork.uniform(6, ALPHA, BETA)
+    network = uniform(6, ALPHA, BETA)
     plain, cut = by_name("chain", 6), pipelined(by_name("chain", 6), 16)
     large, small = 16 << 20, 256
     assert (
@@ -85,9 +88,7 @@ def test_a_slow_link_is_what_dominates_and_another_order_goes_round_it():
     network = slow_link(4, 0, 1, 4.0)
     plain = price(ring(4), 8 << 20, network)
     assert plain.link == (0, 1)
-    assert plain.seconds == pytest.approx(
-        4 * price(ring(4), 8 << 20, CostNetwork.uniform(4, ALPHA, BETA)).seconds, rel=0.1
-    )
+    assert plain.seconds == pytest.approx(4 * price(ring(4), 8 << 20, uniform(4, ALPHA, BETA)).seconds, rel=0.1)
     around = price(relabel(ring(4), (0, 2, 1, 3)), 8 << 20, network)
     assert around.seconds < 0.3 * plain.seconds
     assert "link 0>1" in plain.why()
@@ -95,10 +96,10 @@ def test_a_slow_link_is_what_dominates_and_another_order_goes_round_it():
 
 
 def test_reduction_and_messages_cost():
-    free = price(ring(4), 8 << 20, CostNetwork.uniform(4, ALPHA, BETA)).seconds
-    assert price(ring(4), 8 << 20, CostNetwork.uniform(4, ALPHA, BETA, reduce=4 * BETA)).seconds > 1.5 * free
-    small = price(ring(4), 64, CostNetwork.uniform(4, ALPHA, BETA, overhead_s=ALPHA)).seconds
-    assert small == pytest.approx(3 * price(ring(4), 64, CostNetwork.uniform(4, ALPHA, BETA)).seconds, rel=0.01)
+    free = price(ring(4), 8 << 20, uniform(4, ALPHA, BETA)).seconds
+    assert price(ring(4), 8 << 20, uniform(4, ALPHA, BETA, reduce=4 * BETA)).seconds > 1.5 * free
+    small = price(ring(4), 64, uniform(4, ALPHA, BETA, overhead_s=ALPHA)).seconds
+    assert small == pytest.approx(3 * price(ring(4), 64, uniform(4, ALPHA, BETA)).seconds, rel=0.01)
 
 
 def test_several_sizes_at_once_are_the_same_as_one_by_one():
@@ -108,11 +109,11 @@ def test_several_sizes_at_once_are_the_same_as_one_by_one():
 
 
 def test_one_rank_and_wrong_networks():
-    assert price(ring(1), 100, CostNetwork.uniform(1, ALPHA, BETA)).seconds == 0.0
+    assert price(ring(1), 100, uniform(1, ALPHA, BETA)).seconds == 0.0
     with pytest.raises(UsageError, match="cannot be priced on a network of 5"):
-        price(ring(4), 100, CostNetwork.uniform(5, ALPHA, BETA))
+        price(ring(4), 100, uniform(5, ALPHA, BETA))
     with pytest.raises(UsageError, match="cannot be priced"):
-        price(by_name("in_network", 4), 100, CostNetwork.uniform(4, ALPHA, BETA))
+        price(by_name("in_network", 4), 100, uniform(4, ALPHA, BETA))
     with pytest.raises(UsageError, match="do not fit"):
         CostNetwork(np.zeros((3, 3)), np.zeros((2, 2)))
     with pytest.raises(UsageError, match="finite"):
@@ -120,7 +121,7 @@ def test_one_rank_and_wrong_networks():
 
 
 def cluster(hosts: int, ranks: int, **more: object) -> Cluster:
-    between = CostNetwork.uniform(hosts, ALPHA, BETA, shared=True)
+    between = uniform(hosts, ALPHA, BETA, shared=True)
     return Cluster(between, tuple(tuple(range(h * ranks, (h + 1) * ranks)) for h in range(hosts)), **more)  # type: ignore[arg-type]
 
 
@@ -184,7 +185,7 @@ def test_a_narrow_wire_halves_our_bytes_and_not_natives():
 
 def test_adding_up_is_of_whole_elements_however_they_travel():
     def seconds(share: float) -> float:
-        between = CostNetwork.uniform(4, 0.0, 0.0, reduce=1e-9)
+        between = uniform(4, 0.0, 0.0, reduce=1e-9)
         of = Cluster(between, ((0,), (1,), (2,), (3,)), wire_share=share)
         return price_choice(AlgorithmSpec("ring"), [4 * MB], of)[0].seconds
 
@@ -207,9 +208,9 @@ def test_where_ranks_outnumber_cores_fewer_talkers_are_cheaper():
 
 
 def test_an_even_network_knows_it():
-    assert CostNetwork.uniform(4, ALPHA, BETA, shared=True).even
+    assert uniform(4, ALPHA, BETA, shared=True).even
     assert not slow_link(4, 0, 1, 2.0).even
-    assert not CostNetwork.uniform(2, ALPHA, BETA).expanded([(0, 1), (2, 3)], 1e-6, 1e-10).even
+    assert not uniform(2, ALPHA, BETA).expanded([(0, 1), (2, 3)], 1e-6, 1e-10).even
 
 
 def test_the_topology_file_and_back():

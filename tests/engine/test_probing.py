@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.networks import uniform
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.cost.network import CostNetwork
-from ringside.engine.net.exchange.types import HopTiming
+from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.probe.links import (
     best_ring_order,
     links_beside,
@@ -20,9 +21,8 @@ from ringside.engine.probe.links import (
     slowest_of_ring,
     suspect_links,
 )
-from ringside.engine.probe.prober import Effort, Probe, Prober, remeasure_slow_links
+from ringside.engine.probe.prober import Effort, Probe, Prober, rate_together, remeasure_slow_links
 from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
-from ringside.engine.probe.schedules import rate_together
 from ringside.engine.settings import usable_cores
 
 from .threaded import on_threads
@@ -213,7 +213,7 @@ def test_what_arrives_together_is_one_rate():
 
 
 def test_the_cluster_knows_who_shares_cores():
-    of = on_threads(3, lambda across: Prober(across).cluster(CostNetwork.uniform(3, 1e-4, 1e-8)))[0]
+    of = on_threads(3, lambda across: Prober(across).cluster(uniform(3, 1e-4, 1e-8)))[0]
     assert of.machines == (0, 0, 0)
     assert of.cores == (usable_cores(),) * 3
     assert of.wire_share == 1.0

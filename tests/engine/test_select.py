@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.networks import uniform
 
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.model import Cluster
@@ -21,7 +22,7 @@ from ringside.engine.tuner.cache import Mode, are_alike, cache_path, load_table,
 from ringside.engine.tuner.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_NOTED, EVERY_SMALL, Drift
 from ringside.engine.tuner.explain import Explanation
 from ringside.engine.tuner.selector import PROBE_S, Tuner
-from ringside.engine.tuner.table import LADDER, Timings, TimingTable, candidates, make_table, predicted_at, priced
+from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_table, predicted_at, priced
 from ringside.engine.tuner.timing import Race, Rank0Broadcast, StartupTiming, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
@@ -46,7 +47,7 @@ def table(
 ) -> TimingTable:
     of = of or cluster()
     prices = priced(candidates(of), of)
-    return make_table(prices, Timings(timings), KEY, of.between.to_topology(), before=before)
+    return make_table(prices, timings, KEY, of.between.to_topology(), before=before)
 
 
 # ------------------------------------------------------------------------------------------------ candidates, table
@@ -124,7 +125,7 @@ def test_sizes_that_were_not_timed_anew_change_only_for_their_price():
     ]
 
     def revised() -> TimingTable:
-        return make_table(prices, Timings(now), KEY, of.between.to_topology(), before=before, fresh=[4 * MB])
+        return make_table(prices, now, KEY, of.between.to_topology(), before=before, fresh=[4 * MB])
 
     assert revised().at(4 * MB).winner == revised().at(64 * MB).winner == revised().at(MB).winner == "direct"
     assert revised().at(4096).winner == "ring"
@@ -435,17 +436,17 @@ def test_a_disk_that_refuses_is_only_logged(tmp_path, caplog: pytest.LogCaptureF
 
 
 def test_links_are_alike_within_what_probing_can_tell():
-    one = CostNetwork.uniform(4, 1e-4, 1 / 118e6)
-    assert are_alike(one, CostNetwork.uniform(4, 3e-4, 1 / 100e6))
+    one = uniform(4, 1e-4, 1 / 118e6)
+    assert are_alike(one, uniform(4, 3e-4, 1 / 100e6))
     noisy = 1 / (118e6 * np.random.default_rng(1).uniform(0.7, 1.4, (4, 4)))
     assert are_alike(one, CostNetwork(one.latency_s, noisy))
     cut = cluster(slow=(0, 1)).between
     assert are_alike(cut, cluster(slow=(0, 1)).between)
     assert not are_alike(cut, one)
     assert not are_alike(cut, cluster(slow=(2, 3)).between)
-    assert not are_alike(one, CostNetwork.uniform(4, 1e-4, 1 / 50e6))
-    assert not are_alike(one, CostNetwork.uniform(4, 1e-3, 1 / 118e6))
-    assert not are_alike(one, CostNetwork.uniform(3, 1e-4, 1 / 118e6))
+    assert not are_alike(one, uniform(4, 1e-4, 1 / 50e6))
+    assert not are_alike(one, uniform(4, 1e-3, 1 / 118e6))
+    assert not are_alike(one, uniform(3, 1e-4, 1 / 118e6))
 
 
 # ------------------------------------------------------------------------------------------------ all of it
@@ -498,7 +499,7 @@ def steady(across, environ, network: CostNetwork) -> Tuner:
 
 
 def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores_it(tmp_path, caplog):
-    path, links = tmp_path / "mine.json", CostNetwork.uniform(2, 1e-4, 1 / 118e6)
+    path, links = tmp_path / "mine.json", uniform(2, 1e-4, 1 / 118e6)
     environ = {"RINGSIDE_SELECTION": str(path)}
     on_threads(2, lambda across: steady(across, environ, links))
     data = json.loads(path.read_text())
@@ -507,7 +508,7 @@ def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores
     path.write_text(json.dumps(data))
     again = on_threads(2, lambda across: steady(across, environ, links))
     assert [selector.choose(MB) for selector in again] == [AlgorithmSpec("direct")] * 2
-    slower = on_threads(2, lambda across: steady(across, environ, CostNetwork.uniform(2, 1e-4, 1 / 30e6)))
+    slower = on_threads(2, lambda across: steady(across, environ, uniform(2, 1e-4, 1 / 30e6)))
     assert slower[0].table == slower[1].table != again[0].table
     assert TimingTable.decode(path.read_bytes()) == again[0].table  # somebody's own file is not overwritten
     assert "the links are other ones now" in caplog.text
@@ -522,7 +523,7 @@ def test_a_kept_table_is_used_where_the_links_are_as_they_were_and_fresh_ignores
 
 def with_table(tmp_path, timings, job):
     """Run a job on two ranks, given each one's selector: it has kept the table that follows from some timings."""
-    path, links = tmp_path / "mine.json", CostNetwork.uniform(2, 1e-4, 1 / 118e6)
+    path, links = tmp_path / "mine.json", uniform(2, 1e-4, 1 / 118e6)
     environ = {"RINGSIDE_SELECTION": str(path)}
     on_threads(2, lambda across: steady(across, environ, links))
     key, made = TimingTable.decode(path.read_bytes()).key, table(timings, of=cluster(2))
@@ -575,7 +576,7 @@ def test_what_is_tried_out_with_float32_does_not_concern_other_element_types(tmp
 
 def test_how_large_messages_are_hangs_on_the_links_as_all_ranks_know_them(tmp_path):
     def job(across):
-        selector = steady(across, {"RINGSIDE_CACHE_DIR": str(tmp_path)}, CostNetwork.uniform(2, 1e-4, 1 / 30e6))
+        selector = steady(across, {"RINGSIDE_CACHE_DIR": str(tmp_path)}, uniform(2, 1e-4, 1 / 30e6))
         return across.exchange.bytes_per_s, selector.probe.usual_rate
 
     assert on_threads(2, job) == [(pytest.approx(30e6), pytest.approx(30e6))] * 2
@@ -649,7 +650,7 @@ def test_with_a_wire_dtype_all_reduces_are_timed_and_expected_that_way():
 
         across.all_reduce = all_reduce
         prober.time_once(AlgorithmSpec("ring"), np.zeros(1000, dtype=np.float32))
-        shared = prober.cluster(CostNetwork.uniform(2, ALPHA, 1 / 118e6))
+        shared = prober.cluster(uniform(2, ALPHA, 1 / 118e6))
         selector.use(table({(NATIVE, MB): 0.02, ("ring", MB): 0.01}).encode())
         drifts = []
         for seconds, dtype in ((0.01, "float32"), (0.05, "float64"), (0.05, "float32")):
@@ -693,7 +694,7 @@ def test_drift_on_all_ranks_revises_and_on_one_does_not(tmp_path):
 
 
 def test_the_first_revision_that_changes_nothing_pauses_and_what_was_kept_stays(tmp_path):
-    path, links = tmp_path / "mine.json", CostNetwork.uniform(2, 1e-4, 1 / 118e6)
+    path, links = tmp_path / "mine.json", uniform(2, 1e-4, 1 / 118e6)
     made = table({(NATIVE, size): 0.02 for size in (4096, 65536)} | {("ring", 4096): 0.01}, of=cluster(2))
     assert made.at(4096).winner == "ring"
     environ = {"RINGSIDE_SELECTION": str(path)}

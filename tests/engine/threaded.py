@@ -12,8 +12,9 @@ from tests.support.thread_transport import Switchboard, Threads
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import Exchange
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
+from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap
+from ringside.engine.net.reduction import Reduction
 
 
 class NoNative:

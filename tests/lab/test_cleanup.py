@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringside.lab import Lab, remove_leftovers
-from ringside.lab.namespaces import namespaces_there, processes_in
+from ringside.lab.namespaces import namespaces_there
 from ringside.processes import Process, children
 
 from .factory import LabFactory
@@ -64,7 +64,8 @@ def test_after_the_end_and_after_an_exception(error: type[BaseException] | None)
         assert process.stdout.readline() == "here\n"
         names = namespaces_of(lab.name)
         assert len(names) == 3
-        assert process.pid in processes_in(names)
+        inside = subprocess.run(["ip", "netns", "pids", names[0]], capture_output=True, text=True, check=True).stdout
+        assert str(process.pid) in inside.split()
         if error is not None:
             raise error
     assert process.returncode == -signal.SIGKILL

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor import RunInfo
+from ringside.monitor.collector import Watcher
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watchers import Watcher
 
 
 def row(

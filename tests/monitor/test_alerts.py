@@ -8,7 +8,7 @@ import pytest
 from tests.support.waiting import Clock
 
 from ringside.monitor import KINDS, Verdict
-from ringside.monitor.alerts.book import KEEP_FIRING_S, MOST_FIRING, AlertBook, as_text, severity_of
+from ringside.monitor.alerts.book import KEEP_FIRING_S, MOST_FIRING, AlertBook, _severity_of, as_text
 from ringside.monitor.alerts.hooks import encode
 
 from .jobs import event
@@ -137,7 +137,7 @@ def test_strange_events_change_nothing(book: AlertBook, strange: dict[str, Any])
 def test_every_kind_has_a_severity_and_a_place_in_the_runbook(book: AlertBook) -> None:
     for rank, kind in enumerate(KINDS):
         (alert,) = book.record(event(verdict=kind, rank=rank))
-        assert alert.severity == severity_of(kind) in ("critical", "warning", "info")
+        assert alert.severity == _severity_of(kind) in ("critical", "warning", "info")
         assert alert.runbook == f"docs/verdicts.md#{kind}"
 
 

@@ -10,7 +10,7 @@ import pytest
 from ringside.errors import UsageError
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.live import digest_steps
-from ringside.monitor.replicas import Check, ReplicaCheck, find_odd_ranks
+from ringside.monitor.replicas import Check, ReplicaCheck, _find_odd_ranks
 from ringside.monitor.verdict import headline
 
 NAMES = ["body.weight", "body.bias", "head.weight"]
@@ -47,7 +47,7 @@ def none_left(number: int) -> dict[int, list[int]]:
 def test_the_minority_is_named_and_a_tie_is_said_to_be_one(
     digests: list[int], ranks: tuple[int, ...], decided: bool
 ) -> None:
-    assert find_odd_ranks(dict(enumerate(digests))) == (ranks, decided)
+    assert _find_odd_ranks(dict(enumerate(digests))) == (ranks, decided)
 
 
 def test_agreement_says_nothing() -> None:

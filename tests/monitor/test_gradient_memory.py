@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.recorded_runs import own_times
 
-from ringside.monitor.run.events import gradient_memory
+from ringside.monitor.run.records import gradient_memory
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import summarise
 from ringside.view.html.run_report import render_report

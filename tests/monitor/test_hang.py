@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, find_cause, limit_s
-from ringside.monitor.hang.detector import HangDetector, verdict_of
+from ringside.monitor.hang.detector import HangDetector, _verdict_of
 from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall
 from ringside.monitor.verdict import headline
 from ringside.processes import catches, read_stat
@@ -97,7 +97,7 @@ def test_ranks_with_different_sizes() -> None:
     found = find_cause(standings)
     assert found is not None
     assert (found.seq, found.size_bytes) == (41, 4096)
-    assert "512 bytes" in verdict_of(found, standings).cause
+    assert "512 bytes" in _verdict_of(found, standings).cause
 
 
 def test_all_arrived_and_it_does_not_end() -> None:
@@ -281,7 +281,7 @@ def test_every_verdict_says_who_what_and_what_next(why: ProcessState) -> None:
     standings = [waits(0), works(1, process=why), waits(2)]
     found = find_cause(standings)
     assert found is not None
-    verdict = verdict_of(found, standings, [5, 6, 7])
+    verdict = _verdict_of(found, standings, [5, 6, 7])
     assert "all_reduce number 41 (4096 bytes)" in verdict.cause
     assert "train.py:9 in f" in verdict.cause
     assert verdict.evidence["arrived"] == "0, 2"

@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from ringside.monitor.collector import standard_watchers
 from ringside.monitor.job.watcher import (
     WARM_UP_STEPS,
     WINDOW_STEPS,
@@ -21,7 +22,6 @@ from ringside.monitor.job.watcher import (
 )
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import tabulate
-from ringside.monitor.watchers import standard_watchers
 
 from .jobs import opened, row, watch
 

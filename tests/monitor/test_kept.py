@@ -22,13 +22,13 @@ from ringside.monitor.alerts.counters import MetricCounters
 from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.hang.attribution import find_cause
-from ringside.monitor.hang.detector import HangDetector, verdict_of
+from ringside.monitor.hang.detector import HangDetector, _verdict_of
 from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan, best_buckets, bucket_mb
 from ringside.monitor.job.questions import answer_questions
 from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkTotals
-from ringside.monitor.links.watcher import LinkState, LinkWatcher, judge_link
+from ringside.monitor.links.watcher import LinkState, LinkWatcher, _judge_link
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.run.directory import STEPS as STEPS_FILE
 from ringside.monitor.run.directory import RunReader, RunWriter
@@ -39,7 +39,7 @@ from ringside.monitor.slow_rank.level_shift import LevelShift, compare
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import KEPT, WindowTest
 from ringside.monitor.stats import log_excess
-from ringside.monitor.step_clock.draft import SyncTimes
+from ringside.monitor.step_clock import SyncTimes
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import KINDS, headline
 from ringside.monitor.vitals.process import Used, VitalSigns
@@ -108,7 +108,7 @@ def test_who_keeps_jobs_from_going_on(kept: Kept) -> None:
             if finding is None:
                 found.append([number, at_end])
                 continue
-            verdict = verdict_of(finding, ranks, [100, 101, 102])
+            verdict = _verdict_of(finding, ranks, [100, 101, 102])
             told = [verdict.cause, verdict.cost_rank_seconds, verdict.advice[:20], list(verdict.evidence.values())]
             found.append([number, at_end, *_row(finding), *(told if number % 8 == 0 else ())])
     kinds = Counter(f"{one[2]} {one[4]}" for one in found if len(one) > 2)
@@ -172,7 +172,7 @@ def test_every_number_of_a_links_state(kept: Kept) -> None:
                 wires = [Wire(seconds=1.0, sent_bytes=sent, wire_seconds=sent / (80.0 * MB * share), peer=link[1],
                               delivery_bytes_per_s=delivery, rtt_seconds=1e-3, retransmitted_bytes=step)]  # fmt: skip
                 counts = state.add(step, wires, step * 1.0)
-                slow = judge_link(link, states, wires, pick(random, math.inf, 100.0 * MB)) if counts else None
+                slow = _judge_link(link, states, wires, pick(random, math.inf, 100.0 * MB)) if counts else None
                 if counts and slow is None and not state.is_doubtful:
                     state.learn()
                 elif counts:
@@ -199,7 +199,7 @@ def test_a_link_has_become_slow_of_itself_if_it_kept_at_most_seven_tenths_of_wha
             wire = Wire(seconds=1.0, sent_bytes=30 * MB, wire_seconds=0.3 / share, peer=link[1])
             if not state.add(step, [wire], float(step)):
                 continue
-            if link == (0, 1) and (slow := judge_link(link, states, [wire])) is not None:
+            if link == (0, 1) and (slow := _judge_link(link, states, [wire])) is not None:
                 told.append(slow)
             if step < 20:
                 state.learn()

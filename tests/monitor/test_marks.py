@@ -9,8 +9,16 @@ import pytest
 
 from ringside.monitor.job.collectives import CollectiveSpan
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.draft import KEPT, LOOKS, MOST_LAPS, DeviceEvents, SyncTimes, Told, UnreachedSteps
+from ringside.monitor.step_clock import (
+    KEPT,
+    LOOKS,
+    MOST_LAPS,
+    DeviceEvents,
+    StepClock,
+    SyncTimes,
+    Told,
+    UnreachedSteps,
+)
 
 from .device import FakeDevice
 

@@ -18,12 +18,12 @@ from ringside.monitor.collector import (
     LARGEST_STEP,
     PENDING_RECORDS,
     StepCollector,
+    standard_watchers,
     with_waits,
 )
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Row
 from ringside.monitor.verdict import VerdictEvent
-from ringside.monitor.watchers import standard_watchers
 
 from .states import StepsSeen
 

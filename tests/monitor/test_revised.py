@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from ringside.monitor.run.directory import RunWriter
-from ringside.monitor.run.events import NOTES_KEPT, read_revised, revisions
-from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.run.records import NOTES_KEPT, SCHEMA, RunInfo, StepRecord, read_revised, revisions
 from ringside.monitor.summary import finish_run
 from ringside.view.export.markdown import render_markdown
 from ringside.view.html.run_report import render_report

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ringside.monitor.step_clock.draft import Draft, SyncTimes, Told
+from ringside.monitor.step_clock import Draft, SyncTimes, Told
 
 from .turned_clock import World
 

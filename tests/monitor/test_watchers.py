@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo
-from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, severity_of
-from ringside.monitor.collector import StepCollector
+from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, _severity_of
+from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Row, Wire
 from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watchers import standard_watchers
 from ringside.view.html.run_report import render_report
 
 from .jobs import row
@@ -84,7 +83,7 @@ def test_a_jobs_verdict_reaches_events_alerts_and_the_summary_and_is_over(tmp_pa
 
 def test_severities_of_the_jobs_kinds() -> None:
     kinds = ("communication_bound", "small_collectives", "input_bound", "slow_link")
-    assert [severity_of(kind) for kind in kinds] == ["info", "info", "warning", "warning"]
+    assert [_severity_of(kind) for kind in kinds] == ["info", "info", "warning", "warning"]
 
 
 def test_wires_find_their_peers_and_are_written_with_them(tmp_path: Path, make_info: Info) -> None:

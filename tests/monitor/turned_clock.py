@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.draft import SyncTimes
+from ringside.monitor.step_clock import StepClock, SyncTimes
 
 
 class World:

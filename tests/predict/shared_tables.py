@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ringside.predict.laws.curve import PIPELINE
+from ringside.predict.laws.fabric import PIPELINE
 from ringside.predict.tables.table import Figure, Table, TableRow
 
 BANDWIDTH = Path(__file__).parents[1] / "data" / "bandwidth"

@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringside.errors import UsageError
-from ringside.predict.laws.calibrate import expect, fit, posterior, transfer, vague
-from ringside.predict.laws.curve import BASE, PIPELINE, RATE
-from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.calibrate import expect, fit, transfer, vague
+from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, Law
 
 from .shared_tables import made
 
@@ -156,7 +155,7 @@ def test_what_one_scale_has_beside_its_law_another_has_too():
 
 def test_rows_make_the_figures_more_certain():
     sizes, times = rows(made(THETA, SIZES, noise=0.03))
-    assert np.all(np.diag(posterior(fit(sizes, times, LAW))) < LAW.spread**2)
+    assert np.all(np.diag(fit(sizes, times, LAW).posterior) < LAW.spread**2)
 
 
 def test_the_vague_law_knows_how_ranks_count():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringside.predict.tables import read_tables
-from ringside.predict.tables.checks import check_rows, infer_ranks, largest_rising
+from ringside.predict.tables.checks import _largest_rising, check_rows, infer_ranks
 from ringside.predict.tables.table import Figure, Table, TableRow, bus_factor
 
 from .shared_tables import made, published
@@ -132,7 +132,7 @@ def test_rows_too_coarse_to_tell_say_nothing():
 @given(st.lists(st.floats(0.1, 100), max_size=12), st.floats(1, 3))
 def test_the_largest_rising_subset_is_rising_and_largest(values, tolerance):
     values = np.array(values)
-    keep = largest_rising(values, tolerance)
+    keep = _largest_rising(values, tolerance)
     chosen = values[keep]
     assert all(later * tolerance >= max(chosen[:i]) for i, later in enumerate(chosen) if i)
     assert keep.sum() == most(tuple(values), tolerance)

@@ -20,7 +20,6 @@ from ringside.predict import (
     prices,
     simulate,
 )
-from ringside.predict.simulation.closed_form import forms
 from ringside.predict.simulation.rounds import merged
 from ringside.schedule import (
     ALGORITHMS,
@@ -40,6 +39,7 @@ from ringside.schedule import (
 from ringside.schedule.schedule import Round, Schedule
 
 from .event_simulation import finish_by_events
+from .with_forms import FORMS
 
 CLOSE = 1e-9
 ALL = [*ALGORITHMS, *COLLECTIVES]
@@ -121,9 +121,7 @@ def test_combined_schedules_too(topology, name, segments, backwards, random):
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    topologies(even=True), st.sampled_from([*forms(), "ring_reduce_scatter", "direct_all_gather"]), st.floats(1, 1e9)
-)
+@given(topologies(even=True), st.sampled_from([*FORMS, "ring_reduce_scatter", "direct_all_gather"]), st.floats(1, 1e9))
 def test_closed_forms_are_the_simulation(topology, name, size):
     schedule = by_name(name, topology.ranks)
     found = closed_form(schedule, topology, [size, 2 * size])
@@ -133,7 +131,7 @@ def test_closed_forms_are_the_simulation(topology, name, size):
 
 
 @settings(max_examples=25, deadline=None)
-@given(topologies(even=True), st.sampled_from([*forms()]), st.booleans(), st.floats(1, 1e9))
+@given(topologies(even=True), st.sampled_from(FORMS), st.booleans(), st.floats(1, 1e9))
 def test_hierarchical_over_the_hosts(topology, outer, rings, size):
     local, hosts = topology.ranks_per_host[0], topology.hosts
     inner = {"inner": ring_reduce_scatter} if rings else {}

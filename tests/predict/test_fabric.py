@@ -7,9 +7,20 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict.laws.curve import BASE, PIPELINE, RATE
-from ringside.predict.laws.fabric import CHAIN, NETWORK_RING, NETWORK_TREE, NVLS, RING, candidates, law, nvls_rate
-from ringside.predict.laws.knowledge import named_topology, sized_like
+from ringside.predict.laws.fabric import (
+    BASE,
+    CHAIN,
+    NETWORK_RING,
+    NETWORK_TREE,
+    NVLS,
+    PIPELINE,
+    RATE,
+    RING,
+    candidates,
+    law,
+    nvls_rate,
+)
+from ringside.predict.laws.knowledge import _sized_like, named_topology
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.predict.topology.files import preset
@@ -97,9 +108,9 @@ def test_words_that_name_nothing_stand_for_nothing(cluster):
 
 
 def test_racks_are_hosts_where_nvlink_spans_them():
-    found = sized_like(preset("gb200-nvl72"), Table("t", (), ranks=144, hosts=36))
+    found = _sized_like(preset("gb200-nvl72"), Table("t", (), ranks=144, hosts=36))
     assert (found.hosts, found.ranks) == (2, 144)
-    assert sized_like(preset("dgx-h100"), Table("t", (), ranks=20, hosts=3)).ranks_per_host == (7, 7, 6)
+    assert _sized_like(preset("dgx-h100"), Table("t", (), ranks=20, hosts=3)).ranks_per_host == (7, 7, 6)
 
 
 def test_the_nvls_law_holds_on_the_published_sweep_over_gpu_counts():

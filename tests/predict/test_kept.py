@@ -25,11 +25,10 @@ from ringside.predict import (
 )
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.laws.mpi import pairs_of
-from ringside.predict.plan.bound import bounds
 from ringside.predict.plan.memory import batch, fit, state
 from ringside.predict.plan.options import TREES, collective, names, option, schedule_for
-from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.score import hockney, hold_out, larger_sizes, nccl_constants, other_scale, preset_only, summary
+from ringside.predict.plan.plan import PlanQuestion, bounds, plan
+from ringside.predict.score import _hockney, _nccl_constants, hold_out, larger_sizes, other_scale, preset_only, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check_rows
 from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
@@ -90,7 +89,7 @@ def test_every_way_and_what_bounds_it(kept, name):
     for way in ("all_gather", "reduce_scatter"):
         one = collective(topology, way)
         ways[way] = {"high_s": one.predict(SIZES).high_s, "sent": one.sent, "beyond": one.beyond}
-    constants = nccl_constants(topology, SIZES)
+    constants = _nccl_constants(topology, SIZES)
     kept(f"ways_{name}", {"describe": topology.describe(), "ways": ways, "nccl_constants": constants})
 
 
@@ -416,4 +415,4 @@ def test_clusters_of_processes(kept):
 def test_a_line_through_rows(kept):
     sizes = 2.0 ** np.arange(3, 30, 3)
     times = 1e-5 + sizes / 7e9 * (1 + 0.3 * np.sin(np.arange(9)))
-    kept("hockney", [hockney(sizes, times, sizes), hockney(sizes, times[::-1], sizes)])
+    kept("hockney", [_hockney(sizes, times, sizes), _hockney(sizes, times[::-1], sizes)])

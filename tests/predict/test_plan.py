@@ -6,12 +6,10 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.predict import LinkClass, LinkOverride, Topology, preset
-from ringside.predict.plan.bound import bounds
 from ringside.predict.plan.buckets import best_buckets, exposed_s
 from ringside.predict.plan.memory import batch, fit, sharded, state
 from ringside.predict.plan.options import option, options
-from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.plan.ranking import contenders, crossovers
+from ringside.predict.plan.plan import PlanQuestion, bounds, contenders, crossovers, plan
 from ringside.view.plan_text import full_plan, short_plan
 
 BOX = Topology(

@@ -8,14 +8,14 @@ import pytest
 from ringside.errors import UsageError
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score import (
+    _hockney,
+    _interpolate,
+    _nccl_constants,
     check_tables,
     errors_of,
-    hockney,
     hold_out,
-    interpolate,
     larger_sizes,
     measured,
-    nccl_constants,
     other_scale,
     preset_only,
     summary,
@@ -107,22 +107,22 @@ def test_point_to_point_tables_alone_are_refused():
 
 def test_a_hockney_line_finds_a_hockney_line():
     times = 20e-6 + SIZES / 100e9
-    assert hockney(SIZES[::2], times[::2], SIZES) == pytest.approx(times, rel=1e-6)
-    assert np.all(hockney([8, 16], [1e-5, 0.9e-5], [32]) > 0)
+    assert _hockney(SIZES[::2], times[::2], SIZES) == pytest.approx(times, rel=1e-6)
+    assert np.all(_hockney([8, 16], [1e-5, 0.9e-5], [32]) > 0)
 
 
 def test_interpolation_is_exact_on_a_power_law_and_goes_on_beyond():
     times = 1e-6 * SIZES**0.7
-    assert interpolate(SIZES[4:20:2], times[4:20:2], SIZES) == pytest.approx(times)
-    assert interpolate([8, 8], [1e-5, 4e-5], [8, 64]) == pytest.approx([2e-5, 2e-5])
+    assert _interpolate(SIZES[4:20:2], times[4:20:2], SIZES) == pytest.approx(times)
+    assert _interpolate([8, 8], [1e-5, 4e-5], [8, 64]) == pytest.approx([2e-5, 2e-5])
 
 
 def test_nccls_constants_are_a_timer_that_is_right_by_order_of_magnitude():
-    times = nccl_constants(preset("dgx-h100", 1), SIZES)
+    times = _nccl_constants(preset("dgx-h100", 1), SIZES)
     assert np.all(np.diff(times) > 0)
     assert 1e-6 < times[0] < 40e-6
     assert SIZES[-1] / times[-1] == pytest.approx(280e9, rel=0.2)
-    assert np.all(nccl_constants(preset("dgx-h100", 4), SIZES) > 0)
+    assert np.all(_nccl_constants(preset("dgx-h100", 4), SIZES) > 0)
 
 
 # ------------------------------------------------------------------------------------------------ the floors

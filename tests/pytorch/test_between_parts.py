@@ -21,7 +21,7 @@ from ringside.engine.buffers import flatten  # noqa: E402
 from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
 from ringside.errors import ClosedError, MismatchError, UsageError  # noqa: E402
 from ringside.monitor.job.collectives import CollectiveSpan  # noqa: E402
-from ringside.monitor.step_clock.draft import SyncTimes  # noqa: E402
+from ringside.monitor.step_clock import SyncTimes  # noqa: E402
 from ringside.pytorch.communicator import between_hosts  # noqa: E402
 from ringside.pytorch.ddp.reducers import NativeReducer, UserHookReducer  # noqa: E402
 from ringside.pytorch.ddp.ringside_reducer import RingsideReducer  # noqa: E402

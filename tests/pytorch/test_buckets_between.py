@@ -17,7 +17,8 @@ from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
-from ringside.engine.net.hierarchical import ALL_REDUCE, PendingAllReduce
+from ringside.engine.net.hierarchical import PendingAllReduce
+from ringside.engine.net.reduction import ALL_REDUCE
 from ringside.engine.tuner.selector import Tuner
 from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
 from ringside.pytorch.communicator.between_hosts import BetweenHosts

@@ -21,7 +21,7 @@ from tests.support.waiting import LIMIT_S, Clock, until  # noqa: E402
 
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
-from ringside.monitor.step_clock.draft import Draft  # noqa: E402
+from ringside.monitor.step_clock import Draft  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.session import Session  # noqa: E402
 from ringside.pytorch.recording.settings import RecordingSettings  # noqa: E402

@@ -76,14 +76,14 @@ def per_rank(path: Path) -> dict[int, list[int]]:
 # ------------------------------------------------------------------------------------------------ inside Ringside
 
 INSTRUMENTS = {
-    "a step begins": "ringside.monitor.step_clock.clock:StepClock.forward_begins",
-    "forward ends": "ringside.monitor.step_clock.clock:StepClock.forward_ends",
-    "backward ends": "ringside.monitor.step_clock.clock:StepClock.backward_ends",
+    "a step begins": "ringside.monitor.step_clock:StepClock.forward_begins",
+    "forward ends": "ringside.monitor.step_clock:StepClock.forward_ends",
+    "backward ends": "ringside.monitor.step_clock:StepClock.backward_ends",
     "what the engine's log says": "ringside.pytorch.ddp.reducers:NativeReducer.pop_timings",
     "what it took": "ringside.pytorch.ddp.reducers:SyncTimes",
-    "the update begins": "ringside.monitor.step_clock.clock:StepClock.optimizer_begins",
-    "the update ends": "ringside.monitor.step_clock.clock:StepClock.optimizer_ends",
-    "buffers": "ringside.monitor.step_clock.clock:StepClock.blocked",
+    "the update begins": "ringside.monitor.step_clock:StepClock.optimizer_begins",
+    "the update ends": "ringside.monitor.step_clock:StepClock.optimizer_ends",
+    "buffers": "ringside.monitor.step_clock:StepClock.blocked",
     "a collective begins": "ringside.pytorch.hang_watch.board:ProgressPage.entered",
     "a collective ends": "ringside.pytorch.hang_watch.board:ProgressPage.resumed",
     "the hang watch": "ringside.pytorch.hang_watch.watch:HangWatch.tick",
@@ -98,7 +98,7 @@ INSTRUMENTS = {
     "alerts": "ringside.monitor.alerts.book:AlertBook.tick",
     "the run directory": "ringside.monitor.run.directory:append_to_file",
     "the summary": "ringside.pytorch.recording.rank0:finish_run",
-    "log": "ringside.monitor.step_clock.clock:StepClock.log",
+    "log": "ringside.monitor.step_clock:StepClock.log",
 }
 
 

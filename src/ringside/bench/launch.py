@@ -16,8 +16,9 @@ import msgspec
 
 from ringside.bench.messages import Begin, Done, Failed, Message, MessageReader, WorkerHello
 from ringside.bench.plan import BenchPlan
-from ringside.bench.worker import PLAN, die_with_parent
+from ringside.bench.worker import PLAN
 from ringside.errors import RingsideError
+from ringside.processes import die_with_parent
 
 POLL_S = 0.1
 _GRACE_S = 3.0
@@ -45,19 +46,19 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         processes: list[subprocess.Popen[bytes]] = []
         try:
             with (directory / _LOG).open("wb") as log:
-                for command, environment in rank_commands(plan, directory):
-                    processes.append(start_rank(command, environment, log.fileno()))
-            follow_ranks(processes, readers, reports, observe)
+                for command, environment in _rank_commands(plan, directory):
+                    processes.append(_start_rank(command, environment, log.fileno()))
+            _follow_ranks(processes, readers, reports, observe)
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
-                raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
+                raise RingsideError(_what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
         finally:
-            end_ranks(processes)
+            _end_ranks(processes)
             for reader in readers:
                 reader.close()
         return reports
 
 
-def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
+def _rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
     """Return the processes to start, as (command, variables): one mpirun if MPI takes part, else one per rank."""
     worker = [sys.executable, "-m", "ringside.bench.worker", str(directory)]
     if "mpi" not in plan.peers:
@@ -66,7 +67,7 @@ def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Map
     return [(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker], {})]
 
 
-def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+def _start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
     """Start a rank; `log` is the descriptor that takes what it writes."""
     # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
     return subprocess.Popen(
@@ -80,7 +81,7 @@ def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> 
     )
 
 
-def follow_ranks(
+def _follow_ranks(
     processes: list[subprocess.Popen[bytes]], readers: list[MessageReader], reports: Reports, observe: Observer
 ) -> None:
     """Read messages until every process ended, or one failed and the others had time to say what they saw."""
@@ -98,7 +99,7 @@ def follow_ranks(
         time.sleep(POLL_S)
 
 
-def end_ranks(processes: list[subprocess.Popen[bytes]]) -> None:
+def _end_ranks(processes: list[subprocess.Popen[bytes]]) -> None:
     """End what still runs: politely, so that mpirun ends its ranks, then for good."""
     for process in processes:
         if process.poll() is None:
@@ -114,7 +115,7 @@ def end_ranks(processes: list[subprocess.Popen[bytes]]) -> None:
 # ---------------------------------------------------------------------------------------------- what went wrong
 
 
-def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
+def _what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
     """Return in one line which rank failed, how, and during what."""
     # A rank that a signal ended before its time: mpirun writes which it was; without it, our children tell.
     killed = None

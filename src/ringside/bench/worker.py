@@ -5,14 +5,12 @@ The directory holds the plan and takes the rank's messages. RANK tells the rank,
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,11 @@ from numpy.typing import NDArray
 
 from ringside import _core
 from ringside.bench.messages import Begin, Done, Failed, Limit, Sample, Skipped, WorkerHello, Writer
-from ringside.bench.peers.contender import Contender, ours
+from ringside.bench.peers import Contender, open_gloo, open_mpi, ours
 from ringside.bench.plan import BenchPlan, storage_dtype, stride_of
 from ringside.engine import HostCommunicator
 from ringside.errors import SyncError
+from ringside.processes import die_with_parent
 from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
@@ -233,18 +232,31 @@ def aligned(size_bytes: int) -> Array:
 
 
 PLAN = "plan.json"
-_PR_SET_PDEATHSIG = 1
 
 
 def main(directory: Path) -> None:
     """Run this rank to its end; a failure is reported and ends the process at once."""
     die_with_parent()
     plan = msgspec.json.decode((directory / PLAN).read_bytes(), type=BenchPlan)
-    rank = rank_of_environment()
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
     writer = Writer(directory, rank)
     writer.send(WorkerHello(os.getpid()))
     try:
-        run_plan(plan, rank, directory, writer)
+        with HostCommunicator(plan.key, rank, plan.ranks) as comm:
+            peers = [peer for name in plan.peers if (peer := _open_peer(name, plan, rank, directory, writer))]
+            meter = BenchMeter(comm, plan, [*ours(comm, plan.dtype, plan.op, plan.algorithms), *peers])
+            gc.disable()
+            writer.send(Begin("the streaming limit", 0.0))
+            writer.send(meter.limit())
+            cases = [(each, *state) for each in plan.sizes_bytes for state in plan.states(each)]
+            for number, (size_bytes, cache, buffers) in enumerate(cases):
+                writer.send(Begin(f"{size(size_bytes, binary=True)}, {cache}", number / len(cases)))
+                for sample in meter.case(size_bytes, cache, buffers):
+                    writer.send(sample)
+            writer.send(meter.limit())
+            comm.barrier()
+            for peer in peers:
+                peer.close()
     except Exception as error:
         lost = error.ranks if isinstance(error, SyncError) else ()
         writer.send(Failed(type(error).__name__, str(error), lost))
@@ -254,63 +266,19 @@ def main(directory: Path) -> None:
     writer.close()
 
 
-def run_plan(plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> None:
-    """Measure everything in the plan."""
-    with HostCommunicator(plan.key, rank, plan.ranks) as comm:
-        peers = [peer for name in plan.peers if (peer := open_peer(name, plan, rank, directory, writer))]
-        meter = BenchMeter(comm, plan, [*ours(comm, plan.dtype, plan.op, plan.algorithms), *peers])
-        gc.disable()
-        writer.send(Begin("the streaming limit", 0.0))
-        writer.send(meter.limit())
-        cases = [(each, *state) for each in plan.sizes_bytes for state in plan.states(each)]
-        for number, (size_bytes, cache, buffers) in enumerate(cases):
-            writer.send(Begin(f"{size(size_bytes, binary=True)}, {cache}", number / len(cases)))
-            for sample in meter.case(size_bytes, cache, buffers):
-                writer.send(sample)
-        writer.send(meter.limit())
-        comm.barrier()
-        for peer in peers:
-            peer.close()
-
-
-def open_peer(name: str, plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> Contender | None:
+def _open_peer(name: str, plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> Contender | None:
     """Open a peer and try it on one element; report why it cannot do this dtype and reduction."""
-    opened: dict[str, Callable[[], Contender]] = {
-        "gloo": lambda: open_gloo(plan, rank, directory),
-        "mpi": lambda: open_mpi(plan),
-    }
     try:
-        peer = opened[name]()
+        if name == "gloo":
+            peer = open_gloo(rank, plan.ranks, plan.dtype, plan.op, directory)
+        else:
+            peer = open_mpi(plan.ranks, plan.dtype, plan.op)
         peer.call(peer.wrap(np.zeros(1, storage_dtype(plan.dtype))))
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         writer.send(Skipped(name, f"{plan.op} of {plan.dtype}: {reason}"))
         return None
     return peer
-
-
-def open_gloo(plan: BenchPlan, rank: int, directory: Path) -> Contender:
-    """Open Gloo, which loads torch only now."""
-    from ringside.bench.peers import gloo
-
-    return gloo.open_gloo(rank, plan.ranks, plan.dtype, plan.op, directory)
-
-
-def open_mpi(plan: BenchPlan) -> Contender:
-    """Open MPI, which loads mpi4py only now."""
-    from ringside.bench.peers import mpi
-
-    return mpi.open_mpi(plan.ranks, plan.dtype, plan.op)
-
-
-def rank_of_environment() -> int:
-    """Return this process's rank as whoever started it says."""
-    return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -96,10 +96,10 @@ def run(options: argparse.Namespace) -> None:
             emit(event="step", step=step.number, loss=step.loss, members=step.members, generation=step.generation)
             if end.reached(step):
                 break
-        conclude(t, last)
+        _conclude(t, last)
 
 
-def conclude(t: Training, last: int) -> None:
+def _conclude(t: Training, last: int) -> None:
     """Say what the decision log says, which is the same for all, and what this rank's state is."""
     committed = t.committed(last + 1)
     first_samples = [decision.first for decision in committed]

@@ -7,10 +7,12 @@ fault to know when it has trained long enough.
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 import ringside
-from ringside.demo.compare import compare
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.reveal import names
@@ -101,7 +103,7 @@ class Trainer:
             raise RingsideError("RINGSIDE=off is set: there is nothing to show")
         session.event("stage", stage="training", of=limit)
         optimizer = make_optimizer(wrapped)
-        agreement = Agreement(store, self.rank, limit, lambda: last_step(self.fault, session, limit))
+        agreement = Agreement(store, self.rank, limit, lambda: _last_step(self.fault, session, limit))
         step = 0
         while agreement.goes_on(step):
             self.injector.step(step)
@@ -129,7 +131,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
 
 
-def last_step(fault: Fault | None, session: Session, limit: int) -> int:
+def _last_step(fault: Fault | None, session: Session, limit: int) -> int:
     """Return how many steps there shall be as far as is known now; only rank 0 knows of verdicts."""
     if fault is None:
         return limit
@@ -171,7 +173,7 @@ def run(options: argparse.Namespace) -> None:
     trainer = Trainer(options, rank, ranks)
     session = trainer.train(PrefixStore("demo", store), options.steps)
     if options.compare:
-        found = compare(trainer.model, session, make_optimizer, trainer.step, options.compare)
+        found = compare(trainer.model, session, trainer.step, options.compare)
         session.event("comparison", **found)
     session.end()
     dist.destroy_process_group()
@@ -193,6 +195,94 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--compare", type=int, default=0, help="blocks per side")
     return parser.parse_args(arguments)
+
+
+# -------------------------------------------------------------------------------------------------
+# The same training over Ringside and over the process group's own all-reduce, in turn, in the same processes.
+
+BLOCK_STEPS = 8
+SETTLE_STEPS = 3
+"""Steps at the start of a block that are not counted: caches, and DDP's rebuilt buckets in the first block."""
+
+FIELDS = ("step_seconds", "exposed_seconds", "sync_seconds")
+TrainStep = Callable[[DistributedDataParallel, Any], object]
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: a model of its own, its optimizer, what it was measured at."""
+
+    engine: str
+    model: DistributedDataParallel
+    optimizer: Any
+    rows: list[tuple[float, ...]]
+
+
+def compare(model: nn.Module, session: Session, train_step: TrainStep, blocks: int) -> dict[str, Any]:
+    """Train two copies of a model in alternating blocks and return how they compare. A collective.
+
+    Steps made here are no part of the run. A synchronisation's time is that of the rank that arrived last, which
+    waited for nobody: the least over ranks, step by step.
+
+    Args:
+        model: The model, not wrapped, with all hooks removed.
+        session: The monitor that times the steps.
+        train_step: Does one training step with a model and its optimizer.
+        blocks: How many blocks of `BLOCK_STEPS` steps each side gets.
+    """
+    sides = []
+    for engine in (None, "native"):
+        wrapped = DistributedDataParallel(copy.deepcopy(model), gradient_as_bucket_view=True)
+        attachment = ringside.attach(wrapped, engine=engine)
+        sides.append(Side(attachment.engine, wrapped, make_optimizer(wrapped), []))
+    now: list[Side] = []
+    session.on_record(lambda r: now[0].rows.append(tuple(getattr(r, name) for name in FIELDS)) if now else None)
+    with session.pause():
+        for block in range(2 * blocks):
+            session.event("stage", stage="comparison", done=block, of=2 * blocks)
+            side = sides[(block + block // 2) % 2]  # ours theirs theirs ours: a drift hits both alike
+            now[:] = [side]
+            before = len(side.rows)
+            for _ in range(BLOCK_STEPS):
+                train_step(side.model, side.optimizer)
+            session.clock.flush()
+            del side.rows[before : before + SETTLE_STEPS]
+    now.clear()
+    # Everybody's rows, float64 [ranks, steps, fields], as many steps as all have.
+    rows = []
+    for side in sides:
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, side.rows)
+        steps = min(map(len, everybody))
+        rows.append(np.array([each[:steps] for each in everybody], dtype=np.float64).reshape(-1, steps, len(FIELDS)))
+    return _summarize((sides[0].engine, rows[0]), (sides[1].engine, rows[1]))
+
+
+def _summarize(ours: tuple[str, Seconds], peer: tuple[str, Seconds]) -> dict[str, Any]:
+    """Return how two sides compare.
+
+    Args:
+        ours: The engine's name, and what every rank's steps took: seconds, float64 [ranks, steps, `FIELDS`].
+        peer: The same of the other side.
+    """
+    (engine, mine), (name, theirs) = (ours[0], _middles(ours[1])), (peer[0], _middles(peer[1]))
+    return {
+        "engine": engine,
+        "peer": name,
+        "step_ratio": theirs["step_seconds"] / mine["step_seconds"],
+        "sync_ratio": theirs["sync_seconds"] / mine["sync_seconds"],
+        "exposed_ratio": theirs["exposed_seconds"] / mine["exposed_seconds"],
+        "ours": mine,
+        "theirs": theirs,
+        "steps": int(ours[1].shape[1]),
+    }
+
+
+def _middles(rows: Seconds) -> dict[str, float]:
+    """Return the medians over steps of the least over ranks, and what the exposed part is of the step."""
+    middle = dict(zip(FIELDS, np.median(rows.min(axis=0), axis=0).tolist(), strict=True))
+    return {**middle, "share": middle["exposed_seconds"] / middle["step_seconds"]}
 
 
 if __name__ == "__main__":

@@ -11,8 +11,18 @@ from ringside.errors import UsageError
 from ringside.text import duration, percent
 
 
+class _Spec:
+    """Writes a fault as it is read: its kind and its fields; a number of steps between two that is 0 is left out."""
+
+    kind: ClassVar[str]
+
+    def __str__(self) -> str:
+        values = [(field.name, getattr(self, field.name)) for field in fields(self)]  # type: ignore[arg-type]
+        return f"{self.kind}:" + ",".join(f"{name}={value!r}" for name, value in values if name != "every" or value)
+
+
 @dataclass(frozen=True)
-class Slow:
+class Slow(_Spec):
     """A rank whose forward and backward passes do more work than the others'.
 
     Args:
@@ -27,16 +37,13 @@ class Slow:
     factor: float = 1.3
     from_step: int = 0
 
-    def __str__(self) -> str:
-        return f"slow:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
-
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was made {percent(self.factor - 1)} slower from step {self.from_step} on"
 
 
 @dataclass(frozen=True)
-class Pause:
+class Pause(_Spec):
     """A rank that stands still in its forward pass, once or again and again.
 
     Args:
@@ -53,10 +60,6 @@ class Pause:
     seconds: float = 3.0
     every: int = 0
 
-    def __str__(self) -> str:
-        again = f",every={self.every}" if self.every else ""
-        return f"pause:rank={self.rank},at_step={self.at_step},seconds={self.seconds!r}{again}"
-
     def is_in(self, step: int) -> bool:
         """Tell whether the rank stands still in a step."""
         since = step - self.at_step
@@ -69,7 +72,7 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class Kill:
+class Kill(_Spec):
     """A rank that is gone from one moment to the next, in its backward pass (SIGKILL).
 
     Args:
@@ -82,16 +85,13 @@ class Kill:
     rank: int
     at_step: int
 
-    def __str__(self) -> str:
-        return f"kill:rank={self.rank},at_step={self.at_step}"
-
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was killed in step {self.at_step}"
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(_Spec):
     """A rank whose data loader keeps it waiting at the beginning of every step.
 
     Args:
@@ -106,9 +106,6 @@ class Input:
     seconds: float = 0.02
     from_step: int = 0
 
-    def __str__(self) -> str:
-        return f"input:rank={self.rank},seconds={self.seconds!r},from_step={self.from_step}"
-
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         each = f"{duration(self.seconds)} longer per step"
@@ -116,7 +113,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Uneven:
+class Uneven(_Spec):
     """A rank that is given larger batches than the others; the training script asks `Injector.batch` for its size.
 
     Args:
@@ -131,16 +128,13 @@ class Uneven:
     factor: float = 1.5
     from_step: int = 0
 
-    def __str__(self) -> str:
-        return f"uneven:rank={self.rank},factor={self.factor!r},from_step={self.from_step}"
-
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was given {percent(self.factor - 1)} more samples from step {self.from_step} on"
 
 
 @dataclass(frozen=True)
-class Hang:
+class Hang(_Spec):
     """A rank that stands in its backward pass for good: it never calls the collective that its peers are in.
 
     Args:
@@ -153,16 +147,13 @@ class Hang:
     rank: int
     at_step: int
 
-    def __str__(self) -> str:
-        return f"hang:rank={self.rank},at_step={self.at_step}"
-
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} stood still for good in the backward pass of step {self.at_step}"
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(_Spec):
     """A rank whose process is stopped from outside, in its backward pass (SIGSTOP).
 
     Args:
@@ -175,16 +166,13 @@ class Stop:
     rank: int
     at_step: int
 
-    def __str__(self) -> str:
-        return f"stop:rank={self.rank},at_step={self.at_step}"
-
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         return f"rank {self.rank} was stopped (SIGSTOP) in step {self.at_step}"
 
 
 @dataclass(frozen=True)
-class Diverge:
+class Diverge(_Spec):
     """A rank one number of whose first parameter is changed once: from then on its replica is another model.
 
     Args:
@@ -198,9 +186,6 @@ class Diverge:
     rank: int
     at_step: int
     by: float = 0.01
-
-    def __str__(self) -> str:
-        return f"diverge:rank={self.rank},at_step={self.at_step},by={self.by!r}"
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
@@ -239,35 +224,27 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
         return None
     if name not in KINDS:
         raise _refused(spec, f"there is no fault {name!r}")
-    fault = KINDS[name](**_parse_values(spec, KINDS[name], rest))
-    _check(spec, fault, ranks)
-    return fault
-
-
-def _parse_values(spec: str, kind: type[Fault], text: str) -> dict[str, Any]:
-    types = {name: hint for name, hint in get_type_hints(kind).items() if hint in (int, float)}
-    values: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
+    kind, values = KINDS[name], dict[str, Any]()
+    types = {key: hint for key, hint in get_type_hints(kind).items() if hint in (int, float)}
+    for part in filter(None, rest.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in types or not equals:
-            raise _refused(spec, f"{kind.kind} takes {', '.join(f'{name}=' for name in types)} not {part!r}")
+            raise _refused(spec, f"{name} takes {', '.join(f'{key}=' for key in types)} not {part!r}")
         if key in values:
             raise _refused(spec, f"{key} is given twice")
-        whole = types[key] is int
         try:
             number = types[key](value)
         except ValueError:
-            raise _refused(spec, f"{key}={value!r} is no {'whole ' if whole else ''}number") from None
+            raise _refused(spec, f"{key}={value!r} is no {'whole ' if types[key] is int else ''}number") from None
         if number < 0 or not math.isfinite(number):
             raise _refused(spec, f"{key}={value} cannot be")
         values[key] = number
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in values]
     if missing:
-        raise _refused(spec, f"{kind.kind} needs {' and '.join(f'{name}=' for name in missing)}")
-    return values
+        raise _refused(spec, f"{name} needs {' and '.join(f'{key}=' for key in missing)}")
 
-
-def _check(spec: str, fault: Fault, ranks: int | None) -> None:
+    # What a number alone cannot say.
+    fault = kind(**values)
     if ranks is not None and fault.rank >= ranks:
         raise _refused(spec, f"there is no rank {fault.rank} among {ranks} ranks (0 to {ranks - 1})")
     if isinstance(fault, Slow | Uneven) and not 1 < fault.factor <= MOST_FACTOR:
@@ -276,6 +253,7 @@ def _check(spec: str, fault: Fault, ranks: int | None) -> None:
         raise _refused(spec, f"{'a pause' if isinstance(fault, Pause) else 'waiting'} takes more than 0 seconds")
     if isinstance(fault, Diverge) and not fault.by:
         raise _refused(spec, "a change by 0 changes nothing")
+    return fault
 
 
 def _refused(spec: str, why: str) -> UsageError:

@@ -26,7 +26,7 @@ from ringside.lab.processes import (
     rank_environment,
     ranks_on,
 )
-from ringside.lab.wiring import BRIDGE, SWITCH, WIRINGS, LabLink, address_of, node_of, switch_address
+from ringside.lab.wiring import BRIDGE, SWITCH, SWITCH_ADDRESS, WIRINGS, LabLink, address_of, node_of
 
 _FIRST_PORT = 29500
 _T = TypeVar("_T")
@@ -120,7 +120,7 @@ class Lab:
     def switch_address(self) -> str:
         """The switch's IPv4 address, in a star."""
         self._need_switch()
-        return switch_address()
+        return SWITCH_ADDRESS
 
     def namespace(self, host: int) -> str:
         """Return the name of a host's namespace, as `ip netns exec` takes it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
 import logging
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -130,18 +129,20 @@ def inside(namespace: str, function: Callable[[], _T]) -> _T:
     return results[0]
 
 
-def processes_in(namespaces: Iterable[str]) -> list[int]:
-    """Return the numbers of all processes that live in one of these network namespaces."""
-    return _processes_in(_inodes(namespaces))
-
-
 def remove(lab: LabName) -> None:
     """Remove a lab: the processes in its namespaces, and these with all their links. Nothing happens if it is gone."""
     names = [name for name in namespaces_there() if LabName.of_namespace(name) == lab]
-    inodes = _inodes(names)
+    inodes = {inode for name in names if (inode := _inode(DIRECTORY / name)) is not None}
     gone = _kill_all_in(inodes)
-    for name in names:
-        _unname(DIRECTORY / name)
+    for path in (DIRECTORY / name for name in names):
+        # As `ip netns delete` does it; somebody else may do it at the same time.
+        _libc.umount2(os.fsencode(path), _MNT_DETACH)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RingsideError(
+                f"cannot remove the namespace {path.name}: {error.strerror}; try ip netns delete"
+            ) from None
     # A process that was about to enter a namespace that still had its name is in there by now; none can follow.
     if not (gone and _kill_all_in(inodes)):
         _log.warning("some processes in the lab %s could not be killed; its namespaces live on in them", lab)
@@ -159,10 +160,6 @@ def remove_leftovers() -> list[str]:
         _log.info("removing what the dead lab %s left", lab)
         remove(lab)
     return [str(lab) for lab in dead]
-
-
-def _inodes(namespaces: Iterable[str]) -> set[tuple[int, int]]:
-    return {inode for name in namespaces if (inode := _inode(DIRECTORY / name)) is not None}
 
 
 def _processes_in(inodes: set[tuple[int, int]]) -> list[int]:
@@ -199,16 +196,6 @@ def _inode(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _unname(path: Path) -> None:
-    """Do what `ip netns delete` does; somebody else may do it at the same time."""
-    _libc.umount2(os.fsencode(path), _MNT_DETACH)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-    except OSError as error:
-        raise RingsideError(f"cannot remove the namespace {path.name}: {error.strerror}; try ip netns delete") from None
 
 
 # -------------------------------------------------------------------------------------------------

@@ -54,25 +54,15 @@ def limit(device: str, rate: float | None) -> list[str]:
     What waits there is dropped: a frame larger than the new bucket would stay first in the queue for ever.
     """
     unlimited = f"qdisc replace dev {device} root pfifo limit 1000"
-    return [unlimited] if rate is None else [unlimited, _filter(device, rate, queue_bytes(rate))]
-
-
-def drop_all(device: str) -> list[str]:
-    """Return the commands for `tc` that have a device drop every frame, which the sender takes for sent.
-
-    A queue that is full drops too, but reports it. TCP takes that for congestion of its own host: it counts no
-    keepalive as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
-    """
-    return [f"qdisc replace dev {device} root blackhole"]
+    if rate is None:
+        return [unlimited]
+    sizes = f"burst {bucket_bytes(rate)} limit {queue_bytes(rate)}"
+    return [unlimited, f"qdisc replace dev {device} root tbf rate {rate:.0f}bit {sizes}"]
 
 
 def pieces(device: str, rate: float | None) -> list[str]:
     """Return the commands for `ip` that bound what TCP hands down to a device at once."""
     return [f"link set {device} gso_max_size {piece_bytes(rate)}"]
-
-
-def _filter(device: str, rate: float, queue: int) -> str:
-    return f"qdisc replace dev {device} root tbf rate {rate:.0f}bit burst {bucket_bytes(rate)} limit {queue}"
 
 
 _SETTINGS = {
@@ -142,8 +132,13 @@ def shape(lab: LabName, rates: Mapping[LabLink, float | None]) -> None:
 
 
 def cut(lab: LabName, links: list[LabLink]) -> None:
-    """Have links drop every frame at both ends."""
-    _on_ends(lab, "tc", {end: drop_all(end.device) for link in links for end in link.ends})
+    """Have links drop every frame at both ends, which the sender takes for sent.
+
+    A queue that is full drops too, but reports it. TCP takes that for congestion of its own host: it counts no
+    keepalive as unanswered, and never gives up a connection that is idle. What is lost on the way is not like that.
+    """
+    ends = [end for link in links for end in link.ends]
+    _on_ends(lab, "tc", {end: [f"qdisc replace dev {end.device} root blackhole"] for end in ends})
 
 
 def _on_ends(lab: LabName, tool: str, commands: Mapping[LinkEnd, Sequence[str]]) -> None:

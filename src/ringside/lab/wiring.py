@@ -12,7 +12,8 @@ INTERFACE = "lab0"
 
 SWITCH = "switch"
 BRIDGE = "br0"
-_SWITCH_ADDRESS = "10.77.0.254"
+SWITCH_ADDRESS = "10.77.0.254"
+"""The switch's IPv4 address, in a star."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,6 @@ def address_of(host: int) -> str:
     return f"10.77.0.{host + 1}"
 
 
-def switch_address() -> str:
-    """Return the IPv4 address of the switch of a star."""
-    return _SWITCH_ADDRESS
-
-
 def star(hosts: int, delay_s: float) -> Wiring:
     """Return the wiring in which every host has one link to a switch.
 
@@ -115,7 +111,7 @@ def star(hosts: int, delay_s: float) -> Wiring:
     ends = [(LinkEnd(node_of(host), INTERFACE), LinkEnd(SWITCH, f"port{host}")) for host in range(hosts)]
     setup: dict[str, tuple[str, ...]] = {node_of(host): (_address(host, 24),) for host in range(hosts)}
     ports = (f"link set {port.device} master {BRIDGE}" for _, port in ends)
-    setup[SWITCH] = (*_bridge(BRIDGE), f"addr add {_SWITCH_ADDRESS}/24 dev {BRIDGE}", *ports)
+    setup[SWITCH] = (*_bridge(BRIDGE), f"addr add {SWITCH_ADDRESS}/24 dev {BRIDGE}", *ports)
     links = tuple(LabLink((host,), pair, delay_s / 2) for host, pair in enumerate(ends))
     return Wiring(hosts, tuple(setup), links, setup)
 

@@ -6,16 +6,20 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from ringside.isolation import Listeners
+from ringside.monitor.job.watcher import LASTING_S, CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkMap
+from ringside.monitor.links.watcher import LinkWatcher
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
+from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 from ringside.monitor.verdict import Verdict, VerdictEvent
-from ringside.monitor.watchers import Watcher, standard_watchers
 
 BEHIND_STEPS = 20
 """A rank whose records are this far behind the newest is not waited for ..."""
@@ -87,7 +91,14 @@ class StepCollector:
         """Take in a batch of records; return the events it led to."""
         done: list[StepRecord] = []
         for record in records:
-            if not (0 <= record.rank < self.ranks and record.step >= 0 and self._is_possible(record)):
+            if not 0 <= record.rank < self.ranks or record.step < 0:
+                continue
+            # One far beyond the others would make all of them late for good.
+            if record.step > (self._highest + FARTHEST_STEPS if self._highest >= 0 else LARGEST_STEP):
+                self.absurd += 1
+                if self.absurd == 1:
+                    text = "rank %d reported step %d and was at most at %d; such records are dropped"
+                    _log.warning(text, record.rank, record.step, self._highest)
                 continue
             record = self._links.resolve(record)
             if self.newest is not None and record.step <= self.newest:
@@ -117,20 +128,6 @@ class StepCollector:
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far with their prices so far (of those that are over, the newest hundred)."""
         return [*self._ended, *(verdict for watcher in self._watchers for verdict in watcher.open)]
-
-    def _is_possible(self, record: StepRecord) -> bool:
-        """Return whether a step is within reach of those known; one far beyond would make all others late for good."""
-        if record.step <= (self._highest + FARTHEST_STEPS if self._highest >= 0 else LARGEST_STEP):
-            return True
-        self.absurd += 1
-        if self.absurd == 1:
-            _log.warning(
-                "rank %d reported step %d and was at most at %d; such records are dropped",
-                record.rank,
-                record.step,
-                self._highest,
-            )
-        return False
 
     def _complete(self, done: list[StepRecord], *, everything: bool) -> list[Event]:
         """Complete every step that can be, oldest first, and write all of them in one batch."""
@@ -199,3 +196,48 @@ def with_waits(row: Row) -> Row:
         else record
         for rank, record in row.items()
     }
+
+
+# -------------------------------------------------------------------------------------------------
+# What plugs into the collector: watchers of a job, which see every completed step and return what began or ended.
+
+
+class Watcher(Protocol):
+    """Judges some kinds of verdicts. Its memory does not grow with steps."""
+
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
+        """Take in a completed step, in order; return the episodes that began or ended at it, mostly none.
+
+        A verdict that ended has its final price, and `until_step` in its evidence.
+        """
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
+
+
+def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float = LASTING_S) -> list[Watcher]:
+    """Return the watchers of every job: ranks' own times, links between hosts, and the job as a whole.
+
+    A job is bound by communication only where neither a slow link nor small collectives explain it.
+
+    Args:
+        ranks: Number of ranks.
+        hosts: Host of each rank, in rank order, where it is known.
+        lasting_s: For how long a whole job must be held up before that is a verdict, seconds.
+    """
+    links, small = LinkWatcher(ranks, hosts), SmallCollectives(lasting_s)
+    bound = CommunicationBound(Explained(links, small), lasting_s)
+    return [SlowRankWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound(lasting_s)])]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Whether there is, or may be, a narrower reason for communication that takes long."""
+
+    links: LinkWatcher
+    small: SmallCollectives
+
+    def __call__(self) -> bool:
+        """Return whether there is."""
+        return self.links.suspects or self.small.episode.is_open or self.small.episode.is_high

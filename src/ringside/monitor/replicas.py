@@ -82,11 +82,22 @@ class ReplicaCheck:
             own = by_number[number]
             first = own[self.ranks[0]]
             if len({check.digest for check in own.values()}) == 1:
-                events += self._close_all(first)
+                # All agree: what is open is over.
+                lasted_s = first.at_s - self._since_s if self._since_s is not None else 0.0
+                for verdict in self.open.values():
+                    over = msgspec.structs.replace(
+                        verdict,
+                        cause=f"{verdict.cause}; they agree again after step {first.step}",
+                        evidence={**verdict.evidence, "until_step": first.step},
+                        cost_rank_seconds=lasted_s * len(self.ranks),
+                    )
+                    events.append(VerdictEvent(over, ended=True))
+                self._agreed, self._since_s = first, None
+                self.open.clear()
                 continue
             if self._since_s is None:
                 self._since_s = self._agreed.at_s if self._agreed is not None else first.at_s
-            ranks, decided = find_odd_ranks({rank: check.digest for rank, check in own.items()})
+            ranks, decided = _find_odd_ranks({rank: check.digest for rank, check in own.items()})
             if ranks in self.open:
                 continue
             # Ranks keep the lists of their newest checks only: a later one where all still have it does as well.
@@ -99,22 +110,6 @@ class ReplicaCheck:
     def without(self, ranks: Sequence[int]) -> None:
         """Wait no longer for some ranks: they do not take part."""
         self.ranks = tuple(rank for rank in self.ranks if rank not in ranks)
-
-    def _close_all(self, check: Check) -> list[VerdictEvent]:
-        """End what is open: all agree."""
-        lasted_s = check.at_s - self._since_s if self._since_s is not None else 0.0
-        over = [
-            msgspec.structs.replace(
-                verdict,
-                cause=f"{verdict.cause}; they agree again after step {check.step}",
-                evidence={**verdict.evidence, "until_step": check.step},
-                cost_rank_seconds=lasted_s * len(self.ranks),
-            )
-            for verdict in self.open.values()
-        ]
-        self._agreed, self._since_s = check, None
-        self.open.clear()
-        return [VerdictEvent(verdict, ended=True) for verdict in over]
 
     def _verdict(
         self, first: Check, ranks: tuple[int, ...], decided: bool, lists: Mapping[int, Sequence[int]]
@@ -183,7 +178,7 @@ class ReplicaCheck:
         return self._names[index] if index < len(self._names) else f"number {index}"
 
 
-def find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
+def _find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
     """Return the ranks outside the largest group that agrees, and True; where none is the largest, all, and False.
 
     Args:

@@ -30,11 +30,28 @@ def log_excess(own: ArrayLike) -> Floats:
     """
     with np.errstate(invalid="ignore"):
         logs = np.log(usable(own))
-        ordered = np.sort(logs, axis=-1)  # NaN last
-        known = np.sum(ordered == ordered, axis=-1, keepdims=True)
-        low, high = np.maximum(known - 2, 0) // 2, np.maximum(known - 1, 0) // 2
-        others = 0.5 * (_without_itself(logs, ordered, low) + _without_itself(logs, ordered, high))
-        return np.where(known >= 2, logs - others, np.nan)
+        return logs - others_median(logs)
+
+
+def excess_ratios(own: Floats) -> Floats:
+    """Return how much longer each rank takes than the median of the others that are known; NaN where none are.
+
+    Args:
+        own: Seconds, float64 [ranks]; what is not finite is not known.
+    """
+    known = np.where(np.isfinite(own), own, np.nan)
+    others = others_median(known)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(others > 0, known / others - 1.0, np.nan)
+
+
+def others_median(values: Floats) -> Floats:
+    """Return for each rank the median of the others, float64 [..., ranks]; NaN where fewer than two are known."""
+    ordered = np.sort(values, axis=-1)  # NaN last
+    known = np.sum(ordered == ordered, axis=-1, keepdims=True)
+    low, high = np.maximum(known - 2, 0) // 2, np.maximum(known - 1, 0) // 2
+    others = 0.5 * (_without_itself(values, ordered, low) + _without_itself(values, ordered, high))
+    return np.where(known >= 2, others, np.nan)
 
 
 def row_medians(values: Floats) -> Floats:

@@ -20,12 +20,11 @@ from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
 from ringside.monitor.price import repair_ranks, spared_rank_seconds
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
-from ringside.monitor.run.events import Revised, gradient_memory, revisions
-from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.run.records import SCHEMA, Revised, RunInfo, StepRecord, gradient_memory, revisions
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.stats import Floats, known_median, row_medians
+from ringside.monitor.stats import Floats, excess_ratios, known_median, row_medians
 from ringside.monitor.verdict import Verdict
 
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
@@ -267,7 +266,7 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
 
 def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
     own = [_middle_or_nan(table["own_seconds"][:, rank]) for rank in range(table.ranks)]
-    excess = _excess(np.array(own)).tolist()
+    excess = excess_ratios(np.array(own)).tolist()
     waits = fill_waits(table)
     return [
         {
@@ -279,21 +278,6 @@ def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
         }
         for rank in range(table.ranks)
     ]
-
-
-def _excess(own: Floats) -> Floats:
-    """Return how much longer each rank takes than the median of the others that are known; NaN where none are."""
-    known = np.sort(own[np.isfinite(own)])
-    others = len(known) - 1
-    if others < 1:
-        return np.full(len(own), math.nan)
-    place = np.searchsorted(known, own)  # of the rank itself, which is left out
-    middle_two = ((others - 1) // 2, others // 2)  # the same one where their number is odd
-    low, high = ((known[np.minimum(index + (index >= place), others)]) for index in middle_two)
-    middles = (low + high) / 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        excess: Floats = np.where(np.isfinite(own) & (middles > 0), own / middles - 1.0, math.nan)
-    return excess
 
 
 def _loss(table: StepTable) -> dict[str, float] | None:

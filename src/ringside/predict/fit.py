@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.predict.laws.calibrate import Band, fit, posterior
-from ringside.predict.laws.curve import BASE, RATE
+from ringside.predict.laws.calibrate import Band, fit
+from ringside.predict.laws.fabric import BASE, RATE
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.plan.options import has_library
 from ringside.predict.score import Score, hold_out, measured, other_scale
@@ -49,7 +49,7 @@ def fit_tables(tables: Sequence[Table], known: Knowledge) -> list[TableFit]:
         fitted = fit([row.size_bytes for row in table.rows], measured(table.rows), law)
         # What the rows moved the law's figures by, in the linear model, and how sure they are then.
         moved = law.mean + np.diag(law.spread**2) @ fitted.slopes.T @ fitted.pull
-        spread = LIKELY * np.sqrt(np.diag(posterior(fitted)))
+        spread = LIKELY * np.sqrt(np.diag(fitted.posterior))
         latency, rate = (
             Band(*(float(np.exp(moved[figure] + sign * spread[figure])) for sign in (0, -1, 1)))
             for figure in (BASE, RATE)

@@ -177,11 +177,11 @@ def _scored(
     beside: dict[str, Errors | None] = dict.fromkeys(BASELINES)
     if len(rows) >= 2:
         fitted = _sizes(rows), measured(rows)
-        beside["hockney"] = errors_of(sizes, hockney(*fitted, sizes), times)
-        beside["interpolation"] = errors_of(sizes, interpolate(*fitted, sizes), times)
+        beside["hockney"] = errors_of(sizes, _hockney(*fitted, sizes), times)
+        beside["interpolation"] = errors_of(sizes, _interpolate(*fitted, sizes), times)
     topology = known.topology(table) if table.collective == ALL_REDUCE and not is_mpi(table) else None
     if topology is not None and topology.ranks > 1:
-        beside["nccl_constants"] = errors_of(sizes, nccl_constants(topology, sizes), times)
+        beside["nccl_constants"] = errors_of(sizes, _nccl_constants(topology, sizes), times)
     return Score(table, mode, found.words, len(rows), tuple(held), prediction, errors, beside)
 
 
@@ -282,7 +282,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 # What a prediction must be better than: one Hockney line, interpolation, and NCCL's own constants used as a timer.
 
 
-def hockney(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:
+def _hockney(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:
     """Return times by t = α + S/B, fitted to rows by iterated least squares on relative errors.
 
     R. W. Hockney, "The communication challenge for MPP", 1994. α and 1/B are kept positive.
@@ -309,10 +309,10 @@ def hockney(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Float
     return result
 
 
-def interpolate(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:
+def _interpolate(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:
     """Return times on the line between neighbours in log-log; beyond the last two rows that line goes on.
 
-    Arguments and result as of `hockney`; rows of one size count as their geometric mean.
+    Arguments and result as of `_hockney`; rows of one size count as their geometric mean.
     """
     x, logs = np.log(np.asarray(sizes, dtype=np.float64)), np.log(np.asarray(times_s, dtype=np.float64))
     places, index = np.unique(x, return_inverse=True)
@@ -352,7 +352,7 @@ _CORRECTION = (
 )  # fmt: skip
 
 
-def nccl_constants(topology: Topology, requested: ArrayLike) -> Floats:
+def _nccl_constants(topology: Topology, requested: ArrayLike) -> Floats:
     """Return the times that NCCL's tuner computes for its own choice: the least over algorithms and protocols.
 
     The tuner needs them only to compare; taken as seconds they are a baseline. Bandwidths per channel and efficiencies

@@ -60,49 +60,13 @@ class Exposed:
     why: str
 
 
-def chosen(topology: Topology, algorithm: str, bucket_bytes: float) -> Option | None:
-    """Return the way a bucket is reduced, on the topology that laws apply to; None: one rank has nobody to reduce with.
-
-    Args:
-        topology: What it runs over.
-        algorithm: As for `plan.choose_option`.
-        bucket_bytes: Of one bucket.
-
-    Raises:
-        UsageError: No such algorithm here.
-    """
-    return None if topology.ranks < 2 else choose_option(lawful(topology), bucket_bytes, algorithm)
-
-
-def exposed(option: Option | None, topology: Topology, bucket_bytes: float, buckets: int, work_s: float) -> Exposed:
-    """Return what is left of the synchronisation after a step's work.
-
-    Args:
-        option: How buckets are reduced, of `chosen`.
-        topology: What it runs over.
-        bucket_bytes: Of one bucket.
-        buckets: How many.
-        work_s: Of the slowest rank; `BACKWARD` of it hides buckets. 0: nothing does.
-    """
-    if option is None:
-        return Exposed(Band(0.0, 0.0, 0.0), Band(0.0, 0.0, 0.0), "")
-    predicted = option.predict([bucket_bytes])
-    plain, ratio, why = lawful(topology), 1.0, option.why_extrapolated(bucket_bytes)
-    if plain is not topology:
-        schedule, why = schedule_for(plain, option.name), why or BY_SCHEDULE
-        ratio = price(schedule, topology, bucket_bytes) / price(schedule, plain, bucket_bytes)
-    bucket = Band(*(end * ratio for end in predicted.bands[0].ends))
-    left = Band(*(exposed_s(buckets, end, BACKWARD * work_s) for end in bucket.ends))
-    return Exposed(bucket, left, why)
-
-
 def lawful(topology: Topology) -> Topology:
     """Return the topology that a library's laws apply to: without links of their own, where that makes one."""
     plain = replace(topology, overrides=())
     return plain if topology.overrides and has_library(plain) else topology
 
 
-def slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[int, int, float]) -> Topology:
+def _slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple[int, int, float]) -> Topology:
     """Return the topology with a link that carries its messages so many times slower than it carries them now.
 
     Between hosts a message may have a share of several interfaces: what it gets of them is what becomes less.
@@ -213,7 +177,7 @@ class StepChange:
         return self == StepChange(slower=self.slower, repaired=self.repaired)
 
 
-def changed(step: PredictedStep, change: StepChange) -> PredictedStep:
+def _changed(step: PredictedStep, change: StepChange) -> PredictedStep:
     """Return the step as it would be; raise `UsageError` where it cannot be: no such rank, link, rail, algorithm."""
     # What it runs over.
     topology, buckets = step.topology, step.buckets
@@ -236,7 +200,7 @@ def changed(step: PredictedStep, change: StepChange) -> PredictedStep:
         algorithm = change.algorithm or inside
         option(lawful(topology), algorithm)
     for link in change.slow_links:
-        topology = slowed(topology, algorithm, step.size_bytes / buckets, link)
+        topology = _slowed(topology, algorithm, step.size_bytes / buckets, link)
     # What every rank works.
     own = _own_times(step, change)
     if topology.ranks != step.topology.ranks:  # on other hosts the same work, rank for rank
@@ -305,11 +269,7 @@ class Answer:
     @property
     def steps(self) -> tuple[Band, Band]:
         """The same with bands: those of the scatter of recorded work, and of what is left of the synchronisation."""
-        before, after = (
-            Band(*(a + b for a, b in zip(work(step).ends, left.seconds.ends, strict=True)))
-            for step, left in zip((self.before, self.after), self.left, strict=True)
-        )
-        return before, after
+        return work(self.before) + self.left[0].seconds, work(self.after) + self.left[1].seconds
 
     @property
     def knows_work(self) -> bool:
@@ -325,7 +285,7 @@ class Answer:
         if not self.knows_work:
             return None
         whole, faster = self.after.topology.ranks * DAY_S / 3600.0, min(self.step_s)
-        return Band(*(whole * delta / (faster + abs(delta)) for delta in self.delta.ends))
+        return self.delta.map(lambda delta: whole * delta / (faster + abs(delta)))
 
 
 def what_if(step: PredictedStep, change: StepChange) -> Answer:
@@ -334,12 +294,11 @@ def what_if(step: PredictedStep, change: StepChange) -> Answer:
     Raises:
         UsageError: The change cannot be: no such rank, link, rail, algorithm; the line names it.
     """
-    after = changed(step, change)
+    after = _changed(step, change)
     first, second, grows = _remaining(step, after, change)
-    longer = work_delta(step, after)
-    delta = Band(*(a + b for a, b in zip(longer.ends, grows.ends, strict=True)))
+    longer = _mean(after.own_s.max(axis=1) - step.own_s.max(axis=1))
     why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (first.why, second.why))))
-    return Answer(step, after, delta, longer, (first, second), why)
+    return Answer(step, after, longer + grows, longer, (first, second), why)
 
 
 def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
@@ -354,14 +313,17 @@ def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) 
         if change.of_work:
             return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
     # What was measured before moves how buckets are priced on both sides.
-    old, new = (chosen(step.topology, step.algorithm, step.bucket_bytes) for step in (before, after))
+    old, new = (
+        choose_option(lawful(step.topology), step.bucket_bytes, step.algorithm) if step.topology.ranks > 1 else None
+        for step in (before, after)
+    )
     run = None if old is None else with_measured(old, before.measured)
     options = old and moved(old, run), new and moved(new, run)
     first, second = (_exposed(step, option) for step, option in zip((before, after), options, strict=True))
     if seen is None:
         return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
     grows = _growth(before, after, options, seen)
-    then = Band(*(max(a + b, 0.0) for a, b in zip(seen.ends, grows.ends, strict=True)))
+    then = (seen + grows).map(lambda seconds: max(seconds, 0.0))
     why = second.why or "the run measured only what it had; the change is priced on its topology"
     return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
 
@@ -389,22 +351,27 @@ def _growth(before: PredictedStep, after: PredictedStep, options: Options, seen:
         found = _ordered(tilts[0], *ends)
     else:
         first, second = (_exposed(step, option).seconds for step, option in zip((before, after), options, strict=True))
-        found = Band(*(end - first.value for end in second.ends))
-    return Band(*(max(end, -seen.value) for end in found.ends))
+        found = second.map(lambda seconds: seconds - first.value)
+    return found.map(lambda seconds: max(seconds, -seen.value))
 
 
 def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
-    return exposed(option, step.topology, step.bucket_bytes, step.buckets, step.work_s)
+    """Return what is left of the synchronisation after a step's work, `BACKWARD` of which hides buckets."""
+    if option is None:
+        return Exposed(NOTHING, NOTHING, "")
+    topology, size = step.topology, step.bucket_bytes
+    plain, ratio, why = lawful(topology), 1.0, option.why_extrapolated(size)
+    if plain is not topology:
+        schedule, why = schedule_for(plain, option.name), why or BY_SCHEDULE
+        ratio = price(schedule, topology, size) / price(schedule, plain, size)
+    bucket = option.predict([size]).bands[0].map(lambda seconds: seconds * ratio)
+    left = bucket.map(lambda seconds: exposed_s(step.buckets, seconds, BACKWARD * step.work_s))
+    return Exposed(bucket, left, why)
 
 
 def work(step: PredictedStep) -> Band:
     """Return the slowest rank's own time, with the band that the steps' scatter leaves; a single step has none."""
     return _mean(step.own_s.max(axis=1))
-
-
-def work_delta(before: PredictedStep, after: PredictedStep) -> Band:
-    """Return by how much the slowest rank's own time grows, with the band that the steps' scatter leaves."""
-    return _mean(after.own_s.max(axis=1) - before.own_s.max(axis=1))
 
 
 def _mean(values: Sequence[float] | Floats) -> Band:

@@ -7,17 +7,15 @@ them, the predictor prices them, the drawing shows them.
 from ringside.schedule.algorithms.direct import (
     direct,
     direct_all_gather,
+    direct_all_to_all,
+    direct_gather,
     direct_reduce_scatter,
+    direct_scatter,
+    dissemination_barrier,
     one_shot,
     parameter_server,
 )
 from ringside.schedule.algorithms.doubling import halving_doubling, recursive_doubling
-from ringside.schedule.algorithms.exchange import (
-    direct_all_to_all,
-    direct_gather,
-    direct_scatter,
-    dissemination_barrier,
-)
 from ringside.schedule.algorithms.hierarchical import hierarchical, host_sizes, in_network
 from ringside.schedule.algorithms.ring import (
     chain,

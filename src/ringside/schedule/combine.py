@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.schedule.collective import Collective
-from ringside.schedule.schedule import Round, Schedule
+from ringside.schedule.schedule import Round, Schedule, joined
 
 _REVERSED = {
     "all_reduce": "all_reduce",
@@ -217,19 +217,6 @@ def _group_round(s: Schedule, group: tuple[int, ...], of: int, k: int) -> Round:
     step = s.round(k)
     vertex = np.array([*group, *range(of, of + s.switches)], dtype=np.int32)
     return in_rank_order(Round(vertex[step.src], vertex[step.dst], step.chunk, step.reduce), s.chunks)
-
-
-def joined(rounds: Sequence[Round]) -> Round:
-    """Return the rounds' transfers in one round, one after the other."""
-    if len(rounds) == 1:
-        return rounds[0]
-    empty = Round.of([])
-    return Round(
-        *(
-            np.concatenate(arrays)
-            for arrays in zip(*((r.src, r.dst, r.chunk, r.reduce) for r in rounds or [empty]), strict=True)
-        )
-    )
 
 
 def refined(step: Round, chunks: int, finer: int) -> Round:

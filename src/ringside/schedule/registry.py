@@ -8,17 +8,15 @@ from ringside.errors import UsageError
 from ringside.schedule.algorithms.direct import (
     direct,
     direct_all_gather,
+    direct_all_to_all,
+    direct_gather,
     direct_reduce_scatter,
+    direct_scatter,
+    dissemination_barrier,
     one_shot,
     parameter_server,
 )
 from ringside.schedule.algorithms.doubling import halving_doubling, recursive_doubling
-from ringside.schedule.algorithms.exchange import (
-    direct_all_to_all,
-    direct_gather,
-    direct_scatter,
-    dissemination_barrier,
-)
 from ringside.schedule.algorithms.hierarchical import in_network, square_hierarchical
 from ringside.schedule.algorithms.ring import (
     chain,
@@ -65,23 +63,17 @@ COLLECTIVES: dict[str, Make] = {
 }
 
 
-def algorithm(name: str) -> Make:
-    """Return the function that makes the schedule called `name`; raise `UsageError` listing what exists."""
-    if name not in ALGORITHMS and name not in COLLECTIVES:
-        raise UsageError(
-            f"there is no algorithm {name!r}; there are {', '.join(sorted(ALGORITHMS))}, "
-            f"and for other collectives {', '.join(sorted(COLLECTIVES))}"
-        )
-    return ALGORITHMS.get(name) or COLLECTIVES[name]
-
-
 def by_name(name: str, ranks: int) -> Schedule:
     """Return the schedule called `name`, of `ALGORITHMS` or `COLLECTIVES`, for `ranks` ranks.
 
     Raises:
         UsageError: There is no such algorithm (the message lists those that exist), or `ranks` is below 1.
     """
-    make = algorithm(name)
+    if name not in ALGORITHMS and name not in COLLECTIVES:
+        raise UsageError(
+            f"there is no algorithm {name!r}; there are {', '.join(sorted(ALGORITHMS))}, "
+            f"and for other collectives {', '.join(sorted(COLLECTIVES))}"
+        )
     if ranks < 1:
         raise UsageError(f"{name} needs at least 1 rank, not {ranks}")
-    return make(ranks)
+    return (ALGORITHMS.get(name) or COLLECTIVES[name])(ranks)

@@ -25,6 +25,7 @@ Ranks, chunks and rounds are numbered from 0.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,6 +75,20 @@ class Round:
     def where(self, keep: NDArray[np.bool_]) -> Round:
         """Return the round with only the transfers for which `keep` (bool [transfers]) is true."""
         return Round(self.src[keep], self.dst[keep], self.chunk[keep], self.reduce[keep])
+
+    def arriving(self, vertex: int) -> dict[int, tuple[bool, list[int]]]:
+        """Return what arrives at a vertex, (overwrite, sources) by chunk, in order of first appearance."""
+        found: dict[int, tuple[bool, list[int]]] = {}
+        own = self.dst == vertex
+        for src, chunk, reduce in zip(*(a[own].tolist() for a in (self.src, self.chunk, self.reduce)), strict=True):
+            found.setdefault(chunk, (not reduce, []))[1].append(src)
+        return found
+
+    def checksum(self, before: int) -> int:
+        """Return the CRC-32 of the transfers, after that of the rounds before; ranks compare it."""
+        for array in self._arrays():
+            before = zlib.crc32(array.tobytes(), before)
+        return before
 
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         return self.src, self.dst, self.chunk, self.reduce
@@ -182,6 +197,14 @@ class Schedule:
         if not 0 <= k < self.rounds:
             raise UsageError(f"{self.name} of {self.ranks} ranks has rounds 0 to {self.rounds - 1}, not {k}")
         return self.generate(*self.parameters, k)
+
+
+def joined(rounds: Sequence[Round]) -> Round:
+    """Return the rounds' transfers in one round, one after the other."""
+    if len(rounds) == 1:
+        return rounds[0]
+    columns = zip(*(step._arrays() for step in rounds or [Round.of([])]), strict=True)
+    return Round(*map(np.concatenate, columns))
 
 
 def _from_rank_0(step: Round, n: int, chunks: int) -> Round:

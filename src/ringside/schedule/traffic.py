@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.schedule.schedule import Round, Schedule
+from ringside.schedule.schedule import Round, Schedule, joined
 
 Counts = NDArray[np.int64]
 
@@ -171,13 +171,7 @@ def all_representatives(schedule: Schedule) -> tuple[Counts, Round]:
     """Return the representatives of all rounds of a rotational schedule, and the round of each, int64 [transfers]."""
     steps = [schedule.representatives(k) for k in range(schedule.rounds)]
     number = np.repeat(np.arange(schedule.rounds, dtype=np.int64), [len(step) for step in steps])
-    steps.append(Round.of([]))
-    return number, Round(
-        np.concatenate([step.src for step in steps]),
-        np.concatenate([step.dst for step in steps]),
-        np.concatenate([step.chunk for step in steps]),
-        np.concatenate([step.reduce for step in steps]),
-    )
+    return number, joined(steps)
 
 
 def rotational_traffic(schedule: Schedule, number: Counts, step: Round) -> Traffic:

@@ -6,12 +6,10 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from ringside.predict.laws.calibrate import Band
-from ringside.predict.plan.bound import Bound
 from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS
 from ringside.predict.plan.options import LIBRARY
-from ringside.predict.plan.plan import TrainingPlan
-from ringside.predict.plan.ranking import Priced
+from ringside.predict.plan.plan import Bound, Priced, TrainingPlan
 from ringside.predict.topology.topology import Topology
 from ringside.text import digits, duration, giga, percent, size
 

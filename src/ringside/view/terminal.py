@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ringside.monitor.assessment import describe_assessment
 from ringside.monitor.job.questions import QUESTIONS, Question, read_answers
-from ringside.monitor.run.events import revision_notes
+from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import clock, duration, percent, signed_percent, size, sparkline
 from ringside.view.run.live import RunFollower, ShownFinding

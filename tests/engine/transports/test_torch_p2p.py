@@ -18,8 +18,8 @@ from tests.support.ranks import Team, hear, on_ranks, outcomes_of, place, say
 
 from ringside.engine.transports.abort import AbortChannel, AbortNotice
 from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
+from ringside.engine.transports.gloo import OpenWait, long_awaited
 from ringside.engine.transports.gloo_internals import watched_connections
-from ringside.engine.transports.waits import OpenWait, long_awaited
 
 from . import conformance
 from .vertices import peer_to_peer, store_file

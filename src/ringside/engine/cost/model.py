@@ -1,6 +1,6 @@
 """The time of an all-reduce, predicted from its schedule and what is known of the links. Pure NumPy.
 
-`price` replays a schedule over a `CostNetwork` (R. W. Hockney, "The communication challenge for MPP", 1994: every
+`price_sizes` replays a schedule over a `CostNetwork` (R. W. Hockney, "The communication challenge for MPP", 1994: every
 message costs a latency and a time per byte; what overlaps is in `ringside.engine.cost.replay`). `price_choice` prices
 an `AlgorithmSpec`: shared memory inside the hosts and the schedule between them, in the blocks in which it runs.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.network import CostNetwork
-from ringside.engine.cost.replay import Clock, replay
+from ringside.engine.cost.replay import replay
 from ringside.errors import UsageError
 from ringside.schedule import Schedule
 from ringside.text import percent
@@ -57,48 +57,35 @@ class Price:
         return f"link {self.link[0]}>{self.link[1]} carries data {percent(share)} of the time"
 
 
-def price(schedule: Schedule, size_bytes: float, network: CostNetwork, *, segment_bytes: int = SEGMENT_BYTES) -> Price:
-    """Return what an all-reduce (or any collective) of one size takes.
+def price_sizes(
+    schedule: Schedule, sizes: Sequence[float], network: CostNetwork, *, segment_bytes: int = SEGMENT_BYTES
+) -> list[Price]:
+    """Return what an all-reduce (or any collective) takes for each of several sizes; one replay prices all.
 
     Args:
         schedule: Without switches, of as many ranks as the network has vertices.
-        size_bytes: Of the tensor.
+        sizes: Of the tensor, bytes.
         network: The links.
         segment_bytes: What one message carries at most.
 
     Raises:
         UsageError: The schedule and the network do not fit together.
     """
-    return price_sizes(schedule, [size_bytes], network, segment_bytes=segment_bytes)[0]
-
-
-def price_sizes(
-    schedule: Schedule, sizes: Sequence[float], network: CostNetwork, *, segment_bytes: int = SEGMENT_BYTES
-) -> list[Price]:
-    """Return what a schedule takes for each of several sizes; one replay prices all. Arguments as for `price`."""
     if schedule.switches or schedule.ranks != network.size:
         raise UsageError(
             f"{schedule.name} of {schedule.ranks} ranks and {schedule.switches} switches cannot be priced on a network "
             f"of {network.size} vertices"
         )
     clock = replay(schedule, np.array([*sizes, 0.0]), network, segment_bytes=segment_bytes)
-    return [_price_of(clock, column, network.size) for column in range(len(sizes))]
-
-
-def _price_of(clock: Clock, column: int, n: int) -> Price:
-    """Return the price of one size, by its column of the replay; the last column is that of no bytes."""
-    advance, busy = clock.advance[:, column], clock.busy[:, column]
-    if not len(advance):
-        return Price(0.0, 0.0, -1, 0.0, None, 0.0)
-    slowest, link = int(advance.argmax()), int(busy.argmax())
-    return Price(
-        float(clock.seconds[column]),
-        float(clock.seconds[-1]),
-        slowest,
-        float(advance[slowest]),
-        (link // n, link % n),
-        float(busy[link]),
-    )
+    if not schedule.rounds:
+        return [Price(0.0, 0.0, -1, 0.0, None, 0.0)] * len(sizes)
+    latency_s = float(clock.seconds[-1])  # the last column is that of no bytes
+    found = []
+    for seconds, advance, busy in zip(clock.seconds[:-1].tolist(), clock.advance.T, clock.busy.T, strict=False):
+        slowest, link = int(advance.argmax()), int(busy.argmax())
+        ends = divmod(link, network.size)
+        found.append(Price(seconds, latency_s, slowest, float(advance[slowest]), ends, float(busy[link])))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +176,12 @@ def price_choice(choice: AlgorithmSpec, sizes: Sequence[int], cluster: Cluster) 
     for between, size, block in zip(prices, sizes, blocks, strict=True):
         local_s = _local(cluster, block)
         if native:
-            found.append(_in_blocks(between, max(size / max(block, 1), 1.0), local_s))
+            # Several blocks, each passed through shared memory while another is between hosts.
+            count = max(size / max(block, 1), 1.0)
+            seconds = local_s + between.seconds + (count - 1) * max(local_s, between.seconds)
+            latency_s = count * between.latency_s + local_s
+            round_s, link_s = count * between.round_s, count * between.link_s
+            found.append(replace(between, seconds=seconds, latency_s=latency_s, round_s=round_s, link_s=link_s))
             continue
         piece_s = _local(cluster, min(size, max(size // PIECES, segment)))
         large = size >= 2 * segment
@@ -212,13 +204,3 @@ def _as_felt(network: CostNetwork, share: float, over: str, cluster: Cluster) ->
     if (reduce, overhead_s) == (network.reduce, network.overhead_s):
         return network
     return replace(network, reduce=reduce, overhead_s=overhead_s)
-
-
-def _in_blocks(block: Price, blocks: float, local_s: float) -> Price:
-    """Return the price of several blocks, each passed through shared memory while another is between hosts."""
-    seconds = local_s + block.seconds + (blocks - 1) * max(local_s, block.seconds)
-    latency_s = blocks * block.latency_s + local_s
-    return Price(seconds, latency_s, block.round, blocks * block.round_s, block.link, blocks * block.link_s)
-
-
-__all__ = ["Cluster", "CostNetwork", "Price", "price", "price_choice", "price_sizes"]

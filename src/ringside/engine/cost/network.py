@@ -59,21 +59,6 @@ class CostNetwork:
         if any(array is not None and array.shape != shape for array, shape in shapes):
             raise UsageError(f"a network of {n} vertices on {sites} sites needs figures for each, and these do not fit")
 
-    @staticmethod
-    def uniform(
-        n: int,
-        latency_s: float,
-        seconds_per_byte: float,
-        *,
-        shared: bool = False,
-        reduce: float = 0.0,
-        overhead_s: float = 0.0,
-    ) -> CostNetwork:
-        """Return a network of n vertices with equal links; `shared`: a vertex's links share one interface as fast."""
-        nic = np.full(n, seconds_per_byte) if shared else None
-        links = np.full((n, n), seconds_per_byte)
-        return CostNetwork(np.full((n, n), latency_s), links, nic, nic, reduce, overhead_s)
-
     @property
     def size(self) -> int:
         """Number of vertices."""

@@ -6,12 +6,11 @@ blocks                    All-reduces for which nothing is kept ready: over all 
 collectives               The collectives besides all-reduce, between hosts: each is a schedule and a list of where
                           its chunks lie
 context                   What all-reduces between hosts share on one rank: which ranks are where, what they run over,
-                          what a spec means there
+                          what a spec means there; the shared memory of its host
 hierarchical              Collectives among ranks on several hosts: a schedule over messages, shared memory inside a
                           host
 hierarchical_collectives  Collectives besides all-reduce on hosts of several ranks: shared memory inside, a lane per
                           local rank between hosts
-host_slices               The part of a hierarchical all-reduce that happens inside a host, in shared memory
 persistent                All-reduces between hosts that are called again and again: all but the work itself is done
                           beforehand
 rank_map                  Which ranks are on which host, and that they fit together

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ringside.engine.algorithm import AlgorithmSpec
@@ -35,66 +35,45 @@ def reduce_in_blocks(
         reduction: The reduction, as it travels (`safe_mean`).
         call: What was called.
     """
-    dtype = reduction.dtype
-    item, block, host_slices = ITEM_BYTES[dtype], context.block_elements(dtype), context.host_slices
-    lanes, local_ranks = context.lanes(spec), context.rank_map.local_size
-    before: tuple[int, tuple[int, ...], Work | None] | None = None  # the block that is between hosts
+    dtype, rank_map, host_slices = reduction.dtype, context.rank_map, context.host_slices
+    item, block = ITEM_BYTES[dtype], context.block_elements(dtype)
+    op = SUM if reduction.op == AVG else reduction.op
+    members = rank_map.lane(rank_map.local_rank) if context.has_lane(spec) else ()
+    between = replace(reduction, scale=1.0, scales=())  # scaled inside the host
+    before: tuple[Work | None, Callable[[], None] | None] | None = None  # the block that is between hosts
     for start in range(0, max(elements, 1), block):
         count = min(block, elements - start)
-        begin, bounds = address + start * item, lane_bounds(count, lanes, local_ranks)
+        begin, bounds = address + start * item, lane_bounds(count, context.lanes(spec), rank_map.local_size)
         # Add the block up inside the host, each rank its lane.
+        share = None
         if host_slices is not None:
-            step = SUM if reduction.op == AVG else reduction.op
-            host_slices.reduce_lanes(
-                begin, bounds, dtype, step, reduction.scale, bool(reduction.scales), reduction.storage
-            )
+            scale, own_scale = reduction.scale, bool(reduction.scales)
+            add, share = host_slices.prepared(begin, bounds, dtype, op, scale, own_scale, reduction.storage)
+            add()
         elif reduction.scale != 1.0:
             fold([begin], begin, bounds[-1], dtype, SUM, scale=reduction.scale)
-        # Let this rank's lane go between hosts: right here where there is one block, else beside the next one.
-        job = functools.partial(_reduce_lane, context, spec, begin, bounds, reduction, call)
-        if elements <= block:
-            job()
-            work = None
-        else:
-            work = context.channels.submit(job)
+        # Let this rank's lane, if it has one, go between hosts: right here where there is one block, else beside the
+        # next one.
+        first, end = bounds[rank_map.local_rank : rank_map.local_rank + 2]
+        part = first * item + begin, end - first, between, call._replace(elements=end - first)
+        work = None
+        if members and elements <= block:
+            reduce_over_messages(context, spec, members, *part)
+        elif members:
+            work = context.channels.submit(functools.partial(reduce_over_messages, context, spec, members, *part))
         if before is not None:
-            _share(context, *before, reduction)
-        before = (begin, bounds, work)
+            _end_block(*before)
+        before = work, share
     assert before is not None
-    _share(context, *before, reduction)
+    _end_block(*before)
 
 
-def _reduce_lane(
-    context: EngineContext,
-    spec: AlgorithmSpec,
-    address: int,
-    bounds: Sequence[int],
-    reduction: Reduction,
-    call: CollectiveSignature,
-) -> None:
-    """Reduce this rank's lane of a block between hosts, if it has one."""
-    lane = context.rank_map.local_rank
-    if context.has_lane(spec):
-        count = bounds[lane + 1] - bounds[lane]
-        reduce_over_messages(
-            context,
-            spec,
-            context.rank_map.lane(lane),
-            address + bounds[lane] * ITEM_BYTES[reduction.dtype],
-            count,
-            replace(reduction, scale=1.0, scales=()),  # scaled inside the host
-            call._replace(elements=count),
-        )
-
-
-def _share(
-    context: EngineContext, address: int, bounds: Sequence[int], work: Work | None, reduction: Reduction
-) -> None:
+def _end_block(work: Work | None, share: Callable[[], None] | None) -> None:
     """Give every rank of the host all lanes of a block, when they have come."""
     if work is not None:
         work.wait()
-    if context.host_slices is not None:
-        context.host_slices.gather_lanes(address, bounds, reduction.dtype, reduction.storage)
+    if share is not None:
+        share()
 
 
 def reduce_over_messages(
@@ -138,6 +117,3 @@ def reduce_over_messages(
         ).run()
     if part.divisor:
         fold([address], address, elements, dtype, AVG, divisor=part.divisor)
-
-
-__all__ = ["reduce_in_blocks", "reduce_over_messages"]

@@ -107,30 +107,20 @@ def _reduce(engine: HierarchicalEngine, request: CoreRequest) -> None:
     _run(engine, request, direct_gather(rank_map.size, request.root), lanes)
 
 
-def _gather(engine: HierarchicalEngine, request: CoreRequest) -> None:
-    item, rank_map = ITEM_BYTES[request.flat.dtype], engine.rank_map
-    own = bytes_at(request.flat.address, request.flat.numel * item)
+def _gather_or_scatter(engine: HierarchicalEngine, request: CoreRequest) -> None:
+    """The root has everybody's lane, and every other rank its own."""
+    item, rank_map, gathers = ITEM_BYTES[request.flat.dtype], engine.rank_map, request.kind == "gather"
+    at_root, elsewhere = (request.out, request.flat.address) if gathers else (request.flat.address, request.out)
+    own = bytes_at(elsewhere, request.bounds[1] * item)
     chunks: Chunks = [None] * rank_map.size
     if rank_map.rank == request.root:
-        lanes = _lanes(bytes_at(request.out, request.numel * item), request.bounds, item)
-        lanes[rank_map.rank][:] = own
+        lanes = _lanes(bytes_at(at_root, request.numel * item), request.bounds, item)
+        to, source = (lanes[rank_map.rank], own) if gathers else (own, lanes[rank_map.rank])
+        to[:] = source
         chunks = [*lanes]
     else:
         chunks[rank_map.rank] = own
-    _run(engine, request, direct_gather(rank_map.size, request.root), chunks)
-
-
-def _scatter(engine: HierarchicalEngine, request: CoreRequest) -> None:
-    item, rank_map = ITEM_BYTES[request.flat.dtype], engine.rank_map
-    own = bytes_at(request.out, request.bounds[1] * item)
-    chunks: Chunks = [None] * rank_map.size
-    if rank_map.rank == request.root:
-        lanes = _lanes(bytes_at(request.flat.address, request.numel * item), request.bounds, item)
-        own[:] = lanes[rank_map.rank]
-        chunks = [*lanes]
-    else:
-        chunks[rank_map.rank] = own
-    _run(engine, request, direct_scatter(rank_map.size, request.root), chunks)
+    _run(engine, request, (direct_gather if gathers else direct_scatter)(rank_map.size, request.root), chunks)
 
 
 def _all_to_all(engine: HierarchicalEngine, request: CoreRequest) -> None:
@@ -184,7 +174,7 @@ _BY_KIND = {
     "all_gather": _all_gather,
     "broadcast": _broadcast,
     "reduce": _reduce,
-    "gather": _gather,
-    "scatter": _scatter,
+    "gather": _gather_or_scatter,
+    "scatter": _gather_or_scatter,
     "all_to_all": _all_to_all,
 }

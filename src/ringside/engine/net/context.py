@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
+from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.exchange import Channels, Exchange
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.pipeline import SegmentLayout, lay_out
 from ringside.engine.net.exchange.plan import plan_messages
-from ringside.engine.net.host_slices import HostSlices
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import Reduction
+from ringside.engine.request import CoreRequest
+from ringside.engine.shm.memory import Storage
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
 
@@ -44,6 +46,74 @@ class NativeAllReduce(Protocol):
 
     def abort(self) -> None:
         """End what is under way, here and at the peers, as far as it can be ended; it may be on any thread."""
+
+
+class HostSlices:
+    """Adds up the ranks of a host lane by lane, and spreads the lanes again.
+
+    Args:
+        communicator: Of the ranks of this host.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+
+    def reduce_lanes_into(
+        self, target: int, address: int, bounds: Sequence[int], dtype: int, op: int, scale: float = 1.0
+    ) -> None:
+        """Write the fold of this rank's lane to a target; the elements stay; arguments as for `prepared`."""
+        flat = _flat(address, bounds, dtype)
+        call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=target, op=op, scale=scale)
+        self._communicator.execute(call, 0, True)
+
+    def meet(self) -> None:
+        """Return when all ranks of the host have called it."""
+        self._communicator.barrier()
+
+    def gather_lanes(self, address: int, bounds: Sequence[int], dtype: int) -> None:
+        """Give every rank of the host all lanes; arguments as for `prepared`."""
+        call = CoreRequest("all_gather_", _flat(address, bounds, dtype), bounds[-1], bounds)
+        self._communicator.execute(call, 0, True)
+
+    def prepared(
+        self,
+        address: int,
+        bounds: Sequence[int],
+        dtype: int,
+        op: int,
+        scale: float,
+        own_scale: bool = False,
+        storage: Storage | None = None,
+    ) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Return what adds up the ranks of the host lane by lane, and what gives every rank all lanes: again and again.
+
+        The first leaves in this rank's lane of the elements the fold over the ranks of the host.
+
+        Args:
+            address: Of the first element.
+            bounds: Element offsets of the lanes, local ranks + 1; lane l is local rank l's.
+            dtype: Code of the element type.
+            op: Code of the reduction.
+            scale: Multiplies each contribution first.
+            own_scale: Ranks may have different scales.
+            storage: The shareable storage the elements lie in, if peers may not have mapped it yet.
+        """
+        flat = _flat(address, bounds, dtype)
+        add = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
+        spread = CoreRequest("all_gather_", flat, flat.numel, bounds)
+        return self._communicator.prepared(add, storage), self._communicator.prepared(spread, storage)
+
+    def absent(self) -> list[int]:
+        """Return the local ranks that have not arrived where this one waits; may be called on any thread."""
+        return list(self._communicator.absent())
+
+    def abort(self) -> None:
+        """Leave at once; the others of the host find out."""
+        self._communicator.abort()
+
+
+def _flat(address: int, bounds: Sequence[int], dtype: int) -> Flat:
+    return Flat(address, bounds[-1], dtype, (bounds[-1],), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +192,3 @@ class EngineContext:
         item = ITEM_BYTES[reduction.dtype]
         schedule = spec.schedule(len(self.rank_map.hosts))
         return self.exchange.size_of(schedule, elements // self.lanes(spec) * item, item, reduction.wire)
-
-
-__all__ = ["EngineContext", "NativeAllReduce"]

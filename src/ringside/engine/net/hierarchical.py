@@ -22,24 +22,21 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import attribution
 from ringside.engine.net.blocks import reduce_in_blocks, reduce_over_messages
-from ringside.engine.net.context import EngineContext, NativeAllReduce
+from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Channels, Exchange
 from ringside.engine.net.exchange.pipeline import SegmentPipeline, lane_bounds
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
-from ringside.engine.net.host_slices import HostSlices
 from ringside.engine.net.persistent import MOST_BYTES, PersistentLarge, PersistentSmall, lane_lengths
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import ALL_REDUCE, Reduction, make_fold, safe_mean, signature_of
+from ringside.engine.net.reduction import Reduction, make_fold, safe_mean, signature_of
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import NOBODY, Bytes, LinkFailure
 from ringside.errors import ClosedError, SyncError
 from ringside.schedule import Schedule, chunk_bounds
-
-__all__ = ["ALL_REDUCE", "HierarchicalEngine", "NativeAllReduce", "PendingAllReduce", "Recorder", "Reduction"]
 
 _FLOAT32 = int(DType.float32)
 _MAX_SMALL = 256  # keys of small all-reduces that are kept ready

@@ -15,7 +15,8 @@ import numpy as np
 
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.context import HostSlices
+from ringside.engine.net.exchange.exchange import Exchange, Fold
 from ringside.engine.net.exchange.pipeline import (
     Piece,
     SegmentLayout,
@@ -26,11 +27,9 @@ from ringside.engine.net.exchange.pipeline import (
     lay_out,
 )
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
-from ringside.engine.net.exchange.run import ExchangeRun
+from ringside.engine.net.exchange.run import Chunk, ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
-from ringside.engine.net.exchange.types import Chunk, Fold
 from ringside.engine.net.hierarchical import HierarchicalEngine
-from ringside.engine.net.host_slices import HostSlices
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, make_fold, safe_mean
 from ringside.engine.request import CoreRequest, bounds_of_one
@@ -210,7 +209,7 @@ def all_gather(engine: HierarchicalEngine, request: CoreRequest, call: Collectiv
         lanes[own][:] = bytes_at(request.flat.address, len(lanes[own]))
 
     def share(piece: Piece) -> None:
-        host_slices.gather_lanes(base + piece.begin * item, piece.bounds, request.flat.dtype, None)
+        host_slices.gather_lanes(base + piece.begin * item, piece.bounds, request.flat.dtype)
 
     # Nothing arrives for the host's own piece, so it can be shared first.
     layout = replace(layout, ends=(layout.pieces[own], *layout.ends))
@@ -233,10 +232,10 @@ def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: Collective
     def spread(piece: Piece) -> None:
         # All of the piece is one rank's lane: gathering it gives the whole of it to every rank.
         bounds = bounds_of_one(local_root, rank_map.local_size, piece.bounds[-1])
-        host_slices.gather_lanes(request.flat.address + piece.begin * item, bounds, dtype, None)
+        host_slices.gather_lanes(request.flat.address + piece.begin * item, bounds, dtype)
 
     def share(piece: Piece) -> None:
-        host_slices.gather_lanes(request.flat.address + piece.begin * item, piece.bounds, dtype, None)
+        host_slices.gather_lanes(request.flat.address + piece.begin * item, piece.bounds, dtype)
 
     pipeline = HierarchicalPipeline(
         plan=plan,
@@ -270,7 +269,7 @@ def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSig
         host_slices.reduce_lanes_into(target, source, piece.bounds, dtype, op, reduction.scale)
 
     def put_together(piece: Piece) -> None:
-        host_slices.gather_lanes(base + piece.begin * item, piece.bounds, dtype, None)
+        host_slices.gather_lanes(base + piece.begin * item, piece.bounds, dtype)
 
     # The root's host adds up last, so it divides.
     by = make_fold(dtype, op)

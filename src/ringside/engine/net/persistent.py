@@ -27,8 +27,6 @@ from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, p
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import Bytes
 
-__all__ = ["MOST_BYTES", "PersistentLarge", "PersistentSmall", "lane_lengths"]
-
 MOST_BYTES = 64 << 10  # copying more to the buffer and back takes longer than what is saved
 
 Step = Callable[[], object]

@@ -16,6 +16,7 @@ from ringside._core.enums import DType, Kind, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
 from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.exchange.exchange import Fold
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.signature import (
     OWN_SCALE,
@@ -24,12 +25,8 @@ from ringside.engine.net.exchange.signature import (
     WIRE_FLOAT16,
     CollectiveSignature,
 )
-from ringside.engine.net.exchange.types import Fold
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.shm.memory import Storage
-
-__all__ = ["ALL_REDUCE", "Reduction", "ReductionPlan", "plan_reduction", "safe_mean", "signature_of"]
-
 
 # -------------------------------------------------------------------------------------------------
 # Elementwise reduction of memory by address: the native kernels where they are built, their NumPy twins elsewhere.

@@ -4,5 +4,4 @@ links         What measured links say: which are slow, and which order of a ring
 prober        Times the links between hosts (or ranks): latency, rate, and what a host's links carry together
 reachability  Which links carry anything at all: plain TCP between all pairs of vertices, each bounded, before anything
               else
-schedules     The schedules of probes, and what their messages' times say of a link's rate
 """

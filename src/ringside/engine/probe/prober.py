@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,10 +26,10 @@ from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.net.exchange.signature import CollectiveSignature
-from ringside.engine.net.exchange.types import HopTiming
-from ringside.engine.net.hierarchical import HierarchicalEngine, Reduction
-from ringside.engine.net.reduction import fold
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.reduction import Reduction, fold
 from ringside.engine.probe.links import (
     SLOW,
     MeasuredSlowLink,
@@ -42,12 +42,9 @@ from ringside.engine.probe.links import (
     slowest_of_ring,
     suspect_links,
 )
-from ringside.engine.probe.schedules import all_pairs, one_way, ping_pong, probe_schedule, rate_of, rate_together
 from ringside.engine.settings import usable_cores
 from ringside.processes import boot_id, namespace_id
-
-__all__ = ["QUICK", "THOROUGH", "Effort", "Probe", "Prober", "remeasure_slow_links"]
-
+from ringside.schedule import Round, from_rounds
 
 # -------------------------------------------------------------------------------------------------
 # Links that look slow are timed again before they are reported, or avoided.
@@ -93,6 +90,9 @@ _U8, _F32, _F64 = int(DType.uint8), int(DType.float32), int(DType.float64)
 _SUM, _MAX = int(ReduceOp.sum), int(ReduceOp.max)
 _SHARE = AlgorithmSpec("recursive_doubling")
 _LOCAL_BYTES = 1 << 20
+
+Messages = Sequence[tuple[int, int, int]]
+"""What goes in one round: (sender, receiver, chunk) of each, by numbers of vertices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +228,18 @@ class Prober:
         found = np.zeros((3, n, n))
         for turn, pairs in enumerate(turns):
             late = turn > 0 and not self._in_time(0.5)
-            hops = self._run(ping_pong(pairs, 3 if late else self.effort.pings), [PING_BYTES])
+            back = [(b, a) for a, b in pairs]
+            times = 3 if late else self.effort.pings
+            hops = self._run([_one_way(pairs), _one_way(back)] * times, [PING_BYTES])
             trips = np.diff([hop.last for hop in hops])
             for a, b in pairs:
                 if self._me == a and len(trips):
                     low, middle, high = np.percentile(trips, (10, 50, 90)) / 2
                     found[0, a, b] = found[0, b, a] = middle
                     found[1, a, b] = found[1, b, a] = (high - low) / middle
-            for direction in (pairs, [(b, a) for a, b in pairs]):
-                for hop in self._run(one_way(direction), [2 * segment]):
-                    found[2, self.vertices.index(hop.src), self._me] = rate_of(hop, segment)
+            for direction in (pairs, back):
+                for hop in self._run([_one_way(direction)], [2 * segment]):
+                    found[2, self.vertices.index(hop.src), self._me] = _rate_of(hop, segment)
         latency, spread, rates = self.total(found)
         return latency, spread, rates
 
@@ -258,8 +260,8 @@ class Prober:
                     quick = [(a, b) for a, b in direction if known[a, b] * limit_s > 3 * segment]
                     mine = [pair for pair in quick if self._me in pair]
                     size = int(sizes[mine[0]]) if mine else 0
-                    for hop in self._run(one_way(quick), [size]) if quick else []:
-                        seen[self.vertices.index(hop.src)].append(rate_of(hop, segment))
+                    for hop in self._run([_one_way(quick)], [size]) if quick else []:
+                        seen[self.vertices.index(hop.src)].append(_rate_of(hop, segment))
         found = np.zeros((3, *sizes.shape))
         for src, got in seen.items():
             low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))
@@ -279,8 +281,8 @@ class Prober:
         """
         segment = self.across.exchange.segment_bytes
         quick = known * max(0.1, 10 * self.effort.bulk_s) > 3 * segment
-        hops = self._run(one_way([link]), [(3 if quick else 2) * segment])
-        return rate_of(hops[-1], segment) if hops else 0.0
+        hops = self._run([_one_way([link])], [(3 if quick else 2) * segment])
+        return _rate_of(hops[-1], segment) if hops else 0.0
 
     def _network(self, latency: Floats, rates: Floats) -> CostNetwork:
         """Return the network of these links, with what a vertex carries together and the cost of adding up."""
@@ -308,13 +310,14 @@ class Prober:
         off = ~np.eye(n, dtype=np.bool_)
         found = np.zeros((2, n))
         # Small messages from all to all: the time of a turn, by the last that came.
-        hops = self._run(all_pairs(n, self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
+        everybody = [(v, w, v) for v in range(n) for w in range(n) if v != w]  # to all others chunk v, its own
+        hops = self._run([everybody] * (self.effort.pings if self._in_time(0.8) else 2), [PING_BYTES] * n)
         ends = [max(hop.last for hop in hops if hop.round == k) for k in sorted({hop.round for hop in hops})]
         if len(ends) > 1:
             found[1, self._me] = float(np.median(np.diff(ends))) / n
         # Segments along all links that are not slow.
         fast = rates >= 0.5 * float(np.median(rates[off]))
-        turn = [(v, w, v) for v, w, _ in all_pairs(n, 1)[0] if fast[v, w]]
+        turn = [(v, w, v) for v, w, _ in everybody if fast[v, w]]
         found[0, self._me] = rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
         together, per_message = self.total(found)
         # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
@@ -338,13 +341,10 @@ class Prober:
                 data = np.zeros(elements, dtype=np.float32)
                 per = -(-elements // roster.lanes)
                 bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
-
-                def once(data: NDArray[np.float32] = data, bounds: list[int] = bounds) -> None:
-                    local.reduce_lanes(address_of(data), bounds, _F32, _SUM, 1.0, False, None)
-                    local.gather_lanes(address_of(data), bounds, _F32, None)
-
-                once()
-                took[index] = np.median([self._timed(once) for _ in range(3)])
+                add, share = local.prepared(address_of(data), bounds, _F32, _SUM, 1.0)
+                add()
+                share()
+                took[index] = np.median([self._timed(add) + self._timed(share) for _ in range(3)])
         small, large = self.most(took).tolist()
         return small, max(large - small, 0.0) / _LOCAL_BYTES
 
@@ -420,12 +420,13 @@ class Prober:
         job()
         return self.clock() - began
 
-    def _run(self, rounds: Iterable[Sequence[tuple[int, int, int]]], sizes: Sequence[int]) -> list[HopTiming]:
-        """Run rounds of (source, target, chunk) among the vertices; return what this rank received, in order."""
-        sizes = [*sizes]
-        schedule = probe_schedule(self.across.rank_map.size, self.vertices, len(sizes), tuple(map(tuple, rounds)))
+    def _run(self, rounds: Sequence[Messages], sizes: Sequence[int]) -> list[HopTiming]:
+        """Run rounds among the vertices, of chunks of so many bytes; return what this rank received, in order."""
         if self._me < 0:
             return []
+        v = self.vertices
+        made = [Round.of([(v[a], v[b], chunk, False) for a, b, chunk in messages]) for messages in rounds]
+        schedule = from_rounds("probe", self.across.rank_map.size, len(sizes), made)
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
         began = time.perf_counter()
         self.across.run(schedule, chunks, 1, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
@@ -436,6 +437,27 @@ class Prober:
                 break
             mine.append(hop)
         return mine[::-1]
+
+
+def _rate_of(hop: HopTiming, segment: int) -> float:
+    """Return bytes per second from the first segment's arrival to the last's."""
+    return (hop.size_bytes - segment) / max(hop.last - hop.first, 1e-7)
+
+
+def rate_together(hops: Sequence[HopTiming], segment: int) -> float:
+    """Return bytes per second of messages that arrive beside each other, from the first segment to the last; 0: none.
+
+    They are waited for one after the other, so of a later one alone only that it had come by then is known.
+    """
+    if not hops:
+        return 0.0
+    size, took = sum(hop.size_bytes for hop in hops), max(hop.last for hop in hops) - min(hop.first for hop in hops)
+    return (size - segment) / max(took, 1e-7)
+
+
+def _one_way(pairs: Sequence[tuple[int, int]]) -> Messages:
+    """Return the round in which the first of each pair sends to the second, all at once."""
+    return [(a, b, 0) for a, b in pairs]
 
 
 def _shared_cores() -> float:

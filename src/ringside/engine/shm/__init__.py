@@ -7,5 +7,4 @@ meeting_place  Where the ranks of a host meet that know nothing of each other bu
 memory         Symmetric memory: pieces of memory of every rank that all the others have mapped
 program        Compile a schedule into the instructions of one rank for the native interpreter
 rendezvous     How the ranks of one host find each other and hand file descriptors around
-split          Sub-groups: what each rank asks for, and who is in which
 """

@@ -18,11 +18,10 @@ from ringside.engine.buffers import Flat, flatten, tensor_of
 from ringside.engine.collectives import Collectives
 from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, Op, dtype_code, op_name, own_weight
-from ringside.engine.request import CoreRequest, checked_op, equal_bounds
+from ringside.engine.request import CoreRequest, checked_op, encode_split, equal_bounds, split_members
 from ringside.engine.runtime.lifecycle import AtExit
 from ringside.engine.runtime.worker import Work
 from ringside.engine.settings import Settings, cache_bytes, patience, timeout_seconds, usable_cores
-from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import CollectiveLog
 from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
 from ringside.engine.shm.program import compile_schedule
@@ -294,13 +293,13 @@ class HostCommunicator(Collectives):
         """
         # All ranks gather what all of them gave, and each works out its own group.
         rows = np.zeros((self.size, 3), np.int64)
-        rows[self.rank] = groups.encode_request(color, key, self.rank)
+        rows[self.rank] = encode_split(color, key, self.rank)
         call = CoreRequest("split", flatten(rows), rows.size, equal_bounds(3, self.size))
         self._perform(call, lambda: rows, False)
         self._splits += 1
         if color is None:
             return None
-        members = groups.members_of(rows, self.rank)
+        members = split_members(rows, self.rank)
         name = f"{self._secret}/split {self._splits}/{int(color)}"
         try:
             return HostCommunicator(name, members.index(self.rank), len(members), self.settings, members=members)

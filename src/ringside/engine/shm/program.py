@@ -52,28 +52,15 @@ def compile_schedule(schedule: Schedule, rank: int) -> Program:
     checksum = zlib.crc32(f"{schedule.name}/{schedule.ranks}/{schedule.chunks}".encode())
     for k in range(schedule.rounds):
         transfers = schedule.round(k)
-        for array in (transfers.src, transfers.dst, transfers.chunk, transfers.reduce):
-            checksum = zlib.crc32(array.tobytes(), checksum)
-        outgoing = transfers.src == rank
+        checksum = transfers.checksum(checksum)
         now: dict[int, set[int]] = defaultdict(set)
-        for dst, chunk in zip(transfers.dst[outgoing].tolist(), transfers.chunk[outgoing].tolist(), strict=True):
+        for _, dst, chunk, _ in transfers.where(transfers.src == rank):
             now[chunk].add(dst)
-        incoming = transfers.dst == rank
-        sources: dict[int, list[int]] = {}
-        overwrite: dict[int, bool] = {}
-        for src, chunk, reduce in zip(
-            transfers.src[incoming].tolist(),
-            transfers.chunk[incoming].tolist(),
-            transfers.reduce[incoming].tolist(),
-            strict=True,
-        ):
-            sources.setdefault(chunk, []).append(src)
-            overwrite[chunk] = not reduce
-        for chunk, peers in sources.items():
-            everyone = sorted(peers if overwrite[chunk] else [*peers, rank])
+        for chunk, (overwrite, peers) in transfers.arriving(rank).items():
+            everyone = sorted(peers if overwrite else [*peers, rank])
             stored = [(r, j) for r, j in sorted(readers[chunk].items()) if r != rank]
             fetched = [(r, k) for r in sorted(now[chunk]) if r != rank]
-            rows.append((k, chunk, overwrite[chunk], bool(fetched), everyone, stored, fetched))
+            rows.append((k, chunk, overwrite, bool(fetched), everyone, stored, fetched))
         for chunk, dsts in now.items():
             readers[chunk].update(dict.fromkeys(dsts, k))
     return Program(checksum, schedule.rounds, schedule.chunks, rows)

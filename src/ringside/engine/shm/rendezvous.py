@@ -108,7 +108,7 @@ class Hub:
             if self.rank == 0 and isinstance(error, RingsideError):
                 with contextlib.suppress(OSError):
                     sock.settimeout(0.1)
-                    send_problem(sock, error)
+                    send_message(sock, None, problem=error)
         self.close()
 
     def close(self) -> None:
@@ -311,19 +311,15 @@ def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadlin
     return hub
 
 
-def send_message(sock: socket.socket, value: Any, fds: Sequence[int]) -> None:
-    """Send one value with descriptors over a stream socket."""
-    body = msgspec.msgpack.encode((value, len(fds), None))
+def send_message(
+    sock: socket.socket, value: Any, fds: Sequence[int] = (), problem: RingsideError | None = None
+) -> None:
+    """Send one value with descriptors over a stream socket, or an error, which is raised where it is received."""
+    told = None if problem is None else (type(problem).__name__, str(problem), getattr(problem, "ranks", ()))
+    body = msgspec.msgpack.encode((value, len(fds), told))
     sock.sendall(struct.pack("!I", len(body)) + body)
     for first in range(0, len(fds), _FDS_PER_MESSAGE):  # each on a byte of its own: a descriptor needs one
         socket.send_fds(sock, [b"f"], list(fds[first : first + _FDS_PER_MESSAGE]))
-
-
-def send_problem(sock: socket.socket, error: RingsideError) -> None:
-    """Send an error in place of a value; it is raised where it is received."""
-    problem = (type(error).__name__, str(error), getattr(error, "ranks", ()))
-    body = msgspec.msgpack.encode((None, 0, problem))
-    sock.sendall(struct.pack("!I", len(body)) + body)
 
 
 _decode = msgspec.msgpack.Decoder(tuple[Any, int, tuple[str, str, tuple[int, ...]] | None]).decode
@@ -341,7 +337,7 @@ def receive_message(sock: socket.socket) -> Parcel:
         value, count, problem = _decode(_receive_exactly(sock, size))
     except UNDECODABLE as error:
         raise OSError(errno.EBADMSG, f"what came is no message of ours: {error}") from None
-    if problem is not None:  # of `send_problem`
+    if problem is not None:
         name, message, ranks = problem
         for error_type in (PeerLostError, DeadlineError, MismatchError):
             if name == error_type.__name__:

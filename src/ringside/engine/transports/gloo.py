@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,6 @@ from ringside.engine.transports.gloo_internals import (
     stands,
     watched_connections,
 )
-from ringside.engine.transports.waits import OpenWait, long_awaited
 
 _DATA, _CHANNEL = 1, 4  # tags of messages: this transport's own, and those of its first channel
 _NOTICE_S, _NOTICE_UNDER_LOAD_S = 0.3, 5.0  # a notice takes so long, or that where the machine is very busy
@@ -48,6 +47,50 @@ _SILENCE_S = 1.0  # a rank that sends no notice for so long after all were woken
 _AT_ONCE = datetime.timedelta(milliseconds=1)
 JOINING_S = 60.0
 """How long ranks that have met take at most to exchange their addresses, seconds."""
+PROD_S = 0.75
+"""After so long the peer of a wait is probed."""
+
+
+@dataclass(eq=False, slots=True)
+class OpenWait:
+    """Which peer messages of one order are waited for.
+
+    Args:
+        peer: The vertex; `NOBODY`: nobody waits.
+        number: Of the wait.
+        work: The message that is waited for, or was at last.
+        known: The wait that was seen last.
+        since: When that was, or when the peer was probed last.
+    """
+
+    peer: int = NOBODY
+    number: int = 0
+    work: Any = None
+    known: int = -1
+    since: float = 0.0
+
+    def lasts(self, seconds: float, now: float) -> bool:
+        """Return whether the same wait has lasted for so long, since it was first seen or since this was true."""
+        same = self.peer != NOBODY and self.number == self.known
+        if same and now - self.since <= seconds:
+            return False
+        self.known, self.since = self.number, now
+        return same
+
+
+def long_awaited(waits: Iterable[OpenWait], some_closed: Callable[[], bool], now: float) -> Iterator[int]:
+    """Yield the peers to probe: those waited for long, and all that are waited for where connections were closed.
+
+    Args:
+        waits: Of every order of messages.
+        some_closed: Returns whether connections were closed since its last call; called only where there is a wait.
+        now: Monotonic seconds.
+    """
+    open_waits = [(wait, wait.peer) for wait in waits if wait.peer != NOBODY]  # another thread may end them meanwhile
+    closed = bool(open_waits) and some_closed()
+    for wait, peer in open_waits:
+        if wait.lasts(PROD_S, now) or closed:
+            yield peer
 
 
 class GlooTransport:

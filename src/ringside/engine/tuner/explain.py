@@ -14,8 +14,6 @@ from ringside.engine.probe.prober import Probe
 from ringside.engine.tuner.table import Rank, TimingRow
 from ringside.text import duration, rate, size
 
-__all__ = ["AlgorithmChange", "difference"]
-
 _WIDTH = 80
 _SHOWN = 12
 

@@ -6,7 +6,6 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -143,24 +142,8 @@ class TimingTable(msgspec.Struct, frozen=True):
         return fast + (slow - fast) * (size_bytes - low) / (high - low)
 
 
-@dataclass(frozen=True)
-class Timings:
-    """All-reduces that were executed for real.
-
-    Args:
-        seconds: By (choice, size in bytes), the median.
-    """
-
-    seconds: Mapping[tuple[str, int], float]
-
-    @property
-    def sizes(self) -> list[int]:
-        """The sizes at which `native` was timed too, ascending."""
-        return sorted({size for choice, size in self.seconds if choice == NATIVE})
-
-    def of(self, choice: str) -> list[tuple[int, float]]:
-        """Return (size, seconds) of a choice, by size."""
-        return sorted((size, seconds) for (name, size), seconds in self.seconds.items() if name == choice)
+Timings = Mapping[tuple[str, int], float]
+"""What all-reduces took that were executed for real: the median in seconds, by (choice, size in bytes)."""
 
 
 def candidates(cluster: Cluster, order: Sequence[int] = ()) -> list[AlgorithmSpec]:
@@ -219,76 +202,59 @@ def make_table(
         fresh: With `before`, the sizes that were timed anew; None: all.
     """
     anew = None if fresh is None else tuple(fresh)
-    return TimingTable(
-        key,
-        topology,
-        tuple(_rank_size(index, size, prices, timings, before, anew) for index, size in enumerate(sizes)),
-    )
-
-
-def _rank_size(
-    index: int,
-    size: int,
-    prices: Mapping[str, Sequence[Price]],
-    timings: Timings,
-    before: TimingTable | None,
-    fresh: Sequence[int] | None,
-) -> Rank:
-    # Expected is the price times measured / predicted: the choice's own, or the median of those timed nearby.
-    nearest = min(timings.sizes, key=lambda timed: abs(math.log(timed / size)), default=None)
-    ratios = sorted(
-        seconds / predicted_at(timed, prices[choice])
-        for (choice, timed), seconds in timings.seconds.items()
-        if timed == nearest and choice in prices
-    )
-    median_ratio = ratios[len(ratios) // 2] if ratios else 1.0
-    expected = {
-        choice: of_size[index].seconds * (_ratio(choice, size, of_size, timings) or median_ratio)
-        for choice, of_size in prices.items()
-    }
-    eligible = {choice for choice in prices if _eligible(choice, size, nearest, expected, timings)}
-    rows = sorted(
-        (
-            TimingRow(
-                choice, prices[choice][index].seconds, timings.seconds.get((choice, size)), seconds, choice in eligible
-            )
-            for choice, seconds in expected.items()
-        ),
-        key=lambda row: (row.expected_s, row.choice),
-    )
-    winner = next((row.choice for row in rows if row.eligible), NATIVE)
-    # A table in use is changed only where that is worth it.
-    if before is not None:
-        old = before.at(size).winner
-        if old in expected and expected[winner] >= WORTH_IT * expected[old]:
-            winner = winner if expected[old] > TOLERATED * expected[NATIVE] else old
-        # What was timed at a size holds for those near it; beyond a block all sizes rank alike.
-        known = fresh is None or any(
-            max(size, timed) <= 4 * min(size, timed) or min(size, timed) >= BLOCK_BYTES for timed in fresh
+    timed_sizes = sorted({size for choice, size in timings if choice == NATIVE})  # at which others have a rival
+    ranks = []
+    for index, size in enumerate(sizes):
+        # Expected is the price times measured / predicted: the choice's own, or the median of those timed nearby.
+        nearest = min(timed_sizes, key=lambda timed: abs(math.log(timed / size)), default=None)
+        ratios = sorted(
+            seconds / predicted_at(timed, prices[choice])
+            for (choice, timed), seconds in timings.items()
+            if timed == nearest and choice in prices
         )
-        if winner != old and old in prices and not known:
-            cheaper = prices[winner][index].seconds < WORTH_IT * prices[old][index].seconds
-            winner = winner if cheaper else old
-    turns = before.at(size).turns if before is not None and winner == before.at(size).winner else 0
-    why = _why(winner, prices[winner][index] if winner in prices else None, rows)
-    return Rank(size, winner, why, tuple(rows), turns)
+        median_ratio = ratios[len(ratios) // 2] if ratios else 1.0
+        expected = {
+            choice: of_size[index].seconds * (_ratio(choice, size, of_size, timings) or median_ratio)
+            for choice, of_size in prices.items()
+        }
+        rows = []
+        for choice, seconds in expected.items():
+            predicted_s, measured_s = prices[choice][index].seconds, timings.get((choice, size))
+            eligible = _eligible(choice, size, nearest, expected, timings)
+            rows.append(TimingRow(choice, predicted_s, measured_s, seconds, eligible))
+        rows.sort(key=lambda row: (row.expected_s, row.choice))
+        winner = next((row.choice for row in rows if row.eligible), NATIVE)
+        # A table in use is changed only where that is worth it.
+        if before is not None:
+            old = before.at(size).winner
+            if old in expected and expected[winner] >= WORTH_IT * expected[old]:
+                winner = winner if expected[old] > TOLERATED * expected[NATIVE] else old
+            # What was timed at a size holds for those near it; beyond a block all sizes rank alike.
+            known = anew is None or any(
+                max(size, timed) <= 4 * min(size, timed) or min(size, timed) >= BLOCK_BYTES for timed in anew
+            )
+            if winner != old and old in prices and not known:
+                cheaper = prices[winner][index].seconds < WORTH_IT * prices[old][index].seconds
+                winner = winner if cheaper else old
+        turns = before.at(size).turns if before is not None and winner == before.at(size).winner else 0
+        why = _why(winner, prices[winner][index] if winner in prices else None, rows)
+        ranks.append(Rank(size, winner, why, tuple(rows), turns))
+    return TimingTable(key, topology, tuple(ranks))
 
 
 def _eligible(choice: str, size: int, nearest: int | None, expected: Mapping[str, float], timings: Timings) -> bool:
     if choice == NATIVE:
         return True
-    if nearest is None or (choice, nearest) not in timings.seconds:
+    if nearest is None or (choice, nearest) not in timings:
         return False
     safe = 1.0 if size == nearest else MOST_SAFE  # a promise about a size that was not timed needs a margin
-    return (
-        timings.seconds[choice, nearest] <= timings.seconds[NATIVE, nearest]
-        and expected[choice] <= safe * expected[NATIVE]
-    )
+    return timings[choice, nearest] <= timings[NATIVE, nearest] and expected[choice] <= safe * expected[NATIVE]
 
 
 def _ratio(choice: str, size: int, of_size: Sequence[Price], timings: Timings) -> float | None:
     """Return measured / predicted of a choice at a size: between the sizes that were timed, in log-log."""
-    ratios = [(timed, seconds / predicted_at(timed, of_size)) for timed, seconds in timings.of(choice)]
+    own = sorted((timed, seconds) for (name, timed), seconds in timings.items() if name == choice)
+    ratios = [(timed, seconds / predicted_at(timed, of_size)) for timed, seconds in own]
     if not ratios:
         return None
     if size <= ratios[0][0]:

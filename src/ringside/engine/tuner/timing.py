@@ -18,7 +18,7 @@ from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.probe.prober import PROBE, Probe, Prober
-from ringside.engine.tuner.table import LADDER, Timings, TimingTable, candidates, make_table, predicted_at, priced
+from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_table, predicted_at, priced
 from ringside.schedule import binomial_broadcast
 
 # -------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class StartupTiming:
         per_host = [len(ranks) for ranks in self._rank_map.hosts]
         topology = cluster.between.to_topology(self._rank_map.names, per_host, "measured by ringside at start-up")
         fresh = {size for _, size in timings}
-        table = make_table(self.prices, Timings(self.timings), key, topology, before=before, fresh=fresh)
+        table = make_table(self.prices, self.timings, key, topology, before=before, fresh=fresh)
         return self._rank0.broadcast(table.encode())
 
     def _plan(self, probe: Probe, cluster: Cluster, before: TimingTable | None, size_bytes: int) -> TimingPlan:

@@ -37,7 +37,7 @@ LARGE_BYTES = 1 << 20
 _NATIVES = (NATIVE, f"hosts/{NATIVE}")
 
 
-def trial_candidates(rank: Rank) -> list[str]:
+def _candidates(rank: Rank) -> list[str]:
     """Return the choices that take part at a size, the present one first; fewer than two: nobody needs to.
 
     These are the fastest expected, the group's own, and that within hosts where it was not timed at this size: what
@@ -230,7 +230,7 @@ def trials_for(rank: Rank, pieces_from_bytes: float = math.inf) -> OnlineTrials 
         rank: What is known of the size.
         pieces_from_bytes: From that size on a tensor that goes through hosts by a schedule travels in pieces.
     """
-    names = trial_candidates(rank) if not rank.turns else []
+    names = [] if rank.turns else _candidates(rank)
     if len(names) < 2:
         return None
     if rank.size_bytes >= LARGE_BYTES:
@@ -255,6 +255,3 @@ def settled_rank(rank: Rank, trials: OnlineTrials) -> Rank:
     if trials.is_tie():
         why += "; in a tie what travels in pieces wins, since the next tensor is begun before it is there"
     return Rank(rank.size_bytes, winner, why, tuple(rows), trials.turns)
-
-
-__all__ = ["OnlineTrials", "settled_rank", "trial_candidates", "trials_for"]

@@ -188,7 +188,7 @@ class AlertBook:
         alert = self._firing[subject] = Alert(
             status=FIRING,
             fingerprint=earlier.fingerprint if earlier else hashlib.sha256(identity.encode()).hexdigest()[:16],
-            severity=severity_of(verdict.kind),
+            severity=_severity_of(verdict.kind),
             text=_text(verdict),
             run=self._run,
             run_dir=self._run_dir,
@@ -216,7 +216,7 @@ class AlertBook:
         self._ending[subject] = Ending(self._now() + self._keep_firing_s, ended)
 
 
-def severity_of(kind: str) -> str:
+def _severity_of(kind: str) -> str:
     """Return `critical` where the job stands or is wrong, `info` where no rank is at fault, else `warning`."""
     return "critical" if kind in FATAL_KINDS else "info" if kind in MINOR_KINDS else "warning"
 

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,9 +23,9 @@ RECENT_STEPS = 32
 STEP_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 300.0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class MetricsSnapshot:
-    """The aggregate at one moment; a value, safe to read on any thread.
+    """The aggregate at one moment; nothing of it changes any more, so any thread may read it.
 
     Args:
         info: What was known when the run began.
@@ -49,20 +49,20 @@ class MetricsSnapshot:
     """
 
     info: RunInfo
-    steps: int
     rank_totals: dict[str, Floats]
     rank_recent: dict[str, Floats]
     job_totals: dict[str, float]
     step_counts: tuple[int, ...]
-    step_sum: float
-    last_step_unix: float
-    lag_seconds: float
-    lag_steps: int
-    records: int
-    late: int
-    invalid: int
-    missing: int
-    cost_rank_seconds: float
+    steps: int = 0
+    step_sum: float = 0.0
+    last_step_unix: float = math.nan
+    lag_seconds: float = math.nan
+    lag_steps: int = 0
+    records: int = 0
+    late: int = 0
+    invalid: int = 0
+    missing: int = 0
+    cost_rank_seconds: float = 0.0
     active: list[Alert] = field(default_factory=list)
     opened: dict[str, int] = field(default_factory=dict)
     notifications: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -77,18 +77,14 @@ class MetricCounters:
     """
 
     def __init__(self, info: RunInfo, wall: Callable[[], float] = time.time) -> None:
-        self._info, self._wall = info, wall
+        self._wall = wall
         self._guard = threading.Lock()
         self._rows: dict[int, Row] = {}
-        self._newest, self._highest = -1, -1
-        self._totals = {name: np.zeros(info.world_size) for name in RANK_FIELDS}
+        self._newest, self._highest, self._ended_cost = -1, -1, 0.0
         self._recent: deque[Floats] = deque(maxlen=RECENT_STEPS)
-        self._job = dict.fromkeys(JOB_FIELDS, 0.0)
         self._counts = [0] * (len(STEP_BUCKETS_S) + 1)
-        self._sum = 0.0
-        self._last_unix = self._lag_s = math.nan
-        self._steps = self._records = self._late = self._invalid = self._missing = 0
-        self._ended_cost = self._cost = 0.0
+        totals = {name: np.zeros(info.world_size) for name in RANK_FIELDS}
+        self._sums = MetricsSnapshot(info, totals, {}, dict.fromkeys(JOB_FIELDS, 0.0), ())
 
     def add(self, records: Iterable[StepRecord], collector: StepCollector) -> None:
         """Take in what the collector has just taken in.
@@ -100,11 +96,12 @@ class MetricCounters:
         # Episodes that are over have `until_step`; their final prices are in `_ended_cost`.
         open_cost = sum(v.cost_rank_seconds for v in collector.verdicts if "until_step" not in v.evidence)
         with self._guard:
+            sums = self._sums
             for record in records:
-                if not 0 <= record.rank < self._info.world_size or record.step < 0:
-                    self._invalid += 1
+                if not 0 <= record.rank < sums.info.world_size or record.step < 0:
+                    sums.invalid += 1
                     continue
-                self._records += 1
+                sums.records += 1
                 if record.step > self._newest:
                     self._highest = max(self._highest, record.step)
                     self._rows.setdefault(record.step, {}).setdefault(record.rank, record)
@@ -112,8 +109,9 @@ class MetricCounters:
             for step in sorted(step for step in self._rows if step <= newest):
                 self._count_step(self._rows.pop(step))
             self._newest = max(self._newest, newest)
-            self._steps, self._late = collector.steps, collector.late
-            self._cost = max(self._cost, self._ended_cost + open_cost)
+            sums.steps, sums.late = collector.steps, collector.late
+            sums.lag_steps = max(self._highest - self._newest, 0)
+            sums.cost_rank_seconds = max(sums.cost_rank_seconds, self._ended_cost + open_cost)
 
     def add_final_cost(self, cost_rank_seconds: float) -> None:
         """Add the final price of a verdict whose episode is over."""
@@ -125,22 +123,17 @@ class MetricCounters:
     ) -> MetricsSnapshot:
         """Return everything as it is now, with what the caller knows of alerts."""
         with self._guard:
-            return MetricsSnapshot(
-                info=self._info,
-                steps=self._steps,
-                rank_totals={name: values.copy() for name, values in self._totals.items()},
-                rank_recent=self._means(),
-                job_totals=dict(self._job),
+            sums, means = self._sums, np.full((len(RANK_FIELDS), self._sums.info.world_size), np.nan)
+            if self._recent:
+                stack = np.stack(self._recent, axis=1)  # [fields, newest steps, ranks]
+                known = np.sum(~np.isnan(stack), axis=1)
+                means = np.where(known > 0, np.nansum(stack, axis=1) / np.maximum(known, 1), np.nan)
+            return replace(
+                sums,
+                rank_totals={name: values.copy() for name, values in sums.rank_totals.items()},
+                rank_recent=dict(zip(RANK_FIELDS, means, strict=True)),
+                job_totals=dict(sums.job_totals),
                 step_counts=tuple(self._counts),
-                step_sum=self._sum,
-                last_step_unix=self._last_unix,
-                lag_seconds=self._lag_s,
-                lag_steps=max(self._highest - self._newest, 0),
-                records=self._records,
-                late=self._late,
-                invalid=self._invalid,
-                missing=self._missing,
-                cost_rank_seconds=self._cost,
                 active=active,
                 opened=opened,
                 notifications=notifications,
@@ -148,32 +141,23 @@ class MetricCounters:
 
     def _count_step(self, row: Row) -> None:
         """Add a completed step to the totals; what is no duration or count (NaN, negative) adds nothing."""
-        row = with_waits(row)
-        values = np.full((len(RANK_FIELDS), self._info.world_size), np.nan)
+        row, sums = with_waits(row), self._sums
+        values = np.full((len(RANK_FIELDS), sums.info.world_size), np.nan)
         for rank, record in row.items():
             times = [getattr(record, name) for name in RANK_FIELDS]
             values[:, rank] = [value if 0 <= value < math.inf else math.nan for value in times]
             for name in JOB_FIELDS:
-                self._job[name] += _known(getattr(record, name))
+                sums.job_totals[name] += _known(getattr(record, name))
         for name, line in zip(RANK_FIELDS, values, strict=True):
-            self._totals[name] += np.nan_to_num(line)
+            sums.rank_totals[name] += np.nan_to_num(line)
         self._recent.append(values)
-        self._missing += self._info.world_size - len(row)
+        sums.missing += sums.info.world_size - len(row)
         # The step's duration is the median over ranks, which agree in synchronous training.
         seconds = float(np.median([_known(record.step_seconds) for record in row.values()]))
         self._counts[bisect_left(STEP_BUCKETS_S, seconds)] += 1
-        self._sum += seconds
-        self._last_unix = self._wall()
-        self._lag_s = max(self._last_unix - row[0].ended_unix, 0.0) if 0 in row else math.nan
-
-    def _means(self) -> dict[str, Floats]:
-        unknown = np.full(self._info.world_size, np.nan)
-        if not self._recent:
-            return dict.fromkeys(RANK_FIELDS, unknown)
-        stack = np.stack(self._recent, axis=1)  # [fields, newest steps, ranks]
-        known = np.sum(~np.isnan(stack), axis=1)
-        means = np.where(known > 0, np.nansum(stack, axis=1) / np.maximum(known, 1), np.nan)
-        return dict(zip(RANK_FIELDS, means, strict=True))
+        sums.step_sum += seconds
+        sums.last_step_unix = self._wall()
+        sums.lag_seconds = max(sums.last_step_unix - row[0].ended_unix, 0.0) if 0 in row else math.nan
 
 
 def _known(value: float) -> float:

@@ -65,11 +65,11 @@ class AlertSettings:
         hooks, port = environ.get(ON_VERDICT, ""), environ.get(METRICS_PORT, "")
         return cls(
             tuple(parse_hooks(hooks)) if hooks.strip() else (),
-            parse_endpoint(port, environ.get(METRICS_TOKEN, "")) if port.strip() else None,
+            _parse_endpoint(port, environ.get(METRICS_TOKEN, "")) if port.strip() else None,
         )
 
 
-def parse_endpoint(text: str, token: str = "") -> Endpoint:
+def _parse_endpoint(text: str, token: str = "") -> Endpoint:
     """Return where to serve: `9464` (this host alone can ask), `10.0.0.5:9464`, `0.0.0.0:9464`, `[::]:9464`.
 
     Raises:

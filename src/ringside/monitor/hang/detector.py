@@ -70,7 +70,7 @@ class HangDetector:
             earlier = min(self._excused.get((rank, places[rank]), 0.0) for rank in finding.ranks)
             if finding.waited_s <= NORMAL_WAITS * earlier:
                 return None
-        verdict = verdict_of(finding, seen, self._pids)
+        verdict = _verdict_of(finding, seen, self._pids)
         self.over = finding.kind == "dead_rank" or finding.why == "told"
         self.open, self._finding, self._began = verdict, finding, now - finding.waited_s
         self._culprits = {s.rank: s for s in seen if s.rank in finding.ranks}
@@ -100,7 +100,14 @@ class HangDetector:
         if finding.why in _SELF_ENDING:
             for rank, state in self._culprits.items():
                 self._excused[rank, state.where] = lasted
-        return VerdictEvent(_resumed_verdict(verdict, lasted), ended=True)
+        waiting = str(verdict.evidence.get("arrived", "")).count(",") + 1
+        resumed = msgspec.structs.replace(
+            verdict,
+            cause=f"{verdict.cause}; it went on after {lasted:.1f} s",
+            evidence={**verdict.evidence, "resumed_after_seconds": round(lasted, 3)},
+            cost_rank_seconds=max(verdict.cost_rank_seconds, lasted * waiting),
+        )
+        return VerdictEvent(resumed, ended=True)
 
 
 def _limit_ages(state: RankState, watched_s: float) -> RankState:
@@ -141,7 +148,7 @@ _ADVICE = {
 }
 
 
-def verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
+def _verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence[int] = ()) -> Verdict:
     """Return the verdict on a finding.
 
     Args:
@@ -165,17 +172,6 @@ def verdict_of(finding: HangFinding, states: Sequence[RankState], pids: Sequence
         evidence=_evidence(finding, culprit, pid),
         cost_rank_seconds=sum(ranks[rank].waiting_s for rank in finding.waiting),
         advice=advice.replace("{pid}", str(pid or "PID")),
-    )
-
-
-def _resumed_verdict(verdict: Verdict, lasted_s: float) -> Verdict:
-    """Return the verdict on a hang that is over after so many seconds, with its price."""
-    waiting = str(verdict.evidence.get("arrived", "")).count(",") + 1
-    return msgspec.structs.replace(
-        verdict,
-        cause=f"{verdict.cause}; it went on after {lasted_s:.1f} s",
-        evidence={**verdict.evidence, "resumed_after_seconds": round(lasted_s, 3)},
-        cost_rank_seconds=max(verdict.cost_rank_seconds, lasted_s * waiting),
     )
 
 

@@ -14,7 +14,7 @@ from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, least_of
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.stats import Floats, known_median
+from ringside.monitor.stats import Floats, excess_ratios, known_median
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import duration, percent, rate, size
 
@@ -130,9 +130,7 @@ def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
     known = own > 0
     if known.sum() < 2:
         return Question(answer=None, words="Own times of fewer than two ranks are known.")
-    # Each rank against the median of the others.
-    others = [known_median(own[known & (np.arange(len(own)) != rank)]) for rank in range(len(own))]
-    excess = own / np.array(others) - 1.0
+    excess = excess_ratios(np.where(known, own, np.nan))
     worst = int(np.argmax(np.where(known, excess, -np.inf)))
     numbers: dict[str, Number] = {
         "step_seconds": known_median(table["step_seconds"]),

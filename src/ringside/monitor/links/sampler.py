@@ -7,7 +7,6 @@ Nothing is put between a program and its sockets. A process may ask the kernel a
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import stat
@@ -166,7 +165,6 @@ RATES_KEPT = 256
 ENDS_KEPT = 1 << 16
 """Ends of connections that are remembered, the newest: one that connects anew for everything has ever new ones."""
 
-_log = logging.getLogger("ringside")
 Link = tuple[int, int]
 
 

@@ -179,7 +179,7 @@ def median_rates(periods: Iterable[Period]) -> Usual:
     return Usual(*(median(rates) for rates in zip(*pairs, strict=True)))
 
 
-def judge_link(
+def _judge_link(
     link: Link, states: Mapping[Link, LinkState], wires: Sequence[Wire], middle: float = math.inf
 ) -> SlowLink | None:
     """Return what is wrong with a link whose newest period has just come in, if anything is.
@@ -336,7 +336,7 @@ class LinkWatcher:
             rates = [rate for other in self._states.values() if (rate := other.recent.rate)]
             self._middle, self._middle_at = median(rates) if rates else 0.0, self._clock_s
             self._doubtful = {doubtful for doubtful in self._doubtful if not self._is_silent(doubtful)}
-        state.slow = judge_link(link, self._states, wires, self._middle)
+        state.slow = _judge_link(link, self._states, wires, self._middle)
         if state.slow is None and not state.is_doubtful:
             self._doubtful.discard(link)
             state.learn()

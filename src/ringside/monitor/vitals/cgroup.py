@@ -105,7 +105,7 @@ class CpuCgroup:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._where = KeptFile(root / "proc/self/cgroup")
-        self._mounts = read_mounts(KeptFile(root / "proc/self/mountinfo"))
+        self._mounts = _read_mounts(KeptFile(root / "proc/self/mountinfo"))
         self._text: str | None = None
         self._levels: list[_Level] = []
 
@@ -154,7 +154,7 @@ class CpuCgroup:
             yield from ((version, self._root / part) for part in parts)
 
 
-def read_mounts(file: KeptFile) -> list[Mount]:
+def _read_mounts(file: KeptFile) -> list[Mount]:
     """Return where cgroups that can bound CPU time are mounted, from `/proc/self/mountinfo`."""
     text = file.read() or ""
     file.close()

@@ -65,7 +65,7 @@ class Used(NamedTuple):
     preemptions: int
 
 
-def process_usage() -> Used | None:
+def _process_usage() -> Used | None:
     """Return what this process has used so far; None where the system does not count it."""
     if sys.platform == "win32":
         return None
@@ -73,7 +73,7 @@ def process_usage() -> Used | None:
     return Used(used.ru_utime + used.ru_stime, used.ru_majflt, used.ru_nivcsw)
 
 
-def usable_cpus() -> set[int]:
+def _usable_cpus() -> set[int]:
     """Return the CPUs this process may run on; none where the system does not list them."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
@@ -97,8 +97,8 @@ class VitalSigns:
         gpu: Gpu | None = None,
         now: Clock = time.monotonic,
         cost: Clock = time.thread_time,
-        usage: Callable[[], Used | None] = process_usage,
-        cpus: Callable[[], set[int]] = usable_cpus,
+        usage: Callable[[], Used | None] = _process_usage,
+        cpus: Callable[[], set[int]] = _usable_cpus,
     ) -> None:
         self.gpu = gpu
         self._now, self._cost, self._usage, self._cpus = now, cost, usage, cpus

@@ -2,9 +2,8 @@
 
 calibrate  A curve fitted to measured rows: physics first, then what the rows show beyond it, and how sure that is; what
            one scale of a cluster tells of another
-curve      The time of a collective over its size: latency, pipeline fill, bandwidth
 fabric     What an all-reduce costs on a cluster, from what the cluster is made of: base cost, hops, and the narrowest
-           way
+           way; the time over the size: latency, pipeline fill, bandwidth
 knowledge  What is known of a table before its figures: the law of its hardware, from words, presets, point-to-point
            tables
 mpi        What an all-reduce costs among processes on CPUs, from what a message between two of them costs

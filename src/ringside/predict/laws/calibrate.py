@@ -1,6 +1,6 @@
 """A curve fitted to measured rows: physics first, then what the rows show beyond it, and how sure that is.
 
-One Gaussian model in the logarithms of size and time: the curve of `curve.py`, linearised at its most probable figures
+One Gaussian model in the logarithms of size and time: the curve of `fabric.py`, linearised at its most probable figures
 (prior: the fabric's law, or a vague one), plus bumps of protocol and channel switches as a Matérn process over log2 of
 the size, plus noise. Near rows it interpolates, far from them it is the curve and the band widens by what the figures'
 uncertainty means there (C. Rasmussen and C. Williams, "Gaussian Processes for Machine Learning", 2006, section 2.7: a
@@ -10,15 +10,14 @@ noise is learnt per table with leave-one-out residuals of the fitted rows; every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.laws.curve import BASE, RATE, PipelineLaw
-from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.fabric import BASE, RATE, Law, PipelineLaw
 from ringside.predict.tables.table import bus_factor
 
 
@@ -40,6 +39,18 @@ class Band:
     def ends(self) -> tuple[float, float, float]:
         """All three."""
         return self.value, self.low, self.high
+
+    def map(self, function: Callable[[float], float]) -> Band:
+        """Return the band of what grows with this: the function of each end."""
+        return Band(*map(function, self.ends))
+
+    def falling(self, function: Callable[[float], float]) -> Band:
+        """Return the band of what falls as this grows, such as a rate with a time: the ends change places."""
+        return Band(function(self.value), function(self.high), function(self.low))
+
+    def __add__(self, other: Band) -> Band:
+        """Return the sum of two that are long or short together."""
+        return Band(self.value + other.value, self.low + other.low, self.high + other.high)
 
 
 Floats = NDArray[np.float64]
@@ -106,7 +117,7 @@ class Calibration:
     """A fitted curve; make one with `fit` or `expect`.
 
     Args:
-        theta: Logarithms of the most probable figures of the law's backbone (`curve.py`), float64 [k].
+        theta: Logarithms of the most probable figures of the law's backbone (`fabric.py`), float64 [k].
         law: What was expected before.
         x: log2 of the fitted sizes, float64 [n].
         pull: What the rows show, weighed: inverse covariance times the residuals, float64 [n].
@@ -124,6 +135,14 @@ class Calibration:
     slopes: Floats
     scale: float = 1.0
     unrest: Floats | None = None
+
+    @property
+    def posterior(self) -> Floats:
+        """Return the covariance of the figures given the rows, float64 [k, k]."""
+        prior = np.diag(self.law.spread**2)
+        toward = prior @ self.slopes.T
+        covariance: Floats = prior - toward @ self.inverse @ toward.T
+        return covariance
 
     def predict(self, sizes: ArrayLike) -> Prediction:
         """Return times and bands for sizes in bytes, more than 0."""
@@ -212,7 +231,7 @@ def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Cal
     surprise = np.inf
     for _ in range(4):
         rows = _covariance(x, scale, weights)
-        theta, surprise = _most_probable(sizes, logs, law, _inverse(rows), theta)
+        theta, surprise = _most_probable(sizes, logs, law, rows, theta)
         inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
         left = 1.0 / np.diag(inverse)  # leave-one-out variances and residuals, Rasmussen and Williams 5.12
         squares = (pull * left) ** 2 / left
@@ -220,17 +239,13 @@ def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Cal
         ratio = (PATIENCE * law.noise / scale + np.minimum(squares, FAR).sum()) / (PATIENCE + len(x))
         scale = float(np.clip(scale * ratio, 0.1, 30.0))
     rows = _covariance(x, scale, weights)
-    theta, surprise = _most_probable(sizes, logs, law, _inverse(rows), theta)
+    theta, surprise = _most_probable(sizes, logs, law, rows, theta)
     inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
     left = 1.0 / np.diag(inverse)
     plain = np.maximum(left - scale * STEP**2 * (1.0 / weights - 1.0), 1e-8)  # were no row weighed down
     unrest: Floats = np.minimum((pull * left) ** 2 / plain, FAR)
     fitted = Calibration(theta, law, x, pull, inverse, slopes, scale, unrest)
     return fitted, surprise + len(x) * float(np.log(scale))
-
-
-def _inverse(rows: Floats) -> Floats:
-    return np.asarray(np.linalg.inv(rows), dtype=np.float64)
 
 
 def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
@@ -246,9 +261,9 @@ def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Float
     return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
 
 
-def _most_probable(sizes: Floats, logs: Floats, law: Law, inverse: Floats, theta: Floats) -> tuple[Floats, float]:
+def _most_probable(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, float]:
     """Return the figures of greatest posterior probability, and twice its negative logarithm (Levenberg–Marquardt)."""
-    belief = np.diag(1.0 / law.spread**2)
+    inverse, belief = np.linalg.inv(rows), np.diag(1.0 / law.spread**2)
 
     def cost(figures: Floats) -> float:
         error, shift = law.backbone.log_slopes(figures, sizes)[0] - logs, figures - law.mean
@@ -290,7 +305,7 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
     drift = np.diag(law.backbone.drift**2)
     beside, precision = np.zeros(len(law.mean)), np.zeros((len(law.mean), len(law.mean)))
     for scale in fitted:
-        known = np.linalg.inv(posterior(scale) + drift)
+        known = np.linalg.inv(scale.posterior + drift)
         # What the rows moved the law's figures by, in the linear model.
         beside += known @ (np.diag(scale.law.spread**2) @ scale.slopes.T @ scale.pull)
         precision += known
@@ -302,11 +317,3 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
         noise=float(np.exp(np.mean([np.log(scale.scale) for scale in fitted]))),
         words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
     )
-
-
-def posterior(calibration: Calibration) -> Floats:
-    """Return the covariance of the figures given the rows, float64 [k, k]."""
-    prior = np.diag(calibration.law.spread**2)
-    toward = prior @ calibration.slopes.T
-    covariance: Floats = prior - toward @ calibration.inverse @ toward.T
-    return covariance

@@ -1,7 +1,7 @@
 """What an all-reduce costs on a cluster, from what the cluster is made of: base cost, hops, and the narrowest way.
 
 Base cost plus critical-path hops by link class give the latency; the rate is that of the best algorithm over the
-narrowest link class; `curve.py` joins the two. The laws, with n ranks on h hosts of g:
+narrowest link class; `PipelineLaw` joins the two. The laws, with n ranks on h hosts of g:
 
 - ring: every rank sends 2(n-1)/n of the tensor, so algbw = W·n/(2(n-1)); all of a host's interfaces carry the ring.
 - NVLS (a switch that reduces, one host): algbw = W·n/(n+1).
@@ -20,16 +20,97 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.laws.curve import PIPELINE, Backbone
 from ringside.predict.tables.table import ALL_REDUCE, bus_factor
 from ringside.predict.topology.topology import Topology
 
 Floats = NDArray[np.float64]
+
+
+# -------------------------------------------------------------------------------------------------
+# The time of a collective over its size: latency, pipeline fill, bandwidth. Four figures, each with a meaning.
+#
+# A collective that forwards its tensor in segments over h hops takes h·α + S/B, and the pipeline's fill. With the best
+# segment length the fill is 2·sqrt(h·α·S/B) (Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
+# theory, practice, and experience", 2007); a library grows its segments only up to a largest one, and from there on the
+# fill stays what it is. With u = S/(B·t0) the ratio of the bytes' time to the latency:
+#
+#     t(S) = t0 · (1 + u + ramp·√u / (1 + ramp·√u/depth))
+#
+# `ramp` is how steeply the fill grows, `depth` where it ends, both in units of t0. Protocols and channel counts that
+# change with the size follow the same curve up to bumps, which `calibrate.py` keeps as what they are.
+
+BASE, RAMP, DEPTH, RATE = range(4)
+
+
+class Backbone(Protocol):
+    """A time over sizes with a few figures, of which logarithms are fitted."""
+
+    @property
+    def drift(self) -> Floats:
+        """How much each figure differs between scales of one cluster beyond its law: standard deviations [k]."""
+
+    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the logarithm of the time and its derivatives by `theta`: float64 [n], [n, k]."""
+
+
+class PipelineLaw:
+    """The curve above, as a backbone: four figures."""
+
+    @property
+    def drift(self) -> Floats:
+        """Latency, ramp, depth and rate."""
+        return np.array([0.20, 0.20, 0.20, 0.12])
+
+    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the logarithm of the time and its derivatives.
+
+        Args:
+            theta: Logarithms of t0 (seconds), ramp, depth and B (bytes per second), float64 [4].
+            sizes: Bytes, more than 0, [n].
+
+        Returns:
+            float64 [n], of seconds; float64 [n, 4].
+        """
+        base, ramp, depth, rate = np.exp(theta)
+        u = np.asarray(sizes, dtype=np.float64) / (rate * base)
+        root = np.sqrt(u)
+        bent = 1.0 + ramp * root / depth
+        fill = ramp * root / bent
+        total = 1.0 + u + fill
+        by_root = fill / (root * bent)  # d fill / d root, and half of it per d log u
+        slopes = np.empty((len(u), 4))
+        slopes[:, RATE] = -(u + 0.5 * root * by_root) / total
+        slopes[:, BASE] = 1.0 + slopes[:, RATE]
+        slopes[:, RAMP] = root * by_root / total
+        slopes[:, DEPTH] = (fill - root * by_root) / total
+        return np.log(base * total), slopes
+
+
+PIPELINE = PipelineLaw()
+
+
+class TermsLaw:
+    """A backbone whose time is a sum of terms, each times one figure."""
+
+    def terms(self, sizes: Floats) -> Floats:
+        """Return the terms before their figures, seconds, float64 [sizes, k]."""
+        raise NotImplementedError
+
+    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
+        """Return the logarithm of the time and its derivatives by `theta`."""
+        parts = self.terms(np.asarray(sizes, dtype=np.float64)) * np.exp(theta)
+        total = parts.sum(axis=1)
+        return np.log(total), parts / total[:, None]
+
+
+# -------------------------------------------------------------------------------------------------
+# What a topology's links and switches give: latency and rate of every way.
 
 LAUNCH_S = 9e-6  # a kernel launched, a communicator's ranks met; GPU libraries
 RING = 0.98  # of the link's rate
@@ -42,8 +123,8 @@ NETWORK_TREE = 0.87
 NETWORK_NVLS_TREE = 0.94
 
 PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
-# The pipeline's fill (curve.py) inside one host, among hosts, and inside a host whose ranks are one hop apart.
-RAMP, DEPTH = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
+# The pipeline's fill (`PipelineLaw`) inside one host, among hosts, and inside a host whose ranks are one hop apart.
+RAMPS, DEPTHS = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
 # What a cluster has beside its topology, from the spread of published tables: standard deviations of the logarithm.
 SPREAD = (0.40, 0.50, 0.50, 0.17)
 
@@ -70,7 +151,7 @@ class Law:
     """What is expected of a cluster before anything is measured: a log-normal distribution over the curve's figures.
 
     Args:
-        mean: Logarithms of t0, ramp, depth and rate (`curve.py`), float64 [4]; of another backbone's figures, [k].
+        mean: Logarithms of t0, ramp, depth and rate (`PipelineLaw`), float64 [4]; of another backbone's figures, [k].
         spread: Their standard deviations, float64 [k].
         words: Where it comes from.
         candidates: The algorithms it was chosen from, best rate first.
@@ -110,7 +191,7 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     chosen = named[0] if named else chosen_by_nccl(found)
     base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(candidate.hops_s for candidate in found)
     place = reach(topology)
-    mean = np.log([base, RAMP[place], DEPTH[place], chosen.bytes_per_s])
+    mean = np.log([base, RAMPS[place], DEPTHS[place], chosen.bytes_per_s])
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} us"
     ordered = sorted(found, key=lambda candidate: -candidate.bytes_per_s)
     return Law(mean, np.array(SPREAD), words, tuple(ordered))

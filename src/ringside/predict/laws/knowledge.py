@@ -83,7 +83,7 @@ def named_topology(table: Table) -> Topology | None:
     return _networked(sized, text) if hosts > 1 else sized
 
 
-def sized_like(topology: Topology, table: Table) -> Topology:
+def _sized_like(topology: Topology, table: Table) -> Topology:
     """Return a topology with the hosts and ranks of a table; racks where its hosts are racks."""
     ranks = table.ranks or topology.ranks
     full = topology.ranks_per_host[0]
@@ -170,7 +170,7 @@ class Knowledge:
         """Return the topology of a table; None where its words name none."""
         if self.preset == "auto":
             return named_topology(table)
-        return sized_like(load_topology(self.preset), table)
+        return _sized_like(load_topology(self.preset), table)
 
     def law(self, table: Table) -> Law | None:
         """Return the law of a table; None where nothing is known of its hardware."""

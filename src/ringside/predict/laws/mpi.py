@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import NOISY
-from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.fabric import Law, TermsLaw
 from ringside.predict.tables.table import Table
 
 Floats = NDArray[np.float64]
@@ -67,7 +67,7 @@ class Pairs:
         return self.bytes_per_s or float(np.max(self.sizes / self.latency_s))
 
 
-class Processes:
+class Processes(TermsLaw):
     """The three terms as a backbone for `calibrate.fit`; its figures are factors of the terms.
 
     Args:
@@ -83,12 +83,6 @@ class Processes:
     def drift(self) -> Floats:
         """Noise differs most between scales."""
         return np.array([0.55, 0.20, 0.20])
-
-    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the logarithm of the time and its derivatives by the logarithms of the three factors."""
-        parts = self.terms(np.asarray(sizes, dtype=np.float64)) * np.exp(theta)
-        total = parts.sum(axis=1)
-        return np.log(total), parts / total[:, None]
 
     def terms(self, sizes: Floats) -> Floats:
         """Return noise, network and memory in seconds, float64 [n, 3]."""

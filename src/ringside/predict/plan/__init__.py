@@ -1,11 +1,9 @@
 """The answer for somebody's plan: step time, options, band, and why.
 
-bound    What bounds a collective: which figure of the topology its time follows, latency or bandwidth, of which links
 buckets  How gradients are best cut into buckets: what of their synchronisation backward hides, and what is left exposed
 memory   Whether a model's state fits in a rank's memory, plain or sharded, with the arithmetic
 options  What an all-reduce may be done with on a topology, each way with its price, its band, what supports it, and how
          what a run measured moves it
 plan     What synchronising gradients would cost on a topology, as one plain value: `plan(PlanQuestion(...))` ->
-         `TrainingPlan`
-ranking  Which algorithm is fastest at which size, and where one overtakes another
+         `TrainingPlan`; which way is fastest at which size, and which figure of the topology its time follows
 """

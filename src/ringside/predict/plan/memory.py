@@ -170,8 +170,8 @@ def sharded(topology: Topology, memory: Fit, dtype: str = "bf16", compute_s: flo
         reasons.append(option.why_extrapolated(size))
     gather, scatter = times
     count = GATHERS[memory.stage]
-    total = Band(*(count * g + s for g, s in zip(gather.ends, scatter.ends, strict=True)))
-    exposed = None if compute_s is None else Band(*(max(0.0, seconds - compute_s) for seconds in total.ends))
+    total = gather.map(lambda seconds: count * seconds) + scatter
+    exposed = None if compute_s is None else total.map(lambda seconds: max(0.0, seconds - compute_s))
     return Sharded(memory.stage, gather, count, scatter, total, exposed, next(filter(None, reasons), ""))
 
 

@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from ringside.errors import UsageError
 from ringside.predict.laws import fabric
 from ringside.predict.laws.calibrate import NOISY, Band, Calibration, Prediction, expect, fit, transfer
-from ringside.predict.laws.curve import BASE, PIPELINE, RATE, PipelineLaw
-from ringside.predict.laws.fabric import SPREAD, Candidate, Law
+from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Law, PipelineLaw, TermsLaw
 from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import ALL_REDUCE
@@ -37,7 +36,7 @@ SEGMENTS = (1, 8, 64)
 MOST_MESSAGES = 1 << 19  # ranks times segments that are simulated
 
 
-class Scheduled:
+class Scheduled(TermsLaw):
     """The price of a schedule as a backbone for `calibrate.expect`: factors of its latency and of its time on wires.
 
     A tree that is not cut into segments takes its whole tensor over every level, one after the other; nobody runs it
@@ -62,12 +61,6 @@ class Scheduled:
     def drift(self) -> Floats:
         """As of a cluster's latency and rate."""
         return PIPELINE.drift[[BASE, RATE]]
-
-    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the logarithm of the time and its derivatives by the logarithms of the two factors."""
-        parts = self.terms(np.asarray(sizes, dtype=np.float64)) * np.exp(theta)
-        total = parts.sum(axis=1)
-        return np.log(total), parts / total[:, None]
 
     def terms(self, sizes: Floats) -> Floats:
         """Return latency and time on wires in seconds, float64 [n, 2]."""

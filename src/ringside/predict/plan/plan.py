@@ -5,19 +5,29 @@ Every duration has its band, and a note where no published table supports it.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
-from ringside.predict.plan.bound import Bound, bounds
 from ringside.predict.plan.buckets import COUNTS, BucketSizes, best_buckets
 from ringside.predict.plan.memory import Batch, Fit, Sharded, batch, fit, sharded
-from ringside.predict.plan.options import AUTO, Option, has_library, moved, names, option, options, with_measured
-from ringside.predict.plan.ranking import SIZES, Crossover, Priced, contenders, crossovers, priced, ranking
+from ringside.predict.plan.options import (
+    AUTO,
+    IN_NETWORK,
+    LIBRARY,
+    Option,
+    has_library,
+    moved,
+    names,
+    option,
+    options,
+    with_measured,
+)
 from ringside.predict.tables.table import ALL_REDUCE, bus_factor
-from ringside.predict.topology.topology import Topology
+from ringside.predict.topology.topology import LinkClass, Topology
 
 MOST_BYTES = 1e18
 MOST_RANKS = 1 << 18  # schedules of more take minutes to price
@@ -161,8 +171,8 @@ def plan(question: PlanQuestion) -> TrainingPlan:
     # What travels: all of it, and through each interface of the busiest host.
     total, host, each = chosen.sent * size, None, None
     if chosen.host_sent is not None:
-        host, took = chosen.host_sent * size, price.seconds
-        each = Band(*(host / topology.nics / seconds for seconds in (took.value, took.high, took.low)))
+        per_nic = (host := chosen.host_sent * size) / topology.nics
+        each = price.seconds.falling(lambda seconds: per_nic / seconds)
 
     # Whether the model fits; where it does not, sharded data parallel is priced, and no buckets are.
     memory = None
@@ -215,7 +225,7 @@ def fastest_option(options: Sequence[Option], size_bytes: float) -> Option:
 def busbw(size_bytes: float, ranks: int, seconds: Band) -> Band:
     """Return the bus bandwidth of an all-reduce, bytes per second, with its band."""
     moved = bus_factor(ALL_REDUCE, ranks) * size_bytes
-    return Band(moved / seconds.value, moved / seconds.high, moved / seconds.low)
+    return seconds.falling(lambda taken: moved / taken)
 
 
 def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> tuple[Scale, ...]:
@@ -240,6 +250,183 @@ def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> 
         efficiency = None
         if compute is not None:
             left = best_buckets(chosen, size, compute)[0].exposed
-            efficiency = Band(*(compute / (compute + seconds) for seconds in (left.value, left.high, left.low)))
+            efficiency = left.falling(lambda seconds: compute / (compute + seconds))
         scales.append(Scale(hosts, sized.ranks, price.seconds, rate, efficiency, price.extrapolated))
     return tuple(scales)
+
+
+# -------------------------------------------------------------------------------------------------
+# Which algorithm is fastest at which size, and where one overtakes another.
+
+SIZES = tuple(10.0**power for power in range(3, 11))
+CERTAIN = 1.96  # standard deviations, for 95 %
+HALVINGS = 10  # of the interval between two sizes, in the logarithm
+
+
+@dataclass(frozen=True)
+class Priced:
+    """One algorithm at one size.
+
+    Args:
+        algorithm: Its name.
+        basis: As of `options.Option`.
+        seconds: With its band.
+        extrapolated: Why; empty where tables support it.
+    """
+
+    algorithm: str
+    basis: str
+    seconds: Band
+    extrapolated: str
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """A size from which another algorithm is the fastest, by the middle of the bands.
+
+    Args:
+        size_bytes: Where.
+        before: Fastest below it.
+        after: Fastest above it.
+        band: Where it may be: more latency moves it up, faster wires do, too.
+    """
+
+    size_bytes: float
+    before: str
+    after: str
+    band: Band
+
+
+def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
+    """Return an option at each of several sizes, bytes, more than 0."""
+    bands = option.predict(sizes).bands
+    return [
+        Priced(option.name, option.basis, band, option.why_extrapolated(size))
+        for size, band in zip(sizes, bands, strict=True)
+    ]
+
+
+def ranking(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> dict[float, tuple[Priced, ...]]:
+    """Return for every size the algorithms, the fastest first."""
+    columns = [priced(option, sizes) for option in options]
+    return {
+        size: tuple(sorted((column[i] for column in columns), key=lambda row: row.seconds.value))
+        for i, size in enumerate(sizes)
+    }
+
+
+def contenders(options: Sequence[Option]) -> list[Option]:
+    """Return those among which to look for the fastest: a library's where there is one, else all.
+
+    Schedules on a GPU fabric's figures count no cost per message: next to laws held against tables that flatters them.
+    Switches between hosts that reduce are not everybody's.
+    """
+    library = [option for option in options if option.basis == LIBRARY and option.name != IN_NETWORK]
+    return library or list(options)
+
+
+def crossovers(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> tuple[Crossover, ...]:
+    """Return where the fastest changes between the first and the last of `sizes`, ascending."""
+    by_name = {option.name: option for option in options}
+    order = sorted(sizes)
+    table = ranking(options, order)
+    found = []
+    for low, high in itertools.pairwise(order):
+        before, after = table[low][0].algorithm, table[high][0].algorithm
+        if before != after:
+            first, then = by_name[before], by_name[after]
+            for _ in range(HALVINGS):
+                middle = math.sqrt(low * high)
+                if first.predict([middle]).times_s[0] < then.predict([middle]).times_s[0]:
+                    low = middle
+                else:
+                    high = middle
+            size = math.sqrt(low * high)
+            # It is latency saved per byte more, and neither of the two figures is sure.
+            factor = math.exp(CERTAIN * math.hypot(first.law.spread[0], first.law.spread[-1]))
+            found.append(Crossover(size, before, after, Band(size, size / factor, size * factor)))
+    return tuple(found)
+
+
+# -------------------------------------------------------------------------------------------------
+# What bounds a collective: which figure of the topology its time follows, latency or bandwidth, of which links.
+#
+# Each figure is made a hundredth worse, the price taken again; the share by which the time follows is the figure's.
+# Shares add up to about one where one path decides; where two paths are equally long both count.
+
+WORSE = 1.01
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One figure that a time follows.
+
+    Args:
+        kind: `latency`, `bandwidth`, or `work` for what is spent beside links.
+        where: `inside` hosts, `between` them, `switch`; empty for work.
+        link: The link class, such as `infiniband`.
+        share: By how much the time follows it: 1 is all.
+    """
+
+    kind: str
+    where: str
+    link: str
+    share: float
+
+
+def bounds(topology: Topology, algorithm: str, size_bytes: float) -> tuple[Bound, ...]:
+    """Return what an all-reduce's time follows, the largest share first; shares under 1 % left out.
+
+    Args:
+        topology: What it runs over.
+        algorithm: As for `options.option`.
+        size_bytes: More than 0.
+    """
+    now = _seconds(topology, algorithm, size_bytes)
+    found = []
+    for kind, where, link, worse in _worsened(topology):
+        share = (_seconds(worse, algorithm, size_bytes) / now - 1.0) / (WORSE - 1.0)
+        found.append(Bound(kind, where, link, min(max(share, 0.0), 1.0)))
+    found.append(Bound("work", "", "", max(0.0, 1.0 - sum(bound.share for bound in found))))
+    return tuple(sorted((bound for bound in found if bound.share >= 0.01), key=lambda bound: -bound.share))
+
+
+def _seconds(topology: Topology, algorithm: str, size_bytes: float) -> float:
+    name = AUTO if algorithm == AUTO and has_library(topology) else algorithm
+    return float(option(topology, name).predict([size_bytes]).times_s[0])
+
+
+def _worsened(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
+    """Yield (kind, where, link class, the topology with that figure worse)."""
+    for where in ("inside", "between"):
+        link = getattr(topology, where)
+        if link is None or (where == "between" and topology.hosts == 1):
+            continue
+        yield "latency", where, link.kind, _slower(topology, where, replace(link, alpha_s=link.alpha_s * WORSE))
+        shared = link.host_bytes_per_s and link.host_bytes_per_s / WORSE
+        narrow = replace(link, bytes_per_s=link.bytes_per_s / WORSE, host_bytes_per_s=shared)
+        yield "bandwidth", where, link.kind, _slower(topology, where, narrow)
+    for name in ("nvls", "sharp"):
+        switch = getattr(topology, name)
+        if switch is not None:
+            late, slow = replace(switch, alpha_s=switch.alpha_s * WORSE), switch.bytes_per_s / WORSE
+            yield "latency", "switch", name, replace(topology, **{name: late})
+            yield "bandwidth", "switch", name, replace(topology, **{name: replace(switch, bytes_per_s=slow)})
+
+
+def _slower(topology: Topology, where: str, worse: LinkClass) -> Topology:
+    """Return it with a link class worse, and the links and interfaces of their own with it."""
+    before: LinkClass = getattr(topology, where)
+    if where == "inside":
+        return replace(topology, inside=worse)
+    rate, delay = worse.bytes_per_s / before.bytes_per_s, WORSE if worse.alpha_s > before.alpha_s else 1.0
+    own = tuple(
+        replace(
+            link,
+            alpha_s=None if link.alpha_s is None else link.alpha_s * delay,
+            bytes_per_s=None if link.bytes_per_s is None else link.bytes_per_s * rate,
+        )
+        for link in topology.overrides
+    )
+    rates = tuple((out * rate, into * rate) for out, into in topology.host_rates)
+    return replace(topology, between=worse, overrides=own, host_rates=rates)

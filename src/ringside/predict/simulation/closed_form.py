@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ringside.predict.topology.topology import Switch, Topology
 from ringside.schedule import (
-    ALGORITHMS,
     Schedule,
     by_name,
     direct_all_gather,
@@ -195,28 +194,10 @@ def _around(e: Even, size: Floats, rounds: int, adding: int) -> Floats:
     return best + work
 
 
-def _direct(e: Even, size: Floats) -> Floats:
-    """A reduce-scatter and an all-gather, in each of which every rank meets every other once."""
-    chunk, near, far = size / e.ranks, e.local - 1, e.ranks - e.local
-    return e.exchange(chunk, near, far, near + far) + e.exchange(chunk, near, far, 0)
-
-
-def _one_shot(e: Even, size: Floats) -> Floats:
-    """Every rank sends all it has to every other, and adds up by itself."""
+def _to_everybody(e: Even, size: Floats, adding: bool) -> Floats:
+    """Everybody sends a message to everybody at once."""
     near, far = e.local - 1, e.ranks - e.local
-    return e.exchange(size, near, far, near + far)
-
-
-def _direct_half(adding: bool) -> Callable[[Even, Floats], Floats]:
-    def form(e: Even, size: Floats) -> Floats:
-        near, far = e.local - 1, e.ranks - e.local
-        return e.exchange(size / e.ranks, near, far, near + far if adding else 0)
-
-    return form
-
-
-def _ring_half(adding: bool) -> Callable[[Even, Floats], Floats]:
-    return lambda e, size: _around(e, size, e.ranks - 1, e.ranks - 1 if adding else 0)
+    return e.exchange(size, near, far, near + far if adding else 0)
 
 
 def _parameter_server(e: Even, size: Floats) -> Floats:
@@ -314,8 +295,8 @@ def _in_network(e: Even, size: Floats) -> Floats | None:
 
 _FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {
     "ring": lambda e, size: _around(e, size, 2 * (e.ranks - 1), e.ranks - 1),
-    "direct": _direct,
-    "one_shot": _one_shot,
+    "direct": lambda e, size: _to_everybody(e, size / e.ranks, True) + _to_everybody(e, size / e.ranks, False),
+    "one_shot": lambda e, size: _to_everybody(e, size, True),
     "parameter_server": _parameter_server,
     "recursive_doubling": _recursive_doubling,
     "halving_doubling": _halving_doubling,
@@ -323,10 +304,10 @@ _FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {
     "two_tree": _two_tree,
     "chain": _chain,
     "in_network": _in_network,
-    "ring_reduce_scatter": _ring_half(True),
-    "ring_all_gather": _ring_half(False),
-    "direct_reduce_scatter": _direct_half(True),
-    "direct_all_gather": _direct_half(False),
+    "ring_reduce_scatter": lambda e, size: _around(e, size, e.ranks - 1, e.ranks - 1),
+    "ring_all_gather": lambda e, size: _around(e, size, e.ranks - 1, 0),
+    "direct_reduce_scatter": lambda e, size: _to_everybody(e, size / e.ranks, True),
+    "direct_all_gather": lambda e, size: _to_everybody(e, size / e.ranks, False),
 }
 
 
@@ -353,8 +334,3 @@ def _hierarchical(schedule: Schedule, e: Even, size: Floats) -> Floats | None:
     assert there is not None  # all rings and exchanges inside a host have a formula
     assert back is not None
     return None if between is None else there + between + back
-
-
-def forms() -> tuple[str, ...]:
-    """Return the names of the all-reduce algorithms that have a formula on some topology."""
-    return tuple(name for name in ALGORITHMS if name in _FORMS or name == "hierarchical")

@@ -2,8 +2,7 @@
 
 checks      Row checks: which rows of a table are used, and in words why the others are not
 csv         CSV of measurements: columns by any usual name, in any order and unit
-json        The JSON that nccl-tests writes with `-J FILE` (`--output_file`): `config`, `devices` and `results`
-nccl_tests  Raw logs of nccl-tests and rccl-tests, whatever a launcher wrote before each line
+nccl_tests  Raw logs of nccl-tests and rccl-tests, whatever a launcher wrote before each line, and its JSON (`-J FILE`)
 osu         The output of the OSU micro-benchmarks: `osu_allreduce`, and `osu_latency` and `osu_bw` between two ranks
 table       A table of measured collectives: one value for all the forms in which they are published
 """
@@ -14,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ringside.errors import UsageError
-from ringside.predict.tables import csv, json, nccl_tests, osu
+from ringside.predict.tables import csv, nccl_tests, osu
 from ringside.predict.tables.table import Table
 from ringside.text import size
 
@@ -37,7 +36,7 @@ def read_tables(path: Path | str) -> list[Table]:
     if "\0" in text:
         raise UsageError(f"{path} is not a text file; give a CSV, a log of nccl-tests, its JSON or OSU's output")
     # CSV is what no other reader knows its own mark in.
-    for reader in (json, nccl_tests, osu):
+    for reader in (nccl_tests, osu):
         if reader.matches(text):
             return [replace(table, path=str(path)) for table in reader.read(text, path.stem)]
     return [replace(table, path=str(path)) for table in csv.read(text, path.stem)]

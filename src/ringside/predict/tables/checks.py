@@ -78,7 +78,7 @@ def _outside(values: Floats, tolerance: float, better: Floats) -> list[int]:
     Where either of two rows would do, the `better` stays: much makes a message slow and nothing makes it too fast.
     """
     ranks = np.argsort(np.argsort(better, kind="stable"), kind="stable")
-    keep = largest_rising(values, tolerance, 1.0 + ranks / (2.0 * max(len(values), 1) ** 2))
+    keep = _largest_rising(values, tolerance, 1.0 + ranks / (2.0 * max(len(values), 1) ** 2))
     found: list[int] = []
     runs = np.split(np.arange(len(values)), np.flatnonzero(np.diff(keep)) + 1) if len(values) else []
     for run in runs:
@@ -93,7 +93,7 @@ def _outside(values: Floats, tolerance: float, better: Floats) -> list[int]:
     return found
 
 
-def largest_rising(values: Floats, tolerance: float, worth: Floats | None = None) -> NDArray[np.bool_]:
+def _largest_rising(values: Floats, tolerance: float, worth: Floats | None = None) -> NDArray[np.bool_]:
     """Return a largest subset in which no value is below the largest before it divided by `tolerance`.
 
     Args:

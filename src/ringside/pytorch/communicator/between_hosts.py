@@ -13,8 +13,8 @@ from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_ot
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.collectives import run_collective
-from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce, Reduction
-from ringside.engine.net.reduction import SUM
+from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce
+from ringside.engine.net.reduction import SUM, Reduction
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.log import AcrossLog
 from ringside.engine.shm.memory import Storage

@@ -22,13 +22,12 @@ from ringside.engine.collectives import Collectives
 from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import Op, dtype_code, op_name, own_weight
 from ringside.engine.net.collectives import run_collective
-from ringside.engine.net.exchange.types import HopTiming
+from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.net.rank_map import RankMap, exchange_rank_infos, make_rank_map, own_rank_info
-from ringside.engine.request import CoreRequest, checked_op
+from ringside.engine.request import CoreRequest, checked_op, encode_split, split_members
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import AtExit
 from ringside.engine.settings import timeout_seconds
-from ringside.engine.shm import split as groups
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
 from ringside.engine.shm.memory import Storage
 from ringside.errors import ClosedError, UnsupportedError, UsageError
@@ -250,11 +249,11 @@ class GroupCommunicator(Collectives):
         Returns:
             The group's communicator (of one rank, if nobody else gave this color), or None without a color.
         """
-        rows = self.all_gather(np.array([groups.encode_request(color, key, self.rank)], dtype=np.int64))
+        rows = self.all_gather(np.array([encode_split(color, key, self.rank)], dtype=np.int64))
         number = next(self._splits)
         if color is None:
             return None
-        members = groups.members_of(rows, self.rank)
+        members = split_members(rows, self.rank)
         if len(members) == 1:
             return HostCommunicator(f"{self.roster.keys[0]}/{number}/{color}", 0, 1, self.settings)
         store = PrefixStore(f"split/{number}/{color}", self._store)

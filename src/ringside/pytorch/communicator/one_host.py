@@ -11,9 +11,9 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec, refuse_other_orders
 from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import Op
 from ringside.engine.net.attribution import explain
+from ringside.engine.net.context import HostSlices
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.hierarchical import HierarchicalEngine
-from ringside.engine.net.host_slices import HostSlices
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.settings import Settings
 from ringside.engine.transports.base import LinkError

@@ -374,6 +374,6 @@ def _close_reducers() -> None:
 
 
 def _idle_clock() -> Any:
-    from ringside.monitor.step_clock.clock import StepClock
+    from ringside.monitor.step_clock import StepClock
 
     return StepClock(dist.get_rank(), lambda record: None)

@@ -25,7 +25,7 @@ Exchange = Callable[[int], int]
 
 
 class CudaEvents:
-    """Sets marks on the current stream of one device; see `ringside.monitor.step_clock.draft.Marker`.
+    """Sets marks on the current stream of one device; see `ringside.monitor.step_clock.Marker`.
 
     Args:
         device: The device.

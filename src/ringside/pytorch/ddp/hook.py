@@ -17,8 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside.engine.runtime.interrupts import ctrl_c
 from ringside.errors import ClosedError
 from ringside.isolation import Guard
-from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.draft import DeviceEvents
+from ringside.monitor.step_clock import DeviceEvents, StepClock
 from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook, UserHookReducer
 from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
 

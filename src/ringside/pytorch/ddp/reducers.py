@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
-from ringside.monitor.step_clock.draft import DeviceEvents, SyncTimes, Told
+from ringside.monitor.step_clock import DeviceEvents, SyncTimes, Told
 
 _SPANS_KEPT = 4096
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]

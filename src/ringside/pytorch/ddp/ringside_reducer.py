@@ -31,7 +31,7 @@ from ringside.engine.shm.log import PATHS, Totals
 from ringside.engine.shm.memory import Storage
 from ringside.errors import SyncError, UnsupportedError
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
-from ringside.monitor.step_clock.draft import SyncTimes, Told
+from ringside.monitor.step_clock import SyncTimes, Told
 from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import share_buckets

@@ -21,13 +21,12 @@ from ringside.isolation import Guard, Listeners
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import MetricsSnapshot
 from ringside.monitor.alerts.live import AlertService, Endpoint, Server
-from ringside.monitor.collector import StepCollector
+from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister
 from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
-from ringside.monitor.watchers import standard_watchers
 from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.recording.parameter_digests import DigestComparison
 from ringside.pytorch.recording.record_transport import RecordReceiver

@@ -31,8 +31,7 @@ from ringside.isolation import Guard, Listeners
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.links.sampler import LinkSampler
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
-from ringside.monitor.step_clock.clock import StepClock
-from ringside.monitor.step_clock.draft import DeviceEvents, Draft, Marker, UnreachedSteps
+from ringside.monitor.step_clock import DeviceEvents, Draft, Marker, StepClock, UnreachedSteps
 from ringside.monitor.verdict import Verdict
 from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests, shared_store
@@ -186,7 +185,7 @@ class Session:
             self._event_guard.run(self.rank0.note, "revised", {"step": self.clock.step, **fields})
 
     def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
-        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.events`."""
+        """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.records`."""
         if self.rank0 is not None:
             self._event_guard.run(self.rank0.note, "gradient_memory", {"model": model, **memory})
 

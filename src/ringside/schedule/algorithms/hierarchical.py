@@ -12,8 +12,8 @@ from ringside.errors import UsageError
 from ringside.schedule.algorithms.direct import direct_reduce_scatter
 from ringside.schedule.algorithms.ring import ring
 from ringside.schedule.collective import ALL_REDUCE, REDUCE_SCATTER
-from ringside.schedule.combine import joined, refined, reverse
-from ringside.schedule.schedule import Round, Schedule
+from ringside.schedule.combine import refined, reverse
+from ringside.schedule.schedule import Round, Schedule, joined
 
 # Hosts of 5, 7, 9, 11 and 13 ranks would need 45045 slices to share the work exactly; this many share it within 0.1 %.
 MOST_SLICES = 1024

@@ -30,7 +30,7 @@ def ring(n: int) -> Schedule:
         chunks=n,
         rounds=2 * (n - 1),
         generate=_ring_round,
-        parameters=(n,),
+        parameters=(n, 0),
         rotational=True,
         stretches=(n - 1, n - 1),
     )
@@ -38,22 +38,18 @@ def ring(n: int) -> Schedule:
 
 def ring_reduce_scatter(n: int) -> Schedule:
     """Return the first half of the ring: after n-1 rounds rank r has the sum of chunk r; raise `UsageError`: n < 1."""
-    return Schedule("ring_reduce_scatter", n, n, n - 1, _ring_round, (n,), 0, REDUCE_SCATTER, True, (n - 1,))
+    return Schedule("ring_reduce_scatter", n, n, n - 1, _ring_round, (n, 0), 0, REDUCE_SCATTER, True, (n - 1,))
 
 
 def ring_all_gather(n: int) -> Schedule:
     """Return the second half of the ring: chunk r travels from rank r to all; n-1 rounds; raise `UsageError`: n < 1."""
-    return Schedule("ring_all_gather", n, n, n - 1, _gather_round, (n,), 0, ALL_GATHER, True, (n - 1,))
+    return Schedule("ring_all_gather", n, n, n - 1, _ring_round, (n, n - 1), 0, ALL_GATHER, True, (n - 1,))
 
 
-def _ring_round(n: int, k: int) -> Round:
-    reducing = k < n - 1
-    behind = k + 1 if reducing else k - (n - 1)
+def _ring_round(n: int, first: int, k: int) -> Round:
+    reducing = first + k < n - 1
+    behind = first + k + 1 if reducing else first + k - (n - 1)
     return Round.of([(0, 1, -behind % n, reducing)])
-
-
-def _gather_round(n: int, k: int) -> Round:
-    return _ring_round(n, n - 1 + k)
 
 
 # -------------------------------------------------------------------------------------------------

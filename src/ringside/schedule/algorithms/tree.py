@@ -45,7 +45,7 @@ def parents(n: int) -> NDArray[np.int64]:
     return parent
 
 
-def depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
+def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return how far every rank is from the root, int64 [n], given `parents`."""
     depth = np.zeros_like(parent)
     above = parent.copy()
@@ -57,7 +57,7 @@ def depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _tree_round(n: int, k: int) -> Round:
     parent = parents(n)
-    depth = depths(parent)
+    depth = _depths(parent)
     deepest = int(depth.max())
     climbing = k < deepest
     child = np.flatnonzero(depth == (deepest - k if climbing else k - deepest + 1)).astype(np.int32)

@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, Fold
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
-from ringside.engine.net.exchange.types import Fold
 from ringside.engine.net.reduction import ALL_REDUCE, make_fold
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import LinkError, LinkFailure

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringside.monitor.job.questions import QUESTIONS, read_answers
-from ringside.monitor.run.events import revision_notes
-from ringside.monitor.run.records import RunInfo
+from ringside.monitor.run.records import RunInfo, revision_notes
 from ringside.text import duration, signed_percent, size
 from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 

@@ -10,8 +10,7 @@ from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.buckets import BucketSizes
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import has_library, option
-from ringside.predict.plan.plan import TrainingPlan, busbw
-from ringside.predict.plan.ranking import SIZES, priced
+from ringside.predict.plan.plan import SIZES, TrainingPlan, busbw, priced
 from ringside.text import digits, duration, giga, percent, size
 from ringside.view.html.curves import Axis, Curve, curves
 from ringside.view.html.markup import Markup

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.events import revision_notes
-from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.records import RunInfo, StepRecord, revision_notes
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.run.directory import RUN, Event, RunReader
-from ringside.monitor.run.events import NOTES_KEPT, Revised, read_revised
-from ringside.monitor.run.records import RunInfo, StepRecord
+from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.slow_rank.verdict import PriceMeter, meter_of
 from ringside.monitor.verdict import Verdict
 

@@ -18,5 +18,4 @@ route            Which messages one vertex sends and receives in a collective, i
                  that are alike
 run              Runs one vertex's part of any schedule over a transport: the interpreter between hosts
 signature        The header that vertices send before a collective's first element: what each of them called
-types            The types that the interpreter, its pipeline and its callers share
 """

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
 from ringside.engine.net.exchange.route import Length, route_of
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader
-from ringside.engine.net.exchange.types import HopTiming
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import Bytes, Links, Transport
 from ringside.schedule import Schedule
@@ -30,6 +30,31 @@ from ringside.schedule import Schedule
 HOPS_KEPT = 1 << 16
 _LARGEST_ITEM = max(ITEM_BYTES)
 _RECENT = 4  # jobs that may still be under way: two channels, and the one before on each
+
+Fold = Callable[[Sequence[int], int, int], None]
+"""Reduces arrays: (addresses of the sources in order, address of the result, elements)."""
+
+
+class HopTiming(NamedTuple):
+    """What one rank received from one other in one round; times in seconds on this process's `perf_counter`.
+
+    Args:
+        seq: The collective.
+        round: The schedule's round.
+        src: The sender.
+        size_bytes: Payload.
+        waited: When this rank began to wait for it.
+        first: When its first segment was there: waited → first is the sender being late (or one way of the wire).
+        last: When all of it was there: first → last is the wire.
+    """
+
+    seq: int
+    round: int
+    src: int
+    size_bytes: int
+    waited: float
+    first: float
+    last: float
 
 
 class Exchange:
@@ -223,6 +248,3 @@ class Channels:
 def _ratio(item_bytes: int, wire: WireCompression | None) -> int:
     """Return how many times fewer bytes travel than lie in memory."""
     return 1 if wire is None else item_bytes // wire.item_bytes
-
-
-__all__ = ["HOPS_KEPT", "Channels", "Exchange"]

@@ -11,7 +11,6 @@ slow (docs/design/0011-orders-and-flows.md).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,6 @@ import numpy as np
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.ordering import MOST_EFFORT
 from ringside.schedule import Schedule
-
-__all__ = ["LEAST_ORDERED_BYTES", "MessageSize", "rounds_apart", "size_of", "small_messages_pay"]
-
 
 # -------------------------------------------------------------------------------------------------
 # Whether a schedule's rounds are kept apart: nobody sends anything of a round before all earlier ones have come. Pure.
@@ -39,18 +35,14 @@ _NO_LONGER = 1.01
 _MOST_ROUNDS = 64
 
 
-def rounds_apart(schedule: Schedule, segments: Sequence[int]) -> bool:
+@functools.lru_cache(maxsize=64)
+def rounds_apart(schedule: Schedule, segments: tuple[int, ...]) -> bool:
     """Tell whether rounds are kept apart; the same for all vertices, though nothing would break if it were not.
 
     Args:
         schedule: A verified one.
         segments: How many messages each chunk has, [chunks].
     """
-    return _rounds_apart(schedule, tuple(segments))
-
-
-@functools.lru_cache(maxsize=64)
-def _rounds_apart(schedule: Schedule, segments: tuple[int, ...]) -> bool:
     if not 1 < schedule.rounds <= _MOST_ROUNDS:
         return False
     messages = np.array(segments)
@@ -154,21 +146,12 @@ def size_of(schedule: Schedule, size_bytes: int, large: MessageSize, bytes_per_s
         return large
     if bytes_per_s is not None and small.segment_bytes < _MESSAGE_S * bytes_per_s:
         return large
-    segments = [-(-chunk // large.segment_bytes)] * schedule.chunks
-    if not small_messages_pay(schedule, segments):
+    # Smaller ones are worth their processor time only where flows share links.
+    segments = (-(-chunk // large.segment_bytes),) * schedule.chunks
+    if schedule.switches or not _flows_share(schedule) or rounds_apart(schedule, segments):
         return large
     least = large.smaller(_MORE_PARTS)
     return least if bytes_per_s is not None and least.segment_bytes >= _SLOW_S * bytes_per_s else small
-
-
-def small_messages_pay(schedule: Schedule, segments: Sequence[int]) -> bool:
-    """Tell whether flows share links, so that smaller messages are worth their processor time.
-
-    Args:
-        schedule: A verified one.
-        segments: How many large messages each chunk has, [chunks].
-    """
-    return not schedule.switches and _flows_share(schedule) and not rounds_apart(schedule, segments)
 
 
 @functools.lru_cache(maxsize=256)

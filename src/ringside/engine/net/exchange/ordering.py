@@ -92,23 +92,14 @@ def order_messages(schedule: Schedule, vertex: int, segments: Sequence[int], win
     return None if found is None or found[0] is None else found[0][vertex]
 
 
-def slots_of(schedule: Schedule, segments: Sequence[int], window: int) -> int | None:
-    """Return how many slots a schedule needs in the order that is used; None where none is worked out.
-
-    A slot is the time of a segment: in each, every vertex sends one and receives one at most. Arguments as for
-    `order_messages`.
-    """
-    found = find_order(schedule, tuple(segments), window)
-    return None if found is None else found[1]
-
-
 @functools.lru_cache(maxsize=64)
 def find_order(
     schedule: Schedule, segments: tuple[int, ...], window: int
 ) -> tuple[tuple[MessageOrder, ...] | None, int] | None:
     """Return (every vertex's order, or None for that of the rounds; its slots); None: it would take too long.
 
-    This is the work; what was worked out lately is kept.
+    This is the work; what was worked out lately is kept. A slot is the time of a segment: in each, every vertex sends
+    one and receives one at most. Arguments as for `order_messages`.
     """
     if schedule.rounds * schedule.vertices > MOST_EFFORT // 16:
         return None
@@ -313,6 +304,3 @@ class ListSchedule:
         for message in graph.then[receive]:
             self._offer(message, segment)
         return True
-
-
-__all__ = ["MessageOrder", "Part", "ReceiveOrder", "order_messages", "slots_of"]

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ringside.engine.buffers import address_of
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, Fold, HopTiming
 from ringside.engine.net.exchange.plan import MessagePlan, Receive
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
-from ringside.engine.net.exchange.types import Fold, HopTiming
 from ringside.engine.transports.base import Bytes, Pending, Transport
 
 _SEQ_BYTES = 8  # of a header: the number of the collective on its link, which comes first
@@ -207,6 +206,3 @@ class _ReceiveStep:
         self.round, self.senders, self.fold, self.overwrite = k, senders, fold, receive.overwrite
         self.own_position = sum(src < me for src in receive.sources)
         self.messages = messages
-
-
-__all__ = ["PersistentExchange"]

@@ -13,17 +13,30 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 import numpy as np
 
 from ringside.engine.net.exchange.plan import MessagePlan
-from ringside.engine.net.exchange.types import AHEAD
 from ringside.errors import ClosedError
 from ringside.schedule import chunk_bounds
 
 _PIECES = 16  # of a tensor, unless they would be smaller than a message for each lane
 _READY = 3  # pieces that are added up before messages need them
 PATIENCE_S = 0.02  # messages that are held up elsewhere hold up no adding up
+AHEAD = 3
+"""Segments of this vertex's own that are sent before the one is received that comes at the same time: what is fed in
+piece by piece is added up when messages need it, and no sooner."""
+
+
+class LocalSource(Protocol):
+    """Where segments come from and go to while a collective is under way."""
+
+    def wait(self, chunk: int, segment: int) -> None:
+        """Return when this vertex's own contribution lies there."""
+
+    def ready(self, chunk: int, segment: int) -> None:
+        """Take note that the result lies there; it is only read from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,15 +278,3 @@ class WakeUp:
                 self._rings.get(timeout=timeout_s)
             except Empty:
                 return
-
-
-__all__ = [
-    "Piece",
-    "SegmentLayout",
-    "SegmentPipeline",
-    "SegmentPlan",
-    "as_needed",
-    "chunks_ended",
-    "lane_bounds",
-    "lay_out",
-]

@@ -126,8 +126,7 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
     checksum = zlib.crc32(f"{schedule.name}/{schedule.ranks}/{schedule.chunks}".encode())
     for k in range(schedule.rounds):
         step = schedule.round(k)
-        for array in (step.src, step.dst, step.chunk, step.reduce):
-            checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+        checksum = step.checksum(checksum)
         whole = whole and _folds_all(step, schedule)
         # All of a round is sent from what was there before the round, so the sends come first.
         for dst, chunk in _outgoing(step, vertex):
@@ -137,7 +136,7 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
                 dependents[after].add(dst)
         receives = tuple(
             Receive(chunk, overwrite, tuple(sorted(sources)))
-            for chunk, (overwrite, sources) in _by_chunk(step, vertex).items()
+            for chunk, (overwrite, sources) in step.arriving(vertex).items()
         )
         for receive in receives:
             written[receive.chunk] = len(dependents)
@@ -182,21 +181,6 @@ def _folds_all(step: Round, schedule: Schedule) -> bool:
     return bool((counts == everybody).all())
 
 
-def _by_chunk(step: Round, vertex: int) -> dict[int, tuple[bool, list[int]]]:
-    """Return what arrives at a vertex in a round, (overwrite, sources) by chunk, in order of first appearance."""
-    arriving: dict[int, tuple[bool, list[int]]] = {}
-    own = step.dst == vertex
-    rows = zip(
-        step.src[own].tolist(),
-        step.chunk[own].tolist(),
-        step.reduce[own].tolist(),
-        strict=True,
-    )
-    for src, chunk, reduce in rows:
-        arriving.setdefault(chunk, (not reduce, []))[1].append(src)
-    return arriving
-
-
 def _outgoing(step: Round, vertex: int) -> list[tuple[int, int]]:
     """Return what a vertex sends in a round, (dst, chunk), per receiver in the order in which that one reads chunks."""
     own = step.src == vertex
@@ -207,6 +191,6 @@ def _outgoing(step: Round, vertex: int) -> list[tuple[int, int]]:
     order: dict[tuple[int, int], int] = {}
     for dst, count in per_receiver.items():
         if count > 1:
-            for place, chunk in enumerate(_by_chunk(step, dst)):
+            for place, chunk in enumerate(step.arriving(dst)):
                 order[dst, chunk] = place
     return sorted(sent, key=lambda pair: order.get(pair, 0))

@@ -209,6 +209,3 @@ class PackedMessage:
     message: Bytes
     offset: int
     left: int
-
-
-__all__ = ["HEADER_BYTES", "PackedMessage", "ReceiveBuffers", "ReceiveQueue", "SharedRequest"]

@@ -118,7 +118,7 @@ class _RouteBuilder:
     def route(self, window: int, large: bool) -> Route:
         """Return the route; for large chunks in an order that is worked out, where that pays."""
         plan = self._plan
-        segments = [self._segments(chunk) for chunk in range(plan.chunks)] if large else []
+        segments = tuple(self._segments(chunk) for chunk in range(plan.chunks)) if large else ()
         order = order_messages(plan.schedule, self._me, segments, window) if large else None
         counts: defaultdict[int, int] = defaultdict(int)
         for receive in (receive for receives in plan.rounds for receive in receives):
@@ -198,6 +198,3 @@ class _RouteBuilder:
         if len(whole) < len(chunks):
             return False
         return 0 < sum(whole) <= min(self._segment, _SHARED_BYTES)
-
-
-__all__ = ["Length", "Parts", "ReceiveSegment", "Route", "RouteRound", "is_large", "route_of"]

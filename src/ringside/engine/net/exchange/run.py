@@ -23,14 +23,17 @@ import numpy as np
 
 from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, Fold, HopTiming
 from ringside.engine.net.exchange.message_size import MessageSize
+from ringside.engine.net.exchange.pipeline import AHEAD, LocalSource
 from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
 from ringside.engine.net.exchange.route import Length, Parts, ReceiveSegment, route_of
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
-from ringside.engine.net.exchange.types import AHEAD, Chunk, Fold, HopTiming, LocalSource
 from ringside.engine.transports.base import Bytes, Pending
+
+Chunk = Sequence[Bytes] | Bytes | None
+"""A chunk's memory: an array, or the segments it is cut into already; None: never touched by this vertex."""
 
 _EVERY_ROUND = 1 << 30
 _NO_HORIZON = (_EVERY_ROUND, 0)
@@ -323,6 +326,3 @@ class ExchangeRun:
         ours = MessageHeader(seq, self.plan.hash, self.segment_bytes, self.call)
         if theirs != ours:
             raise SignatureMismatch(peer, theirs, ours)
-
-
-__all__ = ["ExchangeRun"]
