@@ -157,7 +157,8 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     few = [] if steps else [Unjudged(what=f"who held the run {folder} up", why="no step was recorded")]
     assessment = msgspec.convert(summary["assessment"], Assessment)
     if steps and assessment.state == "undecided":
-        few = [Unjudged(what=f"whether a rank held the run {folder} up", why=describe_assessment(assessment).rstrip("."))]
+        why = describe_assessment(assessment).rstrip(".")
+        few = [Unjudged(what=f"whether a rank held the run {folder} up", why=why)]
     replayed, left_out = what_if(folder, table)
     culprits = {rank for verdict in verdicts for rank in verdict.ranks}
     rank_rows = summary["ranks"]
