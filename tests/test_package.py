@@ -71,7 +71,7 @@ ENTRANCES = {
     "lab": "iproute2 wiring",
     "launch": "follow torchrun",
     "monitor": (
-        "alerts.book alerts.counters alerts.live collector hang.attribution hang.detector "
+        "alerts.book alerts.counters alerts.live assessment collector hang.attribution hang.detector "
         "hang.rank_state job.collectives job.questions links.sampler replicas "
         "run.directory run.records run.registry run.table "
         "slow_rank.verdict slow_rank.window_test stats step_clock "

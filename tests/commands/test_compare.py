@@ -42,6 +42,23 @@ def test_json_holds_every_figure_and_the_decision(runs: tuple[str, str], capsys:
     assert [change["name"] for change in content["changes"]][:2] == ["step time", "own time, slowest rank"]
 
 
+def test_jobs_of_different_size_are_called_that_in_the_first_line(
+    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    larger = write_run(tmp_path / "larger", own_times(120, 8, seed=1))
+    assert main(["compare", runs[0], str(larger)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "Different jobs: numbers of ranks: 4 and 8; numbers of hosts: 1 and 2."
+
+
+def test_what_cannot_be_seen_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = own_times(120, 4, seed=1)
+    own[60:] *= 1.6
+    unsteady = str(write_run(tmp_path / "unsteady", own))
+    assert main(["compare", unsteady, unsteady]) == 0
+    assert "would not be seen: its times vary too much." in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_is_no_run_or_no_percentage_is_refused_with_status_2(
     runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

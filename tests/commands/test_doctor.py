@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.doctor.dumps import call, world, write
+from tests.doctor.dumps import call, dump, world, write
+from tests.doctor.kineto_maker import Job
 from tests.doctor.nccl_logs import job_log
+from tests.doctor.shared_data import shared
 
 from ringside.commands import build_parser, main
 
@@ -29,6 +31,11 @@ def test_exit_statuses(hung: Path, healthy: Path, tmp_path: Path, capsys: pytest
     assert main(["doctor", str(hung)]) == 1
     assert main(["doctor", str(tmp_path / "empty"), str(tmp_path / "noise")]) == 3
     assert main(["doctor", str(tmp_path / "not-there")]) == 3
+    (hung / "nccl_trace_rank_1").unlink()
+    (hung / "nccl_trace_rank_2").unlink()
+    (healthy / "nccl_trace_rank_2").unlink()
+    assert main(["doctor", str(hung)]) == 1
+    assert main(["doctor", str(healthy)]) == 4
     for arguments in ([], ["--nonsense", str(hung)]):
         with pytest.raises(SystemExit) as caught:
             main(["doctor", *arguments])
@@ -41,7 +48,59 @@ def test_the_verdict_is_first_and_files_are_last(hung: Path, capsys: pytest.Capt
     assert main(["doctor", str(hung)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Rank 2 did not arrive: the job hangs."
+    assert lines[-1] == "Read: 4 flight-recorder dumps (ranks 0-3); ignored: 1 file (-v lists them)."
+    assert main(["doctor", str(hung), "-v"]) == 1
+    lines = capsys.readouterr().out.splitlines()
     assert [line[0] for line in lines[-5:]] == ["✗", "✓", "✓", "✓", "✓"]
+    assert lines[-1].endswith("rank 3: 6 entries, 5 completed")
+
+
+def test_where_the_ranks_of_the_culprits_group_stand(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", str(hung)])
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[lines.index("Where every rank of default_pg (group 0) stands:") + 1 :]
+    assert [line.split() for line in table[:3]] == [
+        ["ranks", "last", "entered", "last", "completed", "open", "collective", "6"],
+        ["2", "5", "5", "0", "culprit:", "never", "entered"],
+        ["0,", "1,", "3", "6", "5", "1", "entered,", "not", "completed"],
+    ]
+
+
+def test_partial_evidence_is_never_health(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in (1, 2):
+        (hung / f"nccl_trace_rank_{rank}").unlink()
+    main(["doctor", str(hung)])
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "Hung; culprit unknown: ranks 0 and 3 wait in collectives that never completed; the dumps of ranks 1 and 2 "
+        "are missing."
+    )
+    main(["doctor", str(shared("kineto/gloo_world300_rank34.json.gz"))])
+    assert capsys.readouterr().out.startswith("Not enough to judge")
+
+
+def test_two_causes_are_headed_as_two_and_advise_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = {rank: [call(1), call(2, group=str(1 + rank // 2), desc="tp", done=False)] for rank in (0, 2)}
+    groups = {rank: {"0": range(4), str(1 + rank // 2): range(rank // 2 * 2, rank // 2 * 2 + 2)} for rank in range(4)}
+    write(tmp_path, {rank: dump(entries.get(rank, [call(1)]), groups[rank]) for rank in range(4)})
+    assert main(["doctor", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 1
+    text = capsys.readouterr().out
+    assert text.splitlines()[0] == "2 causes: rank 1 (tp 1); rank 3 (tp 2)."
+    assert text.count("Next: ") == 1
+    assert "<h1>2 causes: rank 1 (tp 1); rank 3 (tp 2).</h1>" in (tmp_path / "page.html").read_text()
+
+
+def test_hundreds_of_collectives_per_step_are_a_finding_from_their_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count, status in ((20, 4), (404, 1)):
+        for trace in Job(ranks=1, steps=5, sizes=[1] * count, work_us=20_000, transfer_us=10).traces():
+            for event in trace["traceEvents"]:
+                event["args"] = {
+                    name: value for name, value in event["args"].items() if "nelems" not in name and "Dims" not in name
+                }
+            (tmp_path / "rank0.json").write_text(json.dumps(trace))
+        assert main(["doctor", str(tmp_path)]) == status
+    assert capsys.readouterr().out.splitlines()[-9].startswith("404 collectives per step are launched.")
 
 
 def test_json_is_all_that_is_on_stdout(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,3 +88,12 @@ def test_a_trace_needs_a_file_that_is_one(sixteen_ranks: Path, words: tuple[str,
 def test_a_range_of_steps_that_is_none_is_refused(sixteen_ranks: Path, steps: str) -> None:
     with pytest.raises(SystemExit):
         call(str(sixteen_ranks), "--perfetto", "t.json", "--steps", steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("--steps", "1:5"), "--steps needs --perfetto"), (("--perfetto", "x.txt"), "ends in .json or .json.gz")],
+)
+def test_what_would_be_ignored_is_refused(sixteen_ranks: Path, arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call(str(sixteen_ranks), *arguments)

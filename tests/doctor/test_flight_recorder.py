@@ -9,6 +9,8 @@ import pytest
 from tests.support.ranks import Team, place
 
 from ringside.doctor import Findings, examine
+from ringside.doctor.findings import is_enough_to_judge
+from ringside.text import rank_list
 
 from .dumps import START_NS, call, dump, world, write
 from .shared_data import shared
@@ -41,10 +43,14 @@ def test_real_dumps_with_a_rank_left_out_blame_nobody_new() -> None:
     assert any("rank 3" in line.what for line in found.unjudged)
 
 
-def test_one_real_dump_of_sixteen_is_not_judged() -> None:
-    found = examine([shared("flight_recorder/lock_gil_1st/_dump_5")])
-    assert found.verdicts == []
-    assert any("not here" in line.why for line in found.unjudged)
+@pytest.mark.parametrize("given", [range(5, 6), range(4)])
+def test_some_of_sixteen_real_dumps_show_that_it_hung_and_not_who(given: range) -> None:
+    found = examine([shared(f"flight_recorder/lock_gil_1st/_dump_{rank}") for rank in given])
+    (verdict,) = found.verdicts
+    assert (verdict.kind, verdict.ranks) == ("hang", [])
+    assert verdict.evidence["victims"] == rank_list(given)
+    assert verdict.evidence["missing_dumps"] == rank_list(set(range(16)) - set(given))
+    assert any("were given" in line.why for line in found.unjudged)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -127,8 +133,23 @@ def test_two_ranks_without_dumps_cannot_be_told_apart(tmp_path: Path) -> None:
     dumps = world(4, {}, [*map(call, range(1, 6)), call(6, done=False)])
     del dumps[3], dumps[1]
     found = examine([write(tmp_path, dumps)])
-    assert found.verdicts == []
+    assert [(verdict.kind, verdict.ranks) for verdict in found.verdicts] == [("hang", [])]
     assert "ranks 1 and 3" in found.unjudged[0].why
+
+
+@pytest.mark.parametrize(("age_s", "hangs"), [(0.1, False), (299.0, False), (301.0, True)])
+def test_without_all_dumps_only_a_call_that_was_open_for_half_its_timeout_hangs_for_certain(
+    tmp_path: Path, age_s: float, hangs: bool
+) -> None:
+    dumps = world(4, {}, [*map(call, range(1, 6)), call(6, done=False)])
+    del dumps[3], dumps[1]
+    write(tmp_path, dumps)
+    moment_s = START_NS / 1e9 + 0.006 + age_s
+    for path in tmp_path.iterdir():
+        os.utime(path, (moment_s, moment_s))
+    found = examine([tmp_path])
+    assert [verdict.ranks for verdict in found.verdicts] == ([[]] if hangs else [])
+    assert not is_enough_to_judge(found)
 
 
 @pytest.mark.parametrize(

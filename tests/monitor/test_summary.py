@@ -27,7 +27,9 @@ Make = Callable[..., np.ndarray]
 Records = Callable[..., list[StepRecord]]
 Info = Callable[..., RunInfo]
 
-KEYS = {"schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead", "questions"}
+KEYS = {
+    "schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead", "questions", "assessment",
+}  # fmt: skip
 VERDICT_KEYS = list(Verdict.__struct_fields__)
 
 

@@ -49,7 +49,7 @@ def test_new_and_gone_verdicts_and_what_else_differs_are_told(tmp_path: Path) ->
     found = compare(well, slow)
     assert [(verdict.kind, verdict.ranks) for verdict in found.new_verdicts] == [("slow_rank", [2])]
     assert not found.gone_verdicts
-    assert found.remarks == ["engine differs: gloo and ringside"]
+    assert found.remarks == ["different engines: gloo and ringside"]
     assert [verdict.ranks for verdict in compare(slow, well).gone_verdicts] == [[2]]
 
 

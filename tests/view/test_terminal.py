@@ -144,7 +144,12 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     ]
     positions = [text.index(words) for words in order]
     assert positions == sorted(positions)
-    assert "No rank held" in "\n".join(lines(closing_summary(summary, [])))
+    calm = summarise(info(2), list(records(2, 60)), [])
+    assert "No rank held the others up. A rank 10 % slower would have been found." in "\n".join(
+        lines(closing_summary(calm, []), width=100)
+    )
+    few = summarise(info(2), list(records(2, 30)), [])
+    assert "No verdict. A rank 10 % slower might not" in "\n".join(lines(closing_summary(few, []), width=100))
     assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
 
 

@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.errors import UsageError
+from ringside.monitor.assessment import describe_assessment
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import headline
 from ringside.text import duration, signed_percent
@@ -33,6 +34,10 @@ from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole
 
 HELP = "compare two runs; for CI, fail where a step became slower"
+
+
+HIDDEN = 0.10
+"""Where a step may have become so much slower unseen, that is said."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -90,12 +95,20 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
         answer = f"B is {'slower' if step.ratio > 0 else 'faster'}"
     interval = f"95 % interval {signed_percent(step.low)} to {signed_percent(step.high)}"
     answer = f"{answer}: a step takes {signed_percent(step.ratio)} ({interval})."
+    if found.unlike:
+        console.print(Text(f"Different jobs: {'; '.join(found.unlike)}.", style="bold yellow"))
     console.print(Text(answer, style="bold red" if failed else "bold"))
+    if not step.is_certain and step.high >= HIDDEN:
+        hidden = f"A step that takes up to {signed_percent(step.high)} would not be seen: its times vary too much."
+        console.print(Text(hidden, style="yellow"))
     if limit is not None:
         console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g} % of a step's time."))
     for title, verdicts, style in (("New", found.new_verdicts, "red"), ("Gone", found.gone_verdicts, "green")):
         for verdict in verdicts:
             console.print(Text(f"{title}: {headline(verdict)}.", style=style))
+    for name, assessment in zip("AB", found.assessment.values(), strict=True):
+        if assessment.state == "undecided":
+            console.print(Text(f"{name}: no verdict. {describe_assessment(assessment)}", style="yellow"))
     table = Table(box=None, pad_edge=False)
     table.add_column("per step", no_wrap=True)
     for name in ("A", "B", "change", "95 % interval"):
@@ -109,5 +122,5 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
             style=colour,
         )
     console.print(table)
-    for remark in found.remarks:
+    for remark in found.remarks[len(found.unlike) :]:  # those of different jobs come first, and are said above
         console.print(Text(f"Note: {remark}.", style="dim"))

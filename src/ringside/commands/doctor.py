@@ -5,7 +5,7 @@ torchelastic error files and recorded pipeline timelines: files, folders and glo
 What each file is, is found from its content. Nothing found in a file is ever executed.
 
 Exit status: 0 nothing is wrong, 1 there are verdicts, 2 it was asked for something that cannot be, 3 nothing could be
-read.
+read, 4 not enough to judge: no verdict, but the files do not show that nothing is wrong.
 
 examples:
   $ ringside doctor /tmp/nccl_trace_rank_*
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -26,15 +27,17 @@ from rich.text import Text
 
 from ringside.doctor.examine import examine
 from ringside.doctor.files.progress import OnStream
-from ringside.doctor.findings import QUESTIONS, Findings, as_json
+from ringside.doctor.findings import QUESTIONS, Findings, as_json, is_enough_to_judge
 from ringside.errors import UsageError
 from ringside.files import write_user_file
+from ringside.view.doctor_text import files_line, overall_headline, standing_lines
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import answer_text, finding_text, what_if_line
 
 HELP = "explain a run that failed or crawled, from traces, dumps and logs"
-HEALTHY, VERDICTS, NOTHING_READABLE = 0, 1, 3
+HEALTHY, VERDICTS, NOTHING_READABLE, NOT_ENOUGH = 0, 1, 3, 4
 SHOWN_NOTES = 12
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +47,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="also write it as one HTML page that needs nothing else"
     )
+    parser.add_argument("-v", "--verbose", action="store_true", help="list every file that was given, and what it is")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine the paths; print the verdicts first, then the answers, then one line per file."""
+    """Examine the paths; print the verdicts first, then the answers, then what was read."""
     progress = OnStream(sys.stderr, terminal=sys.stderr.isatty())
     try:
         findings = examine(args.paths, progress)
@@ -57,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(findings), indent=2))
     else:
         # lines are broken for a reader, never for a program
-        print_findings(findings, SafeConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty()))
+        console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        print_findings(findings, console, verbose=args.verbose)
     if args.html is not None:
         from ringside.view.html.doctor import doctor_page
 
@@ -73,26 +78,41 @@ def run(args: argparse.Namespace) -> int:
 
 
 def exit_status(findings: Findings) -> int:
-    """Return 3 where no file could be used, 1 where there are verdicts, 0 otherwise."""
+    """Return 3 where no file could be used, 1 where there are verdicts, 4 where none means nothing, else 0."""
     if not any(note.used for note in findings.notes):
         return NOTHING_READABLE
-    return VERDICTS if findings.verdicts else HEALTHY
+    if findings.verdicts:
+        return VERDICTS
+    return HEALTHY if is_enough_to_judge(findings) else NOT_ENOUGH
 
 
-def print_findings(findings: Findings, console: Console) -> None:
-    """Print what was found, the verdicts first."""
-    if exit_status(findings) == NOTHING_READABLE:
-        console.print(Text("Nothing here could be read.", style="bold"))
-    elif not findings.verdicts:
-        console.print(Text("Nothing wrong was found.", style="bold"))
+def print_findings(findings: Findings, console: Console, *, verbose: bool = False) -> None:
+    """Print what was found, the verdicts first.
+
+    Args:
+        findings: All that was found.
+        console: Where to.
+        verbose: One line per file in place of one for all.
+    """
+    status = exit_status(findings)
+    if headline := overall_headline(findings):
+        style = {VERDICTS: "bold red", NOT_ENOUGH: "bold yellow"}.get(status, "bold")
+        console.print(Text(headline, style=style))
+    advised = set()
     for verdict in findings.verdicts:
         text = finding_text(verdict)
         console.print(Text(text.headline, style="bold red"))
-        for line in (text.why, text.price and f"Price: {text.price}", text.next and f"Next: {text.next}"):
+        # the same advice is given once
+        advice = "" if text.next in advised else text.next
+        advised.add(text.next)
+        for line in (text.why, text.price and f"Price: {text.price}", advice and f"Next: {advice}"):
             if line:
                 # where the console breaks a line below a headline, all of it stays indented
                 indented = Padding(Text(line), (0, 0, 0, 2), expand=False)
                 console.print(Text(f"  {line}") if console.soft_wrap else indented)
+    for sheet in findings.standings:
+        for line in standing_lines(sheet):
+            console.print(Text(line))
     for name, question in findings.questions.items():
         console.print(Text(f"{QUESTIONS.get(name, name)} {answer_text(question)}"))
     for replayed in filter(None, [findings.what_if, *findings.more_what_if]):
@@ -100,13 +120,20 @@ def print_findings(findings: Findings, console: Console) -> None:
         console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(replayed)}{source}."))
     for unjudged in findings.unjudged:
         console.print(Text(f"Not judged: {unjudged.what}: {unjudged.why}."))
-    # One line per file: those left out first, of many alike only the first.
-    notes = sorted(findings.notes, key=lambda note: note.used)
-    left_out = sum(not note.used for note in notes)
-    shown = max(SHOWN_NOTES, left_out)
-    for note in notes[:shown]:
+    if not verbose and status != NOTHING_READABLE:
+        console.print(Text(files_line(findings)))
+        return
+    # One line per file, in the order of their numbers: those left out first. Where nothing could be read, why.
+    notes = sorted(findings.notes, key=lambda note: (note.used, _in_order(note.file)))
+    shown = notes if verbose else notes[:SHOWN_NOTES]
+    for note in shown:
         kind = f"{note.kind}, " if note.kind else ""
         sign = "✓" if note.used else "✗"
         console.print(Text(f"{sign} {note.file}: {kind}{note.text}", style="" if note.used else "yellow"))
-    if len(notes) > shown:
-        console.print(Text(f"… and {len(notes) - shown} more files that were read; --json lists them all"))
+    if len(notes) > len(shown):
+        console.print(Text(f"… and {len(notes) - len(shown)} more files (-v lists them)"))
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """A key that sorts `_dump_2` before `_dump_10`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _NUMBER.split(name)]

@@ -49,11 +49,18 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     used: bool = True
 
 
-class Unjudged(msgspec.Struct, frozen=True, kw_only=True):
-    """Something the files cannot tell: what, and why."""
+class Unjudged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something the files cannot tell.
+
+    Args:
+        what: What it is.
+        why: Why they cannot.
+        side: Whether nobody's health depends on it: a figure or a name that is missing beside what was judged.
+    """
 
     what: str
     why: str
+    side: bool = False
 
 
 class TimeSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +139,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         what_if: `slowdown`, `worst_worker_share`, `last_stage_share`, `cost_rank_hours` of a replayed timeline.
         more_what_if: The same of further jobs, where several were given.
         lanes: What ranks did over time.
-        sheets: Tables.
+        standings: Where ranks stand in the groups that verdicts are about: tables that the terminal shows as well.
+        sheets: Further tables.
         rings: Drawings of communicators.
         facts: Further figures by name, shown as they are.
     """
@@ -144,9 +152,15 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     what_if: dict[str, Any] | None = None
     more_what_if: list[dict[str, Any]] = []
     lanes: list[Lane] = []
+    standings: list[Sheet] = []
     sheets: list[Sheet] = []
     rings: list[Rings] = []
     facts: dict[str, Any] = {}
+
+
+def is_enough_to_judge(findings: Findings) -> bool:
+    """Return whether an absence of verdicts means health: nothing that anybody's health depends on is unjudged."""
+    return all(line.side for line in findings.unjudged)
 
 
 def merge(findings: Iterable[Findings]) -> Findings:
@@ -167,6 +181,7 @@ def merge(findings: Iterable[Findings]) -> Findings:
         what_if=replayed[0] if replayed else None,
         more_what_if=replayed[1:],
         lanes=[lane for part in parts for lane in part.lanes],
+        standings=[sheet for part in parts for sheet in part.standings],
         sheets=[sheet for part in parts for sheet in part.sheets],
         rings=[rings for part in parts for rings in part.rings],
         facts={key: value for part in parts for key, value in part.facts.items()},
@@ -186,12 +201,12 @@ def as_json(findings: Findings) -> dict[str, Any]:
             "schema": SCHEMA,
             "verdicts": plain["verdicts"],
             "questions": to_plain(findings.questions),
-            "unjudged": plain["unjudged"],
+            "unjudged": [{"what": line.what, "why": line.why} for line in findings.unjudged],
             "files": plain["notes"],
             **({"what_if": plain["what_if"]} if plain["what_if"] is not None else {}),
             **({"more_what_if": plain["more_what_if"]} if plain["more_what_if"] else {}),
             "facts": plain["facts"],
-            "tables": plain["sheets"],
+            "tables": [*plain["standings"], *plain["sheets"]],
             "rings": plain["rings"],
         }
     )

@@ -19,6 +19,7 @@ from ringside.doctor.findings import Findings, Lane, Note, Sheet, TimeSpan, Unju
 from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.replay import answer_what_if, as_dict, step_recording
 from ringside.errors import RingsideError
+from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
@@ -67,10 +68,10 @@ def what_if(folder: str, table: StepTable) -> tuple[dict[str, Any] | None, list[
     lines = []
     if not whole.all():
         why = f"{counted(int((~whole).sum()), 'step')} of {len(whole)} lack the record of some rank and are left out"
-        lines.append(Unjudged(what=f"what if, for all steps of the run {folder}", why=why))
+        lines.append(Unjudged(what=f"what if, for all steps of the run {folder}", why=why, side=True))
     if whole.sum() < LEAST_STEPS:
         why = f"only {counted(int(whole.sum()), 'step')} of all ranks are recorded, {LEAST_STEPS} are needed"
-        return None, [Unjudged(what=f"what if, for the run {folder}", why=why)]
+        return None, [Unjudged(what=f"what if, for the run {folder}", why=why, side=True)]
     own, exposed, step = (table[name][whole] for name in TIMES)
     found = answer_what_if(step_recording(own, exposed, step, range(table.ranks), stride=table.stride))
     return as_dict(found, f"{counted(len(own), 'step')} of the Ringside run {folder}"), lines
@@ -154,6 +155,10 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
     text = f"{counted(steps, 'step')} of {counted(ranks, 'rank')}{cut}"
     few = [] if steps else [Unjudged(what=f"who held the run {folder} up", why="no step was recorded")]
+    assessment = msgspec.convert(summary["assessment"], Assessment)
+    if steps and assessment.state == "undecided":
+        why = describe_assessment(assessment).rstrip(".")
+        few = [Unjudged(what=f"whether a rank held the run {folder} up", why=why)]
     replayed, left_out = what_if(folder, table)
     culprits = {rank for verdict in verdicts for rank in verdict.ranks}
     rank_rows = summary["ranks"]

@@ -13,6 +13,7 @@ import numpy as np
 
 from ringside.errors import RingsideError
 from ringside.files import replace_file
+from ringside.monitor.assessment import assess_stragglers
 from ringside.monitor.causes.explain import explain_verdict
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
@@ -97,6 +98,7 @@ def summarise(
         },
         "overhead": {"seconds_per_step": overhead_s, "ratio": overhead_s / step_s if step_s > 0 else 0.0},
         "questions": to_plain(answer_questions(run_info, table, verdicts, links)),
+        "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts)),
     }
     if links:
         summary["links"] = msgspec.to_builtins(list(links[:LINKS_SHOWN]))

@@ -10,13 +10,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ringside.monitor.assessment import describe_assessment
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import clock, duration, percent, signed_percent, size, sparkline
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import answer_sign, as_sentence
+from ringside.view.verdict_text import answer_sign, as_sentence, assessment_of
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -128,7 +129,12 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     if not summary["steps"]:
         return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
     if not verdicts:
-        parts.append(Text("No rank held the others up.", style="bold green"))
+        found = assessment_of(summary)
+        words = "" if found is None else describe_assessment(found)
+        if found is not None and found.state == "none":
+            parts.append(Text(f"No rank held the others up. {words}".strip(), style="bold green"))
+        else:
+            parts.append(Text(f"No verdict. {words}".strip(), style="bold yellow"))
     parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
     # Steps, step time, synchronisation and our own cost in one line.
     sync, step = summary["sync"], summary["step_seconds"]["median"]

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from ringside.decoding import UNDECODABLE
+from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline
@@ -70,24 +72,37 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     )
 
 
-def no_verdict(summary: dict[str, Any]) -> str:
+def assessment_of(summary: Mapping[str, Any]) -> Assessment | None:
+    """Return how sure a run without a verdict makes us that all is well; None where its summary is too old to say."""
+    try:
+        return msgspec.convert(summary["assessment"], Assessment)
+    except (KeyError, *UNDECODABLE):
+        return None
+
+
+def no_verdict(summary: Mapping[str, Any]) -> str:
     """Return the headline of a run without a verdict: all is well, or too little was seen to say so."""
     if not summary["steps"]:
         return "No step was recorded."
     if summary["steps"] < FEWEST_STEPS:
         return "Too few steps for a verdict."
+    found = assessment_of(summary)
+    if found is not None and found.state == "undecided":
+        return "No verdict."
     return "No rank held this job up."
 
 
-def all_is_well(summary: dict[str, Any]) -> str:
-    """Return one sentence with the numbers that say that no rank held the job up."""
+def all_is_well(summary: Mapping[str, Any]) -> str:
+    """Return in a few sentences how sure it is that no rank held the job up, with the numbers."""
     if not summary["steps"]:
         return "The run ended before its first step did."
     known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
     if len(known) < 2:
         return "There is nobody to wait for: one rank is all there is."
     steps = f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}"
-    return f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
+    over = f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
+    found = assessment_of(summary)
+    return over if found is None or not (words := describe_assessment(found)) else f"{words} {over}"
 
 
 def rank_rows(summary: Mapping[str, Any], most: int) -> list[tuple[str, str, str, str, str]]:
@@ -147,6 +162,13 @@ def finding_text(verdict: Verdict) -> VerdictText:
     )
 
 
+def _numbered(ranks: object) -> str:
+    """A list of ranks as evidence holds it, by name: `rank 3`, `ranks 0-7 and 9`."""
+    text = str(ranks)
+    head, comma, tail = text.rpartition(", ")
+    return f"{'rank' if text.isdigit() else 'ranks'} {head}{' and ' if comma else ''}{tail}"
+
+
 def _finding_headline(verdict: Verdict) -> str:
     ranks = verdict.ranks
     who = everyone = name_ranks(ranks) or "the job"
@@ -155,6 +177,13 @@ def _finding_headline(verdict: Verdict) -> str:
     plural = len(ranks) != 1
     if verdict.kind == "hang" and verdict.evidence.get("stopped"):
         return f"{who} stopped: the job hangs"
+    if verdict.kind == "hang" and not ranks and verdict.evidence.get("missing_dumps"):
+        waiting, dumps = (_numbered(verdict.evidence.get(name, "")) for name in ("victims", "missing_dumps"))
+        wait = "waits" if waiting.startswith("rank ") else "wait"
+        return (
+            f"hung; culprit unknown: {waiting} {wait} in collectives that never completed; the dumps of {dumps} "
+            "are missing"
+        )
     if verdict.kind == "hang" and not ranks:
         return "the job hangs"
     if verdict.kind == "mismatch":
@@ -171,6 +200,9 @@ def _finding_headline(verdict: Verdict) -> str:
         return f"the ring is broken at {who}"
     if verdict.kind == "dead_rank":
         return f"{who} died" if ranks else "a rank died"
+    per_step = verdict.evidence.get("collectives_per_step")
+    if verdict.kind == "small_collectives" and per_step is not None and "small_ratio" not in verdict.evidence:
+        return f"{float(per_step):.0f} collectives per step are launched"
     sentence = headline(verdict).replace(everyone, who)
     if plural and not sentence.startswith("the "):
         # The monitor names one rank at a time; several get, need and wait.

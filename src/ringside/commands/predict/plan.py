@@ -20,7 +20,7 @@ from ringside.predict.plan.options import AUTO
 from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
 from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
-from ringside.text import parse_ranks_per_host, size_bytes
+from ringside.text import parse_ranks_per_host, size, size_bytes
 from ringside.view.html.predictions import plan_page
 from ringside.view.predict_text import full_plan, short_plan
 from ringside.view.run.recorded import Run
@@ -76,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(found), indent=1))
     else:
         print(printable_lines("\n".join(full_plan(found) if args.all else short_plan(found))))
+    if not (args.run or args.bytes or args.model or args.params_from):
+        print(f"({size(DEFAULT_BYTES)} of gradients assumed: say --bytes or --model)", file=sys.stderr)
     if args.html is not None:
         write_page(args.html, plan_page(found))
     unfit = found.fit is not None and found.fit.refused and found.sharded is None
@@ -110,8 +112,10 @@ def plan_question(args: argparse.Namespace) -> PlanQuestion:
         question = replace(measured, measured=step.measured, ran=step.buckets)
     else:
         topology = hardware(args)
-        size, parameters = gradient_bytes(args)
-        question = PlanQuestion(topology, size, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds)
+        nbytes, parameters = gradient_bytes(args)
+        question = PlanQuestion(
+            topology, nbytes, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds
+        )
     return replace(
         question,
         algorithm=args.algorithm.lower().replace("-", "_"),

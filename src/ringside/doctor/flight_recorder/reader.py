@@ -57,8 +57,9 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         culprits = {rank for verdict in verdicts for rank in verdict.ranks}
         notes = []
         for dump in job:
-            waiting = sum(not call.done for call in dump.calls)
-            text = f"rank {dump.rank}: {counted(len(dump.calls), 'call')}, {waiting} of them without an end"
+            completed = sum(call.done for call in dump.calls) or "none"
+            entries = counted(len(dump.calls), "entry", "entries") if dump.calls else "no entry"
+            text = f"rank {dump.rank}: {entries}" + (f", {completed} completed" if dump.calls else "")
             damaged = f"; {counted(dump.skipped, 'damaged entry', 'damaged entries')} left out" if dump.skipped else ""
             text = "; ".join(filter(None, [text + damaged, dump.lost]))
             notes.append(Note(file=dump.file, kind=KIND, text=text))
@@ -68,7 +69,8 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 unjudged=unjudged,
                 notes=notes,
                 lanes=_dump_lanes(job, culprits, which),
-                sheets=_dump_tables(job, views, verdicts, which),
+                standings=_standings(views, verdicts),
+                sheets=_open_groups(views, verdicts, which),
                 facts={
                     f"flight_recorder{which}": {
                         "ranks": [dump.rank for dump in job],
@@ -143,39 +145,51 @@ def _name(call: RecordedCall) -> str:
     return f"{call.op} {call.seq} of group {call.group}"
 
 
-def _dump_tables(dumps: Sequence[Dump], views: list[GroupView], verdicts: Sequence[Verdict], which: str) -> list[Sheet]:
-    """Return where every rank stands in the groups that verdicts are about, and all groups with calls open."""
+MOST_STANDINGS = 8
+
+
+def _standings(views: list[GroupView], verdicts: Sequence[Verdict]) -> list[Sheet]:
+    """Return where every rank stands in the groups that verdicts are about, in the verdicts' order."""
     about = {str(verdict.evidence.get("group")): verdict for verdict in verdicts}
     found = []
-    for view in views:
-        if view.group.name in about:
-            verdict = about[view.group.name]
-            seq = int(verdict.evidence.get("collective_seq_id", -1))
-            rank_rows: list[list[Number | None]] = []
-            culprits = []
-            for rank in view.members:
-                if rank not in view.dumps:
-                    rank_rows.append([rank, None, None, None, "no dump"])
-                    continue
-                pending, last = view.pending[rank], view.last[rank]
-                if last < seq:
-                    state = "never came"
-                else:
-                    state = "is in it" if any(call.seq <= seq for call in pending) else "is through"
-                if rank in verdict.ranks:
-                    culprits.append(len(rank_rows))
-                    state = f"culprit: {state}"
-                rank_rows.append([rank, _known(last), _known(view.completed[rank]), len(pending), state])
-            found.append(
-                Sheet(
-                    title=f"Where every rank of {view.group.title} stands",
-                    columns=["rank", "entered", "completed", "without an end", f"collective {seq}"],
-                    rows=rank_rows,
-                    culprits=culprits,
-                )
+    for name, verdict in about.items():
+        view = next((view for view in views if view.group.name == name), None)
+        if view is None:
+            continue
+        seq = int(verdict.evidence.get("collective_seq_id", -1))
+        rank_rows: list[list[Number | None]] = []
+        culprits = []
+        for rank in view.members:
+            if rank not in view.dumps:
+                rank_rows.append([rank, None, None, None, "no dump"])
+                continue
+            pending, last, completed = view.pending[rank], view.last[rank], view.completed[rank]
+            if last < seq:
+                state = "never entered"
+            else:
+                state = "entered, not completed" if any(call.seq <= seq for call in pending) else "completed"
+            if rank in verdict.ranks:
+                culprits.append(len(rank_rows))
+                if state == "entered, not completed" and verdict.evidence.get("stopped"):
+                    state = f"entered, but its GPU completed nothing after {completed}"
+                state = f"culprit: {state}"
+            rank_rows.append([rank, _known(last), _known(completed), len(pending), state])
+        found.append(
+            Sheet(
+                title=f"Where every rank of {view.group.title} stands",
+                columns=["rank", "last entered", "last completed", "open", f"collective {seq}"],
+                rows=rank_rows,
+                culprits=culprits,
             )
+        )
+    return found[:MOST_STANDINGS]
+
+
+def _open_groups(views: list[GroupView], verdicts: Sequence[Verdict], which: str) -> list[Sheet]:
+    """Return all groups with calls that have no end, those that verdicts are about first."""
+    about = {str(verdict.evidence.get("group")) for verdict in verdicts}
     open_groups: list[list[Number | None]] = []
-    for view in views:
+    for view in sorted(views, key=lambda view: view.group.name not in about):
         waiting = sorted(rank for rank, calls in view.pending.items() if calls)
         in_p2p = sorted(rank for rank, calls in view.p2p.items() if any(not call.done for call in calls))
         if waiting or in_p2p:
@@ -187,7 +201,7 @@ def _dump_tables(dumps: Sequence[Dump], views: list[GroupView], verdicts: Sequen
         columns=["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"],
         rows=open_groups,
     )
-    return [*found[:8], *([overview] if overview.rows else [])]
+    return [overview] if overview.rows else []
 
 
 def _known(number: int) -> int | None:

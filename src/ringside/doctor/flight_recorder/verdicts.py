@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from ringside.doctor.findings import Unjudged, verdict_of_files
-from ringside.doctor.flight_recorder.causes import HangCause, Mismatch, find_causes, find_mismatches
+from ringside.doctor.flight_recorder.causes import LIVE_S, HangCause, Mismatch, find_causes, find_mismatches
 from ringside.doctor.flight_recorder.dump import Dump, RecordedCall, StackFrame
 from ringside.doctor.flight_recorder.groups import GroupView
 from ringside.monitor.verdict import Verdict
@@ -42,8 +42,7 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
     # ranks of the job that no dump is of
     world = max((dump.world for dump in dumps), key=len, default=())
     missing = sorted(set(world) - {dump.rank for dump in dumps})
-    culprits = {rank for cause in causes for rank in cause.ranks}
-    verdicts = [*apart, *unclear, *(_hang_verdict(cause, views, missing, culprits) for cause in causes)]
+    verdicts = [*apart, *unclear, *(_hang_verdict(cause, causes, views, missing) for cause in causes)]
     # Dumps older than the others' explain a wait by themselves; without them, calls that nobody is late for remain.
     older = sorted({rank for view in views for rank in view.stale})
     if older and not causes:
@@ -55,7 +54,7 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
         )
         return verdicts, [*_unjudged(dumps, missing), Unjudged(what="who holds the job up, if anybody does", why=why)]
     if not verdicts and (waiting := _pending(views)):
-        return _nobody_to_blame(waiting, missing, len(dumps))
+        return _nobody_to_blame(dumps, waiting, missing)
     return verdicts, _unjudged(dumps, missing)
 
 
@@ -93,7 +92,8 @@ def _mismatch_verdict(found: Mismatch) -> Verdict:
     )
 
 
-def _hang_verdict(cause: HangCause, views: list[GroupView], missing: list[int], culprits: set[int]) -> Verdict:
+def _hang_verdict(cause: HangCause, causes: Sequence[HangCause], views: list[GroupView], missing: list[int]) -> Verdict:
+    culprits = {rank for each in causes for rank in each.ranks}
     victims = sorted({rank for rank, _ in _pending(views)} - culprits)
     seq = cause.call.seq
     behind = []
@@ -134,13 +134,13 @@ def _hang_verdict(cause: HangCause, views: list[GroupView], missing: list[int], 
     return verdict_of_files(
         kind="hang" if not cause.circle else "mismatch",
         ranks=cause.ranks,
-        cause=_why(cause, victims),
+        cause=_why(cause, victims, several=len(causes) > 1),
         evidence=evidence,
         advice=advice,
     )
 
 
-def _why(cause: HangCause, victims: list[int]) -> str:
+def _why(cause: HangCause, victims: list[int], *, several: bool) -> str:
     where = cause.view.group.title
     parts = []
     if cause.circle:
@@ -156,7 +156,8 @@ def _why(cause: HangCause, victims: list[int]) -> str:
             f"{it} of {name_ranks(ranks)} finished nothing after collective {own} of {where}, "
             f"though {its} peers finished {peers}: {its} GPU or watchdog stopped"
         )
-    waiting = f"; {counted(len(victims), 'rank')} only wait{'s' if len(victims) == 1 else ''} because of it"
+    because = "of this and the other causes" if several else "of it"
+    waiting = f"; {counted(len(victims), 'rank')} only wait{'s' if len(victims) == 1 else ''} because {because}"
     return "; ".join(parts) + (waiting if victims else "")
 
 
@@ -201,12 +202,12 @@ def _pending(views: Iterable[GroupView]) -> list[tuple[int, RecordedCall]]:
 
 
 def _nobody_to_blame(
-    waiting: list[tuple[int, RecordedCall]], missing: list[int], count: int
+    dumps: Sequence[Dump], waiting: list[tuple[int, RecordedCall]], missing: list[int]
 ) -> tuple[list[Verdict], list[Unjudged]]:
     """Calls have no end, and no rank with a dump is late for them."""
     rank, call = min(waiting, key=lambda item: item[1].created_s)
     which = f"{_describe(call)}, call {call.seq} of group {call.group}"
-    if len(missing) == 1 and count > 1:
+    if len(missing) == 1 and len(dumps) > 1:
         verdict = verdict_of_files(
             kind="hang",
             ranks=missing,
@@ -226,7 +227,34 @@ def _nobody_to_blame(
     if missing:
         absent = f"the dumps of {name_ranks(missing)} are not here"
         why = f"{absent}, and no rank with a dump is late; give all dumps of the job"
-        return [], [Unjudged(what=what, why=why)]
+        unjudged = [Unjudged(what=what, why=why)]
+        # That it hangs is certain where calls were open for so long; who holds it up is not.
+        written_s = {dump.rank: dump.written_s for dump in dumps}
+        hung = [
+            (each, open_call)
+            for each, open_call in waiting
+            if written_s[each] - open_call.created_s >= (open_call.timeout_s / 2 or LIVE_S) and open_call.created_s
+        ]
+        if not hung:
+            return [], unjudged
+        rank, call = min(hung, key=lambda item: (item[1].p2p, item[1].created_s))
+        verdict = verdict_of_files(
+            kind="hang",
+            ranks=[],
+            cause=f"rank {rank} waits in {_describe(call)} (call {call.seq} of group {call.group}), and no rank whose "
+            "dump is here is late for it",
+            evidence={
+                "collective_seq_id": call.seq,
+                "group": call.group,
+                "collective": f"{call.backend}:{call.op}" if call.backend else call.op,
+                "victims": rank_list(each for each, _ in hung),
+                "missing_dumps": rank_list(missing),
+                **_stack("stack_of_the_waiting", call.frames),
+            },
+            advice=f"Give the dumps of {name_ranks(missing)} as well: who holds the job up is among them, or the "
+            "network is at fault (look at the NCCL logs).",
+        )
+        return [verdict], _unjudged(dumps, missing)
     why = "every rank that should be in it is: it may just have been under way, or the network may be at fault"
     return [], [Unjudged(what=what, why=f"{why} (look at the NCCL logs)")]
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ringside.doctor.files.progress import Progress
@@ -71,7 +72,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             f"job {number + 1}: {len(job.traces)} of {job.world_size} ranks" for number, job in enumerate(jobs)
         )
         why = f"world size, backend or time differ ({sizes}); each is judged by itself"
-        unjudged = [Unjudged(what="all traces as one job", why=why)]
+        unjudged = [Unjudged(what="all traces as one job", why=why, side=True)]
     return merge([Findings(notes=list({note.file: note for note in notes}.values()), unjudged=unjudged), *parts])
 
 
@@ -103,7 +104,8 @@ def _diagnose(job: TracedJob, *, title: str = "") -> Findings:
     questions = answer_questions(evidence, slow)
     # how many collectives are small, and whether anybody waits for them
     small = questions["small_collectives"].numbers
-    per_step, small_ratio = (float(small.get(name) or 0.0) for name in ("collectives_per_step", "small_ratio"))
+    per_step = float(small.get("collectives_per_step") or 0.0)
+    small_ratio = None if (known := small.get("small_ratio")) is None else float(known)
     exposed = 0.0
     if pace.numbers:
         exposed = float(np.median(pace.exposed_s.min(axis=1) / np.maximum(pace.step_s.min(axis=1), 1e-12)))
@@ -111,10 +113,11 @@ def _diagnose(job: TracedJob, *, title: str = "") -> Findings:
         *slow,
         *straggler.judge_mismatches(matched.conflicts),
         *straggler.bound_by_communication(pace),
-        *straggler.too_many_small(pace.numbers, per_step, small_ratio, exposed),
+        *straggler.too_many_collectives(pace.numbers, per_step, small_ratio, exposed),
     ]
     culprits = [rank for verdict in verdicts for rank in verdict.ranks]
     # The job's steps replayed without stragglers, where there is anything to compare.
+    gaps = _unjudged(job, pace, matched, culprits)
     replayed = None
     if len(job.traces) > 1 and pace.numbers and not any(trace.launched_only for trace in job.traces):
         seen = [rank_activity(trace) for trace in job.traces]
@@ -127,7 +130,7 @@ def _diagnose(job: TracedJob, *, title: str = "") -> Findings:
     return Findings(
         verdicts=verdicts,
         questions=questions,
-        unjudged=[Unjudged(what=prefix + gap.what, why=gap.why) for gap in _unjudged(job, pace, matched, culprits)],
+        unjudged=[msgspec.structs.replace(gap, what=prefix + gap.what) for gap in gaps],
         what_if=replayed,
         lanes=job_lanes(job, title or "ranks"),
         sheets=job_tables(evidence, prefix, culprits),
@@ -174,7 +177,7 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
         found.append(Unjudged(what="communication", why="the traces show no collective"))
     if job.guessed:
         why = "distributedInfo is missing from a trace: ranks were taken from file names, or counted"
-        found.append(Unjudged(what="which rank recorded which trace", why=why))
+        found.append(Unjudged(what="which rank recorded which trace", why=why, side=True))
     return found
 
 

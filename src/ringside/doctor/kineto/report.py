@@ -130,7 +130,8 @@ def _small(evidence: Evidence) -> Question:
     per_step = _mean([rank.collectives.astype(np.float64) for rank in evidence.steps])
     numbers: dict[str, Number] = {"collectives_per_step": per_step}
     if not len(known):
-        return Question(answer=None, numbers=numbers, words="The traces do not say how large collectives are.")
+        words = f"{per_step:.1f} collectives per step; the traces do not say how large they are."
+        return Question(answer=None, numbers=numbers, words=words)
     small = float((known < SMALL_BYTES).mean())
     # Time spent in small ones, of all.
     seconds = np.array([part.duration_s for part in parts])

@@ -145,6 +145,8 @@ MANY_SMALL = 16
 SMALL_SHARE = 0.5
 """... if they are at least this share of all, and the rank waits for communication in ..."""
 SMALL_EXPOSED = 0.05
+MANY_COLLECTIVES = 200
+"""Collectives per step that are many whatever their size, where traces do not say it."""
 BOUND = 0.7
 """A job is bound by communication if even the rank that waits least waits for this share of its step."""
 
@@ -256,17 +258,38 @@ def bound_by_communication(pace: RankPace) -> list[Verdict]:
     ]
 
 
-def too_many_small(numbers: Sequence[int], per_step: float, small_ratio: float, exposed_ratio: float) -> list[Verdict]:
-    """Return a verdict if a step launches many small collectives and waits for them.
+def too_many_collectives(
+    numbers: Sequence[int], per_step: float, small_ratio: float | None, exposed_ratio: float
+) -> list[Verdict]:
+    """Return a verdict if a step launches many small collectives and waits for them, or hundreds of unknown size.
 
     Args:
         numbers: Numbers of the steps.
         per_step: Collectives per step.
-        small_ratio: Share of them below `SMALL_BYTES`.
+        small_ratio: Share of them below `SMALL_BYTES`; None where the traces do not say how large they are.
         exposed_ratio: Share of the step in which the rank that waits least waits for communication.
     """
+    if len(numbers) < LEAST_STEPS:
+        return []
+    if small_ratio is None:
+        if per_step < MANY_COLLECTIVES:
+            return []
+        return [
+            Verdict(
+                kind="small_collectives",
+                ranks=[],
+                since_step=numbers[0],
+                detected_step=numbers[-1],
+                excess_ratio=exposed_ratio,
+                cause=f"each of {per_step:.0f} collectives per step costs a launch and a synchronisation of all ranks; "
+                "the traces do not say how large they are",
+                evidence={"collectives_per_step": per_step, "exposed_ratio": exposed_ratio},
+                advice="Record their sizes (record_shapes=True); where they are small, put gradients into larger "
+                "buckets (bucket_cap_mb), or coalesce the calls.",
+            )
+        ]
     small = per_step * small_ratio
-    if len(numbers) < LEAST_STEPS or small < MANY_SMALL or small_ratio < SMALL_SHARE or exposed_ratio < SMALL_EXPOSED:
+    if small < MANY_SMALL or small_ratio < SMALL_SHARE or exposed_ratio < SMALL_EXPOSED:
         return []
     return [
         Verdict(

@@ -396,7 +396,7 @@ def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> li
         "waits for its slowest hop; where hosts do have InfiniBand or RoCE cards, make the container see "
         "/dev/infiniband and libibverbs"
     )
-    return [Unjudged(what="whether TCP sockets between hosts are a fallback", why=why)]
+    return [Unjudged(what="whether TCP sockets between hosts are a fallback", why=why, side=True)]
 
 
 def draw_rings(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:

@@ -86,7 +86,8 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
     unjudged = []
     if prepared.left_out:
         why = f"their operations are not those of the other steps ({len(prepared.left_out)} of {len(timeline.steps)})"
-        unjudged.append(Unjudged(what=f"steps {', '.join(map(str, prepared.left_out[:8]))}", why=why))
+        left_out = ", ".join(map(str, prepared.left_out[:8]))
+        unjudged.append(Unjudged(what=f"steps {left_out}", why=why, side=True))
     workers = timeline.meta.dp_size * timeline.meta.pp_size
     missing = workers - len({(stage, lane[0]) for stage, lane in timeline.ranks})
     if missing > 0:
@@ -94,10 +95,11 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
         unjudged.append(Unjudged(what="missing workers", why=why))
     if timeline.dropped:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in timeline.dropped.most_common(5))
-        unjudged.append(Unjudged(what="operations of unknown types", why=f"they were left out of the replay: {kinds}"))
+        why = f"they were left out of the replay: {kinds}"
+        unjudged.append(Unjudged(what="operations of unknown types", why=why, side=True))
     if meta is None:
         why = f"no metadata lies beside {source.name}: sizes were taken from the names of its threads"
-        unjudged.append(Unjudged(what="tensor-parallel ranks and interleaving", why=why))
+        unjudged.append(Unjudged(what="tensor-parallel ranks and interleaving", why=why, side=True))
     note = f"{len(prepared.steps)} steps of {found.workers} workers ({timeline.stages} stages) replayed"
     text = "; ".join(filter(None, [note, scan.losses(), *source.problems]))
     return Findings(

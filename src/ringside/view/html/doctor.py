@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from ringside.doctor.findings import Findings, Lane, Note, Sheet
+from ringside.doctor.findings import Findings, Lane, Note, Sheet, is_enough_to_judge
 from ringside.text import duration, figure, label, title
+from ringside.view.doctor_text import overall_headline
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import (
     answers_section,
@@ -63,7 +64,7 @@ def doctor_page(findings: Findings) -> str:
         answers_section(findings.questions),
         *(lanes_figure(list(group)) for _, group in groupby(findings.lanes, key=lambda lane: lane.title)),
         *(rings_figure(rings, culprits) for rings in findings.rings),
-        *(_sheet_table(sheet) for sheet in findings.sheets if sheet.rows),
+        *(_sheet_table(sheet) for sheet in (*findings.standings, *findings.sheets) if sheet.rows),
         unjudged,
         _files_section(findings.notes),
         Markup(
@@ -71,7 +72,7 @@ def doctor_page(findings: Findings) -> str:
 verdicts; ranks that only waited stand under “victims”.</footer>"""
         ),
     ]
-    headline = finding_text(findings.verdicts[0]).headline if findings.verdicts else "Nothing wrong was found"
+    headline = overall_headline(findings) or finding_text(findings.verdicts[0]).headline
     files = len(findings.notes)
     read = f"{sum(note.used for note in findings.notes)} of {files} file{'' if files == 1 else 's'} read"
     kinds = sorted({note.kind for note in findings.notes if note.used and note.kind})
@@ -82,6 +83,8 @@ verdicts; ranks that only waited stand under “victims”.</footer>"""
 
 def _verdict_sections(findings: Findings) -> list[Markup]:
     sections = []
+    if findings.verdicts and (headline := overall_headline(findings)):
+        sections.append(verdict_section("verdicts", headline, kind="bad"))
     for index, verdict in enumerate(findings.verdicts):
         text = finding_text(verdict)
         cells = figures({name: value for name, value in verdict.evidence.items() if value != ""})
@@ -92,7 +95,7 @@ def _verdict_sections(findings: Findings) -> list[Markup]:
                 text.headline,
                 [("Why", text.why), ("Price", text.price), ("Next", text.next)],
                 kind="bad",
-                level=2 if index else 1,
+                level=2 if sections else 1,
                 more=fill(evidence, NOTHING if index else _OPEN, cells) if cells else NOTHING,
             )
         )
@@ -101,14 +104,13 @@ def _verdict_sections(findings: Findings) -> list[Markup]:
     # Without a verdict: how far that can be trusted.
     kind, mark = "open", "?"
     if not any(note.used for note in findings.notes):
-        headline, why = "Nothing here could be read.", "What each file is, stands below."
-    elif findings.unjudged:
-        headline = "Nothing wrong was found in what could be judged."
+        why = "What each file is, stands below."
+    elif not is_enough_to_judge(findings):
         why = "What could not be judged, and why, stands below."
     else:
         kind, mark = "well", "✓"
-        headline, why = "Nothing wrong was found.", "Every file that could be read agrees with that."
-    return [verdict_section("verdict", headline, kind=kind, mark=mark, text=fill("<p>{}</p>", why))]
+        why = "Every file that could be read agrees with that."
+    return [verdict_section("verdict", overall_headline(findings), kind=kind, mark=mark, text=fill("<p>{}</p>", why))]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -29,7 +29,14 @@ from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import answers_section, column_head, render_page, table_figure, tiles, verdict_section
 from ringside.view.html.rings import longest_waits, waits_ring
-from ringside.view.verdict_text import FEWEST_STEPS, VerdictText, all_is_well, no_verdict, verdict_text
+from ringside.view.verdict_text import (
+    FEWEST_STEPS,
+    VerdictText,
+    all_is_well,
+    assessment_of,
+    no_verdict,
+    verdict_text,
+)
 
 SINGLE_LINES = 8
 """Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
@@ -118,7 +125,9 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
 def _verdict_sections(verdicts: list[VerdictText], summary: dict[str, Any]) -> list[Markup]:
     """Return a section for every verdict, and what the demo had injected, which the detector never saw."""
     if not verdicts:
-        kind, mark = ("well", "✓") if summary["steps"] >= FEWEST_STEPS else ("open", "?")
+        found = assessment_of(summary)
+        sure = summary["steps"] >= FEWEST_STEPS and found is not None and found.state == "none"
+        kind, mark = ("well", "✓") if sure else ("open", "?")
         why = fill("<p>{}</p>", _keep_units(all_is_well(summary)))
         return [verdict_section("verdict", no_verdict(summary), kind=kind, mark=mark, text=why)]
     sections = [

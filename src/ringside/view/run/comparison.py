@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 
 from ringside.errors import UsageError
+from ringside.monitor.assessment import Assessment
 from ringside.monitor.stats import Floats, known_median, row_medians
 from ringside.monitor.verdict import Verdict
+from ringside.text import size
 from ringside.view.run.recorded import Run
 
 WARM_UP_STEPS = 5
@@ -55,6 +57,8 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
         new_verdicts: Kinds and ranks found in the second run and not in the first.
         gone_verdicts: Found in the first and not in the second.
         remarks: What makes the two runs hard to compare.
+        unlike: What makes them different jobs, of another size or model: then no figure says that code became slower.
+        assessment: How sure each run makes us that it had no straggler, by `before` and `after`.
     """
 
     step: RunChange
@@ -62,6 +66,8 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     new_verdicts: list[Verdict]
     gone_verdicts: list[Verdict]
     remarks: list[str]
+    unlike: list[str]
+    assessment: dict[str, Assessment]
 
     def is_slower_than(self, limit: float) -> bool:
         """Whether a step takes longer by more than `limit` (0.05 is 5 %), and longer beyond chance."""
@@ -104,20 +110,33 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
         _change(name, figure(before)[warm_up_steps:], figure(after)[warm_up_steps:], rng)
         for name, figure in FIGURES.items()
     ]
-    # What explains a difference before any figure does.
-    settings = (
-        ("ranks", before.ranks, after.ranks),
-        ("hosts", len(set(before.info.hosts)), len(set(after.info.hosts))),
-        ("engine", before.info.engine, after.info.engine),
-        ("payload per step", *(run.summary["sync"]["payload_bytes_per_step"] for run in (before, after))),
-        *((name, before.info.versions.get(name), after.info.versions.get(name)) for name in ("torch", "ringside")),
+    # What explains a difference before any figure does: another job, or the same one on other software.
+    payloads = [size(run.summary["sync"]["payload_bytes_per_step"]) for run in (before, after)]
+    jobs = (
+        ("numbers of ranks", before.ranks, after.ranks),
+        ("numbers of hosts", len(set(before.info.hosts)), len(set(after.info.hosts))),
+        ("gradients per step", *payloads),
+    )
+    versions = [
+        (f"versions of {name}", *(str(run.info.versions.get(name)).partition("+")[0] for run in (before, after)))
+        for name in ("torch", "ringside")
+    ]
+    software = (("engines", before.info.engine, after.info.engine), *versions)
+    unlike, remarks = (
+        [f"{name}: {first} and {second}" for name, first, second in settings if first != second]
+        for settings in (jobs, software)
     )
     return RunComparison(
         step=changes[0],
         changes=[change for change in changes if change.before > 0 or change.after > 0],
         new_verdicts=_without(after.verdicts, before.verdicts),
         gone_verdicts=_without(before.verdicts, after.verdicts),
-        remarks=[f"{name} differs: {first} and {second}" for name, first, second in settings if first != second],
+        remarks=[f"different {difference}" for difference in (*unlike, *remarks)],
+        unlike=unlike,
+        assessment={
+            name: msgspec.convert(run.summary["assessment"], Assessment)
+            for name, run in (("before", before), ("after", after))
+        },
     )
 
 

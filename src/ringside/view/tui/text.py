@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
+from ringside.monitor.assessment import assess_own_times, describe_assessment
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline
@@ -102,9 +103,15 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
         return f"too few steps for a verdict: it takes {FEWEST_STEPS}", "dim"
     if len(known) < 2:
         return "there is nobody to wait for: one rank is all there is", "green"
+    found = assess_own_times(snapshot.steps, snapshot.own_seconds.astype(np.float64))
+    if found.rank is not None:
+        return f"no verdict. {describe_assessment(found)}", "yellow"
     if max(known) > UNSURE:
         return f"no verdict so far; the slowest takes {percent(max(known))} longer than the others", "yellow"
-    return f"no rank holds the job up; the slowest takes {percent(max(known))} longer than the others", "green"
+    slowest = f"the slowest takes {percent(max(known))} longer than the others"
+    if found.state == "undecided":
+        return f"no verdict so far; {slowest}, in too few or too unsteady steps to be sure", "dim"
+    return f"no rank holds the job up; {slowest}. {describe_assessment(found)}", "green"
 
 
 def verdict_lines(verdict: Open, width: int, lines_each: int = 1000) -> list[Text]:

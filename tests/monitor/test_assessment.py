@@ -1,0 +1,114 @@
+"""Where no verdict is, how sure that makes us: the promise to find a straggler is held against the detector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from ringside.monitor import RunInfo, StepRecord, detect
+from ringside.monitor.assessment import (
+    PROMISED,
+    Assessment,
+    assess_own_times,
+    assess_stragglers,
+    describe_assessment,
+    would_be_found,
+)
+from ringside.monitor.run.table import tabulate
+from ringside.monitor.summary import summarise
+
+pytestmark = pytest.mark.core
+Records = Callable[..., list[StepRecord]]
+Info = Callable[..., RunInfo]
+
+
+def noisy(kind: str, steps: int, ranks: int, spread: float, seed: int) -> np.ndarray:
+    """Own times of healthy ranks, float64 [steps, ranks], seconds."""
+    random = np.random.default_rng(seed)
+    noise = random.normal(0.0, spread, (steps, ranks))
+    if kind == "pauses":
+        noise += (random.random((steps, ranks)) < 0.03) * 4 * spread
+    if kind == "wandering":
+        for row in range(1, steps):
+            noise[row] = 0.6 * noise[row - 1] + 0.8 * noise[row]
+    return 0.1 * np.exp(noise)
+
+
+@pytest.mark.parametrize("kind", ["even", "pauses", "wandering"])
+def test_where_it_is_promised_the_detector_finds_a_straggler_of_ten_per_cent(kind: str) -> None:
+    promised, found = 0, 0
+    for seed, spread in enumerate(0.005 * 1.8 ** np.arange(6)):
+        ranks, steps = (2, 4, 8)[seed % 3], (120, 160)[seed % 2]
+        own = noisy(kind, steps, ranks, spread, seed)
+        if would_be_found(own):
+            promised += 1
+            own[steps // 2 :, seed % ranks] *= 1.0 + PROMISED
+            found += any(verdict.ranks == [seed % ranks] for verdict in detect(own))
+    assert found == promised >= 2
+    assert promised < 6  # and it is not promised in any noise
+
+
+def test_little_is_promised_of_few_steps_and_of_ranks_of_which_little_is_known() -> None:
+    own = noisy("even", 200, 4, 0.01, 0)
+    assert would_be_found(own)
+    assert not would_be_found(own[:40])
+    own[::3, 1] = np.nan
+    assert not would_be_found(own)
+
+
+def test_a_rank_that_usually_takes_longer_needs_less_noise() -> None:
+    own = noisy("even", 200, 2, 0.055, 1)
+    assert would_be_found(own)
+    own[:, 1] *= 1.06
+    assert not would_be_found(own)
+
+
+def test_a_slow_rank_without_a_verdict_is_named_with_since_when_and_where(
+    make_records: Records, make_info: Info
+) -> None:
+    random = np.random.default_rng(3)
+    data = np.full((90, 2), 0.0003)
+    data[40:, 1] = 0.03 * np.exp(random.normal(0.0, 0.9, 50))
+    own = 0.088 * np.exp(random.normal(0.0, 0.12, (90, 2))) + data
+    records = [msgspec.structs.replace(r, data_seconds=float(data[r.step, r.rank])) for r in make_records(own)]
+    found = assess_stragglers(tabulate(records, 2), [])
+    assert (found.state, found.rank, found.phase, found.found_ratio) == ("undecided", 1, "data", None)
+    assert found.since_step is not None
+    assert abs(found.since_step - 40) < 12
+    assert 0.2 < (found.excess_ratio or 0.0) < 0.6
+    words = describe_assessment(found)
+    assert words.startswith("Rank 1 was slowest: +")
+    assert words.endswith(
+        f"since about step {found.since_step}, nearly all in data loading, but too unsteady to be sure."
+    )
+    assert summarise(make_info(2), records, [])["assessment"]["state"] == "undecided"
+
+
+def test_a_verdict_is_no_question_any_more_and_one_rank_waits_for_nobody(make_records: Records) -> None:
+    own = noisy("even", 200, 2, 0.01, 0)
+    own[100:, 1] *= 1.3
+    assert assess_stragglers(tabulate(make_records(own), 2), detect(own)) == Assessment(state="straggler")
+    assert assess_own_times(np.arange(50), own[:50, :1]).state == "none"
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_chance_names_nobody(ranks: int) -> None:
+    named = 0
+    for seed in range(20):
+        own = noisy("even", 150, ranks, 0.3, seed)
+        named += assess_own_times(np.arange(150), own).rank is not None
+    assert named <= 2
+
+
+def test_what_is_promised_is_said() -> None:
+    steady = assess_own_times(np.arange(200), noisy("even", 200, 4, 0.01, 0))
+    assert steady == Assessment(state="none", found_ratio=PROMISED)
+    assert describe_assessment(steady).endswith("slower would have been found.")
+    unsteady = assess_own_times(np.arange(200), noisy("even", 200, 4, 0.4, 0))
+    assert (unsteady.state, unsteady.rank) == ("undecided", None)
+    assert "might not have been found" in describe_assessment(unsteady)
+    assert math.isclose(PROMISED, 0.1)
