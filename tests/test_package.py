@@ -86,7 +86,7 @@ ENTRANCES = {
     "schedule": "algorithms.doubling algorithms.ring combine",
     "survive": "",
     "view": (
-        "export.markdown export.perfetto export.prometheus html.doctor html.predictions html.run_report "
+        "doctor_text export.markdown export.perfetto export.prometheus html.doctor html.predictions html.run_report "
         "html.simulation notebook predict_text run.comparison run.live run.recorded run.training_step "
         "schedule.drawing schedule.text server.app server.feed server.guard terminal tui.app tui.console "
         "tui.rank_table tui.source tui.text verdict_text"

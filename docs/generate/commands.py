@@ -14,7 +14,7 @@ from ringside.commands.completion import parts_of
 _HEAD = """# Commands
 
 Made from the parsers by `python -m docs.generate.commands`; `ringside VERB --help` says the same. Exit statuses:
-0 fine, 1 it ran and found something wrong, 2 it was asked for something that cannot be, 130 interrupted; where a verb
+0 fine, 1 it ran and found something wrong, 2 usage error, 130 interrupted; where a verb
 has others, it says so. Data goes to stdout, progress and warnings to stderr. `ringside --version` prints what an
 issue needs: version, torch, Python, platform, native core.
 

@@ -1,11 +1,14 @@
-"""Say what happened in a run that failed or crawled, from the files it left behind.
+"""Explain a run that failed or crawled, from the files it left behind.
 
-Reads profiler traces (Kineto, torch.profiler), flight-recorder dumps, NCCL logs, Ringside's own run directories,
-torchelastic error files and recorded pipeline timelines: files, folders and globs, packed (.gz, .tar.gz, .zip) or not.
-What each file is, is found from its content. Nothing found in a file is ever executed.
+Reads profiler traces (Kineto, torch.profiler), flight-recorder dumps, NCCL
+logs, Ringside's own run directories, torchelastic error files and recorded
+pipeline timelines: files, folders and globs, packed (.gz, .tar.gz, .zip) or
+not. The format of each file is detected from its content. Nothing found in a
+file is ever executed.
 
-Exit status: 0 nothing is wrong, 1 there are verdicts, 2 it was asked for something that cannot be, 3 nothing could be
-read, 4 not enough to judge: no verdict, but the files do not show that nothing is wrong.
+exit status: 0 nothing is wrong, 1 there are verdicts, 2 usage error, 3 none of
+the files could be read, 4 not enough to judge: no verdict, but the files do not
+show that nothing is wrong.
 
 examples:
   $ ringside doctor /tmp/nccl_trace_rank_*
@@ -43,7 +46,7 @@ _NUMBER = re.compile(r"([0-9]+)")
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside doctor`."""
     parser.add_argument("paths", metavar="PATH", nargs="+", help="files, folders or globs that the run left behind")
-    parser.add_argument("--json", action="store_true", help="print everything that was found as JSON on stdout")
+    parser.add_argument("--json", action="store_true", help="print JSON (keys: docs/json.md)")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="also write it as one HTML page that needs nothing else"
     )
