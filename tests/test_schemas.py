@@ -55,7 +55,7 @@ def test_what_is_printed_is_what_the_schema_describes(
 ) -> None:
     validator = jsonschema.Draft202012Validator(strict(json.loads((SCHEMAS / f"{name}.json").read_text())))
     for words in COMMANDS[name]:
-        assert main(copied(words, tmp_path)) < 2
+        assert main(copied(words, tmp_path)) in (0, 1, 4)
         wrong = [
             f"{error.json_path}: {error.message[:200]}"
             for error in validator.iter_errors(json.loads(capsys.readouterr().out))

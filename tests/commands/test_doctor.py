@@ -144,4 +144,4 @@ def test_help_says_how(capsys: pytest.CaptureFixture[str]) -> None:
         main(["doctor", "--help"])
     text = capsys.readouterr().out
     assert "$ ringside doctor" in text
-    assert "Exit status: 0" in text
+    assert "exit status: 0" in text

@@ -13,7 +13,7 @@ show that nothing is wrong.
 examples:
   $ ringside doctor /tmp/nccl_trace_rank_*
   $ ringside doctor traces/ nccl.log --html what-happened.html
-  $ ringside doctor crash.tar.gz --json | jq '.verdicts[] | {kind, ranks, cause}'
+  $ ringside doctor crash.tar.gz --json | jq '.verdicts[] | {kind, ranks}'
 """
 
 from __future__ import annotations
