@@ -92,7 +92,7 @@ def test_a_range_of_steps_that_is_none_is_refused(sixteen_ranks: Path, steps: st
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--steps", "1:5"), "--steps is for a trace: give --perfetto FILE too"), (("--perfetto", "x.txt"), "ends in .json or .json.gz")],
+    [(("--steps", "1:5"), "give --perfetto FILE too"), (("--perfetto", "x.txt"), "ends in .json or .json.gz")],
 )
 def test_what_would_be_ignored_is_refused(sixteen_ranks: Path, arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
