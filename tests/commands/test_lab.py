@@ -92,7 +92,7 @@ def test_a_signal_ends_everything(signum: int):
         ("--delay soon -- true", "delay 'soon'"),
         ("--wiring ring -- true", "unknown wiring 'ring'; there are star, mesh"),
         ("--ranks-per-host many -- true", "--ranks-per-host many"),
-        ("--ranks-per-host 1,2 -- true", "given for 2 hosts, and there are 4"),
+        ("--hosts 4 --ranks-per-host 1,2 -- true", "given for 2 hosts, and there are 4"),
         ("--timeout 0 -- true", "--timeout 0"),
         ("--hosts 2", "there is no command to run"),
     ],
@@ -115,7 +115,8 @@ def test_where_there_is_no_lab_the_reason_is_one_line(
 def test_help_has_an_example_that_parses(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["lab", "--help"])
-    (example,) = re.findall(r"\$ ringside (lab .*)", capsys.readouterr().out)
-    args = build_parser(verbs=("lab",)).parse_args(shlex.split(example))
+    plain, listed = re.findall(r"\$ ringside (lab .*)", capsys.readouterr().out)
+    args = build_parser(verbs=("lab",)).parse_args(shlex.split(plain))
     assert args.command_line[-4:] == ["python", "train.py", "--epochs", "3"]
     assert args.hosts == 4
+    assert build_parser(verbs=("lab",)).parse_args(shlex.split(listed)).ranks_per_host == "3,2,4"

@@ -148,7 +148,7 @@ def test_what_is_no_size_is_refused(text):
     [
         (("--preset", "p5", "--hosts", "0"), "hosts: at least 1, not 0"),
         (("--preset", "p5", "--hosts", "1000000"), "at most 262144"),
-        (("--preset", "p5", "--ranks-per-host", "0"), "at least 1 on every host"),
+        (("--preset", "p5", "--ranks-per-host", "0"), "a number from 1 on, or one per host"),
         (("--preset", "ethernet-10g", "--hosts", "1"), "nobody to reduce with"),
         (("--preset", "p5", "--bytes", "0"), "more than 0"),
         (("--preset", "p5", "--bytes", "1e30"), "at most 1e+18"),

@@ -89,7 +89,7 @@ def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((*H100,), "what if what?"),
+        ((*H100,), "nothing to change: add --slow-rank"),
         ((*H100, "--slow-rank", "3"), "such as 3=12%"),
         ((*H100, "--slow-rank", "99=5%"), "ranks are 0 to 31"),
         ((*H100, "--slow-link", "7-8"), "such as 7:8=4"),
