@@ -105,7 +105,8 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
         return "there is nobody to wait for: one rank is all there is", "green"
     found = assess_own_times(snapshot.steps, snapshot.own_seconds.astype(np.float64))
     if found.rank is not None:
-        return f"no verdict. {describe_assessment(found)}", "yellow"
+        words = describe_assessment(found)
+        return f"no verdict; {words[0].lower()}{words[1:].rstrip('.')}", "yellow"
     if max(known) > UNSURE:
         return f"no verdict so far; the slowest takes {percent(max(known))} longer than the others", "yellow"
     slowest = f"the slowest takes {percent(max(known))} longer than the others"
