@@ -90,7 +90,7 @@ def nothing_is_left_behind() -> Iterator[None]:
 
 def _left(check: Callable[[], set[str]], was: set[str]) -> set[str]:
     """Return what is new; what needs a moment to go away gets it."""
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + 12.0  # AnyIO's idle threads end by themselves after ten seconds
     while left := check() - was:
         gc.collect()
         if time.monotonic() > deadline:

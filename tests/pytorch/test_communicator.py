@@ -255,7 +255,9 @@ def test_asynchronous_collectives_run_in_order() -> None:
 
 def refused(path: str) -> None:
     with communicator(path, LAYOUTS["two hosts of two"]) as comm:
-        with pytest.raises(UsageError, match=r"no algorithm 'rign'; there are .*ring.*, each also as hosts/NAME"):
+        with pytest.raises(
+            UsageError, match=r"no algorithm 'rign' \(did you mean ring\?\); .*, each also as hosts/NAME"
+        ):
             comm.all_reduce(torch.ones(3), algorithm="rign")
         for text in ("hosts/ring*x", "ring@a,b", "nowhere/ring", "hosts/"):
             with pytest.raises(UsageError, match="there is no algorithm"):

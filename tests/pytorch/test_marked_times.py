@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
-from ringside.pytorch.ddp import attach as attachments  # noqa: E402
+from ringside.pytorch.ddp import attached_model  # noqa: E402
 from ringside.pytorch.ddp.cuda_events import marker_of, runtime_in  # noqa: E402
 
 from .training import Said, build, ddp_ranks, group, small_attachment, steps  # noqa: E402
@@ -61,7 +61,7 @@ def add_up(record: StepRecord) -> bool:
 def trains(port: int, path: str, breaks_at: int) -> dict[str, Any]:
     found: dict[str, Any] = {"threads": set(), "heard": [], "averaged": []}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attachments, "marker_of", lambda model: LateHost(breaks_at))
+        patch.setattr(attached_model, "marker_of", lambda model: LateHost(breaks_at))
         with group(port) as rank, Said() as said:
             ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
 

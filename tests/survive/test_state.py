@@ -152,7 +152,7 @@ def test_a_disk_that_is_full_is_told_once_until_there_is_room_and_leaves_nothing
         patch.setattr(dcp.FileSystemWriter, "write_data", full)
         written(1)
         written(2)
-    assert [record.name for record in caplog.records] == ["ringside"]
+    assert [record.name for record in caplog.records] == ["ringside.survive.state.checkpoint"]
     assert "No space left on device" in caplog.text
     assert list(tmp_path.iterdir()) == []
     written(3)
