@@ -117,7 +117,7 @@ def full(store: Store, directory: Path, disk: Path) -> dict[str, Any]:
 
 def _filling(disk: Path, rank: int, directory: Path) -> Any:
     def loss(model: Counting, batch: torch.Tensor) -> torch.Tensor:
-        if (disk / "step-00000005").exists() and not (disk / "filler").exists() and rank == 0:
+        if (disk / "step-00000005").exists() and not (disk / "filler").exists():  # whoever is there first
             _fill(disk / "filler")
         return consumed(model, batch)
 
@@ -141,12 +141,12 @@ def _filling(disk: Path, rank: int, directory: Path) -> Any:
 
 
 def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        try:
+    try:
+        with path.open("xb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        except OSError:
-            return
+    except OSError:  # it is full, or the other one fills it
+        return
 
 
 def main(words: list[str]) -> None:
