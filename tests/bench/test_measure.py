@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringside.bench import launch, worker
+from ringside.bench import launch, peers, worker
 from ringside.bench import worker as check
 from ringside.bench import worker as measure
 from ringside.bench.messages import Begin, Done, Failed, Message, Skipped, WorkerHello
@@ -339,7 +339,7 @@ def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.Monke
         assert command[: 1 + len(flags)] == ["mpirun", *flags]
         assert command[1 + len(flags) : 6 + len(flags)] == ["--oversubscribe", "--bind-to", "none", "-n", "3"]
         assert command[-1] == str(tmp_path)
-        assert environ == {}
+        assert environ == {peers.MPI_MEMORY: f"/dev/shm/{tmp_path.name}"}
 
 
 def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(

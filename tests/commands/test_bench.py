@@ -5,11 +5,13 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.support.golden import ROOT
 
 from ringside.bench import launch, peers
+from ringside.bench.plan import BenchPlan
 from ringside.commands import build_parser
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 
@@ -91,6 +93,18 @@ def test_open_mpi_takes_part(capsys: pytest.CaptureFixture[str]):
     assert run(*TINY, "--sizes", "4", "--peers", "mpi", "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert [row["engine"] for row in data["rows"]] == ["ringside", "ringside", "mpi"]
+
+
+@pytest.mark.native
+def test_open_mpi_has_no_named_memory_while_it_is_measured_so_nobody_who_is_killed_leaves_any():
+    if reason := peers.why_not("mpi"):
+        pytest.skip(reason)
+    before, seen = set(Path("/dev/shm").rglob("*")), []
+    plan = BenchPlan(key="unnamed", ranks=2, sizes_bytes=(1024,), peers=("mpi",), iterations=5, rounds=1)
+    launch.run_ranks(plan, lambda rank, message: seen.append(set(Path("/dev/shm").rglob("*")) - before))
+    assert seen
+    assert seen[-1] == set()
+    assert set(Path("/dev/shm").rglob("*")) - before == set()
 
 
 @pytest.mark.native

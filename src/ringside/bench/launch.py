@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ringside.bench.messages import Begin, Done, Failed, Message, MessageReader, WorkerHello
+from ringside.bench.peers import MPI_MEMORY
 from ringside.bench.plan import BenchPlan
 from ringside.bench.worker import PLAN
 from ringside.errors import RingsideError
@@ -40,6 +42,8 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
     """
     with tempfile.TemporaryDirectory(prefix="ringside-bench-") as name:
         directory = Path(name)
+        if "mpi" in plan.peers:
+            _mpi_memory(directory).mkdir(mode=0o700)
         (directory / PLAN).write_bytes(msgspec.json.encode(plan))
         readers = [MessageReader(directory, rank) for rank in range(plan.ranks)]
         reports: Reports = [[] for _ in readers]
@@ -55,7 +59,13 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
             end_ranks(processes)
             for reader in readers:
                 reader.close()
+            shutil.rmtree(_mpi_memory(directory), ignore_errors=True)
         return reports
+
+
+def _mpi_memory(directory: Path) -> Path:
+    """Where Open MPI's shared segments begin; its ranks unlink them once all have mapped them (`peers.open_mpi`)."""
+    return Path("/dev/shm", directory.name)
 
 
 def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
@@ -64,7 +74,8 @@ def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Map
     if "mpi" not in plan.peers:
         return [(worker, {"RANK": str(rank)}) for rank in range(plan.ranks)]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker], {})]
+    command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker]
+    return [(command, {MPI_MEMORY: str(_mpi_memory(directory))})]
 
 
 def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from ringside.engine import HostCommunicator
 from ringside.errors import UnsupportedError, UsageError
 
 GLOO_TIMEOUT = timedelta(minutes=5)
+MPI_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
+"""The environment variable by which Open MPI 4 is told in which directory its shared segments lie."""
 
 MPI_TYPES = {
     "float32": "FLOAT",
@@ -127,6 +130,9 @@ def open_mpi(ranks: int, dtype: str, op: str) -> Contender:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
+    world.Barrier()  # all have mapped each other's segments: without names, whoever is killed leaves nothing behind
+    if MPI_MEMORY in os.environ:
+        shutil.rmtree(os.environ[MPI_MEMORY], ignore_errors=True)
     if world.Get_size() != ranks:
         raise UnsupportedError(f"MPI sees {world.Get_size()} ranks instead of {ranks}")
     if op not in MPI_OPS or dtype not in MPI_TYPES:
