@@ -115,6 +115,7 @@ class Threads:
     board: Switchboard
     rank: int
     doing: object = ""
+    number: int = 0
     waits_inside: Callable[[], int] = lambda: NOBODY
     on_failure: Callable[[], object] = lambda: None
     order: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def said(*words: AbortNotice | None) -> list[AbortChannel]:
 @pytest.mark.parametrize("kind", ["lost", "late", "left", "disagreed"])
 def test_a_word_arrives_as_it_was_said(kind: Any) -> None:
     detail = "détail " * 100
-    word = AbortNotice(LinkFailure(kind, 2, detail), 1, 0.25, "all_reduce by a ring " * 30, kind == "left")
+    word = AbortNotice(LinkFailure(kind, 2, detail), 1, 0.25, "all_reduce by a ring " * 30, kind == "left", 3)
     for reader in said(word, None, None)[1:]:
         heard = reader.of(0)
         assert heard is not None
@@ -136,8 +137,11 @@ def test_who_waited_for_nobody_names_the_first_that_is_missing() -> None:
     assert blamed(0, own, there, waiting(0, 0.3)) == LinkFailure("late", 2)
 
 
-def told_apart(me: int, *doing: str | None) -> tuple[int, str]:
-    words = [None if what is None else AbortNotice(LinkFailure("disagreed", 1), NOBODY, 1.0, what) for what in doing]
+def told_apart(me: int, *doing: str | None, numbers: Sequence[int] = ()) -> tuple[int, str]:
+    words = [
+        None if what is None else AbortNotice(LinkFailure("disagreed", 1), NOBODY, 1.0, what, number=number)
+        for what, number in zip(doing, numbers or [1] * len(doing), strict=True)
+    ]
     own = words[me]
     assert own is not None
     cause = find_disagreement(said(*words)[me], me, own, LinkFailure("disagreed", 7, "as before"), 0.0)
@@ -151,3 +155,10 @@ def test_who_did_something_else_than_most_is_named_and_what_each_side_did() -> N
     assert told_apart(2, "a", "b", "a", "c") == (1, "ranks 0 and 2 called a; rank 1 called b; rank 3 called c")
     assert told_apart(0, "a", "", None, "a") == (7, "as before")
     assert told_apart(0, "a", "", None, "b") == (3, "rank 0 called a; rank 3 called b")
+
+
+def test_who_is_still_in_the_collective_before_differs_from_nobody() -> None:
+    late = "ranks 0 and 3 called b; rank 2 called c"
+    for me in range(4):
+        assert told_apart(me, "b", "a", "c", "b", numbers=(2, 1, 2, 2)) == (2, late)
+    assert told_apart(0, "b", "a", "b", numbers=(2, 1, 2)) == (7, "as before")

@@ -71,6 +71,7 @@ class PendingAllReduce:
     Attributes:
         spec, operation, size_bytes: As given.
         label: The collective, for messages to the user.
+        number: Which of the engine's collectives it is, from 1, where its messages move on.
         channel: Which of the exchanges moves its messages: one that is started before another is finished uses the
             other channel.
         is_done: Whether nothing is left to be waited for.
@@ -79,6 +80,7 @@ class PendingAllReduce:
         stamp_ns: For the recorder: when the tensor was ready, on the monotonic clock.
     """
 
+    number = 0
     channel = 0
     is_done = True
     took_s = 0.0
@@ -95,7 +97,7 @@ class PendingAllReduce:
     def messages_under_way(self, large: PersistentLarge, pipeline: SegmentPipeline, work: Work, channel: int) -> None:
         """Its messages move on a thread of their own; what is left is to share the results as they come."""
         self._large, self._pipeline, self._work, self.channel = large, pipeline, work, channel
-        self.is_done = False
+        self.is_done, self.number = False, self._engine.begun
         self._engine.pending.append(self)
 
     def wait(self) -> None:
@@ -113,7 +115,7 @@ class PendingAllReduce:
             pending[0].finish()
         if self.is_done:
             return
-        with self._engine.attributing_errors(self.label, self.operation):
+        with self._engine.attributing_errors(self.label):
             self.is_done = True
             try:
                 self._large.finish(self._pipeline, self._work)
@@ -146,6 +148,7 @@ class HierarchicalEngine:
         on_timeout: Called with another timeout, seconds: the waits below.
         small: Small all-reduces that are kept ready, by what is called; None: it cannot be.
         pending: All-reduces under way, in the order in which they were started.
+        begun: How many collectives this rank has begun: by it peers know which of two calls came first.
         last_ended: When the newest all-reduce that was started was done, on the performance counter.
         max_large: For how many large tensors, such as gradient buckets, all is kept ready.
     """
@@ -167,7 +170,7 @@ class HierarchicalEngine:
         self.channels = Channels(exchange, f"ringside-carrier-{rank_map.rank}")
         self._context = EngineContext(rank_map, exchange, host_slices, native, self.channels, block_bytes)
         self.pending: deque[PendingAllReduce] = deque()
-        self.last_ended = 0.0
+        self.begun, self.last_ended = 0, 0.0
         self._timeout_s = timeout_s
         self._broken: SyncError | None = None  # what every later call raises
         self.small: dict[SmallKey, PersistentSmall | None] = {}
@@ -242,7 +245,8 @@ class HierarchicalEngine:
         if self._broken is not None:
             self._raise_broken(self._broken)
         transport = self.exchange.transport
-        transport.doing = small.operation
+        self.begun += 1
+        transport.doing, transport.number = small.operation, self.begun
         try:
             with self._interruptible:
                 small.run(address)
@@ -380,21 +384,26 @@ class HierarchicalEngine:
     # -------------------------------------------------------------------------------------------- failures
 
     @contextmanager
-    def attributing_errors(self, label: str, operation: Operation) -> Iterator[None]:
+    def attributing_errors(self, label: str, begins: Operation | None = None) -> Iterator[None]:
         """Turn what goes wrong in a collective into the error that names the culprit, and inform the other ranks.
 
         Args:
             label: The collective, for messages to the user.
-            operation: What peers are told of it.
+            begins: What peers are told of it, where it begins here; None: it was begun before, and is pending.
         """
         if self._broken is not None:
             self._raise_broken(self._broken)
-        if not self.pending:
-            self.exchange.transport.doing = operation
+        transport = self.exchange.transport
+        if begins is not None:
+            self.begun += 1
+            if not self.pending:
+                transport.doing, transport.number = begins, self.begun
         try:
             with self._interruptible:
                 yield
-            self.exchange.transport.doing = self.pending[0].operation if self.pending else ""
+            first = self.pending[0] if self.pending else None
+            transport.doing = first.operation if first is not None else ""
+            transport.number = first.number if first is not None else self.begun
         except BaseException as error:
             self._fail(label, error)
 

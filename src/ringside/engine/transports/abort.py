@@ -32,7 +32,8 @@ from ringside.text import name_ranks
 
 _TAG = 2
 _KINDS = ("lost", "late", "left", "disagreed")
-_HEAD = struct.Struct("<iii?dHH")  # kind, vertex, waits for, goodbye, for how long, bytes of operation, of detail
+# kind, vertex, waits for, goodbye, for how long, number, bytes of operation, of detail
+_HEAD = struct.Struct("<iii?dIHH")
 _BYTES = 1024
 _TEXT = (_BYTES - _HEAD.size - 1) // 2  # of each of the two; the last byte marks the notice as complete
 _SENT = datetime.timedelta(milliseconds=300)
@@ -51,6 +52,7 @@ class AbortNotice:
         since_s: How long it had been in its collective, seconds.
         operation: Which collective that was; "": it was in none.
         goodbye: It left in good order.
+        number: How many collectives it had begun, that one included, modulo 2^32.
     """
 
     cause: LinkFailure
@@ -58,14 +60,15 @@ class AbortNotice:
     since_s: float = 0.0
     operation: str = ""
     goodbye: bool = False
+    number: int = 0
 
     def encode(self) -> Bytes:
         """Return the message of a notice, uint8 [1024]; long texts are cut."""
         message = np.zeros(_BYTES, dtype=np.uint8)
         operation, detail = self.operation.encode()[:_TEXT], self.cause.detail.encode()[:_TEXT]
         kind = _KINDS.index(self.cause.kind)
-        figures = (kind, self.cause.vertex, self.waits_for, self.goodbye, self.since_s, len(operation), len(detail))
-        _HEAD.pack_into(message.data, 0, *figures)
+        figures = (kind, self.cause.vertex, self.waits_for, self.goodbye, self.since_s, self.number % 2**32)
+        _HEAD.pack_into(message.data, 0, *figures, len(operation), len(detail))
         text = np.frombuffer(operation + detail, dtype=np.uint8)
         message[_HEAD.size : _HEAD.size + len(text)] = text
         message[-1] = 1  # arrives last: the notice is complete
@@ -74,10 +77,10 @@ class AbortNotice:
     @staticmethod
     def decode(message: Bytes) -> AbortNotice:
         """Return the notice that `encode` wrote."""
-        kind, vertex, waits_for, goodbye, since_s, cut, detail = _HEAD.unpack_from(message.data)
+        kind, vertex, waits_for, goodbye, since_s, number, cut, detail = _HEAD.unpack_from(message.data)
         text = message[_HEAD.size : _HEAD.size + cut + detail].tobytes()
         cause = LinkFailure(cast(Kind, _KINDS[kind]), vertex, text[cut:].decode(errors="replace"))
-        return AbortNotice(cause, waits_for, since_s, text[:cut].decode(errors="replace"), goodbye)
+        return AbortNotice(cause, waits_for, since_s, text[:cut].decode(errors="replace"), goodbye, number)
 
 
 class AbortChannel:
@@ -240,9 +243,12 @@ def find_disagreement(
         grace_s: How long a silent peer may take to send its notice, seconds.
     """
     channel.silent(grace_s)
+    busy = {vertex: notice for vertex, notice in {me: own, **channel.all()}.items() if notice.operation}
+    # Whoever is still in the collective before has not called this one: it is on no side.
+    newest = max((notice.number for notice in busy.values()), default=0)
     sides: dict[str, list[int]] = {}
-    for vertex, notice in sorted({me: own, **channel.all()}.items()):
-        if notice.operation:
+    for vertex, notice in sorted(busy.items()):
+        if notice.number == newest:
             sides.setdefault(notice.operation, []).append(vertex)
     if len(sides) < 2:
         return cause

@@ -87,11 +87,13 @@ class Transport(Links, Protocol):
 
     Attributes:
         doing: The collective that this vertex is in, for the others when it aborts; "": none.
+        number: How many it has begun, that one included.
         waits_inside: Returns which vertex it waits for in its host's shared memory; `NOBODY`: for none.
         on_failure: Called when it aborts, as soon as the notices are sent; it may be on any thread.
     """
 
     doing: object
+    number: int
     waits_inside: Callable[[], int]
     on_failure: Callable[[], object]
 

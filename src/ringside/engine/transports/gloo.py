@@ -139,6 +139,7 @@ class GlooTransport:
         self._waits = [self._own]
         self._cause: LinkFailure | None = None
         self._over = False
+        self.number = 0
         self._guard = threading.Lock()
         self._listener = AbortListener(self._notices, self.fail, self._check_waits, f"ringside-listener-{rank}")
 
@@ -250,7 +251,7 @@ class GlooTransport:
         return or_left or (notice := self._notices.of(peer)) is None or not notice.goodbye
 
     def _own_notice(self, cause: LinkFailure, waits_for: int) -> AbortNotice:
-        return AbortNotice(cause, waits_for, time.monotonic() - self._since, str(self._operation))
+        return AbortNotice(cause, waits_for, time.monotonic() - self._since, str(self._operation), number=self.number)
 
     def _find_lost(self, cause: LinkFailure) -> tuple[AbortNotice | None, LinkFailure]:
         """Wait for the notice of a peer that closed a connection on purpose; else find whose connection broke."""
