@@ -271,26 +271,26 @@ def too_many_collectives(
     """
     if len(numbers) < LEAST_STEPS:
         return []
+    evidence: dict[str, float | str] = {"collectives_per_step": per_step, "exposed_ratio": exposed_ratio}
     if small_ratio is None:
         if per_step < MANY_COLLECTIVES:
             return []
-        return [
-            Verdict(
-                kind="small_collectives",
-                ranks=[],
-                since_step=numbers[0],
-                detected_step=numbers[-1],
-                excess_ratio=exposed_ratio,
-                cause=f"each of {per_step:.0f} collectives per step costs a launch and a synchronisation of all ranks; "
-                "the traces do not say how large they are",
-                evidence={"collectives_per_step": per_step, "exposed_ratio": exposed_ratio},
-                advice="Record their sizes (record_shapes=True); where they are small, put gradients into larger "
-                "buckets (bucket_cap_mb), or coalesce the calls.",
-            )
-        ]
-    small = per_step * small_ratio
-    if small < MANY_SMALL or small_ratio < SMALL_SHARE or exposed_ratio < SMALL_EXPOSED:
-        return []
+        cause = (
+            f"each of {per_step:.0f} collectives per step costs a launch and a synchronisation of all ranks; "
+            "the traces do not say how large they are"
+        )
+        advice = (
+            "Record their sizes (record_shapes=True); where they are small, put gradients into larger "
+            "buckets (bucket_cap_mb), or coalesce the calls."
+        )
+    else:
+        small = per_step * small_ratio
+        if small < MANY_SMALL or small_ratio < SMALL_SHARE or exposed_ratio < SMALL_EXPOSED:
+            return []
+        evidence["small_ratio"] = small_ratio
+        least = size(SMALL_BYTES, binary=True)
+        cause = f"{small:.0f} of {per_step:.0f} collectives per step carry less than {least} each"
+        advice = "Put gradients into larger buckets (bucket_cap_mb), or coalesce the calls."
     return [
         Verdict(
             kind="small_collectives",
@@ -298,10 +298,9 @@ def too_many_collectives(
             since_step=numbers[0],
             detected_step=numbers[-1],
             excess_ratio=exposed_ratio,
-            cause=f"{small:.0f} of {per_step:.0f} collectives per step carry less than "
-            f"{size(SMALL_BYTES, binary=True)} each",
-            evidence={"collectives_per_step": per_step, "small_ratio": small_ratio, "exposed_ratio": exposed_ratio},
-            advice="Put gradients into larger buckets (bucket_cap_mb), or coalesce the calls.",
+            cause=cause,
+            evidence=evidence,
+            advice=advice,
         )
     ]
 
