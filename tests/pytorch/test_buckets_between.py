@@ -34,7 +34,7 @@ class Recorded:
     def __init__(self, tried: set[int]) -> None:
         self.said: list[str] = []
         self.tried = tried
-        self.pending, self.last_ended = deque[PendingAllReduce](), 0.0
+        self.pending, self.last_ended, self.begun = deque[PendingAllReduce](), 0.0, 0
 
     def start(self, address: int, elements: int, reduction: Any, choice: AlgorithmSpec) -> PendingAllReduce:
         self.said.append(f"begin {elements}")
@@ -53,7 +53,7 @@ class Recorded:
             self.finish: Any = lambda *_: by.said.append(f"finish {elements}")
 
     @contextlib.contextmanager
-    def attributing_errors(self, label: str, operation: Operation) -> Iterator[None]:
+    def attributing_errors(self, label: str, begins: Operation | None = None) -> Iterator[None]:
         yield
 
     def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:

@@ -133,7 +133,7 @@ def _filling(disk: Path, rank: int, directory: Path) -> Any:
     given: dict[str, Any] = {"batch_size": BATCH, "micro_batches": 8, "mean": False, "checkpoint_every": 5}
     with training(model, optimizer, range(SAMPLES), loss_fn=loss, steps=30, checkpoint_dir=disk, **given) as t:
         for step in t:
-            if step.number in (4, 9):  # the next one begins when this one is written, or has failed
+            if step.number in (5, 10):  # its checkpoint was begun before this step; here it is written, or has failed
                 (checkpoints,) = made
                 checkpoints.finish(LIMIT_S)
         wrong = model.counts.detach().sum().item() - 30 * BATCH
