@@ -311,7 +311,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
 
 
 def change_text(change: StepChange) -> str:
-    """Return a change in words: `rank 3 were 12 % slower, the network oversubscribed 2:1`."""
+    """Return a change in words: `rank 3 were 12% slower, the network oversubscribed 2:1`."""
     parts = [
         f"rank {rank} were {percent(abs(more), 1)} {'slower' if more >= 0 else 'faster'}"
         for rank, more in change.slower.items()
