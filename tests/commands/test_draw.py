@@ -87,7 +87,10 @@ def test_what_is_drawn_is_said(argv: tuple[str, ...], first: str, capsys: pytest
         (("ring", "-n", "3", "--order", "0,1,1"), "names each of 0 to 2 once"),
         (("ring", "-n", "3", "--segments", "0"), "at least 1 segment"),
         (("ring", "-n", "3", "--root", "1"), "ring has no root"),
-        (("binomial_broadcast", "-n", "3", "--root", "3"), "cannot have root 3"),
+        (("binomial_broadcast", "-n", "3", "--root", "3"), "broadcast among 3 ranks cannot have root 3"),
+        (("binomial_reduce", "-n", "3", "--root", "3"), "reduce among 3 ranks cannot have root 3"),
+        (("chain_reduce", "-n", "3", "--root", "3"), "reduce among 3 ranks cannot have root 3"),
+        (("direct_scatter", "-n", "3", "--root", "3"), "scatter among 3 ranks cannot have root 3"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(argv: tuple[str, ...], words: str):

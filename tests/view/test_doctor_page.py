@@ -105,6 +105,24 @@ def test_rings_show_hosts_transports_and_breaks() -> None:
     assert "tree of channel 0, 2 levels" in page
 
 
+def test_a_ring_that_crosses_between_hosts_too_often_shows_where() -> None:
+    def ring_over(hosts: list[str]) -> str:
+        hops = [
+            EvidenceHop(src=rank, dst=(rank + 1) % 4, via="NET/IB", between_hosts=hosts[rank] != hosts[(rank + 1) % 4])
+            for rank in range(4)
+        ]
+        return doctor_page(Findings(rings=[Rings(title="c", nranks=4, hosts=hosts, rings={0: hops})], notes=[NOTE]))
+
+    crossing = ring_over(["a", "b", "a", "b"])
+    assert "ring of channel 0, 4 hops between hosts where 2 would do" in crossing
+    assert crossing.count('class="crossing mark"') == crossing.count('class="hop crossing between"') == 4
+    assert "crosses between hosts (and a stroke)" in crossing
+    best = ring_over(["a", "a", "b", "b"])
+    assert "ring of channel 0, 2 hops between hosts<" in best
+    assert 'class="hop crossing' not in best
+    assert "crosses between hosts" not in best
+
+
 def test_transports_have_styles() -> None:
     vias = ("NVLink P2P", "PCIe P2P", "SHM", "NET/Socket", "NET/IB", "NET/IB GDRDMA", "")
     assert [transport_class(via) for via in vias] == ["nvlink", "pcie", "shm", "socket", "net", "rdma", "other"]

@@ -200,7 +200,8 @@ def test_all_of_every_algorithm_ends_complete(name: str, n: int):
 def test_a_sheet_shows_all_rounds_side_by_side():
     root = parsed(schedule_sheet(tree(4)))
     titles = ["".join(text.itertext()) for text in with_class(root, "title")]
-    assert titles == ["tree, 4 ranks: 1 chunk, 4 rounds", "round 0", "round 1", "round 2", "round 3", "done"]
+    rounds = ["round 1 · reduce", "round 2 · reduce", "round 3 · broadcast", "round 4 · broadcast"]
+    assert titles == ["tree, 4 ranks: 1 chunk, 4 rounds", *rounds, "done"]
     assert len(with_class(root, "node")) == 5 * 4
     assert not with_class(root, "more")
 
@@ -220,12 +221,16 @@ def test_the_page_needs_nothing_else_and_reads_without_a_script():
     page = schedule_html(ring(4))
     assert not re.search(r'\s(src|href)="|@import|url\(', page)
     assert "{{" not in page
-    assert "4 chunks · 6 rounds · each rank sends up to 1.5 × the tensor · 1 port · proved right: all-reduce" in page
+    assert (
+        "6 rounds (lower bound: 2) · each rank sends up to 1.5 × the tensor, optimal: (n−1)/n to add + (n−1)/n" in page
+    )
+    assert "as sums · 4 chunks · one peer at a time · verified all-reduce" in page
+    assert '<b id="name">Round 1 of 6 · reduce-scatter</b>' in page
     body = page.split("<script")[0]
     assert body.count("<li value=") == 6
     assert "Rank 0 sends c3 to rank 1, which adds it; rank 1 sends c0 to rank 2" in body
     assert body.count('class="arrow add"') == 4
-    assert 'aria-live="polite">Rank 0 sends c3 to rank 1' in body
+    assert 'aria-live="polite">Partial sums travel on. Rank 0 sends c3 to rank 1' in body
     assert "prefers-reduced-motion" in body
     assert "prefers-color-scheme:dark" in body
 
@@ -260,6 +265,48 @@ def test_the_largest_pages_stay_small(schedule: Schedule):
     assert len(schedule_html(schedule)) < 2e6
 
 
+@pytest.mark.parametrize(
+    ("schedule", "phases"),
+    [
+        (ring(3), ["reduce-scatter"] * 2 + ["all-gather"] * 2),
+        (tree(2), ["reduce", "broadcast"]),
+        (by_name("one_shot", 3), ["all-reduce"]),
+        (by_name("recursive_doubling", 3), ["all-reduce", "all-reduce", "broadcast"]),
+        (pipelined(ring(2), 2), ["reduce-scatter", "reduce-scatter and all-gather", "all-gather"]),
+        (pipelined(two_tree(7), 3), ["reduce"] * 3 + ["reduce and broadcast"] * 2 + ["broadcast"] * 3),
+        (in_network(3), ["reduce", "broadcast"]),
+        (binomial_broadcast(4), ["broadcast"] * 2),
+        (by_name("ring_all_gather", 3), ["all-gather"] * 2),
+        (
+            hierarchical([2, 2]),
+            [f"reduce-scatter {where} hosts" for where in ("inside", "between")]
+            + [f"all-gather {where} hosts" for where in ("between", "inside")],
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Schedule) else "",
+)
+def test_phases_are_read_off_the_messages(schedule: Schedule, phases: list[str]):
+    assert list(ScheduleFrames(schedule).phases) == phases
+
+
+def test_a_label_that_would_cover_others_is_a_dot():
+    root = frame(hierarchical([3, 2, 4]), 1)
+    boxes = []
+    for pill in with_class(root, "pill"):
+        x, y = (float(value) for value in re.findall(r"-?[\d.]+", pill.get("transform", "")))
+        boxes += [(x, y, float(rect.get("width", ""))) for rect in pill.iter() if rect.get("rx") == "8"]
+    assert boxes
+    for (x, y, wide), (u, v, w) in itertools.combinations(boxes, 2):
+        assert abs(x - u) >= (wide + w) / 2 or abs(y - v) >= 19
+
+
+def test_the_bounds_are_beside_the_cost():
+    assert "6 rounds (lower bound: 3) · each rank sends up to 3 × the tensor (lower bound: 1.667)" in schedule_html(
+        tree(6)
+    )
+    assert "up to 1 × the tensor (lower bound: 1.6, beaten by a switch that reduces)" in schedule_html(in_network(5))
+
+
 def test_a_wrong_schedule_says_so_on_its_page():
     half = from_rounds("half", 2, 1, [Round.of([(0, 1, 0, 1)])])
     page = schedule_html(half)
@@ -281,7 +328,7 @@ def test_what_cannot_be_drawn_is_refused():
         schedule_svg(ring(4), 7)
 
 
-def browsed(page: str, folder: Path, script: str, seconds: int, at: str = "#round=2") -> str:
+def browsed(page: str, folder: Path, script: str, seconds: int, at: str = "#round=3") -> str:
     """Return the page's DOM after a real browser ran it, with an extra script, for so many virtual seconds."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
@@ -302,19 +349,21 @@ def press(key: str) -> str:
 @pytest.mark.parametrize(
     ("script", "name", "complete"),
     [
-        ("", "Round 2", 0),
-        (press("ArrowLeft"), "Round 1", 0),
-        (press("ArrowRight"), "Round 3", 4),
-        (press("ArrowRight") * 3, "Round 5", 12),
+        ("", "Round 3 of 6 · reduce-scatter", 0),
+        (press("ArrowLeft"), "Round 2 of 6 · reduce-scatter", 0),
+        (press("ArrowRight"), "Round 4 of 6 · all-gather", 4),
+        (press("ArrowRight") * 3, "Round 6 of 6 · all-gather", 12),
         (press(" "), "Done", 16),
         (press("End"), "Done", 16),
-        ("document.getElementById('next').click();" + press("Home"), "Round 0", 0),
+        ("document.getElementById('next').click();" + press("Home"), "Round 1 of 6 · reduce-scatter", 0),
     ],
     ids=["deep link", "back", "forward", "faster than the animation", "play", "end", "home"],
 )
 def test_the_page_steps_and_plays_in_a_browser(tmp_path: Path, script: str, name: str, complete: int):
     dom = browsed(schedule_html(ring(4)), tmp_path, script, seconds=20)
     assert f'<b id="name">{name}</b>' in dom
+    current = re.findall(r'<li[^>]*class="current">([a-z-]+)</li>', dom)
+    assert current == [part for part in ("reduce-scatter", "all-gather") if part in name]
     figure = parsed(figure_of(dom))
     assert sum(len(corners(path)) for path in with_class(figure, "done")) == complete
 

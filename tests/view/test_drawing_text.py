@@ -21,7 +21,7 @@ from ringside.view.schedule.text import schedule_text
 def test_text_names_messages_and_contents():
     text = schedule_text(ring(3))
     assert text.splitlines()[0] == "ring · 3 ranks · 3 chunks · 4 rounds"
-    first = text.split("round 1")[0]
+    first = text.split("round 2 of 4 · reduce-scatter")[0]
     assert "  0→1 +c2  1→2 +c0  2→0 +c1\n" in first
     assert "    1   ·1·  ·1·  ·1·\n" in first
     assert text.endswith(
@@ -68,7 +68,7 @@ def test_both_trees_stand_beside_each_other():
 
 def test_a_chunk_that_is_not_there_is_a_dot():
     lines = schedule_text(binomial_broadcast(3, 1)).splitlines()
-    start = lines.index("round 0")
+    start = lines.index("round 1 of 2 · broadcast")
     assert lines[start + 1 : start + 6] == ["  1→2 =c0", "        c0", "    0   ·", "    1   1", "    2   ·"]
 
 

@@ -31,7 +31,7 @@ from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
 from ringside.text import duration, signed_percent
 from ringside.view.export.markdown import render_markdown
-from ringside.view.export.perfetto import steps_between, write_perfetto
+from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, printable_lines
@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto is None and args.steps != ALL_STEPS:
         raise UsageError("--steps is for a trace: give --perfetto FILE too")
     if args.perfetto is not None:
-        if not args.perfetto.name.endswith((".json", ".json.gz")):
-            raise UsageError(f"--perfetto {args.perfetto}: the name ends in .json or .json.gz")
+        check_trace_name(args.perfetto)
         run = Run(args.run_dir)
         steps = steps_between(run.table, *args.steps)
         records = [record for record in RunReader(args.run_dir).iterate() if record.step in steps]

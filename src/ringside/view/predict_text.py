@@ -5,13 +5,14 @@ A plan has 24 lines of 80 columns, and its long tables on demand.
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.buckets import BACKWARD
-from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS
+from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS, Fit
 from ringside.predict.plan.options import LIBRARY
 from ringside.predict.plan.plan import Bound, Priced, TrainingPlan
 from ringside.predict.simulation.timeline import Timeline
@@ -57,64 +58,94 @@ def full_plan(plan: TrainingPlan) -> list[str]:
     return [*lines, "", "learning rate", f"  linear: {LINEAR}", f"  square root: {SQUARE_ROOT}"]
 
 
-def band_text(band: Band, unit: Callable[[float], str] = duration) -> str:
-    """Return a figure with its band: `5.95 ms (2.53 ms to 14.0 ms)`."""
-    return f"{unit(band.value)} ({unit(band.low)} to {unit(band.high)})"
+def band_text(band: Band, unit: Callable[[float], str] = duration, *, least: int = 2) -> str:
+    """Return a figure with its band, the unit once where it is the same: `76 ms (37 to 160)`.
+
+    Args:
+        band: The figure; one without a width was given, or follows from what was, and says so.
+        unit: What makes a text of a number.
+        least: Significant digits that the figure has at least, however wide its band is.
+    """
+    value, ends = band_parts(band, unit, least=least)
+    return f"{value} ({ends})"
+
+
+def about(band: Band) -> str:
+    """Return a duration as the answer to a question: `about 80 ms (38 to 160)`."""
+    return ("" if band.low == band.high else "about ") + band_text(band, least=1)
+
+
+def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: int = 2) -> tuple[str, str]:
+    """Return a figure and the ends of its band, with as many digits as are known; arguments as of `band_text`.
+
+    The last digit is the first one that is smaller than a quarter of the way to the nearer end.
+    """
+    if band.low == band.high:
+        return unit(band.value), "as given"
+    known = least
+    half = band.value - band.low or band.high - band.value
+    if band.value > 0:
+        known = math.floor(math.log10(band.value)) - math.floor(math.log10(half / 4)) + 1
+    known = min(max(known, least), 3)
+    value = _rounded(band.value, known, unit)
+    low, high = (_rounded(end, max(known, 2), unit) for end in (band.low, band.high))
+    names = {text.partition(" ")[2] for text in (value, low, high)}
+    if len(names) == 1:
+        low, high = low.partition(" ")[0], high.partition(" ")[0]
+    return value, f"{low} to {high}"
+
+
+def _rounded(value: float, known: int, unit: Callable[[float], str]) -> str:
+    number, space, name = unit(float(f"{value:.{known}g}")).partition(" ")
+    for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
+        if "." in number and number.endswith("0"):
+            number = number[:-1].removesuffix(".")
+    return number + space + name
 
 
 # ------------------------------------------------------------------------------------------------ verdict first
 
 
 def _answer(plan: TrainingPlan) -> Iterator[str]:
-    topology, fit = plan.question.topology, plan.fit
-    if_so = ""
-    if fit is not None and fit.refused:
-        if_so = "were it to fit: "
-        # Why plain data parallel cannot be, and what could: sharded, or on more ranks.
-        plain = fit.states[0]
-        each = plain.total_bytes / fit.parameters
-        needed = f"{parameter_count(fit.parameters)} parameters x {each:.0f} bytes = {size(plain.total_bytes)}"
-        yield "REFUSED in plain data parallel, on every rank:"
-        yield f"  {needed} > {size(fit.memory_bytes)}"
-        if plan.sharded is None:
-            yield f"  nor sharded over {topology.ranks} ranks: {size(fit.states[3].total_bytes)} each"
-            yield f"  it takes {fit.least_ranks} ranks: --hosts, or more --memory"
-        else:
-            sharded = plan.sharded
-            gathers = f"{sharded.gathers} all-gathers" if sharded.gathers > 1 else "all-gather"
-            extrapolated = ", extrapolated" if sharded.extrapolated else ""
-            yield f"  {STAGE_WORDS[sharded.stage]}: {size(fit.states[sharded.stage].total_bytes)} a rank; per step"
-            yield f"  reduce-scatter + {gathers}: {band_text(sharded.total)}{extrapolated}"
-            if sharded.exposed is not None:
-                yield f"  left after computation at best: {band_text(sharded.exposed)}"
-    reduction = f"{if_so}all-reduce of {size(plan.question.size_bytes)} among {topology.ranks} ranks"
-    yield f"{reduction}: {band_text(plan.priced.seconds)}"
-    yield f"  on {hardware(topology)}"
-    rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
-    whose = "a GPU library's" if plan.priced.basis == LIBRARY else "by its schedule"
-    yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band_text(plan.busbw, giga)} GB/s"
+    """Yield the answer, then whether the model fits, then why it takes so long and what to do."""
+    question, fit = plan.question, plan.fit
+    what = f"all-reduce of {size(question.size_bytes)} among {question.topology.ranks} ranks"
+    yield f"{what}: {about(plan.priced.seconds)}"
+    yield f"  on {hardware(question.topology)}"
     if plan.priced.extrapolated:
         yield f"  extrapolated: {plan.priced.extrapolated}"
 
-    # What it follows, and what travels.
-    if plan.bounds:
-        second = "".join(
-            f"; {bound.kind} {bound.where} {percent(bound.share)}".replace("  ", " ") for bound in plan.bounds[1:2]
-        )
-        yield f"bound by {bound_text(plan.bounds[0])}{second}"
+    # Whether it fits, and what would where plain data parallel does not: sharded, or on more ranks.
+    if fit is not None:
+        each = fit.states[0].total_bytes / fit.parameters
+        yield fit_text(fit)
+        yield f"  {parameter_count(fit.parameters)} parameters × {each:.0f} bytes (weights, gradients, Adam)"
+        if plan.sharded is not None:
+            sharded = plan.sharded
+            gathers = f"{sharded.gathers} all-gathers" if sharded.gathers > 1 else "all-gather"
+            extrapolated = ", extrapolated" if sharded.extrapolated else ""
+            yield f"  {STAGE_WORDS[sharded.stage]}: {size(fit.states[sharded.stage].total_bytes)} per rank"
+            yield f"  reduce-scatter + {gathers} per step: {band_text(sharded.total)}{extrapolated}"
+            if sharded.exposed is not None:
+                yield f"  exposed after overlap, best case: {band_text(sharded.exposed)}"
+        elif fit.refused:
+            yield f"  nor sharded over {question.topology.ranks} ranks: {size(fit.states[3].total_bytes)} each"
+            yield f"  needs {fit.least_ranks} ranks: --hosts, or more --memory"
+
+    # What the time follows, and what travels.
+    bounds = " ".join("; ".join(map(bound_text, plan.bounds[:2])).split())
+    yield f"why: {bounds or 'nothing travels'}"
+    rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
+    whose = "a GPU library's" if plan.priced.basis == LIBRARY else "by its schedule"
+    yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band_text(plan.busbw, giga)} GB/s"
     wires = plan.wires
-    sent = f"all ranks send {size(wires.total_bytes)}, each {size(wires.per_rank_bytes)}"
+    sent = f"  {size(wires.per_rank_bytes)} sent per rank ({size(wires.total_bytes)} in total)"
     if wires.interface_bytes_per_s:
-        sent += f"; an interface {band_text(wires.interface_bytes_per_s, giga)} GB/s"
+        sent += f"; {band_text(wires.interface_bytes_per_s, giga)} GB/s per NIC"
     yield sent
 
-    # Memory, buckets and batch.
-    if fit is not None and not fit.refused:
-        needed = f"16 B x {parameter_count(fit.parameters)} = {size(fit.states[0].total_bytes)}"
-        known = fit.memory_bytes is not None
-        fits = f"of {size(fit.memory_bytes)} a rank: fits" if known else "a rank; its --memory is not known"
-        yield f"weights, gradients, Adam: {needed} {fits}"
-    compute = plan.question.compute_s
+    # Buckets and batch.
+    compute = question.compute_s
     if plan.buckets and compute is not None:
         best = plan.buckets[0]
         share = Band(*(exposed / (compute + exposed) for exposed in best.exposed.ends))
@@ -122,14 +153,24 @@ def _answer(plan: TrainingPlan) -> Iterator[str]:
         yield f"best buckets: {best.count} of {size(best.bucket_bytes)}, each {band_text(best.bucket)}"
         yield f"  exposed {band_text(best.exposed)}: {of_step} of a step"
         yield f"  in one piece {band_text(best.whole)}"
-        ran = next((buckets for buckets in plan.buckets if buckets.count == plan.question.ran), None)
+        ran = next((buckets for buckets in plan.buckets if buckets.count == question.ran), None)
         if ran is not None:
             yield f"  as it ran: {ran.count} of {size(ran.bucket_bytes)}, exposed {band_text(ran.exposed)}"
     batch = plan.batch
-    parts = [str(batch.ranks), *(str(n) for n in (batch.per_rank, batch.accumulated) if n > 1)]
-    yield f"effective batch {' x '.join(parts)}" + (f" = {batch.effective}" if len(parts) > 1 else " x a rank's")
-    rates = f"x {digits(batch.linear)} (SGD, Goyal 2017), x {digits(batch.square_root)} (Adam, Malladi 2022)"
+    factors = [str(batch.ranks), *(str(n) for n in (batch.per_rank, batch.accumulated) if n > 1)]
+    whole = f" = {batch.effective}" if len(factors) > 1 else " × per-rank batch"
+    yield f"global batch: {' × '.join(factors)}{whole}"
+    rates = f"× {digits(batch.linear)} (SGD, Goyal 2017), × {digits(batch.square_root)} (Adam, Malladi 2022)"
     yield f"  learning rate usually {rates}"
+
+
+def fit_text(fit: Fit) -> str:
+    """Return whether a model fits: `does not fit with plain data parallelism: 112 GB > 80 GB per rank`."""
+    needed = size(fit.states[0].total_bytes)
+    if fit.memory_bytes is None:
+        return f"whether it fits is not known without --memory: {needed} per rank"
+    fits, of = ("does not fit", ">") if fit.refused else ("fits", "of")
+    return f"{fits} with plain data parallelism: {needed} {of} {size(fit.memory_bytes)} per rank"
 
 
 def hardware(topology: Topology) -> str:
@@ -140,7 +181,7 @@ def hardware(topology: Topology) -> str:
         for link, many in ((topology.inside, per[-1]), (topology.between, topology.hosts))
         if link and many > 1
     ]
-    return f"{topology.name}: {topology.hosts} x {'-'.join(map(str, per))} ranks, {' and '.join(links)}"
+    return f"{topology.name}: {topology.hosts} × {'-'.join(map(str, per))} ranks, {' and '.join(links)}"
 
 
 def bound_text(bound: Bound) -> str:
@@ -253,7 +294,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
     else:
         shown, all_hours = absolute(hours), 24 * changed.topology.ranks
         outcome = "saved" if hours.value < 0 else "lost"
-        lines.append(f"  a day: {with_band(shown, digits)} rank-hours of {all_hours} {outcome}")
+        lines.append(f"  a day: {band_text(shown, digits)} rank-hours of {all_hours} {outcome}")
         lines += [f"    {text}" for text in prices(shown, rates)]
 
     # Who is guilty, and what the critical path consists of.
@@ -290,29 +331,19 @@ def change_text(change: StepChange) -> str:
 
 
 def _change(before: Band, after: Band) -> str:
-    """Return a figure before and after: `19.5 ms (18.1 ms to 20.8 ms) -> 25.5 ms (22.9 ms to 28.0 ms)`."""
-    return with_band(before) if before == after else f"{with_band(before)} -> {with_band(after)}"
-
-
-def band_ends(band: Band, unit: Callable[[float], str] = duration) -> str:
-    """Return the ends of a band: `18.1 ms to 20.8 ms`, or that the figure was given."""
-    return "as given" if band.low == band.high else f"{unit(band.low)} to {unit(band.high)}"
-
-
-def with_band(band: Band, unit: Callable[[float], str] = duration) -> str:
-    """Return a figure with its band, or that it has none because it was given or follows from what was."""
-    return f"{unit(band.value)} ({band_ends(band, unit)})"
+    """Return a figure before and after: `19.5 ms (18.1 to 20.8) → 25.5 ms (22.9 to 28.0)`."""
+    return band_text(before) if before == after else f"{band_text(before)} → {band_text(after)}"
 
 
 def difference_text(answer: Answer) -> str:
-    """Return the difference: `a step takes 30.0 ms longer (28.1 ms to 33.0 ms)`."""
+    """Return the difference: `a step takes 30.0 ms longer (28.1 to 33.0)`."""
     delta = answer.delta
     subject = "a step takes" if answer.knows_work else "the synchronisation takes"
     more = "less" if delta.value < 0 else "longer"
     if delta.low < 0 < delta.high:
         ends = f"({duration(-delta.low)} less to {duration(delta.high)} longer)"
         return f"{subject} {duration(abs(delta.value))} {more} {ends}"
-    return f"{subject} {with_band(absolute(delta)).replace(' (', f' {more} (', 1)}"
+    return f"{subject} {band_text(absolute(delta)).replace(' (', f' {more} (', 1)}"
 
 
 def absolute(band: Band) -> Band:
@@ -324,10 +355,10 @@ def prices(hours: Band, rates: Rates) -> Iterator[str]:
     """Yield what rank-hours cost, in money and energy, where rates are known."""
     if rates.price is not None:
         money = Band(*(end * rates.price for end in hours.ends))
-        yield f"{with_band(money, digits)} in money, at {digits(rates.price)} a rank-hour"
+        yield f"{band_text(money, digits)} in money, at {digits(rates.price)} a rank-hour"
     if rates.watts is not None:
         energy = Band(*(end * (rates.watts / 1e3) for end in hours.ends))
-        yield f"{with_band(energy, digits)} kWh, at {digits(rates.watts)} W a rank"
+        yield f"{band_text(energy, digits)} kWh, at {digits(rates.watts)} W a rank"
 
 
 def played_algorithm(played: Timeline) -> str:

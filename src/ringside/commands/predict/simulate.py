@@ -32,7 +32,7 @@ from ringside.predict.plan.options import UNSEEN, in_words, schedule_for, simula
 from ringside.predict.simulation.simulate import simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import size_bytes
-from ringside.view.export.perfetto import write_timeline
+from ringside.view.export.perfetto import check_trace_name, write_timeline
 from ringside.view.html.simulation import timeline_page
 from ringside.view.tui.console import printable_lines
 
@@ -50,12 +50,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--late", action="append", default=[], metavar="R=T", help="rank R begins later: 3=5ms")
     add("--slow-link", action="append", default=[], metavar="A:B=X", help="rank A to B is X times slower: 3:4=4")
     add("--html", type=Path, metavar="FILE", help="write a page that plays it")
-    add("--perfetto", type=Path, metavar="FILE", help="write a trace; compressed where the name ends in .gz")
+    add("--perfetto", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev (.json or .json.gz)")
     add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what it takes and why; write its pictures."""
+    if args.perfetto is not None:
+        check_trace_name(args.perfetto)
     topology = hardware(args)
     schedule = schedule_for(topology, args.schedule.lower().replace("-", "_"))
     for src, dst, times in map(link_of, args.slow_link):

@@ -125,6 +125,7 @@ def direct_gather(n: int, root: int = 0) -> Schedule:
 
 def direct_scatter(n: int, root: int = 0) -> Schedule:
     """Return the scatter in one round: rank `root` sends chunk r to rank r; raise `UsageError` as `direct_gather`."""
+    rooted("scatter", n, root)  # a wrong root is said of the scatter
     return replace(reverse(direct_gather(n, root)), name="direct_scatter")
 
 

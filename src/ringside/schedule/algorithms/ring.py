@@ -97,6 +97,7 @@ def chain_broadcast(n: int, root: int = 0) -> Schedule:
 
 def chain_reduce(n: int, root: int = 0) -> Schedule:
     """Return the reduce of `n` ranks' tensors to rank `root`: the broadcast backwards; raise `UsageError` alike."""
+    rooted("reduce", n, root)  # a wrong root is said of the reduce
     return replace(reverse(chain_broadcast(n, root)), name="chain_reduce")
 
 

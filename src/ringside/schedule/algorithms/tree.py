@@ -118,6 +118,7 @@ def binomial_broadcast(n: int, root: int = 0) -> Schedule:
 
 def binomial_reduce(n: int, root: int = 0) -> Schedule:
     """Return the reduce of `n` ranks' tensors to rank `root`: the broadcast backwards; raise `UsageError` alike."""
+    rooted("reduce", n, root)  # a wrong root is said of the reduce
     return replace(reverse(binomial_broadcast(n, root)), name="binomial_reduce")
 
 

@@ -38,6 +38,12 @@ INSIDE_US = 0.25
 """How far inside a slice an arrow begins or ends."""
 
 
+def check_trace_name(path: Path) -> None:
+    """Raise `UsageError` unless ui.perfetto.dev knows a file of this name as a trace."""
+    if not path.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"--perfetto {path}: the name ends in .json or .json.gz")
+
+
 def write_perfetto(path: Path, info: RunInfo, records: list[StepRecord], verdicts: list[Verdict]) -> int:
     """Write a trace and return how many events it holds.
 

@@ -26,17 +26,18 @@ from ringside.view.html.simulation import gantt
 from ringside.view.predict_text import (
     PARTS,
     Rates,
+    about,
     absolute,
-    band_ends,
+    band_parts,
     band_text,
     bound_text,
     change_text,
     difference_text,
+    fit_text,
     hardware,
     parameter_count,
     played_algorithm,
     prices,
-    with_band,
 )
 from ringside.view.verdict_text import as_sentence
 
@@ -55,42 +56,39 @@ def plan_page(plan: TrainingPlan) -> str:
     """Return the page of a plan."""
     topology, chosen, fit, batch = plan.question.topology, plan.priced, plan.fit, plan.batch
     subject = size(plan.question.size_bytes)
-    headline = f"{subject} among {topology.ranks} ranks: {duration(chosen.seconds.value)}"
+    headline = f"{subject} among {topology.ranks} ranks: {about(chosen.seconds)}"
+    # The answer, then whether it fits, then why: as in the terminal.
     lines = []
-    if fit is not None and fit.refused:
-        needed = f"a rank needs {size(fit.states[0].total_bytes)}, more than its {size(fit.memory_bytes)}"
-        lines.append(("Refused", f"in plain data parallel {needed}"))
+    if fit is not None:
+        lines.append(("Memory", fit_text(fit)))
     if plan.sharded is not None:
         lines.append(("Instead", f"{STAGE_WORDS[plan.sharded.stage]}: {band_text(plan.sharded.total)} a step"))
     lines += [
-        ("Band", f"{duration(chosen.seconds.low)} to {duration(chosen.seconds.high)}, 95%"),
+        ("Why", "; ".join(map(bound_text, plan.bounds[:2]))),
         ("How", f"{chosen.algorithm}, {hardware(topology)}"),
-        ("Bound by", bound_text(plan.bounds[0]) if plan.bounds else ""),
         ("Extrapolated", chosen.extrapolated),
     ]
-    rate = plan.busbw
+    rate, rates = band_parts(plan.busbw, giga)
     figures = [
-        ("bus bandwidth", f"{giga(rate.value)} GB/s", f"{giga(rate.low)} to {giga(rate.high)}"),
-        ("each rank sends", size(plan.wires.per_rank_bytes), f"all ranks {size(plan.wires.total_bytes)}"),
+        ("bus bandwidth", f"{rate} GB/s", rates),
+        ("sent per rank", size(plan.wires.per_rank_bytes), f"{size(plan.wires.total_bytes)} in total"),
     ]
     if plan.buckets:
         best = plan.buckets[0]
-        low, high = map(duration, best.exposed.ends[1:])
-        buckets = f"{best.count} buckets of {size(best.bucket_bytes)}"
-        figures.append(("exposed at best", duration(best.exposed.value), f"{low} to {high}; {buckets}"))
-    figures.append(("learning rate", f"x {digits(batch.linear)}", f"SGD; Adam x {digits(batch.square_root)}"))
+        exposed, ends = band_parts(best.exposed)
+        figures.append(("exposed at best", exposed, f"{ends}; {best.count} buckets of {size(best.bucket_bytes)}"))
+    figures.append(("learning rate", f"× {digits(batch.linear)}", f"SGD; Adam × {digits(batch.square_root)}"))
     priced_rows = [
-        (f"{row.algorithm}{'*' * bool(row.extrapolated)}", *map(duration, row.seconds.ends), row.basis)
-        for row in plan.here
+        (f"{row.algorithm}{'*' * bool(row.extrapolated)}", *band_parts(row.seconds), row.basis) for row in plan.here
     ]
     sections = [
         *_curves_over_sizes(plan),
         *_curves_over_hosts_and_buckets(plan),
         table(
             f"Every algorithm at {subject} (* extrapolated)",
-            ("algorithm", "time", "from", "to", "priced by"),
+            ("algorithm", "time", "band", "priced by"),
             priced_rows,
-            "By their schedules alone messages cost nothing beside links: on GPUs that flatters them.",
+            "Rows priced by schedule ignore the overhead per message, so on GPUs they are optimistic.",
         ),
     ]
     if fit is not None:
@@ -104,7 +102,7 @@ def plan_page(plan: TrainingPlan) -> str:
             for state in fit.states
         ]
         sections.append(table("Memory of a rank", ("", "weights", "gradients", "optimizer", "together"), memory))
-    kind = "bad" if fit and fit.refused else "open"
+    kind = "bad" if fit and fit.refused and plan.sharded is None else "open"
     verdict = verdict_section("all-reduce, predicted", headline, lines, kind=kind)
     where = f"{topology.hosts} host{'s' * (topology.hosts > 1)} · {topology.ranks} ranks"
     sections = [verdict, tiles(figures), *sections, footer(PLAN_NOTE)]
@@ -188,7 +186,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     headline = difference_text(answer)
     changed, ranks = change_text(change), answer.before.topology.ranks
     before, after = answer.step_s
-    steps = " → ".join(map(with_band, answer.steps)) + (f", {signed_percent(after / before - 1)}" if before else "")
+    steps = " → ".join(map(band_text, answer.steps)) + (f", {signed_percent(after / before - 1)}" if before else "")
     then = played[1]
     lines = [
         ("Step", steps),
@@ -201,8 +199,8 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     hours = answer.rank_hours_per_day
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
-        ends = f"{band_ends(absolute(hours), digits)}, of {24 * answer.after.topology.ranks}"
-        figures.append((f"rank-hours a day {word}", digits(abs(hours.value)), ends))
+        value, ends = band_parts(absolute(hours), digits)
+        figures.append((f"rank-hours a day {word}", value, f"{ends}, of {24 * answer.after.topology.ranks}"))
         for text in prices(absolute(hours), rates):
             value, _, more = text.partition(" (")
             figures.append(("price a day", value, more.replace(")", ",", 1)))
@@ -233,7 +231,8 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
 
 def _before_and_after(before: Band, after: Band) -> tuple[str, str]:
     """Return the value of a tile, and its band and what was before."""
-    return duration(after.value), f"{band_ends(after)}; before {duration(before.value)}, {band_ends(before)}"
+    value, ends = band_parts(after)
+    return value, f"{ends}; before {', '.join(band_parts(before))}"
 
 
 # -------------------------------------------------------------------------------------------------

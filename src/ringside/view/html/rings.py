@@ -174,6 +174,8 @@ def rings_figure(rings: Rings, culprits: set[int]) -> Markup:
     legend = [fill('<span class="key"><i class="{}"></i>{}</span>', transport_class(via), via) for via in vias]
     if any(hop.wrong == "never connected" for hops in rings.rings.values() for hop in hops):
         legend.append(Markup('<span class="key"><i class="broken"></i>never connected</span>'))
+    if any(crossed > needed for crossed, needed in (_crossings(rings, hops) for hops in rings.rings.values())):
+        legend.append(Markup('<span class="key"><i class="crossing"></i>crosses between hosts (and a stroke)</span>'))
     return fill(
         """<figure class="topology"><figcaption>{title}</figcaption>{note}
 <p class="legend">{legend}</p><div class="drawings">{drawn}</div></figure>""",
@@ -201,6 +203,12 @@ def _group_alike(drawings: dict[int, list[EvidenceHop]]) -> list[tuple[str, list
         elif hops:
             found.append(([channel], hops))
     return [(name_ranks(channels, "channel"), hops) for channels, hops in found]
+
+
+def _crossings(rings: Rings, hops: Sequence[EvidenceHop]) -> tuple[int, int]:
+    """How often a ring crosses between hosts, and how often it would have to: once per host."""
+    hosts = {rings.hosts[rank] for hop in hops for rank in (hop.src, hop.dst) if rank < len(rings.hosts)}
+    return sum(hop.between_hosts for hop in hops), len(hosts - {""})
 
 
 def _draw_ring(rings: Rings, channels: str, hops: Sequence[EvidenceHop], culprits: set[int]) -> Markup:
@@ -232,16 +240,28 @@ def _draw_ring(rings: Rings, channels: str, hops: Sequence[EvidenceHop], culprit
             arcs.append(fill(template, colours[host], path, host, name))
         first += count
 
-    crossings = sum(hop.between_hosts for hop in hops)
-    over = f", {crossings} hops between hosts" if crossings else ""
+    # More crossings than hosts are the finding: red, and a stroke across the ring, so that they show without colour.
+    crossed, needed = _crossings(rings, hops)
+    over = f", {crossed} hops between hosts" if crossed else ""
+    marks: list[Markup] = []
+    if crossed > needed:
+        over += f" where {needed} would do"
+        for index, hop in enumerate(hops):
+            if hop.between_hosts:
+                (x0, y0), (x1, y1) = (_on_circle(index + 0.5, total, HOPS_RADIUS + end) for end in (-16, 22))
+                marks.append(fill('<path class="crossing mark" d="M{:.1f} {:.1f}L{:.1f} {:.1f}"/>', x0, y0, x1, y1))
     return fill(
         """<div><svg viewBox="-50 0 520 420" role="img" aria-label="{channels}: {order}{over}">
-{arcs}{hops}{nodes}</svg><p>ring of {channels}{over}</p></div>""",
+{arcs}{hops}{marks}{nodes}</svg><p>ring of {channels}{over}</p></div>""",
         channels=channels,
         order=" → ".join(map(str, [*order[:64], order[0]])),
         over=over,
         arcs=arcs,
-        hops=[_draw_hop(hop, place[hop.src], place[hop.dst], radius, bend) for hop in hops],
+        hops=[
+            _draw_hop(hop, place[hop.src], place[hop.dst], radius, bend, crossing=hop.between_hosts and bool(marks))
+            for hop in hops
+        ],
+        marks=marks,
         nodes=[_draw_node(rank, place[rank], radius, rank in culprits) for rank in order],
     )
 
@@ -269,7 +289,9 @@ def _draw_tree(channels: str, hops: Sequence[EvidenceHop], culprits: set[int]) -
     )
 
 
-def _draw_hop(hop: EvidenceHop, start: _Point, end: _Point, radius: float, bend: float) -> Markup:
+def _draw_hop(
+    hop: EvidenceHop, start: _Point, end: _Point, radius: float, bend: float, *, crossing: bool = False
+) -> Markup:
     """An arrow from the edge of one node to just before the next, `bend` to its side in the middle."""
     (x0, y0), (x1, y1) = start, end
     length = math.hypot(x1 - x0, y1 - y0) or 1.0
@@ -279,10 +301,11 @@ def _draw_hop(hop: EvidenceHop, start: _Point, end: _Point, radius: float, bend:
     tip += f"L{bx - 7 * ux - 3.6 * uy:.1f} {by - 7 * uy + 3.6 * ux:.1f}"
     via, wrong = f" via {hop.via}" if hop.via else "", f", {hop.wrong}" if hop.wrong else ""
     mx, my = (ax + bx) / 2 - uy * bend, (ay + by) / 2 + ux * bend
+    kind = "broken" if hop.wrong == "never connected" else "crossing" if crossing else transport_class(hop.via)
     return fill(
         '<path class="hop {kind}{between}" d="{path}"><title>{label}</title></path>'
         '<path class="hop tip {kind}" d="{tip}"/>',
-        kind="broken" if hop.wrong == "never connected" else transport_class(hop.via),
+        kind=kind,
         between=" between" if hop.between_hosts else "",
         path=f"M{ax:.1f} {ay:.1f}Q{mx:.1f} {my:.1f} {bx:.1f} {by:.1f}",
         label=f"{hop.src} → {hop.dst}{via}{wrong}",

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import islice, product
+from itertools import groupby, islice, product
 from typing import Any
 
 import numpy as np
@@ -71,14 +71,15 @@ def schedule_sheet(schedule: Schedule, title: str = "") -> str:
     panels, captions = "", []
     for i, frame in enumerate(frames):
         x, y = 12 + i % columns * across, 52 + i // columns * down
+        name = " · ".join(filter(None, (frame.name.lower(), frame.phase)))
         panels += (
-            f'<text class="title" x="{number(x)}" y="{number(y + 4)}">{frame.name.lower()}</text>'
+            f'<text class="title" x="{number(x)}" y="{number(y + 4)}">{name}</text>'
             f'<g transform="translate({number(x - left * scale)} {number(y + 14 - top * scale)}) scale({scale:.4f})">'
             f"{scene(frame, layout)}</g>"
         )
         # What a round completes shows in the frame after it; of the last one on the sheet that is not there.
         after = frames[i + 1] if i + 1 < len(frames) else frame
-        captions.append(f"{frame.name}: {caption(frame, after.complete if frame.messages else None)}")
+        captions.append(f"{frame.heading}: {caption(frame, after.complete if frame.messages else None)}")
     rows = -(-len(frames) // columns)
     left_out, ended = schedule.rounds - MOST_PANELS, frames[-1].name == "Done"
     note = f"and {counted(left_out, 'more round')}" if left_out > 0 else "" if ended else "and the end"
@@ -106,42 +107,40 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
     story = ScheduleFrames(schedule)
     layout = arrange_vertices(story)
     # One frame at a time, as many are large; a caption needs what the next one completes.
-    frames, captions = story.frames(), []
+    frames, captions, names = story.frames(), [], []
     first = before = next(frames)
     for frame in frames:
         captions.append(caption(before, frame.complete))
+        names.append(before.heading)
         before = frame
     captions.append(caption(before, None))
+    names.append(before.heading)
     steps = [story.messages(k) for k in range(schedule.rounds)]
     many = any(look_of(len(messages), schedule.ranks) != "full" for messages in steps)
     every = sum(map(len, steps)) <= MOST_WORDS
     words = [messages_in_words(story, messages) if every else text for messages, text in zip(steps, captions)]  # noqa: B905
-    items = [f'<li value="{k}" id="words-{k}">{escape(text)}</li>' for k, text in enumerate(words)]
-    audit, parts = verify(schedule), len(story.members)
-    alike = f" (those that travel alike are drawn as one of {parts})" if parts < audit.chunks else ""
-    right = f"proved right: {str(audit.collective).replace('_', '-')}"
-    facts = [
-        f"{counted(audit.chunks, 'chunk')}{alike}",
-        counted(audit.rounds, "round"),
-        f"each rank sends up to {float(audit.max_bytes_sent):.4g} × the tensor",
-        counted(audit.max_ports, "port"),
-        right if audit.ok else f"WRONG: {audit.problems[0].message}",
-    ]
+    items = [f'<li value="{k + 1}" id="words-{k}">{escape(text)}</li>' for k, text in enumerate(words)]
+    phases = [(name, len(list(run))) for name, run in groupby(story.phases)]
+    band = [f'<li style="flex-grow:{count}">{escape(name)}</li>' for name, count in phases] if len(phases) > 1 else []
     fields = {
         "title": escape(title or _title(schedule)),
-        "facts": " · ".join(map(escape, facts)),
+        "facts": escape(_cost(story)),
         "css": read_asset("schedule/drawing_svg.css") + read_asset("schedule/drawing_page.css"),
         "svg": frame_svg(first, layout, style=False),
         "least": f"{min(0.4 * layout.box[2], 1000):.0f}",
         "most": f"{1.3 * layout.box[2]:.0f}",
+        "wide": " wide" if layout.box[2] > 2 * layout.box[3] else "",
         "size": "huge" if schedule.ranks > 16 else "large" if layout.box[3] > 640 else "small",
         "caption": escape(captions[0]),
-        "name": first.name,
-        "span": f"of 0 to {schedule.rounds - 1}" if schedule.rounds else "",
+        "lines": str(-(-max(map(len, captions)) // 40)),
+        "name": escape(names[0]),
+        "phases": "".join(band),
         "last": str(schedule.rounds),
         "legend": _legend(story, layout, many),
         "words": "".join(items) or "<li>Nothing is sent.</li>",
-        "data": json.dumps(page_data(story, layout, captions), separators=(",", ":")).replace("</", "<\\/"),
+        "data": json.dumps(page_data(story, layout, captions) | {"names": names}, separators=(",", ":")).replace(
+            "</", "<\\/"
+        ),
         "js": read_asset("schedule/drawing_cells.js") + read_asset("schedule/drawing.js"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda hole: fields[hole[1]], read_asset("schedule/drawing.html"))
@@ -149,6 +148,27 @@ def schedule_html(schedule: Schedule, title: str = "") -> str:
 
 def _title(schedule: Schedule) -> str:
     return f"{schedule.name}, {counted(schedule.ranks, 'rank')}"
+
+
+def _cost(story: ScheduleFrames) -> str:
+    """Return in one line what a schedule costs, beside the least that its collective can cost."""
+    audit = verify(story.schedule)
+    rounds, sent, least = counted(audit.rounds, "round"), audit.max_bytes_sent, audit.lower_bound_bytes
+    fewest, one_peer = audit.lower_bound_rounds, " with one peer at a time"
+    if audit.rounds != fewest:
+        rounds += f" (lower bound{one_peer if audit.rounds < fewest else ''}: {fewest})"
+    sends = f"each rank sends up to {float(sent):.4g} × the tensor"
+    if sent != least:
+        beaten = f", beaten by {audit.beats_bounds}" if sent < least else ""
+        sends += f" (lower bound: {float(least):.4g}{beaten})"
+    elif audit.collective.name == "all_reduce" and least:
+        sends += ", optimal: (n−1)/n to add + (n−1)/n as sums"
+    alike = f" (drawn as {len(story.members)})" if len(story.members) < audit.chunks else ""
+    ports = f"up to {audit.max_ports} peers" if audit.max_ports > 1 else "one peer"
+    proof = f"verified {str(audit.collective).replace('_', '-')}"
+    if not audit.ok:
+        proof = f"WRONG: {audit.problems[0].message}"
+    return " · ".join([rounds, sends, f"{counted(audit.chunks, 'chunk')}{alike}", f"{ports} at a time", proof])
 
 
 def page_data(story: ScheduleFrames, layout: GraphLayout, captions: Sequence[str]) -> dict[str, Any]:
@@ -216,7 +236,8 @@ def _legend(story: ScheduleFrames, layout: GraphLayout, many: bool) -> str:
     else:
         texts = ["a cell fills up with the share of ranks whose contribution it contains"]
     if layout.stripes > 1:
-        texts.append('<em class="tree0">tree 1</em> and <em class="tree1">tree 2</em> each carry half of the tensor')
+        trees = '<em class="tree0">tree 1</em> and <em class="tree1">tree 2</em>, upside down,'
+        texts.append(f"{trees} each carry half of the tensor")
     if many:
         texts.append("point at a rank to see its messages alone")
     return "</span><span>".join(texts)
@@ -423,7 +444,10 @@ def _label(text: str, reducing: bool, look: str, pills: Pills, curve: Curve, off
         return f'<g class="pill" transform="translate({_point(spot)})">{mini}</g>' if spot else ""
     text = f"{'+' if reducing else '='} {text}"
     wide = 7 * len(text) + 12
-    spot = pills.place(curve, offset, wide, 19) or on_curve(curve, offset)
+    spot = pills.place(curve, offset, wide, 19)
+    if spot is None:  # labels that cover each other cannot be read: a dot, and the words on the page
+        dot = '<circle class="dot" r="3.5"/>'
+        return f'<g class="pill" transform="translate({_point(on_curve(curve, offset))})">{dot}</g>'
     return (
         f'<g class="pill" transform="translate({_point(spot)})">'
         f'<rect x="{number(-wide / 2)}" y="-9.5" width="{wide}" height="19" rx="8"/><text>{text}</text></g>'

@@ -79,8 +79,18 @@ class Frame:
 
     @property
     def name(self) -> str:
-        """The frame's name, as in the page's counter."""
-        return "Done" if self.round == self.story.schedule.rounds else f"Round {self.round}"
+        """The frame's name, rounds counted from 1: `Round 2`, or `Done`."""
+        return "Done" if self.round == self.story.schedule.rounds else f"Round {self.round + 1}"
+
+    @property
+    def phase(self) -> str:
+        """What its round does for the whole; empty at the end."""
+        return "" if self.round == self.story.schedule.rounds else self.story.phases[self.round]
+
+    @property
+    def heading(self) -> str:
+        """Name and phase: `Round 2 of 6 · reduce-scatter`."""
+        return f"{self.name} of {self.story.schedule.rounds} · {self.phase}" if self.phase else self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,6 +205,36 @@ class ScheduleFrames:
                 together[src, dst, reducing].add(self.part_of[chunk])
         return tuple(Message(*key, tuple(sorted(parts))) for key, parts in together.items())
 
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """What every round does for the whole, by round: `reduce-scatter`, `all-gather between hosts`.
+
+        Read off the messages, those that add and those that copy, inside hosts and between them, each for itself.
+        """
+        s = self.schedule
+        if str(s.collective) != "all_reduce":
+            return (s.collective.name.replace("_", "-"),) * s.rounds
+        host_of = {rank: number for number, host in enumerate(hosts_of(s)) for rank in host}
+
+        def kind(message: Message) -> tuple[bool, bool]:
+            return message.reducing, host_of.get(message.src) != host_of.get(message.dst)
+
+        rounds = [self.messages(k) for k in range(s.rounds)]
+        names = {
+            one: _phase([[message for message in step if kind(message) == one] for step in rounds])
+            for one in {kind(message) for step in rounds for message in step}
+        }
+        found = []
+        for step in rounds:
+            kinds = sorted({kind(message) for message in step}, reverse=True)
+            does = " and ".join(dict.fromkeys(names[one] for one in kinds))
+            crossing = {crosses for _, crosses in kinds}
+            where = (
+                (" between hosts" if True in crossing else " inside hosts") if host_of and len(crossing) == 1 else ""
+            )
+            found.append(does + where)
+        return tuple(found)
+
     def frames(self) -> Iterator[Frame]:
         """Yield the frames: one per round, and the end."""
         for k, counts in enumerate(contributions(self.schedule)):
@@ -217,6 +257,32 @@ class ScheduleFrames:
     def chunks_of(self, parts: Sequence[int]) -> list[int]:
         """Return the chunks that parts stand for, ascending."""
         return sorted(chunk for part in parts for chunk in self.members[part])
+
+
+def _phase(steps: Sequence[Sequence[Message]]) -> str:
+    """Return what messages do that all add, or all copy: by how many have the sums at the end, or the copies first.
+
+    Args:
+        steps: The messages of every round; at least one of them has some.
+    """
+    reducing = any(message.reducing for step in steps for message in step)
+    having: dict[int, set[int]] = defaultdict(set)
+    touching: dict[int, set[int]] = defaultdict(set)
+    # Who copies a part that nobody gave it is, backwards, who adds up a part and does not hand it on.
+    for step in steps if reducing else reversed(steps):
+        arcs = [(m.src, m.dst, m.parts) if reducing else (m.dst, m.src, m.parts) for m in step]
+        for src, _, parts in arcs:
+            for part in parts:
+                having[part].discard(src)
+        for src, dst, parts in arcs:
+            for part in parts:
+                having[part].add(dst)
+                touching[part] |= {src, dst}
+    if reducing and any(2 * len(having[part]) > len(touching[part]) for part in having):
+        return "all-reduce"
+    # Shared out among most of the vertices, or with a few of them.
+    shared = 2 * len(set().union(*having.values())) > len(set().union(*touching.values()))
+    return ("reduce-scatter" if shared else "reduce") if reducing else ("all-gather" if shared else "broadcast")
 
 
 # -------------------------------------------------------------------------------------------------

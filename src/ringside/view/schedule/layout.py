@@ -255,4 +255,4 @@ class Pills:
 
 
 # Where else a label may be, best first; drawing.js has the same.
-TRIED = (0.3, 0.36, 0.24, 0.42, 0.48, 0.54, 0.6, 0.66)
+TRIED = (0.3, 0.36, 0.24, 0.42, 0.48, 0.54, 0.6, 0.66, 0.18, 0.72)

@@ -42,6 +42,10 @@ def caption(frame: Frame, complete_after: int | None) -> str:
         moved = sum(int(story.weights[list(m.parts)].sum()) for m in messages)
         carrying = "" if moved == len(messages) else f" with {counted(moved, 'chunk')}"
         what = f"{counted(len(messages), 'message')}{carrying}: {_pattern(story.schedule, messages)}"
+    if s.collective.name == "all_reduce" and messages:
+        adding = {message.reducing for message in messages}
+        sums = "Partial and finished" if len(adding) > 1 else "Partial" if adding == {True} else "Finished"
+        what = f"{sums} sums travel on. {what}"
     return f"{what} Then {complete_after} of {counted(story.to_complete, 'chunk')} are complete."
 
 
@@ -70,6 +74,8 @@ def messages_in_words(story: ScheduleFrames, messages: Sequence[Message]) -> str
         chunks = story.chunks_of(message.parts)
         src, dst = (vertex_name(story.schedule, vertex) for vertex in (message.src, message.dst))
         use = f"{'adds' if message.reducing else 'keeps'} {'it' if len(chunks) == 1 else 'them'}"
+        if not message.reducing and story.holders.all():
+            use = f"overwrites its {'copy' if len(chunks) == 1 else 'copies'}"
         clauses.append(f"{src} sends {span(chunks)} to {dst}, which {use}")
     sentence = "; ".join(clauses) + "."
     return sentence[0].upper() + sentence[1:]
@@ -132,7 +138,7 @@ def schedule_text(schedule: Schedule, title: str = "") -> str:
     lines += [*_wrapped(key, ""), *_sketch(story, shape)]
 
     for frame in story.frames():
-        lines += ["", frame.name.lower()]
+        lines += ["", frame.heading.lower()]
         if frame.round < schedule.rounds:
             lines += _wrapped(_messages(frame), "  ")
         lines += _table(frame, shape)

@@ -50,12 +50,12 @@
     return `<g class="arrow ${adds ? "add" : "copy"}${look ? ` thin ${look}` : ""}${tree}" data-src="${src}" data-dst="${dst}"${colour}>` +
       `<path class="line" d="M${ax} ${ay}Q${cx} ${cy} ${bx} ${by}"/><path class="head" d="M${head.map((point) => point.map(round1).join(" ")).join("L")}Z"/>` +
       `<g class="pill" data-rest="${rest}" transform="translate(${onCurve(link, rest).map(round1).join(" ")})">` +
-      `${labelled ? full : `${dot}<g class="late">${full}</g>`}</g></g>`;
+      `${labelled && spot !== null ? full : `${dot}<g class="late">${full}</g>`}</g></g>`;
   }
 
   // Where on its arrow a label covers neither a disc nor another label, near `at` if it can; null: nowhere.
   function free(link, at, wide, high, taken) {
-    for (const t of [at, 0.3, 0.36, 0.24, 0.42, 0.48, 0.54, 0.6, 0.66]) {
+    for (const t of [at, 0.3, 0.36, 0.24, 0.42, 0.48, 0.54, 0.6, 0.66, 0.18, 0.72]) {
       const [x, y] = onCurve(link, t), [left, top, right, bottom] = [x - wide / 2, y - high / 2, x + wide / 2, y + high / 2];
       if (taken.some(([a, b, c, d]) => left < c && a < right && top < d && b < bottom)) continue;
       taken.push([left, top, right, bottom]);
@@ -86,7 +86,7 @@
     for (let node = 0; node < nodes.length; node++) fill(node, held, drawn);
     drawn = held;
     layer.innerHTML = arrows(frame);
-    const name = frame === last ? "Done" : `Round ${frame}`;
+    const name = data.names[frame];
     svg.setAttribute("aria-label", `${document.title}: ${name.toLowerCase()}. ${data.captions[frame]}`);
     $("name").textContent = name;
     $("caption").textContent = data.captions[frame];
@@ -96,7 +96,13 @@
     $("next").disabled = frame === last;
     document.querySelectorAll("li.current").forEach((item) => item.classList.remove("current"));
     $(`words-${frame}`)?.classList.add("current");
-    history.replaceState(null, "", `#round=${frame}`);
+    let after = 0;  // the rounds of this phase and those before it
+    for (const phase of $("phases").children) {
+      const from = after;
+      after += +phase.style.flexGrow;
+      phase.classList.toggle("current", from <= frame && frame < after);
+    }
+    history.replaceState(null, "", `#round=${frame + 1}`);
     if (moving && !still.matches) fly(0, null, IN);
   }
 
@@ -166,7 +172,7 @@
   $("next").onclick = () => move(1);
   $("play").onclick = toggle;
   $("seek").oninput = (event) => go(+event.target.value);
-  document.querySelectorAll("#words li").forEach((item) => (item.onclick = () => go(item.value)));
+  document.querySelectorAll("#words li").forEach((item) => (item.onclick = () => go(item.value - 1)));
   addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const keys = { ArrowLeft: () => move(-1), ArrowRight: () => move(1), Home: () => go(0), End: () => go(last) };
@@ -176,7 +182,7 @@
     event.preventDefault();
   });
 
-  const asked = () => { const found = /round=(\d+)/.exec(location.hash); return found ? Math.min(last, +found[1]) : 0; };
+  const asked = () => { const found = /round=(\d+)/.exec(location.hash); return found ? Math.max(0, Math.min(last, found[1] - 1)) : 0; };
   addEventListener("hashchange", () => go(asked()));
   document.documentElement.classList.add("scripted");
   $("controls").hidden = $("keys").hidden = last === 0;
