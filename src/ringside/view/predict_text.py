@@ -75,6 +75,9 @@ def about(band: Band) -> str:
     return ("" if band.low == band.high else "about ") + band_text(band, least=1)
 
 
+_DIGITS = "0123456789.−"
+
+
 def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: int = 2) -> tuple[str, str]:
     """Return a figure and the ends of its band, with as many digits as are known; arguments as of `band_text`.
 
@@ -89,18 +92,20 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
     known = min(max(known, least), 3)
     value = _rounded(band.value, known, unit)
     low, high = (_rounded(end, max(known, 2), unit) for end in (band.low, band.high))
-    names = {text.partition(" ")[2] for text in (value, low, high)}
-    if len(names) == 1:
-        low, high = low.partition(" ")[0], high.partition(" ")[0]
+    units = {text.lstrip(_DIGITS) for text in (value, low, high)}
+    if len(units) == 1:
+        low, high = low.removesuffix(*units), high.removesuffix(*units)
     return value, f"{low} to {high}"
 
 
 def _rounded(value: float, known: int, unit: Callable[[float], str]) -> str:
-    number, space, name = unit(float(f"{value:.{known}g}")).partition(" ")
+    text = unit(float(f"{value:.{known}g}"))
+    name = text.lstrip(_DIGITS)
+    number = text.removesuffix(name)
     for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
         if "." in number and number.endswith("0"):
             number = number[:-1].removesuffix(".")
-    return number + space + name
+    return number + name
 
 
 # ------------------------------------------------------------------------------------------------ verdict first
