@@ -63,4 +63,4 @@ def test_a_recorded_job_is_replayed_as_it_ran(recorded_job):
 def test_one_of_its_ranks_alone(recorded_job):
     found = examine([recorded_job / "trace_1.json.gz"])
     assert found.verdicts == []
-    assert any("of 2 ranks there is only rank 1, not rank 0" in line.why for line in found.unjudged)
+    assert any("of 2 ranks only rank 1 is here, not rank 0" in line.why for line in found.unjudged)

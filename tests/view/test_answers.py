@@ -72,7 +72,7 @@ def test_the_last_words_in_the_terminal_have_the_answers() -> None:
     Console(file=out, width=200).print(closing_summary(summary, []))  # as an older version wrote it
 
 
-@pytest.mark.parametrize(("value", "said"), [(True, "Yes. So."), (False, "No. So."), (None, "It cannot be told. So.")])
+@pytest.mark.parametrize(("value", "said"), [(True, "Yes. So."), (False, "No. So."), (None, "Not enough data. So.")])
 def test_answers_in_words(value: bool | None, said: str) -> None:
     question = Question(answer=value, words="so")
     assert answer_text(question) == said

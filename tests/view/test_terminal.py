@@ -98,7 +98,7 @@ def test_the_price_grows_with_every_step_after_the_verdict():
     over = run.findings[0].cost_rank_seconds
     run.feed(records(2, 10, first=50), [])
     assert run.findings[0].cost_rank_seconds == over
-    assert "(over)" in "\n".join(lines(live_picture(run, "x", 1.0)))
+    assert "(resolved)" in "\n".join(lines(live_picture(run, "x", 1.0)))
 
 
 def test_a_run_that_has_not_begun_and_one_that_compares():
@@ -139,13 +139,13 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
         "most of the extra",
         "2.00 rank-hours",
         "move it",
-        "own against the others",
+        "own time vs others",
         "30 steps",
     ]
     positions = [text.index(words) for words in order]
     assert positions == sorted(positions)
     calm = summarise(info(2), list(records(2, 60)), [])
-    assert "No rank held the others up. A rank 10% slower would have been found." in "\n".join(
+    assert "No straggler detected. A rank 10% slower would have been found." in "\n".join(
         lines(closing_summary(calm, []), width=100)
     )
     few = summarise(info(2), list(records(2, 30)), [])

@@ -146,7 +146,7 @@ def test_the_verdict_block_tells_who_why_what_it_costs_and_what_to_do() -> None:
         "move it",
     ):
         assert words in told
-    assert "no rank holds the job up" in plain(verdict_block(SNAPSHOTS[False], 80, 9))
+    assert "no straggler" in plain(verdict_block(SNAPSHOTS[False], 80, 9))
 
 
 def test_many_verdicts_leave_room_for_the_ranks() -> None:
@@ -163,7 +163,7 @@ def test_a_verdict_that_is_over_says_so_and_asks_for_nothing(tmp_path: Path) -> 
     with (path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"kind": "repaired", "verdict": VERDICT}) + "\n")
     told = plain(verdict_block(take_snapshot(Local(path)), 80, 9))
-    assert "(over)" in told
+    assert "(resolved)" in told
     assert "in all" in told
     assert "move it" not in told
 

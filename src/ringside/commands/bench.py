@@ -1,7 +1,7 @@
-"""Measure our all-reduce on this machine, beside Gloo and Open MPI.
+"""Benchmark Ringside's all-reduce on this machine against Gloo and Open MPI.
 
 The engines take turns in the same processes. Results are checked against sums
-computed without any engine. The first lines say how we stand; then come the
+computed without any engine. The first lines are a summary; then come the
 ratios (peer's time over ours) and nccl-tests' columns.
 
 exit status: 0 fine, 1 an element is wrong or a rank died, 2 usage error.

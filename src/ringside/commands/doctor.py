@@ -108,7 +108,7 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         # the same advice is given once
         advice = "" if text.next in advised else text.next
         advised.add(text.next)
-        for line in (text.why, text.price and f"Price: {text.price}", advice and f"Next: {advice}"):
+        for line in (text.why, text.price and f"Cost: {text.price}", advice and f"Next: {advice}"):
             if line:
                 # where the console breaks a line below a headline, all of it stays indented
                 indented = Padding(Text(line), (0, 0, 0, 2), expand=False)
@@ -120,7 +120,7 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         console.print(Text(f"{QUESTIONS.get(name, name)} {answer_text(question)}"))
     for replayed in filter(None, [findings.what_if, *findings.more_what_if]):
         source = f" ({replayed['source']})" if findings.more_what_if and "source" in replayed else ""
-        console.print(Text(f"What if nobody had been slower than its peers: {what_if_line(replayed)}{source}."))
+        console.print(Text(f"Without stragglers: {what_if_line(replayed)}{source}."))
     for unjudged in findings.unjudged:
         console.print(Text(f"Not judged: {unjudged.what}: {unjudged.why}."))
     if not verbose and status != NOTHING_READABLE:

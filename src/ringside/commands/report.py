@@ -105,7 +105,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
         console.print(Text(all_is_well(summary)))
     for text in verdicts:
         console.print(Text(text.headline, style="bold red"))
-        for line in (text.when, text.why, f"Price: {text.price}", f"Next: {text.next}"):
+        for line in (text.when, text.why, f"Cost: {text.price}", f"Next: {text.next}"):
             console.print(Text(line))
     # The slowest ranks, culprits first.
     culprits = {rank for text in verdicts for rank in text.verdict.ranks}

@@ -1,4 +1,4 @@
-"""Watch a DistributedDataParallel script as it is: not one of its lines changes.
+"""Monitor a DistributedDataParallel script without changing it.
 
 Takes torchrun's flags and passes them on as they are, with - or _ in their
 names; a module is started with -m. Without a number of ranks one per core is
@@ -15,7 +15,7 @@ options of ours, before the script:
                          ranks on this node (default: cores, or GPUs)
   --run-dir DIR          where to write the run (default: a new one under runs/)
   --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin)
-                         of every verdict, and when it is over
+                         of every verdict, and when it is resolved
   --digest-every STEPS   compare all ranks' parameters to the bit every so many
                          steps; 0: never (default: 100)
   --survive              start a keeper per rank, which starts its worker again

@@ -89,9 +89,7 @@ def choose_run(run: str | None) -> tuple[RunSource, str]:
     if run is not None:
         path = Path(run)
         if not (path / RUN).exists():
-            raise UsageError(
-                f"{printable(run)} is no run: it has no {RUN}. Give the directory that a run was told to use"
-            )
+            raise UsageError(f"{printable(run)} is no run: it has no {RUN}. Give the directory that a run writes to")
         return Local(path), ""
     # running jobs, the newest first; else the newest run that was written
     entries = [entry.directory for entry in running_runs()]

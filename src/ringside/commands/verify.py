@@ -1,4 +1,4 @@
-"""Verify schedules, and print what they cost beside the lower bounds.
+"""Verify schedules, and compare their cost with the lower bounds.
 
 Every algorithm is run on symbols: each result must contain every rank's
 contribution exactly once, all ranks must compute it by the same expression, no

@@ -54,7 +54,7 @@ def readers() -> tuple[Reader, ...]:
 
 
 _log = logging.getLogger(__name__)
-UNKNOWN = "is none of what the doctor reads"
+UNKNOWN = "is of an unknown format"
 MOST_LEFT_OUT = 100
 """Files of one kind that make their reader fail, beyond which all of that kind are left out."""
 
@@ -158,4 +158,4 @@ def _describe_unknown(source: Source) -> str:
         return f"{UNKNOWN}: it unpacks {source.ratio:.0f}-fold, like a compression bomb, and was not unpacked"
     if b"\0" in head or sum(byte < 9 for byte in head) > len(head) // 100:
         return f"{UNKNOWN}: binary data"
-    return f"{UNKNOWN}: it begins with {head[:40].decode('utf-8', 'replace').strip()!r}"
+    return f"{UNKNOWN}: it starts with {head[:40].decode('utf-8', 'replace').strip()!r}"

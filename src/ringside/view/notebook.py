@@ -80,7 +80,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
     calm = snapshot.trouble or not snapshot.verdicts
     verdicts = []
     for verdict in () if snapshot.trouble else snapshot.verdicts:
-        lines = (("why", verdict.verdict.cause), ("price", price_text(verdict)), ("do", verdict.verdict.advice))
+        lines = (("why", verdict.verdict.cause), ("cost", price_text(verdict)), ("do", verdict.verdict.advice))
         verdicts.append(
             {
                 "headline": printable(verdict_headline(verdict)),

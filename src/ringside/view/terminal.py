@@ -14,7 +14,7 @@ from ringside.monitor.assessment import describe_assessment
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline
-from ringside.text import clock, duration, percent, signed_percent, size, sparkline
+from ringside.text import clock, counted, duration, percent, signed_percent, size, sparkline
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import answer_sign, as_sentence, assessment_of
@@ -78,8 +78,8 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}", style=style))
         lines = [Text(f"  {verdict.cause}")]
         if verdict.kind != "dead_rank":
-            cost = f"  cost so far: {finding.cost_rank_seconds:.1f} rank-seconds" + (" (over)" if finding.over else "")
-            lines.append(Text(cost, style="bold"))
+            resolved = " (resolved)" if finding.over else ""
+            lines.append(Text(f"  cost so far: {finding.cost_rank_seconds:.1f} rank-seconds{resolved}", style="bold"))
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         parts += lines
@@ -122,7 +122,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
         price = f"{cost:.1f} rank-seconds so far{in_hours}; noticed at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
-        for heading, text in (("why", verdict.cause), ("price", price), ("do", verdict.advice)):
+        for heading, text in (("why", verdict.cause), ("cost", price), ("do", verdict.advice)):
             if text:
                 lines.add_row(Text(f"  {heading}", style="dim"), Text(text))
         parts.append(lines)
@@ -132,7 +132,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         found = assessment_of(summary)
         words = "" if found is None else describe_assessment(found)
         if found is not None and found.state == "none":
-            parts.append(Text(f"No rank held the others up. {words}".strip(), style="bold green"))
+            parts.append(Text(f"No straggler detected. {words}".strip(), style="bold green"))
         else:
             parts.append(Text(f"No verdict. {words}".strip(), style="bold yellow"))
     parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
@@ -141,9 +141,10 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     exposed = sync["exposed_seconds_per_step"]
     share = f" ({percent(exposed / step)} of the step)" if step > 0 else ""
     line = (
-        f"{summary['steps']} steps of {duration(step)}; {size(sync['payload_bytes_per_step'])} of gradients per step "
-        f"over {sync['engine']}: blocked {duration(exposed)}{share}; "
-        f"watching cost {duration(summary['overhead']['seconds_per_step'])} per step"
+        f"{counted(summary['steps'], 'step')} of {duration(step)}; "
+        f"{size(sync['payload_bytes_per_step'])} of gradients per step "
+        f"over {sync['engine']}: exposed {duration(exposed)}{share}; "
+        f"monitoring overhead {duration(summary['overhead']['seconds_per_step'])} per step"
     )
     parts += [Text(), rank_table(summary["ranks"]), Text(line, style="dim")]
 
@@ -165,7 +166,7 @@ def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
     if len(rows) > RANKS_SHOWN:
         rows = sorted(rows, key=lambda row: -(row["excess_ratio"] or 0.0))[:RANKS_SHOWN]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("rank", "own", "wait", "own against the others"):
+    for heading in ("rank", "own", "wait", "own time vs others"):
         table.add_column(heading, justify="right")
     for row in rows:
         excess = row["excess_ratio"]

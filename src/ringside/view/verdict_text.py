@@ -13,7 +13,7 @@ from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline
-from ringside.text import duration, label, name_ranks, percent, rank_time, signed_percent
+from ringside.text import counted, duration, label, name_ranks, percent, rank_time, ratio, signed_percent
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 PAST = {" is ": " was ", " are ": " were ", " gets ": " got ", " needs ": " needed ", " waits ": " waited "}
@@ -99,7 +99,7 @@ def all_is_well(summary: Mapping[str, Any]) -> str:
     known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
     if len(known) < 2:
         return "There is nobody to wait for: one rank is all there is."
-    steps = f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}"
+    steps = counted(summary["steps"], "step")
     over = f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
     found = assessment_of(summary)
     return over if found is None or not (words := describe_assessment(found)) else f"{words} {over}"
@@ -213,7 +213,7 @@ def _finding_headline(verdict: Verdict) -> str:
 def what_if_line(content: Mapping[str, object]) -> str:
     """Return the figures of a replayed timeline in one line: shares as percentages, the rest as it is."""
     known = {key: value for key, value in content.items() if isinstance(value, float | int)}
-    said = [f"slowdown {known['slowdown']:.3f}"] if "slowdown" in known else []
+    said = [f"the job would run {ratio(known['slowdown'])} faster"] if "slowdown" in known else []
     said += [f"{label(key)} {percent(value)}" for key, value in known.items() if key.endswith("_share")]
     said += [f"cost {rank_time(3600 * known['cost_rank_hours'])}"] if "cost_rank_hours" in known else []
     return ", ".join(said)
@@ -224,13 +224,13 @@ def what_if_line(content: Mapping[str, object]) -> str:
 
 
 def answer_sign(question: Question) -> str:
-    """Return `yes`, `no`, or a dash where it cannot be told."""
+    """Return `yes`, `no`, or a dash where there is not enough data."""
     return "–" if question.answer is None else "yes" if question.answer else "no"
 
 
 def answer_text(question: Question) -> str:
-    """Return `Yes.`, `No.` or that it cannot be told, and why."""
-    answer = "It cannot be told" if question.answer is None else "Yes" if question.answer else "No"
+    """Return `Yes.`, `No.` or that there is not enough data, and why."""
+    answer = "Not enough data" if question.answer is None else "Yes" if question.answer else "No"
     return f"{answer}. {as_sentence(question.words)}".strip()
 
 

@@ -1,4 +1,4 @@
-"""Fit your own tables, and write hardware whose predictions are held to them.
+"""Fit your own tables, and write calibrated hardware.
 
 Reads what `ringside predict score` reads: logs of nccl-tests, the JSON of its
 -J, CSV; a folder stands for the tables in it. The hardware is taken from the
@@ -7,8 +7,8 @@ numbers of hosts of one cluster go into one file: the more, the surer is what
 lies beyond them. The file has the hardware and the rows that were measured, and
 `ringside predict --topology FILE` moves its laws by them.
 
-How good the fit is, is told by rows that had no part in it: every second one of
-each table; with tables of several scales also each table by the others.
+The fit is checked on held-out rows: every second one of each table; with tables
+of several scales also each table by the others.
 
 exit status: 0 written, 2 usage error: no table can be fitted, or the file
 cannot be written.
@@ -36,7 +36,7 @@ from ringside.predict.score import Score
 from ringside.predict.topology.files import to_toml
 from ringside.text import counted, duration, percent, rate
 
-HELP = "fit your own tables, and write hardware whose predictions are held to them"
+HELP = "fit your own tables, and write calibrated hardware"
 SCHEMA = 1
 
 

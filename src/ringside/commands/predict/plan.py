@@ -53,7 +53,7 @@ def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> 
     """Add the arguments that name what something runs on, and with which algorithm."""
     add = parser.add_argument
     add("--preset", metavar="NAME", help=f"hardware: {', '.join(presets())}")
-    add("--topology", metavar="FILE", help="hardware of one's own: TOML, or what `ringside probe -o` wrote")
+    add("--topology", metavar="FILE", help="custom hardware: TOML, or what `ringside probe -o` wrote")
     add("--hosts", type=int, metavar="N", help="how many (default: as the preset or file says)")
     add("--ranks-per-host", metavar="N", help="ranks used on each, or a list: 8,8,4 (default: all)")
     if algorithm:

@@ -3,9 +3,9 @@
 Reads CSV (size_bytes, time_us, algbw_GBps, busbw_GBps, nodes, gpus, cluster in
 any order), logs of nccl-tests, the JSON of its -J, and the output of
 osu_allreduce; a folder stands for the tables in it. Every row is checked first:
-rows that contradict themselves or the rows around them are named and not used.
-Where the number of ranks is not given, busbw/algbw tells it. Then rows 0, 2,
-4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, beside one Hockney
+rows that contradict themselves or the rows around them are reported and not used.
+Where the number of ranks is not given, it follows from busbw/algbw. Then rows 0, 2,
+4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, next to one Hockney
 line, log-log interpolation and NCCL's tuning constants taken as seconds.
 
 Tables of osu_latency and osu_bw among the files (or with --p2p) tell what
@@ -45,7 +45,7 @@ from ringside.text import parse_size, percent, signed_percent, size
 from ringside.view.html.predictions import MODES, score_page
 from ringside.view.tui.console import SafeConsole
 
-HELP = "hold predictions against measured tables: nccl-tests, OSU, CSV"
+HELP = "compare predictions with measured tables: nccl-tests, OSU, CSV"
 SCHEMA = 1
 SUFFIXES = (".csv", ".txt", ".log", ".out", ".json")
 SHOWN_FLAGS = 30
@@ -63,7 +63,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
     add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
     add("--points", action="store_true", help="with --json: every scored row with its prediction and band")
-    add("--html", type=Path, metavar="FILE", help="write a page: measured beside predicted, and residuals")
+    add("--html", type=Path, metavar="FILE", help="write a page: measured and predicted times, and residuals")
     add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 

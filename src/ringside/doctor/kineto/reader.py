@@ -144,7 +144,7 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
     if job.missing:
         given = name_ranks(trace.rank for trace in job.traces[:8])
         missing = f"{name_ranks(job.missing[:8])}{' …' * (len(job.missing) > 8)}"
-        why = f"of {job.world_size} ranks there is only {given}, not {missing}"
+        why = f"of {job.world_size} ranks only {given} {'is' if len(job.traces) == 1 else 'are'} here, not {missing}"
         what = "who is slow" if len(job.traces) == 1 else "whether a missing rank is slow"
         found.append(Unjudged(what=what, why=f"{why}: give the traces of all ranks"))
     elif len(job.traces) == 1:
@@ -156,7 +156,7 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
         # several ranks, but too few steps, or nothing that lasts
         steps = len(pace.numbers)
         if steps < straggler.LEAST_STEPS:
-            recorded = f"{steps} step{'' if steps == 1 else 's'} recorded by all ranks"
+            recorded = f"{counted(steps, 'step')} recorded by all ranks"
             why = f"{recorded}: {straggler.LEAST_STEPS} and more tell a culprit from chance, "
             why += "and what-if figures from noise"
             found.append(Unjudged(what="a persistent straggler", why=why))

@@ -16,7 +16,7 @@ from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, S
 from ringside.doctor.kineto.trace import RankTrace, TracedJob
 from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
 from ringside.monitor.verdict import Verdict, headline
-from ringside.text import duration, percent, rate, size
+from ringside.text import counted, duration, percent, rate, size
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,11 @@ def _similar(evidence: Evidence, slow: Sequence[Verdict]) -> Question:
     }
     words = f"Own times (without waiting) lie between {duration(float(own.min()))} and {duration(float(own.max()))}"
     if len(pace.numbers) < LEAST_STEPS:
-        return Question(answer=None, numbers=numbers, words=f"{words}; {len(pace.numbers)} step is too few to tell.")
+        return Question(
+            answer=None,
+            numbers=numbers,
+            words=f"{words}; {counted(len(pace.numbers), 'step')} recorded: too few to tell.",
+        )
     if slow:
         words = f"{words}; {', and '.join(map(headline, slow))}"
     elif worst > SIMILAR:

@@ -16,7 +16,7 @@ from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, excess_ratios, known_median
 from ringside.monitor.verdict import Verdict, headline
-from ringside.text import duration, percent, rate, size
+from ringside.text import counted, duration, percent, rate, size
 
 QUESTIONS = {
     "communication_dominates": "Does communication dominate after backward finishes?",
@@ -94,7 +94,7 @@ def answer_questions(
         links: What its links carried, where wires were watched.
     """
     if len(table) < FEWEST_STEPS:
-        few = "No step was recorded." if not len(table) else f"{len(table)} steps are too few to tell."
+        few = "No step was recorded." if not len(table) else f"{counted(len(table), 'step')} recorded: too few to tell."
         return dict.fromkeys(QUESTIONS, Question(answer=None, words=few))
     if info.world_size < 2:
         return dict.fromkeys(QUESTIONS, Question(answer=False, words=ONE_RANK))
@@ -120,8 +120,7 @@ def _dominates(table: StepTable) -> Question:
             "optimizer_seconds": optimizer,
             "communication_after_backward_ratio": after,
         },
-        words=f"Synchronisation that no backward hides is {percent(share)} of a step, and {percent(after)} of what "
-        f"follows backward.",
+        words=f"Exposed communication is {percent(share)} of a step, and {percent(after)} of what follows backward.",
     )
 
 
@@ -197,7 +196,7 @@ def _small(table: StepTable) -> Question:
     if not count:
         return Question(answer=None, words="No collective was recorded.")
     numbers: dict[str, Number] = {"collectives_per_step": count, "bytes_each": payload / count}
-    words = f"{count:.0f} collective{'' if count == 1 else 's'} of {size(payload / count)} per step"
+    words = f"{counted(round(count), 'collective')} of {size(payload / count)} per step"
     if not busy:  # few collectives are no trouble, however long they take; of many nothing is known
         answer = None if count > MANY else False
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")

@@ -27,7 +27,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     if not verdicts:
         sections.append(f"**{escape(no_verdict(summary))}** {escape(all_is_well(summary))}")
     for verdict in verdicts:
-        lines = (("When", verdict.when), ("Why", verdict.why), ("Price", verdict.price), ("Next", verdict.next))
+        lines = (("When", verdict.when), ("Why", verdict.why), ("Cost", verdict.price), ("Next", verdict.next))
         items = "\n".join(f"- **{name}**: {escape(text)}" for name, text in lines if text)
         sections.append(f"## {escape(verdict.headline)}\n\n{items}")
     sections += [f"*{escape(change)}*" for change in revision_notes(summary)]
@@ -46,7 +46,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
 
     answers = read_answers(summary.get("questions"))
     if answers:
-        signs = {None: "cannot be told", True: "yes", False: "no"}
+        signs = {None: "not enough data", True: "yes", False: "no"}
         shown = [
             f"- {QUESTIONS[name]} **{signs[answer.answer]}.** {escape(answer.words)}"
             for name, answer in answers.items()

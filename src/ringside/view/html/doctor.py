@@ -53,7 +53,7 @@ def doctor_page(findings: Findings) -> str:
         lines = [f"Replayed: {source}."] if source else []
         lines += [f"{other.get('source', 'another job')}: {what_if_line(other)}." for other in findings.more_what_if]
         what_if = fill(
-            """<section class="details" aria-label="What if"><h2>What if nobody had been slower than its peers</h2>
+            """<section class="details" aria-label="What if"><h2>Without stragglers</h2>
 <dl class="tiles">{}</dl>{}</section>""",
             figures(known),
             map(note_line, lines),
@@ -93,7 +93,7 @@ def _verdict_sections(findings: Findings) -> list[Markup]:
             verdict_section(
                 f"\nverdict · {label(verdict.kind)}",
                 text.headline,
-                [("Why", text.why), ("Price", text.price), ("Next", text.next)],
+                [("Why", text.why), ("Cost", text.price), ("Next", text.next)],
                 kind="bad",
                 level=2 if sections else 1,
                 more=fill(evidence, NOTHING if index else _OPEN, cells) if cells else NOTHING,

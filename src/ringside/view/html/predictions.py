@@ -86,9 +86,9 @@ def plan_page(plan: TrainingPlan) -> str:
         *_curves_over_hosts_and_buckets(plan),
         table(
             f"Every algorithm at {subject} (* extrapolated)",
-            ("algorithm", "time", "band", "priced by"),
+            ("algorithm", "time", "band", "basis"),
             priced_rows,
-            "Rows priced by schedule ignore the overhead per message, so on GPUs they are optimistic.",
+            "Rows by schedule ignore the overhead per message, so on GPUs they are optimistic.",
         ),
     ]
     if fit is not None:
@@ -190,7 +190,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     then = played[1]
     lines = [
         ("Step", steps),
-        ("Guilty", "; ".join(map(str, then.blamed[:PARTS])) if then is not None else ""),
+        ("Bottleneck", "; ".join(map(str, then.blamed[:PARTS])) if then is not None else ""),
         ("Where", hardware(answer.before.topology)),
         *(("Extrapolated", why) for why in answer.extrapolated),
     ]
@@ -203,7 +203,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         figures.append((f"rank-hours a day {word}", value, f"{ends}, of {24 * answer.after.topology.ranks}"))
         for text in prices(absolute(hours), rates):
             value, _, more = text.partition(" (")
-            figures.append(("price a day", value, more.replace(")", ",", 1)))
+            figures.append(("cost a day", value, more.replace(")", ",", 1)))
         figures.append(("own work", *_before_and_after(work(answer.before), work(answer.after))))
     figures.append(("left of synchronisation", *_before_and_after(*(left.seconds for left in answer.left))))
     bucket_before, bucket_after = (left.bucket for left in answer.left)
@@ -216,7 +216,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         if timeline is not None:
             alike = timeline.seconds * TOO_SHORT > longest
             who = f"{played_algorithm(timeline)} among {timeline.schedule.ranks} ranks"
-            note = f"Guilty: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
+            note = f"Bottleneck: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
             caption = f"{title}: {duration(timeline.seconds)}, {who}"
             pictures.append(gantt(timeline, caption, longest if alike else None, note))
     parts = [timeline.shares if timeline is not None else {} for timeline in played]

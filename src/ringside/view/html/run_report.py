@@ -134,7 +134,7 @@ def _verdict_sections(verdicts: list[VerdictText], summary: dict[str, Any]) -> l
         verdict_section(
             f"\nverdict · {label(text.verdict.kind)}",
             text.headline,
-            [("Why", _keep_units(text.why)), ("Price", _keep_units(text.price)), ("Next", _keep_units(text.next))],
+            [("Why", _keep_units(text.why)), ("Cost", _keep_units(text.price)), ("Next", _keep_units(text.next))],
             kind="bad",
             level=1 if text is verdicts[0] else 2,
             text=fill('<p class="when">{}</p>', text.when),
@@ -160,13 +160,13 @@ def _figures(summary: dict[str, Any]) -> Markup:
     cells = [
         ("step time", duration(median), f"95th percentile {duration(step['p95'])}"),
         ("exposed sync", duration(exposed), f"{percent(exposed / median, 1)} of a step" if median else ""),
-        ("own overhead", duration(overhead["seconds_per_step"]), of_step),
+        ("Ringside overhead", duration(overhead["seconds_per_step"]), of_step),
     ]
     if loss.get("last") is not None and loss.get("first") is not None:
         cells.append(("loss", digits(loss["last"]), f"from {digits(loss['first'])}"))
     if comparison.get("step_ratio") is not None:
         peer = str(comparison.get("peer", "the peer"))
-        cells.append((f"against {peer}", ratio(comparison["step_ratio"]), f"{peer}'s step time over ours"))
+        cells.append((f"vs {peer}", ratio(comparison["step_ratio"]), f"{peer}'s step time over ours"))
     return tiles(cells)
 
 
@@ -249,15 +249,15 @@ def _details(summary: dict[str, Any], info: RunInfo) -> Markup:
         ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("gradient buckets", buckets),
         ("payload per step", size(sync["payload_bytes_per_step"])),
-        ("sync per step, overlapped or not", duration(sync["total_seconds_per_step"])),
-        ("of it exposed", duration(sync["exposed_seconds_per_step"])),
+        ("communication per step", duration(sync["total_seconds_per_step"])),
+        ("of which exposed", duration(sync["exposed_seconds_per_step"])),
         *compared.items(),
         ("command", " ".join(info.command)),
         ("versions", ", ".join(f"{name} {version}" for name, version in info.versions.items())),
     ]
     return fill(
         """<section class="details" aria-label="Details"><h2>Figures</h2><dl>{}</dl></section>
-<footer>Own time is a rank's work from the end of one synchronisation to its arrival at the next. The price replays the
+<footer>Own time is a rank's work from the end of one synchronisation to its arrival at the next. The cost replays the
 recorded own times with the culprit repaired: ranks × (slowest of all − slowest with it repaired), summed over
 steps.</footer>""",
         [fill("<dt>{}</dt><dd>{}</dd>", name, value) for name, value in rows if value],

@@ -126,7 +126,7 @@ class Run:
         """The verdict, and a table of the ranks, the slowest first: for notebooks, light or dark."""
         texts = [verdict_text(content, self.summary) for content in self.summary["verdicts"]]
         found = [
-            fill("<p><b>{}</b> {}<br>{}<br>Price: {}</p>", text.headline, text.when, text.why, text.price)
+            fill("<p><b>{}</b> {}<br>{}<br>Cost: {}</p>", text.headline, text.when, text.why, text.price)
             for text in texts
         ] or [fill("<p><b>{}</b> {}</p>", no_verdict(self.summary), all_is_well(self.summary))]
         row = "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>"

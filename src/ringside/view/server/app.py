@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ringside.text import moment
+from ringside.text import counted, moment
 from ringside.view.html.markup import fill
 from ringside.view.server.feed import PageFeed, Runs
 from ringside.view.server.guard import HttpGuard, listen, users_of
@@ -103,7 +103,7 @@ class _Handlers:
         listed = await anyio.to_thread.run_sync(self._runs.listed)
         rows = []
         for run in listed:
-            ranks = f"{run.ranks} rank{'' if run.ranks == 1 else 's'}" if run.ranks else "not readable"
+            ranks = counted(run.ranks, "rank") if run.ranks else "not readable"
             state = "pill live" if run.live else "pill"
             rows.append(
                 fill(

@@ -169,7 +169,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     # Communication that backward computation hid.
     hidden = max(1.0 - exposed / sync, 0.0) if sync > 0 else math.nan
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
-    each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a price"
+    each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a cost"
     return [
         ("lost so far", rank_time(lost) if lost else "nothing", each),
         ("step", duration(step), f"the last {FEW} steps"),

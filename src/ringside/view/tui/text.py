@@ -112,14 +112,14 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
     slowest = f"the slowest takes {percent(max(known))} longer than the others"
     if found.state == "undecided":
         return f"no verdict so far; {slowest}, in too few or too unsteady steps to be sure", "dim"
-    return f"no rank holds the job up; {slowest}. {describe_assessment(found)}", "green"
+    return f"no straggler; {slowest}. {describe_assessment(found)}", "green"
 
 
 def verdict_lines(verdict: Open, width: int, lines_each: int = 1000) -> list[Text]:
     """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
     lines = _paragraph("● ", verdict_headline(verdict), width, _style(verdict), lines=lines_each)
     advice = "" if verdict.over else verdict.verdict.advice
-    parts = (("why", verdict.verdict.cause, ""), ("price", price_text(verdict), "bold"), ("do", advice, ""))
+    parts = (("why", verdict.verdict.cause, ""), ("cost", price_text(verdict), "bold"), ("do", advice, ""))
     for name, text, style in parts:
         if text:
             lines += _paragraph(f"  {name:<7}", text, width, style, lines=lines_each)
@@ -137,7 +137,7 @@ def price_text(verdict: Open) -> str:
 def verdict_headline(verdict: Open) -> str:
     """Return who and since when, one sentence; whether it is over."""
     who, since = verdict.words or headline(verdict.verdict), verdict.verdict.since_step
-    return f"{who} since step {since}{' (over)' if verdict.over else ''}"
+    return f"{who} since step {since}{' (resolved)' if verdict.over else ''}"
 
 
 def _style(verdict: Open) -> str:

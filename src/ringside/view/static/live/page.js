@@ -219,7 +219,7 @@ function verdictCard(verdict, index) {
   const card = element("section", { class: `verdict bad${verdict.over ? " over" : ""}`, "aria-label": "Verdict" });
   const sign = element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, verdict.over ? "✓" : "!"), `verdict · ${verdict.kind.replaceAll("_", " ")}${verdict.over ? " · over" : ""}`);
   const list = element("dl");
-  for (const [name, key] of [["Price", "price"], ["Why", "why"], ["Next", "next"]]) {
+  for (const [name, key] of [["Cost", "price"], ["Why", "why"], ["Next", "next"]]) {
     if (verdict[key]) list.append(element("dt", {}, name), element("dd", { "data-name": key, class: key }, unbroken(verdict[key])));
   }
   card.append(sign, element(index ? "h2" : "h1", { "data-name": "headline" }, unbroken(verdict.headline)), element("p", { class: "when", "data-name": "when" }, verdict.when), list);
