@@ -47,7 +47,7 @@ def write_run(path: Path, own: np.ndarray, *, clocks: np.ndarray | None = None, 
 
 
 def slow_run(path: Path, *, ranks: int = 4, steps: int = 120, rank: int = 2, onset: int = 60) -> Path:
-    """A run in which one rank becomes 30 % slower, with no event that says so: the detector finds it."""
+    """A run in which one rank becomes 30% slower, with no event that says so: the detector finds it."""
     own = own_times(steps, ranks)
     own[onset:, rank] *= 1.3
     write_run(path, own)

@@ -25,7 +25,7 @@ SIZES = (4, 1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 
 BLOCK_BYTES = 400 << 20  # that one block moves, roughly
 MOST, LEAST = 3000, 3  # calls in a block
 # Private arrays from 64 KiB on begin at a page in both versions. Otherwise the heap decides, by what a version has
-# imported: 128 KiB then took 4 % more or less, of the same code.
+# imported: 128 KiB then took 4% more or less, of the same code.
 SAME_PLACE = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 
 # Both versions run this. What it needs of them is what every version has: a communicator, empty() and all_reduce().

@@ -45,7 +45,7 @@ def mad_score(own: Floats) -> Iterator[Alarm]:
 
 
 def job_change(own: Floats) -> Iterator[Alarm]:
-    """Report the job when its steps take 10 % longer than 50 steps before; no rank is named."""
+    """Report the job when its steps take 10% longer than 50 steps before; no rank is named."""
     before: Floats | None = None
     for end, rows in _periods(own):
         now = rows.max(axis=2).mean(axis=0)
@@ -67,8 +67,8 @@ RULES: dict[str, Callable[[Floats], Iterator[Alarm]]] = {
     "relative score < 0.75": relative_score,
     "z > 3": z_score,
     "MAD > 3.5": mad_score,
-    "job 10 % slower": job_change,
-    "phase share > 25 %": phase_share,
+    "job 10% slower": job_change,
+    "phase share > 25%": phase_share,
 }
 
 

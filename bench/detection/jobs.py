@@ -13,16 +13,16 @@ BLOCK = 32
 
 KINDS = {
     "white": "independent",
-    "spikes": "1 % spikes, 1.2–4.5×",
-    "busy": "busy machine: 15 % of steps 1.2–3.3×",
+    "spikes": "1% spikes, 1.2–4.5×",
+    "busy": "busy machine: 15% of steps 1.2–3.3×",
     "ar": "autocorrelation 0.9",
-    "ar_spikes": "autocorrelation 0.9 and 1 % spikes",
+    "ar_spikes": "autocorrelation 0.9 and 1% spikes",
     "heavy": "Student t, 3 degrees",
-    "static": "constant ±3 % spread",
+    "static": "constant ±3% spread",
     "pauses": "a 2× pause every 50 steps, on every rank",
     "unlike": "one rank in eight jitters three times as much",
     "mixed": "half of it independent, half of autocorrelation 0.9",
-    "states": "a rank in turn 8 to 16 % slower for a dozen steps",
+    "states": "a rank in turn 8 to 16% slower for a dozen steps",
 }
 
 LASTS, RESTS = 12.0, 36.0
@@ -38,7 +38,7 @@ FAULTS = {
     "moves": "the slow rank changes every 100 steps",
     "pauses": "one rank pauses for two steps' time every ten steps (garbage collection)",
     "neighbour": "a noisy neighbour: one rank slow in bursts of 40 steps of 60",
-    "stalls": "input stalls: 40 % of one rank's steps",
+    "stalls": "input stalls: 40% of one rank's steps",
     "link": "a slow link: everybody's step, nobody's own time",
 }
 
@@ -64,7 +64,7 @@ class Fault:
 
     Args:
         kind: One of `FAULTS`.
-        slowdown: 0.12 means 12 % longer; what it means on average over all steps is up to the kind.
+        slowdown: 0.12 means 12% longer; what it means on average over all steps is up to the kind.
         onset: First step of the fault.
     """
 

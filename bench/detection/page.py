@@ -23,18 +23,18 @@ day at one step per second, over 260,000 healthy steps a line (one alarm among t
 WEAK = """
 ## Where it is weak
 
-- Correlated noise hides what is no wider than it. With 10 % jitter of autocorrelation 0.9, 12 % is not found at any
-  number of ranks, and 30 % within 200 steps in {found} % of the jobs of 2, 4, 8 and 128 ranks: a window of 24
-  steps wanders by 7 % by chance, and an alarm needs nearly six times that. The alternative is naming healthy ranks.
-- Where healthy ranks really are 8 to 16 % slower by turns for a dozen steps (the last noise above), they are named for
+- Correlated noise hides what is no wider than it. With 10% jitter of autocorrelation 0.9, 12% is not found at any
+  number of ranks, and 30% within 200 steps in {found}% of the jobs of 2, 4, 8 and 128 ranks: a window of 24
+  steps wanders by 7% by chance, and an alarm needs nearly six times that. The alternative is naming healthy ranks.
+- Where healthy ranks really are 8 to 16% slower by turns for a dozen steps (the last noise above), they are named for
   it; a live job tells of that if it cost 50 ms and is still there. Of the other noises the worst line above has {worst}
   false alarms in 86,400 steps.
 - Two ranks give one series of differences. Until its autocorrelation is known (some forty steps) only large slowdowns
   are reported, and a rank that becomes slow in the first twenty steps is found after more than a hundred.
-- The gate is 5 %: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
-  compared with what healthy ranks may differ by (6 % for few ranks), so a smaller excess stays unnamed for good.
+- The gate is 5%: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
+  compared with what healthy ranks may differ by (6% for few ranks), so a smaller excess stays unnamed for good.
 - Single pauses, however long, count for little. A rank that pauses again and again is named by another way, which needs
-  some twenty pauses of one of two ranks, thirteen of one of four and five of one of many, and 5 % of the job's time.
+  some twenty pauses of one of two ranks, thirteen of one of four and five of one of many, and 5% of the job's time.
 - More than half of the ranks slow: then the others look fast, and nobody is named.
 """
 
@@ -77,7 +77,7 @@ def _noise_table(results: Results, kinds: Mapping[str, str]) -> str:
                 if f"healthy/{at}" in results or f"inject/{at}/slow" in results:
                     found = [cell(results.get(f"inject/{at}/{name}")) for name in ("slow", "start", "much")]
                     rows.append([words, f"{jitter:.0%}", f"{ranks}", per_day(results.get(f"healthy/{at}")), *found])
-    head = ["noise", "jitter", "ranks", "false alarms", "12 % mid-run", "12 % from step 0", "30 % mid-run"]
+    head = ["noise", "jitter", "ranks", "false alarms", "12% mid-run", "12% from step 0", "30% mid-run"]
     return "## By noise and ranks\n\n" + page_table(head, rows)
 
 
@@ -92,7 +92,7 @@ def _rules_table(results: Results) -> str:
         for rule in names:
             figures = [results.get(f"rule/{rule}/{kind}/{ranks}/{name}") for name in ("slow", "much")]
             rows.append(["", rule, per_day(figures[0]), *map(cell, figures)])
-    head = ["2 % jitter", "rule", "false alarms", "12 % mid-run", "30 % mid-run"]
+    head = ["2% jitter", "rule", "false alarms", "12% mid-run", "30% mid-run"]
     note = (
         "Re-implemented in `bench/detection/baselines.py`; a rule that names the same rank again within 50 steps\n"
         "counts once, and its false alarms are measured over 26,000 healthy steps. The job rule names no rank.\n\n"
@@ -103,7 +103,7 @@ def _rules_table(results: Results) -> str:
 def _sizes_table(results: Results) -> str:
     many = (*RANKS, 1024)
     rows = [[f"{size:.0%}", *(cell(results.get(f"size/{size}/{ranks}")) for ranks in many)] for size in SIZES]
-    return "## By size of the slowdown (2 % jitter)\n\n" + page_table(["slowdown", *(f"{n} ranks" for n in many)], rows)
+    return "## By size of the slowdown (2% jitter)\n\n" + page_table(["slowdown", *(f"{n} ranks" for n in many)], rows)
 
 
 def _jitters_table(results: Results) -> str:
@@ -111,7 +111,7 @@ def _jitters_table(results: Results) -> str:
         [f"{jitter:.0%}", *(cell(results.get(f"jitter/{jitter}/{ranks}")) for ranks in RANKS)]
         for jitter in (0.01, 0.02, 0.05, 0.10)
     ]
-    return "## By jitter (12 % mid-run)\n\n" + page_table(["jitter", *(f"{ranks} ranks" for ranks in RANKS)], rows)
+    return "## By jitter (12% mid-run)\n\n" + page_table(["jitter", *(f"{ranks} ranks" for ranks in RANKS)], rows)
 
 
 def _faults_table(results: Results, faults: Mapping[str, str]) -> str:
@@ -122,11 +122,11 @@ def _faults_table(results: Results, faults: Mapping[str, str]) -> str:
         if f"fault/{kind}/4" in results
     ]
     note = (
-        "Slowdowns of 20 % in all; drift and pauses are given 500 steps. A slow link must name nobody: there only the\n"
+        "Slowdowns of 20% in all; drift and pauses are given 500 steps. A slow link must name nobody: there only the\n"
         "last figure counts.\n\n"
     )
     head = ["fault", *(f"{ranks} ranks" for ranks in RANKS)]
-    return "## By kind of fault (2 % jitter)\n\n" + note + page_table(head, rows)
+    return "## By kind of fault (2% jitter)\n\n" + note + page_table(head, rows)
 
 
 def _first_steps_table(results: Results) -> str:

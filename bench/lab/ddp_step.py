@@ -96,7 +96,7 @@ def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str, rat
     section.title = (
         f"DDP step, {HOSTS} hosts x {PER_HOST} ranks, {rate}, {size / 1e6:.1f} MB of gradients, "
         f"{_COMPUTE_WORDS[compute]}: forward and backward alone {1e3 * compute_s:.0f} ms; of stock DDP's step "
-        f"{100 * exposed:.0f} % is exposed communication, and {100 * wire:.0f} % is what its bytes need on the link"
+        f"{100 * exposed:.0f}% is exposed communication, and {100 * wire:.0f}% is what its bytes need on the link"
     )
     ours = next(row for row in section.rows if row["by"] == OURS)
     half = next(row for row in section.rows if row["by"] == HALF)

@@ -65,7 +65,7 @@ def bytes_on_links(repeat: int) -> Section:
         "law and counted: of the busiest direction of a host's link, per all-reduce.",
         f"headers: {FRAME_HEADER_BYTES} B (Ethernet, IPv4, TCP with timestamps) for every frame that the kernel "
         "counted, acknowledgements among them. Frames are TCP's pieces of up to 16 KB, not of 1500 B: on a wire it "
-        "would be 4.6 % of the payload and half of that for acknowledgements.",
+        "would be 4.6% of the payload and half of that for acknowledgements.",
         "payload: counted less headers, less what an interval with the same barriers and no all-reduce counts.",
         "what is above 1: Gloo's header of each message, ours of each link and collective (64 B), repeated segments.",
     ]

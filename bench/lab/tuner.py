@@ -59,7 +59,7 @@ def _section(name: str, per_host: int, repeat: int) -> Section:
     section.notes = [
         "default: algorithm=None, after the first calls of a size, in which the promising choices take turns. Gloo: "
         "stock `torch.distributed.all_reduce`, which is what `native` calls.",
-        "default/Gloo, default/named: medians over rounds of the ratios of two neighbours, and the 95 % interval of "
+        "default/Gloo, default/named: medians over rounds of the ratios of two neighbours, and the 95% interval of "
         "that median (of order statistics).",
         "Start-up: of the slowest rank, each time a new communicator that reads no kept table.",
     ]

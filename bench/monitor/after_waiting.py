@@ -107,7 +107,7 @@ def pass_time(how: str, seconds: float) -> None:
 def medians_table(found: dict[str, float]) -> str:
     """Return the medians as a Markdown table."""
     usual = found["nothing 0"]
-    lines = [[f"{case} ms", f"{took:.2f} ms", f"{100 * (took / usual - 1):.1f} %"] for case, took in found.items()]
+    lines = [[f"{case} ms", f"{took:.2f} ms", f"{100 * (took / usual - 1):.1f}%"] for case, took in found.items()]
     return markdown_table(["before the step", "the step", "more"], lines)
 
 

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def healthy_records(rng: np.random.Generator, begin: int, ranks: int) -> list[StepRecord]:
-    """Return healthy records of some steps: 2 % of jitter, now and then a pause."""
+    """Return healthy records of some steps: 2% of jitter, now and then a pause."""
     own = 0.1 * np.exp(rng.normal(0.0, 0.02, (BLOCK, ranks))) + 0.05 * (rng.random((BLOCK, ranks)) < 0.002)
     slowest = own.max(axis=1)
     return [

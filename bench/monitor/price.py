@@ -4,7 +4,7 @@ Two real ranks train a small GPT, watched, and a healthy twin of it. After a hea
 of five steps of the two models alternate, so that both meet the same weather. What a run lost is measured as the time
 of its blocks minus that of the twin's beside them, times the ranks; what the monitor says it lost is the verdict's
 `cost_rank_seconds`. The replay is the same from the very first step of the fault, which the monitor has to estimate.
-Prints the medians over runs, predicted over measured, and an interval that holds 95 % of the ratios when runs, and
+Prints the medians over runs, predicted over measured, and an interval that holds 95% of the ratios when runs, and
 pairs of blocks within them, are drawn again (bootstrap). A replay knows own times only, and takes the other ranks' as
 they are. So two columns say what it cannot see: how much of the loss lies in the slowest own times (the rest is the
 synchronisation behind them), and how much slower the *other* ranks are than in the twin's steps.
@@ -50,13 +50,13 @@ RUN_LIMIT_S = 60.0  # for each run
 DRAWS = 4000  # of the bootstrap
 MOST_OFF = 0.1  # of the ratio of price to loss from 1
 COLUMNS = (
-    "fault", "engine", "step", "named", "lost, rank-seconds", "verdict / lost (95 %)", "replay / lost (95 %)",
+    "fault", "engine", "step", "named", "lost, rank-seconds", "verdict / lost (95%)", "replay / lost (95%)",
     "lost in own times", "others slower by",
 )  # fmt: skip
 
 
 def main() -> int:
-    """Measure what was asked for; return 0 if every fault was named and its verdict's price is within 10 %."""
+    """Measure what was asked for; return 0 if every fault was named and its verdict's price is within 10%."""
     args = parse_options()
     results = []
     for name in args.faults:
@@ -140,7 +140,7 @@ def unseen_by_replay(own: Floats, twin: Floats, ranks: list[int]) -> dict[str, f
 
 
 def is_right(result: dict[str, Any]) -> bool:
-    """Tell whether the price that verdicts told is within 10 % of what was lost; no verdict is no price."""
+    """Tell whether the price that verdicts told is within 10% of what was lost; no verdict is no price."""
     return result["named"] > 0 and abs(result["predicted"]["ratio"] - 1.0) <= MOST_OFF
 
 
@@ -192,7 +192,7 @@ def results_table(results: list[dict[str, Any]]) -> str:
     for r in results:
         seen = [f"{1e3 * r['step_seconds']:.0f} ms", f"{r['named']} of {len(r['runs'])}", f"{r['measured']:.2f}"]
         ratios = [f"{x['ratio']:.2f} ({x['low']:.2f} to {x['high']:.2f})" for x in (r["predicted"], r["replay"])]
-        shares = [f"{100 * r['lost_in_own']:.0f} %", f"{100 * r['others_slower']:.1f} %"]
+        shares = [f"{100 * r['lost_in_own']:.0f}%", f"{100 * r['others_slower']:.1f}%"]
         lines.append([r["fault"], r["engine"], *seen, *ratios, *shares])
     return markdown_table(COLUMNS, lines)
 

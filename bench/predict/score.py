@@ -84,20 +84,20 @@ def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
         ("GPU tables of 10 rows and more", held),
         ("full sweeps among them", [found for found in held if found.full_sweep]),
     ):
-        yield _floor("hold-out", suite, "≤ 7 %", chosen)
-        yield _floor("hold-out from 1 MB up", suite, "≤ 5 %", chosen, large=True)
+        yield _floor("hold-out", suite, "≤ 7%", chosen)
+        yield _floor("hold-out from 1 MB up", suite, "≤ 5%", chosen, large=True)
     for suite, full_only in (("GPU tables of 10 rows and more", False), ("full sweeps among them", True)):
         larger, unfitted = ([s for s in found if s.full_sweep or not full_only] for found in (small, plain))
-        yield _floor("fitted to 16 MB, scored above", suite, "≤ 12 %", larger)
-        yield _floor("nothing fitted", suite, "≤ 20 %", unfitted)
+        yield _floor("fitted to 16 MB, scored above", suite, "≤ 12%", larger)
+        yield _floor("nothing fitted", suite, "≤ 20%", unfitted)
     by_name = {table.name: table for table in tables}
     for words, fit, test in SCALES:
         if all(name in by_name for name in (*fit, test)):
             found = score.other_scale([by_name[name] for name in fit], by_name[test], known)
-            yield _floor("another scale", words, "≤ 20 %", [found])
+            yield _floor("another scale", words, "≤ 20%", [found])
     pooled = summary([*held, *others])
     share = _percent(pooled.band_coverage)
-    yield f"| 95 % band, rows pooled | all hold-outs | {pooled.tables} | 90–98 % | **{share}** | | | |"
+    yield f"| 95% band, rows pooled | all hold-outs | {pooled.tables} | 90–98% | **{share}** | | | |"
     own = summary(held)
     yield f"| | GPU hold-outs | {own.tables} | | {_percent(own.band_coverage)} | | | |"
     # What all tables share was looked up from all of them: look it up again without each, and score that one.
@@ -111,7 +111,7 @@ def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}%"
 
 
 def _floor(name: str, suite: str, target: str, scores: Sequence[Score], large: bool = False) -> str:
@@ -149,7 +149,7 @@ def _leave_one_out(gpus: Sequence[Table], known: Knowledge) -> Iterable[str]:
     without = summary(held)
     yield f"| hold-out, median error | {_percent(usual_held.mape)} | {_percent(without.mape)} |"
     yield f"| hold-out from 1 MB up | {_percent(usual_held.mape_large)} | {_percent(without.mape_large)} |"
-    yield f"| 95 % band, rows pooled | {_percent(usual_held.band_coverage)} | {_percent(without.band_coverage)} |"
+    yield f"| 95% band, rows pooled | {_percent(usual_held.band_coverage)} | {_percent(without.band_coverage)} |"
 
 
 def _without_each(
@@ -201,7 +201,7 @@ _tried: dict[tuple[float, str], Score] = {}
 
 
 def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
-    """Set bumps and quantile to what serves the other tables best: the median error, and 95.5 % of their rows."""
+    """Set bumps and quantile to what serves the other tables best: the median error, and 95.5% of their rows."""
     before = calibrate.BUMP, calibrate.QUANTILE
     best: tuple[float, float, list[Score]] | None = None
     for bump in (0.10, 0.14, 0.18, 0.25):
@@ -248,7 +248,7 @@ def _nvls(tables: Sequence[Table]) -> Iterable[str]:
     yield "|---|---|---|---|"
     for ranks, rate in sweep:
         law = nvls_rate(width, ranks)
-        yield f"| {ranks} | {rate / 1e9:.1f} | {law / 1e9:.1f} | {100 * (law / rate - 1):+.2f} % |"
+        yield f"| {ranks} | {rate / 1e9:.1f} | {law / 1e9:.1f} | {100 * (law / rate - 1):+.2f}% |"
 
 
 def _cpu(tables: Sequence[Table], known: Knowledge) -> Iterable[str]:

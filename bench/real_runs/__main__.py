@@ -2,7 +2,7 @@
 
 Every line is a job of its own, started by torchrun (the slow link: in the network lab, which needs root), training a
 small GPT with real compute for a fixed number of steps. Healthy jobs, where any verdict is a false one, and those
-with a rank that needs 30 % longer for its steps are repeated.
+with a rank that needs 30% longer for its steps are repeated.
 Directories of jobs that were judged wrongly are kept.
 
     python -m bench.real_runs [--only slow,input] [--engines ringside,gloo] [--repeat 10] [--json] [--write PAGE]
@@ -64,10 +64,10 @@ CASES = {
     "healthy": Case("nothing", "", (), job=(("steps", HEALTHY_RUN_STEPS),)),
     "healthy4": Case("nothing, 4 ranks", "", (), job=(("ranks", 4), ("model", "waiting"))),
     "slower": Case(
-        "rank 1's forward and backward take 40 % longer", "slow_rank", fault=f"slow:rank=1,factor=1.4,from_step={AT}"
+        "rank 1's forward and backward take 40% longer", "slow_rank", fault=f"slow:rank=1,factor=1.4,from_step={AT}"
     ),
     "slow": Case(
-        "rank 1's forward and backward take 30 % longer", "slow_rank", fault=f"slow:rank=1,factor=1.3,from_step={AT}"
+        "rank 1's forward and backward take 30% longer", "slow_rank", fault=f"slow:rank=1,factor=1.3,from_step={AT}"
     ),
     "slow0": Case("the same, rank 0", "slow_rank", (0,), fault=f"slow:rank=0,factor=1.3,from_step={AT}"),
     "slow4": Case(

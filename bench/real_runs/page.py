@@ -71,7 +71,7 @@ def cells(name: str, engine: str, runs: Sequence[Mapping[str, Any]], titles: Map
         expected,
         f"{sum(run['right'] for run in runs)} of {len(runs)}",
         middle(delays),
-        f"{100 * median(excess):.0f} %" if excess else "–",
+        f"{100 * median(excess):.0f}%" if excess else "–",
         "; ".join(others(runs)) or "–",
         f"{median(run['others_cores'] for run in runs):.1f}",
     ]

@@ -6,7 +6,7 @@
     ... [--results runs/scale.json] [--json] [--write]
 
 Compute is slept (`job.py`); processes, sessions, store, collector, detector and run directory are real. One
-rank, drawn by the seed, becomes 12 % slower at a drawn step, at 2 % jitter. `--replay` runs recorded Kineto traces
+rank, drawn by the seed, becomes 12% slower at a drawn step, at 2% jitter. `--replay` runs recorded Kineto traces
 through the same processes, `--alone` what one process takes without any store. Figures are kept in a file, and
 `--write` puts docs/scale.md together from it. The exit status is 1 where a floor of the issue is missed.
 """
@@ -37,7 +37,7 @@ SLOWER, JITTER = 1.12, 0.02
 # Steps before the fault at least, how many more at most, and steps with it.
 HEALTHY_STEPS, MOST_ONSET_LATER, AFTER_STEPS = 40, 20, 24
 MOST_DELAY_STEPS = 10  # slow steps until rank 0 is told, at most
-# Of a step at the asked rate, a healthy rank works for so much: with one 12 % slower the job still keeps that rate.
+# Of a step at the asked rate, a healthy rank works for so much: with one 12% slower the job still keeps that rate.
 WORK_SHARE = 0.88
 
 REPLAY_STEPS, REPLAY_ONSET = 600, 300
@@ -77,7 +77,7 @@ class Judged:
 
 
 def slow_rank_job(ranks: int, rate: float, seed: int, *, steps: int | None = None, machine_clock: bool = False) -> Plan:
-    """Return a job that makes at least `rate` steps per second, in which one rank becomes 12 % slower.
+    """Return a job that makes at least `rate` steps per second, in which one rank becomes 12% slower.
 
     Args:
         ranks: Number of ranks.

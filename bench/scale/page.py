@@ -18,7 +18,7 @@ Written by `python -m bench.scale --write`; do not edit. What was decided and wh
 Every rank is a process of its own, with the session that `attach()` makes: its step clock, its thread, its batches over
 a real `TCPStore` to rank 0, where collector, watchers and run directory are those of any run. Only compute is slept,
 and there are no gradients. All processes share **one machine of two cores**; where each rank has its own, only rank 0's
-figures matter. At 2 % jitter one rank, drawn by the seed, becomes 12 % slower at a drawn step.
+figures matter. At 2% jitter one rank, drawn by the seed, becomes 12% slower at a drawn step.
 """
 
 NOTES = """
@@ -142,7 +142,7 @@ def _replays_table(results: Mapping[str, Figures]) -> str:
         rows.append(
             [
                 way,
-                f"rank {job['culprit']} 12 % slower from step {job['onset']}" if injected else "no",
+                f"rank {job['culprit']} 12% slower from step {job['onset']}" if injected else "no",
                 f"{len(jobs)}",
                 named,
                 f"{min(job['steps_per_s'] for job in jobs):.0f}",
@@ -160,7 +160,7 @@ which they worked for {times} ms), read by the doctor's reader and run again at
 their own pace for {first["steps"]} steps. *Repeated*, each rank has its own time in every step, so ranks that were slow
 in that step are slow for good, and are to be named. *Dealt*, each rank is given in every step the time of some recorded
 rank, drawn anew: healthy, with noise as wide as what was recorded. (Repeated, the rank that is made slower was one of
-the faster half; 12 % slower it still is below the others' median, holds nobody up, and is rightly not named.)
+the faster half; 12% slower it still is below the others' median, holds nobody up, and is rightly not named.)
 
 """
     head = ["steps", "injected", "runs", "named", "steps/s", "records lost and late", "rank 0's CPU"]

@@ -53,7 +53,7 @@ class Turn:
 
     Args:
         way: `repeated` or `dealt`.
-        injected: Whether a rank becomes 12 % slower.
+        injected: Whether a rank becomes 12% slower.
         culprit, onset: Which, and at which step.
     """
 

@@ -87,9 +87,9 @@ def rebalance(store: Store, steps: int = 60) -> dict[str, Any]:
     low, high = (1 - ratios[int(share * (len(ratios) - 1))] for share in (0.9, 0.1))
     same = len({end["digest"] for report in runs.values() for end in report.ended.values()}) == 1
     print(f"rebalance: one rank 2 × slower, 12 micro-batches: step {slow / healthy:.2f} × of healthy, quotas {after} "
-          f"{fair / healthy:.2f} ×; target 1.45.\n      Computing {100 * measured:.1f} % shorter, "
-          f"{100 * predicted:.1f} % foretold; steps {100 * (1 - fair / slow):.1f} % shorter (middle 80 % of pairs: "
-          f"{100 * low:.1f} to {100 * high:.1f} %); weights {'equal' if same else 'DIFFER'}")  # fmt: skip
+          f"{fair / healthy:.2f} ×; target 1.45.\n      Computing {100 * measured:.1f}% shorter, "
+          f"{100 * predicted:.1f}% foretold; steps {100 * (1 - fair / slow):.1f}% shorter (middle 80% of pairs: "
+          f"{100 * low:.1f} to {100 * high:.1f}%); weights {'equal' if same else 'DIFFER'}")  # fmt: skip
     ok = fair <= 1.45 * healthy and abs(measured - predicted) <= 0.1 * predicted and same
     return {"ratio": fair / healthy, "predicted": predicted, "measured": measured, "ok": ok}
 
@@ -106,7 +106,7 @@ def cost(store: Store, steps: int = 45) -> dict[str, Any]:
     extra = sum(spent.values())
     parts = ", ".join(f"{name} {1e3 * s:.2f}" for name, s in spent.items() if s > 1e-5)
     print(f"cost: {1e3 * extra:.2f} ms per step ({parts} ms) of a DDP step of {1e3 * ddp_s:.0f} ms over Gloo: "
-          f"{100 * extra / ddp_s:.2f} %; target 3 %. The whole transactional step: {1e3 * step_s:.0f} ms")  # fmt: skip
+          f"{100 * extra / ddp_s:.2f}%; target 3%. The whole transactional step: {1e3 * step_s:.0f} ms")  # fmt: skip
     return {"extra_s": extra, "ddp_s": ddp_s, "step_s": step_s, "ok": extra <= 0.03 * ddp_s}
 
 

@@ -73,22 +73,22 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None, decimals: int | None = None) -> str:
-    """Return a ratio as a percentage: `12 %`, `3.4 %`; a dash where it is not known.
+    """Return a ratio as a percentage: `12%`, `3.4%`; a dash where it is not known.
 
     Args:
-        value: The ratio: 0.12 is 12 %.
+        value: The ratio: 0.12 is 12%.
         decimals: How many; None: as many as mean something.
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if decimals is None:
         decimals = 1 if abs(value) < 0.0995 else 0
-    return f"{100 * value:.{decimals}f} %".replace("-", "−")
+    return f"{100 * value:.{decimals}f}%".replace("-", "−")
 
 
 def signed_percent(value: float | None) -> str:
-    """Return a ratio as a percentage with a sign: `+12.0 %`; a dash where it is not known."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:+.1f} %".replace("-", "−")
+    """Return a ratio as a percentage with a sign: `+12.0%`; a dash where it is not known."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:+.1f}%".replace("-", "−")
 
 
 def digits(value: float) -> str:

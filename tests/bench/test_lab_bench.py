@@ -155,7 +155,7 @@ def test_the_median_s_interval_leaves_out_what_chance_puts_on_one_side_of_it():
     assert median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)  # no interval of so few holds it so often
     assert median_interval(list(range(9))) == (1, 7)  # 20 of 512 nines have fewer than two on one side
     assert median_interval(list(range(15))) == (3, 11)
-    assert median_interval(list(range(15)), level=0.5) == (5, 9)  # 30 % of the time outside, the next one 61 %
+    assert median_interval(list(range(15)), level=0.5) == (5, 9)  # 30% of the time outside, the next one 61%
 
 
 def test_a_choice_slower_than_stock_gloo_by_more_than_5_percent_is_a_miss_and_so_is_a_slow_start():

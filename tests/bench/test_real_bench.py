@@ -69,10 +69,10 @@ def test_the_page_counts_runs_and_tells_what_came_instead() -> None:
     ]
     text = page(results, {"slow": "a slow rank"})
     wrong = "1 × no verdict; 1 × slow_rank [0]"
-    assert f"| a slow rank | gloo | gpt | 30 ms | slow_rank | 1 of 3 | 11 | 30 % | {wrong} | 0.5 |" in text
+    assert f"| a slow rank | gloo | gpt | 30 ms | slow_rank | 1 of 3 | 11 | 30% | {wrong} | 0.5 |" in text
     later = results[0] | judged("slow", verdict("slow_rank", 1, detected=AT + 14))
     text = page([*results, later], {"slow": "a slow rank"})
-    assert f"| 2 of 4 | 13 (11 to 15) | 30 % | {wrong} | 0.5 |" in text
+    assert f"| 2 of 4 | 13 (11 to 15) | 30% | {wrong} | 0.5 |" in text
 
 
 def priced(lost: float, told: float, *, right: bool = True) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_a_price_is_held_against_what_was_lost() -> None:
     assert not is_right(figures_of([priced(2.0, 1.7)]))
     line = results_table([{"fault": "slow", "engine": "gloo", "runs": [1] * 4, **found}])
     assert "| 0.90 (" in line
-    assert line.endswith("| 90 % | 4.0 % |")
+    assert line.endswith("| 90% | 4.0% |")
 
 
 def test_what_a_replay_cannot_see_is_told_beside_it() -> None:

@@ -56,7 +56,7 @@ def test_a_demo_of_a_healthy_run_says_that_nobody_was_named_rightly(call: Call, 
     assert "The same training over Gloo, in turn with ours, 25 steps each (Gloo's time over ours):" in out
     assert re.search(r"^report +here/report.html\nsummary +here/summary.json$", out, re.M)
     assert "exit status" not in out
-    assert err.splitlines() == ["00:00  the same training over Gloo for comparison: 90 %"]
+    assert err.splitlines() == ["00:00  the same training over Gloo for comparison: 90%"]
     assert Path("here", "torchrun.log").read_text() == "[rank 0] hello\n"
     assert launch.arguments == [
         "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "-m", "ringside.demo.train", "--steps=110",
@@ -88,7 +88,7 @@ def test_a_fault_that_was_named_beside_others_is_right_and_one_that_was_not_is_w
     assert status == 0
     assert "It was named, and so was somebody else" in out
     assert [line[:44] for line in err.splitlines() if line.startswith("●")] == [
-        "● rank 5 is 30 % slower than the others sinc",
+        "● rank 5 is 30% slower than the others since",
         "● the link 0 → 4 is slow since step 31: host",
         "● the replica of rank 3 drifted apart from t",
     ]
@@ -168,7 +168,7 @@ def test_on_a_terminal_there_is_a_picture_and_no_lines(call: Call, monkeypatch: 
     drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
     assert "demo: a byte-level GPT" in drawn
     assert "step 60" in drawn
-    assert "● rank 5 is 30 % slower than the others since step 30" not in drawn
+    assert "● rank 5 is 30% slower than the others since step 30" not in drawn
     assert max(map(len, re.split(r"[\r\n]", drawn))) <= 80
 
 
@@ -362,7 +362,7 @@ def test_a_run_is_watched_and_told(call: Call, script: Path, monkeypatch: pytest
     told = [line for line in err.splitlines() if line.startswith("ringside run: ")]
     assert [line[:50] for line in told] == [
         "ringside run: watching 8 ranks, recording to here ",
-        "ringside run: ● rank 5 is 30 % slower than the oth",
+        "ringside run: ● rank 5 is 30% slower than the othe",
         "ringside run: ● the link 0 → 4 is slow since step ",
         "ringside run: ● the replica of rank 3 drifted apar",
     ]

@@ -38,7 +38,7 @@ def sixteen_ranks(tmp_path: Path) -> Path:
 def test_the_verdict_is_first_and_the_path_is_last(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(sixteen_ranks)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Rank 7 is 30 % slower than the others."
+    assert lines[0] == "Rank 7 is 30% slower than the others."
     assert lines[-1] == str(sixteen_ranks / "report.html")
     assert (sixteen_ranks / "report.html").read_text().startswith("<!doctype html>")
     assert max(map(len, lines[:-1])) <= 80
@@ -62,7 +62,7 @@ def test_what_is_no_run_is_refused_with_status_2(tmp_path: Path) -> None:
 
 def test_markdown_on_stdout(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(sixteen_ranks), "--markdown") == 0
-    assert capsys.readouterr().out.startswith("# run\n\n## Rank 7 is 30 % slower than the others.\n")
+    assert capsys.readouterr().out.startswith("# run\n\n## Rank 7 is 30% slower than the others.\n")
 
 
 def test_a_trace_of_some_steps(sixteen_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

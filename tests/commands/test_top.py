@@ -28,16 +28,16 @@ VERDICT = {
 
 GOLDEN = """\
 ringside top run · step 120 · 4 ranks · ringside
-● rank 2 is 30 % slower than the others since step 60
+● rank 2 is 30% slower than the others since step 60
   why    most of the extra time is in its backward pass (+21.0 ms per step)
   price  6.70 rank-seconds so far
   do     compare its clocks and temperature with a healthy rank's
 
  rank      own     wait     wire   excess↓  own time                                                      verdict
-▌   2   130 ms      0 s      0 s   +29.2 %  ▂▁▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▁▁▂▂▂▂▁▂▂▂▂▂▁██▇█▇▇▇▇▇▇▇██▇██▇▇▇█▇▇██▇▇▇▇▇▇  slow rank
-    1   101 ms  28.1 ms      0 s    +0.5 %  ▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▁▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▁▂▂▂▂▂▂▂▂
-    0   100 ms  29.8 ms      0 s    −0.5 %  ▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▁▂▂▁▂▁▂▁▂▂▂▂▁▂▂
-    3   100 ms  28.2 ms      0 s    −0.9 %  ▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▁▁▂▂▂▂▂▂▃▁▁▂▂▂▂▂▂▂▁▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂
+▌   2   130 ms      0 s      0 s    +29.2%  ▂▁▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▁▁▂▂▂▂▁▂▂▂▂▂▁██▇█▇▇▇▇▇▇▇██▇██▇▇▇█▇▇██▇▇▇▇▇▇  slow rank
+    1   101 ms  28.1 ms      0 s     +0.5%  ▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▁▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▁▂▂▂▂▂▂▂▂
+    0   100 ms  29.8 ms      0 s     −0.5%  ▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▁▂▂▁▂▁▂▁▂▂▂▂▁▂▂
+    3   100 ms  28.2 ms      0 s     −0.9%  ▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▁▁▂▂▂▂▂▂▃▁▁▂▂▂▂▂▂▂▁▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂
 """
 
 
@@ -183,7 +183,7 @@ def test_other_locales_raise_no_unicode_error(run: Path, environment: dict[str, 
     result = ringside_top(str(run), "--once", **environment)
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
-    assert "rank 2 is 30 % slower" in result.stdout
+    assert "rank 2 is 30% slower" in result.stdout
     assert "\x1b" not in result.stdout
     if "PYTHONIOENCODING" in environment or "PYTHONUTF8" in environment:
         assert result.stdout.isascii()

@@ -18,8 +18,8 @@ def said(capsys, *words, status=0):
 def test_a_slow_rank_in_words(capsys):
     text = said(capsys, *H100, "--slow-rank", "3=12%", "--price", "2.5", "--watts", "700").out
     lines = text.splitlines()
-    assert lines[0] == "what if rank 3 were 12.0 % slower"
-    assert lines[2] == "a step takes 30.0 ms longer (as given), +12.0 %"
+    assert lines[0] == "what if rank 3 were 12.0% slower"
+    assert lines[2] == "a step takes 30.0 ms longer (as given), +12.0%"
     assert "own work 250 ms (as given) → 280 ms (as given)" in text
     assert "a day: 82.2 (as given) rank-hours of 768 lost" in text
     assert "205 (as given) in money" in text

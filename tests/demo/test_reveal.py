@@ -72,6 +72,6 @@ def test_the_comparison_in_words():
     text = "\n".join(comparison_lines({**found, "ours": side, "theirs": side, "steps": 25}))
     assert "over Gloo" in text
     assert "1.25 ×" in text
-    assert "2.0 % of the step" in text
+    assert "2.0% of the step" in text
     assert "nothing to compare" in comparison_lines({**found, "engine": "gloo"})[0]
     assert comparison_lines({}) == []

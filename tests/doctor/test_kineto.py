@@ -239,7 +239,7 @@ def test_small_collectives_are_counted(tmp_path):
     ],
 )
 def test_many_small_collectives_that_ranks_wait_for_are_a_verdict(tmp_path, small, large, waits_for, many, too_many):
-    """Small is below 256 KiB, many are 16 a step and half of all, and ranks wait for 5 % of the step."""
+    """Small is below 256 KiB, many are 16 a step and half of all, and ranks wait for 5% of the step."""
     sizes = [(64 << 10) - 1] * small + [64 << 10] * large
     transfers_us = 10_000.0 * waits_for / (1 - waits_for)
     job = Job(ranks=2, steps=3, noise=0.0, sizes=sizes, transfer_us=transfers_us / len(sizes))

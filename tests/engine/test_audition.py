@@ -179,7 +179,7 @@ def busy(audition: OnlineTrials, seconds: dict[str, float], noise: float, seed: 
 
 
 def test_close_ones_are_compared_side_by_side_on_a_busy_machine() -> None:
-    """The machine wanders by 80 %, the choices differ by 4: nearly always the better one is found."""
+    """The machine wanders by 80%, the choices differ by 4: nearly always the better one is found."""
     seconds = {NATIVE: 1.04, "ring": 1.0, "tree": 1.06}
     won = Counter(busy(OnlineTrials([*seconds], TURNS_LARGE, MORE_LARGE), seconds, 0.02, seed) for seed in range(200))
     assert won["ring"] >= 185

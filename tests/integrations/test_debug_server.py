@@ -82,14 +82,14 @@ def test_verdicts_stand_in_the_page_and_in_dumps_and_names_are_text(
     (run / "events.jsonl").write_bytes(event + b"\n")
     register(run, 4, time.time())
     assert "<b>run" in handler.dump()
-    assert "● rank 2 is 30 % slower than the others since step 60\n  why    <i>it works longer</i>" in handler.dump()
+    assert "● rank 2 is 30% slower than the others since step 60\n  why    <i>it works longer</i>" in handler.dump()
     assert handler.dump_filename() == "ringside"
     try:
         server = frontend.FrontendServer(0, [handler])
     except OSError as error:
         pytest.skip(f"no IPv6, which PyTorch's server needs: {error}")
     try:
-        text = page(server._server.server_port, "● rank 2 is 30 % slower than the others since step 60")
+        text = page(server._server.server_port, "● rank 2 is 30% slower than the others since step 60")
     finally:
         server._server.shutdown()
         server._server.server_close()

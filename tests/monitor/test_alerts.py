@@ -27,7 +27,7 @@ def book(clock: Clock) -> AlertBook:
 def test_an_alert_fires_once_and_is_resolved_once(book: AlertBook, clock: Clock) -> None:
     (firing,) = book.record(event())
     assert (firing.status, firing.kind, firing.ranks, firing.severity) == ("firing", "slow_rank", [1], "warning")
-    assert firing.text == "rank 1 is 30 % slower than the others since step 45"
+    assert firing.text == "rank 1 is 30% slower than the others since step 45"
     assert firing.started_unix == 1050.0
     assert book.record(event()) == []
     assert book.record(event(at=60)) == []

@@ -119,7 +119,7 @@ CAUSES = {
     "quota": (
         {"throttled_seconds": 0.38, "waited_seconds": 0.38, "ran_seconds": 0.6, "quota_cpus": 1.5},
         QUIET,
-        "its container was throttled 38 % of its own time (cpu.stat), quota 1.5 CPUs",
+        "its container was throttled 38% of its own time (cpu.stat), quota 1.5 CPUs",
         "cpu.max",
         {"throttled_ratio": 0.38, "quota_cpus": 1.5, "others_throttled_ratio": 0.0},
     ),
@@ -133,29 +133,29 @@ CAUSES = {
     "a quota and a neighbour, neither of which explains it alone": (
         {"throttled_seconds": 0.08, "waited_seconds": 0.15, "ran_seconds": 0.85, "quota_cpus": 1.5},
         QUIET,
-        "its container was throttled 8.0 % of its own time (cpu.stat), quota 1.5 CPUs; another process took its core: "
-        "ready to run but waiting 7.0 % of its own time",
+        "its container was throttled 8.0% of its own time (cpu.stat), quota 1.5 CPUs; another process took its core: "
+        "ready to run but waiting 7.0% of its own time",
         "cpu.max",
         {"throttled_ratio": 0.08, "waited_for_cpu_ratio": 0.07},
     ),
     "neighbour": (
         {"waited_seconds": 0.31, "ran_seconds": 0.69},
         QUIET,
-        "another process took its core: ready to run but waiting 31 % of its own time",
+        "another process took its core: ready to run but waiting 31% of its own time",
         "pin the rank",
         {"waited_for_cpu_ratio": 0.31, "usual_waited_for_cpu_ratio": 0.002, "others_waited_for_cpu_ratio": 0.002},
     ),
     "crowd": (
         {"waited_seconds": 0.31, "ran_seconds": 0.69, "cpu_seconds": 0.98, "cpus": 1},
         QUIET,
-        "its own threads crowd on 1 CPU (elsewhere 8): ready to run but waiting 31 % of its own time",
+        "its own threads crowd on 1 CPU (elsewhere 8): ready to run but waiting 31% of its own time",
         "OMP_NUM_THREADS",
         {"waited_for_cpu_ratio": 0.31, "cpus": 1.0, "others_cpus": 8.0},
     ),
     "steal": (
         {"steal_ratio": 0.22},
         QUIET,
-        "steal 22 %",
+        "steal 22%",
         "virtual machine",
         {"steal_ratio": 0.22, "others_steal_ratio": 0.0},
     ),
@@ -176,7 +176,7 @@ CAUSES = {
     "memory": (
         {"memory_stalled_seconds": 0.25},
         QUIET,
-        "memory is short: work stood still 25 % of the time",
+        "memory is short: work stood still 25% of the time",
         "memory.events",
         {"memory_stalled_ratio": 0.25},
     ),
@@ -256,7 +256,7 @@ def test_nothing_is_told_that_was_so_before(name: str) -> None:
         {"throttled_seconds": 0.05, "quota_cpus": 1.5},  # far less than was lost
         {"waited_seconds": 0.06},
         {"steal_ratio": 0.05},
-        {"major_faults": 300.0, "swapped_in_pages": 0.0},  # 3 % of the time at most
+        {"major_faults": 300.0, "swapped_in_pages": 0.0},  # 3% of the time at most
         {"gpu_clock_mhz": 1660.0},
     ],
 )
@@ -280,19 +280,19 @@ def test_what_varies_as_much_anyway_is_no_cause() -> None:
 
 
 def test_a_neighbour_is_told_on_a_machine_that_is_full_anyway() -> None:
-    """Everybody waits for two thirds of the time; the culprit, for 94 %, needs five times as long: as was recorded."""
+    """Everybody waits for two thirds of the time; the culprit, for 94%, needs five times as long: as was recorded."""
     full = {**QUIET, "waited_seconds": 0.667, "ran_seconds": 0.3}
     made = records(only_culprit({"waited_seconds": 0.938, "ran_seconds": 0.05}, full))
     table = tabulate(made, RANKS)
     verdict = msgspec.structs.replace(found(ONSET), excess_ratio=6.89)
     verdict = explain_verdict(verdict, table.between(ONSET), table.before(ONSET))
-    assert "another process took its core: ready to run but waiting 94 %" in verdict.cause
+    assert "another process took its core: ready to run but waiting 94%" in verdict.cause
 
 
 def test_the_largest_of_several_is_told_and_all_are_evidence() -> None:
     now = {"throttled_seconds": 0.3, "waited_seconds": 0.3, "quota_cpus": 2.0, "steal_ratio": 0.2}
     verdict = verdict_on(records(only_culprit(now, QUIET)))
-    assert verdict.cause.startswith("its container was throttled 30 %")
+    assert verdict.cause.startswith("its container was throttled 30%")
     assert "steal" not in verdict.cause
     assert verdict.evidence["steal_ratio"] == pytest.approx(0.2)
     assert "waited_for_cpu_ratio" not in verdict.evidence  # it is the quota that made it wait
@@ -372,7 +372,7 @@ def test_a_slow_data_loader_that_is_throttled() -> None:
     now = {"throttled_seconds": 0.38, "waited_seconds": 0.38, "quota_cpus": 1.5}
     verdict = verdict_on(records(only_culprit(now, QUIET), data=1.0))
     assert verdict.kind == "input_bound"
-    assert verdict.cause.startswith("its container was throttled 38 %")
+    assert verdict.cause.startswith("its container was throttled 38%")
     assert "fetching its input" in verdict.cause
     assert "cpu.max" in verdict.advice
 
@@ -407,7 +407,7 @@ def test_the_live_watcher_tells_it_and_the_report_shows_it(tmp_path: Path, make_
     (shown,) = finish_run(tmp_path, render_report)["verdicts"]
     assert words in shown["cause"]
     assert shown["evidence"]["quota_cpus"] == 1.5
-    assert "throttled 38 % of its own time" in (tmp_path / "report.html").read_text().replace("\xa0", " ")
+    assert "throttled 38% of its own time" in (tmp_path / "report.html").read_text().replace("\xa0", " ")
 
 
 def test_a_claim_that_all_records_do_not_bear_out_is_taken_back() -> None:

@@ -171,7 +171,7 @@ def test_a_slow_drift_is_found_in_the_end(make_own: Make) -> None:
 
 
 def test_a_drift_does_not_teach_that_such_noise_is_usual() -> None:
-    """Of many ranks in autocorrelated noise one becomes 30 % slower within 400 steps, which looks like more of it."""
+    """Of many ranks in autocorrelated noise one becomes 30% slower within 400 steps, which looks like more of it."""
     rng = np.random.default_rng(0)
     state = rng.normal(0, 0.02, (6, 64))
     screen, seen = WindowTest(6, 64), np.full(6, 1_000)
@@ -364,7 +364,7 @@ def test_a_rank_that_becomes_slow_early_is_found_too(
 
 @few_or(300, few=30)
 def test_two_ranks_that_wander_are_no_verdict(count: int) -> None:
-    """10 % jitter of autocorrelation 0.9: as far apart as a slow rank would be, and for dozens of steps."""
+    """10% jitter of autocorrelation 0.9: as far apart as a slow rank would be, and for dozens of steps."""
     rng = np.random.default_rng(3)
     screen, opened = WindowTest(count, 2), 0
     state = rng.normal(0, 0.1, (count, 2))

@@ -14,7 +14,7 @@ from ringside.monitor.stats import log_excess
 
 
 def rough(seed: int, ranks: int, steps: int, share: float = 0.15) -> np.ndarray:
-    """Own times of a busy machine: 2 % jitter, and a share of each rank's steps late by 1.2 to 3.3 times."""
+    """Own times of a busy machine: 2% jitter, and a share of each rank's steps late by 1.2 to 3.3 times."""
     rng = np.random.default_rng(seed)
     late = (rng.random((steps, ranks)) < share) * rng.uniform(0.2, 1.2, (steps, ranks))
     return 0.03 * np.exp(rng.normal(0, 0.02, (steps, ranks)) + late)
@@ -62,7 +62,7 @@ def test_fewer_late_steps_than_usual_are_no_news() -> None:
 
 
 def test_two_ranks_that_take_turns_to_lag_by_little_are_rarely_called_slow():
-    """One lags by 5.5 % for forty steps, then the other by 7.5 %: half of that jump is the first one's recovery.
+    """One lags by 5.5% for forty steps, then the other by 7.5%: half of that jump is the first one's recovery.
 
     Recorded of two ranks on two cores that share a physical one. Held against what was right before alone, 83 of these
     100 jobs had a verdict.

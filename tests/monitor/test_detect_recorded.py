@@ -22,7 +22,7 @@ def test_a_rank_that_is_throttled_for_good_is_named_though_noise_before_it_came_
 
 
 def test_a_rank_of_two_on_a_shared_core_is_named_though_few_steps_show_it() -> None:
-    """The demo's rank 1, 30 % slower from step 61 on, where single steps vary by 15 % and ranks drift apart."""
+    """The demo's rank 1, 30% slower from step 61 on, where single steps vary by 15% and ranks drift apart."""
     verdicts = detect(recorded("two_cores_slow"))
     assert [(verdict.kind, verdict.ranks) for verdict in verdicts] == [("slow_rank", [1])]
     assert 55 <= verdicts[0].since_step <= 67
@@ -30,14 +30,14 @@ def test_a_rank_of_two_on_a_shared_core_is_named_though_few_steps_show_it() -> N
 
 
 def test_an_excess_that_stays_is_named_at_last_where_every_dozen_of_steps_is_too_rough() -> None:
-    """Rank 1 with two thirds more samples from step 60 on, at steps of 35 ms that vary by 15 to 20 %."""
+    """Rank 1 with two thirds more samples from step 60 on, at steps of 35 ms that vary by 15 to 20%."""
     verdicts = detect(recorded("two_cores_uneven"))
     assert [(verdict.kind, verdict.ranks) for verdict in verdicts] == [("slow_rank", [1])]
     assert 48 <= verdicts[0].since_step <= 72
 
 
 def test_a_rank_is_named_though_the_level_before_wandered_in_waves() -> None:
-    """The demo's rank 0, 23 % slower from step 83 on; waves of a dozen steps told nothing of how far they go."""
+    """The demo's rank 0, 23% slower from step 83 on; waves of a dozen steps told nothing of how far they go."""
     verdicts = detect(recorded("two_cores_wander"))
     assert [(verdict.kind, verdict.ranks) for verdict in verdicts] == [("slow_rank", [0])]
     assert 77 <= verdicts[0].since_step <= 89

@@ -15,7 +15,7 @@ from ringside.monitor.slow_rank.verdict import judge_excess
     [
         (0.30, 0.22, "uneven_work"),  # seven tenths are explained, however large the rest
         (0.30, 0.18, "slow_rank"),  # six tenths are not
-        (0.12, 0.08, "uneven_work"),  # what remains is below the effect gate of 5 %
+        (0.12, 0.08, "uneven_work"),  # what remains is below the effect gate of 5%
         (0.20, 0.12, "slow_rank"),  # it is above, though less than half
         (0.06, 0.025, "slow_rank"),  # it is below, and more than half
         (0.06, 0.035, "uneven_work"),

@@ -16,7 +16,7 @@ CHANCE = 1.0 - NormalDist().cdf(Z)
 
 
 def excess_of(jobs: int, ranks: int, *, later: float, fast: float) -> Floats:
-    """Log excess [steps, jobs, ranks]: 10 % of noise fading by `later`, a share `fast` of it independent."""
+    """Log excess [steps, jobs, ranks]: 10% of noise fading by `later`, a share `fast` of it independent."""
     rng = np.random.default_rng(3)
     steps = WARM_UP + PAST + max(WINDOWS)
     slow = np.zeros((jobs, ranks))

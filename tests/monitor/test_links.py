@@ -112,7 +112,7 @@ def test_looking_at_thousands_of_connections_is_done_less_often() -> None:
     for _ in range(100):
         sampler.sample()
         clock.now += 1.0
-    assert len(looks) == 4  # every 25 s: 0.2 % of a core
+    assert len(looks) == 4  # every 25 s: 0.2% of a core
 
 
 def test_a_look_that_fails_is_the_last_and_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ def watched(own, step_seconds):
 
 @pytest.fixture
 def slowed(make_own):
-    """0.1 s of own time, of which rank 1 needs 12 % more from step 100 on."""
+    """0.1 s of own time, of which rank 1 needs 12% more from step 100 on."""
     own = make_own(300, 3)
     own[100:, 1] *= 1.12
     return own

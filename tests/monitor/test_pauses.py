@@ -13,7 +13,7 @@ from ringside.monitor.verdict import headline
 
 
 def pausing(ranks, steps=600, *, rank=1, begin=120, end=None, every=10, seconds=0.2, seed=0):
-    """Own times of 0.1 s with 2 % jitter, one rank of which is so much longer in every so many-th step."""
+    """Own times of 0.1 s with 2% jitter, one rank of which is so much longer in every so many-th step."""
     own = 0.1 * np.exp(np.random.default_rng(seed).normal(0, 0.02, (steps, ranks)))
     own[begin : end or steps : every, rank] += seconds
     return own
@@ -30,7 +30,7 @@ def test_a_pause_in_every_tenth_step_is_named_with_its_rhythm_and_its_price(rank
     assert verdict.excess_ratio == pytest.approx(0.2, rel=0.05)
     assert verdict.cost_rank_seconds == pytest.approx(ranks * 48 * 0.2, rel=0.05)
     assert "about every 10 steps one takes 200 ms longer (48 times so far)" in verdict.cause
-    assert headline(verdict) == "rank 1 pauses again and again: 20 % slower than the others in all"
+    assert headline(verdict) == "rank 1 pauses again and again: 20% slower than the others in all"
     assert "garbage collection" in verdict.advice
 
 

@@ -44,7 +44,7 @@ def slow_rank(excess: float, steps: int = 100, jitter: float = 0.0) -> np.ndarra
 
 
 def test_the_story_of_the_slow_gpu() -> None:
-    """128 GPUs, one 12 % slow: what was said to have been lost, and what is lost by replay."""
+    """128 GPUs, one 12% slow: what was said to have been lost, and what is lost by replay."""
     stopped = np.ones((1, 128))  # 127 GPUs idle for 18 hours, as if one had stopped
     stopped[0, 77] += 18 * HOUR
     assert cost_rank_seconds(stopped, [77]) * WAITING / SECONDS_PER_DAY == pytest.approx(95, abs=0.5)
@@ -65,7 +65,7 @@ def test_the_story_as_the_monitor_tells_it() -> None:
     since = float(own[verdict.since_step :].max(axis=1).sum())
     assert (verdict.kind, verdict.ranks) == ("slow_rank", [77])
     for told in (verdict.cost_rank_seconds, meter.rank_seconds):
-        # In noise the slowest of the 127 others is 1.3 % late as well, and nobody is to blame for that.
+        # In noise the slowest of the 127 others is 1.3% late as well, and nobody is to blame for that.
         assert told * WAITING * 11 / since == pytest.approx(150 * (1.12 - 1.013) / 0.12, rel=0.03)
 
 

@@ -73,7 +73,7 @@ def test_communication_dominates_where_nobody_is_spared_it(make_info: Info) -> N
 
 def test_a_slow_rank_makes_step_times_differ(make_info: Info) -> None:
     assert answers(make_info(4), records(), SLOW)["similar_step_times"].answer is False
-    assert "Rank 2 is 30 % slower" in answers(make_info(4), records(), SLOW)["similar_step_times"].words
+    assert "Rank 2 is 30% slower" in answers(make_info(4), records(), SLOW)["similar_step_times"].words
     unnamed = answers(make_info(4), records(slow_rank=1))["similar_step_times"]
     assert (unnamed.answer, unnamed.numbers["worst_rank"]) == (False, 1)
 

@@ -255,7 +255,7 @@ def test_the_cause_names_the_phase_that_grew() -> None:
 
 def test_headlines() -> None:
     verdict = Verdict(kind="slow_rank", ranks=[3], since_step=1, detected_step=2, excess_ratio=0.124)
-    assert headline(verdict) == "rank 3 is 12 % slower than the others"
+    assert headline(verdict) == "rank 3 is 12% slower than the others"
     link = Verdict(kind="slow_link", ranks=[0, 1], since_step=1, detected_step=2, excess_ratio=0.5)
     assert headline(link) == "the link 0 → 1 is slow"
     with pytest.raises(ValueError, match="the kinds are"):

@@ -199,8 +199,8 @@ def test_what_was_measured_moves_a_plan():
     ("change", "reason"),
     [
         (StepChange(slower={9: 0.1}), "there is no rank 9: ranks are 0 to 5"),
-        (StepChange(slower={1: -2.0}), "more than -100 %"),
-        (StepChange(slower={1: math.nan}), "more than -100 %"),
+        (StepChange(slower={1: -2.0}), "more than -100%"),
+        (StepChange(slower={1: math.nan}), "more than -100%"),
         (StepChange(slow_links=((0, 9, 2.0),)), "no link from rank 0 to rank 9"),
         (StepChange(slow_links=((0, 1, 0.0),)), "give a number above 0"),
         (

@@ -25,7 +25,7 @@ def verdict(kind: str = "hang", ranks: tuple[int, ...] = (1,), **evidence: str |
     [
         ("step_seconds", 0.0147, "14.7 ms"),
         ("mean_s", 2e-6, "2.00 µs"),
-        ("small_seconds_ratio", 0.854, "85.4 %"),
+        ("small_seconds_ratio", 0.854, "85.4%"),
         ("size_bytes", 4096, "4.10 kB"),
         ("busbw_bytes_per_second", 2.76e10, "27.6 GB/s"),
         ("cost_rank_hours", 0.0234, "84.2 rank-seconds"),
@@ -60,7 +60,7 @@ def test_every_kind_has_a_headline_that_is_a_sentence(kind: str, ranks: tuple[in
 def test_answers_say_yes_no_or_that_nobody_can_tell() -> None:
     assert answer_text(Question(answer=True, words="it does")) == "Yes. It does."
     assert answer_text(Question(answer=None)) == "It cannot be told."
-    assert what_if_line({"slowdown": 1.1791, "worst_worker_share": 0.031}) == "slowdown 1.179, worst worker share 3.1 %"
+    assert what_if_line({"slowdown": 1.1791, "worst_worker_share": 0.031}) == "slowdown 1.179, worst worker share 3.1%"
 
 
 def test_the_page_says_first_what_is_known() -> None:

@@ -8,8 +8,8 @@ from ringside.text import figure, title
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("throttled_ratio", 0.382, "throttled 38.2 %"),
-        ("others_waited_for_cpu_ratio", 0.0, "others waited for cpu 0.0 %"),
+        ("throttled_ratio", 0.382, "throttled 38.2%"),
+        ("others_waited_for_cpu_ratio", 0.0, "others waited for cpu 0.0%"),
         ("quota_cpus", 1.5, "quota 1.50 CPUs"),
         ("major_faults_per_step", 410.2, "major faults per step 410"),
         ("gpu_clock_mhz", 1110.0, "gpu clock 1110 MHz"),

@@ -63,7 +63,7 @@ def test_verdicts_are_told_with_why_price_and_what_to_do(tmp_path: Path) -> None
         json.dumps({"unix": 1.0, "kind": "verdict", "step": 26, "verdict": verdict}) + "\n"
     )
     (told,) = state_of(take_snapshot(Local(run)))["verdicts"]
-    assert told["headline"] == "rank 1 is 30 % slower than the others since step 20"
+    assert told["headline"] == "rank 1 is 30% slower than the others since step 20"
     assert told["told"][0] == ["why", "�[2Jheat"]
     assert [name for name, _ in told["told"]] == ["why", "price", "do"]
 

@@ -72,8 +72,8 @@ def test_a_band_has_as_many_digits_as_are_known(ends: tuple[float, float, float]
 
 
 def test_of_shares_and_rates_the_same() -> None:
-    assert band_text(Band(0.99, 0.31, 1.0), percent) == "99 % (31 to 100)"
-    assert band_text(Band(0.0066, 0.0012, 0.688), lambda share: percent(share, 1)) == "0.7 % (0.1 to 69)"
+    assert band_text(Band(0.99, 0.31, 1.0), percent) == "99% (31 to 100)"
+    assert band_text(Band(0.0066, 0.0012, 0.688), lambda share: percent(share, 1)) == "0.7% (0.1 to 69)"
     assert band_text(Band(1.12e9, 0.25e9, 5.04e9), giga) == "1.1 (0.25 to 5.0)"
     assert band_text(Band(3.53e9, 1.51e9, 8.29e9), size) == "3.5 GB (1.5 to 8.3)"
 

@@ -80,7 +80,7 @@ def test_any_run_gives_a_whole_page_that_needs_nothing_else(ranks: int, steps: i
 def test_the_verdict_comes_first_in_plain_words() -> None:
     source = render_report(*job(4, 200, culprit=2))
     page = Page(source)
-    assert page.text("h1") == "Rank 2 is 30 % slower than the others."
+    assert page.text("h1") == "Rank 2 is 30% slower than the others."
     words = page.text("dd")
     assert "rank-seconds: all 4 ranks lost" in words
     assert "Its own work takes 130 ms per step, the others' 100 ms." in words

@@ -310,7 +310,7 @@ def test_links_are_told_slowest_first(tmp_path: Path) -> None:
     with serving(path) as url:
         slow, fast = until(lambda: told(url)["links"])
     assert (slow["src"], slow["dst"], slow["hosts"], slow["rate"]) == (4, 0, "host-1 → host-0", "100 MB/s")
-    assert (fast["src"], fast["ratio"], fast["sent"]) == (0, "10.0 %", "80 MB")
+    assert (fast["src"], fast["ratio"], fast["sent"]) == (0, "10.0%", "80 MB")
 
 
 def test_what_an_algorithm_connects_is_drawn_while_it_can_be() -> None:

@@ -298,8 +298,8 @@ def test_a_thousand_ranks_and_ten_thousand_steps_are_smooth(
     for name, times in found.items():
         painted, apart = (np.quantile(times[of], (0.5, 0.99)) for of in ("paints", "intervals"))
         with capsys.disabled():
-            print(f"\n{name}: painted in {painted[0]:.1f} ms (99 % {painted[1]:.1f}), ", end="")
-            print(f"frames {apart[0]:.1f} ms apart (99 % {apart[1]:.1f})", end="")
+            print(f"\n{name}: painted in {painted[0]:.1f} ms (99% {painted[1]:.1f}), ", end="")
+            print(f"frames {apart[0]:.1f} ms apart (99% {apart[1]:.1f})", end="")
     assert len(pooled) > 10
     assert len(found["pan"]["paints"]) >= 90  # every change was painted in the next frame
     anew = np.median(found["everything anew"]["paints"])

@@ -85,7 +85,7 @@ def test_the_picture_fits_a_small_terminal_and_shows_the_verdict(ranks):
     text = "\n".join(shown)
     assert "01:15" in shown[0]
     assert "step 40 of at most 100" in text
-    assert "rank 1 is 30 % slower than the others since step 20" in text
+    assert "rank 1 is 30% slower than the others since step 20" in text
     assert "130 ms" in text
     assert "13 MB" in text
 
@@ -107,7 +107,7 @@ def test_a_run_that_has_not_begun_and_one_that_compares():
     assert "starting" in status_line(run, 3.0)
     run = following()
     run.feed([], [{"kind": "stage", "stage": "comparison", "done": 3, "of": 12}])
-    assert "Gloo for comparison: 25 %" in status_line(run, 61.0)
+    assert "Gloo for comparison: 25%" in status_line(run, 61.0)
     run.feed([], [{"kind": "comparison", "unix": 1.0, "peer": "gloo", "step_ratio": 1.4}])
     assert run.comparison == {"peer": "gloo", "step_ratio": 1.4}
 
@@ -127,7 +127,7 @@ def test_lines_for_logs():
     line = status_line(run, 75.0)
     assert "step 40/100" in line
     assert "rank 1: own 130 ms wait 0 s" in line
-    assert verdict_line(run.findings[0]).startswith("rank 1 is 30 % slower than the others since step 20: most of")
+    assert verdict_line(run.findings[0]).startswith("rank 1 is 30% slower than the others since step 20: most of")
 
 
 def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
@@ -135,7 +135,7 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     summary = summarise(info(12), list(records(12, 30, slow=1)), found)
     text = "\n".join(lines(closing_summary(summary, found), width=60))
     order = [
-        "rank 1 is 30 % slower",
+        "rank 1 is 30% slower",
         "most of the extra",
         "2.00 rank-hours",
         "move it",
@@ -145,11 +145,11 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     positions = [text.index(words) for words in order]
     assert positions == sorted(positions)
     calm = summarise(info(2), list(records(2, 60)), [])
-    assert "No rank held the others up. A rank 10 % slower would have been found." in "\n".join(
+    assert "No rank held the others up. A rank 10% slower would have been found." in "\n".join(
         lines(closing_summary(calm, []), width=100)
     )
     few = summarise(info(2), list(records(2, 30)), [])
-    assert "No verdict. A rank 10 % slower might not" in "\n".join(lines(closing_summary(few, []), width=100))
+    assert "No verdict. A rank 10% slower might not" in "\n".join(lines(closing_summary(few, []), width=100))
     assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
 
 

@@ -140,7 +140,7 @@ SNAPSHOTS: dict[bool, Snapshot] = {}
 def test_the_verdict_block_tells_who_why_what_it_costs_and_what_to_do() -> None:
     told = plain(verdict_block(SNAPSHOTS[True], 80, 9))
     for words in (
-        "● rank 2 is 30 % slower than the others since step 60",
+        "● rank 2 is 30% slower than the others since step 60",
         "backward pass",
         "rank-seconds so far",
         "move it",

@@ -105,7 +105,7 @@ def test_a_run_looks_the_same_from_afar(run: Path, feed: PageFeed, serve: Callab
     assert far.own_seconds[late] == pytest.approx(near.own_seconds[late], rel=0.02)
     assert set(Sparks(far.steps, far.own_seconds, 20).line(2)[-4:]) <= set("▆▇█")
     told = verdict_block(far, 80, 9).plain
-    assert told.startswith("● rank 2 is 30 % slower than the others since step 60\n")
+    assert told.startswith("● rank 2 is 30% slower than the others since step 60\n")
     assert "move it" in told.lower()
     assert "over its last 120 steps" in rank_detail(far, 2, 80).plain
 

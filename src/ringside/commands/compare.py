@@ -93,7 +93,7 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
     answer = "No difference beyond chance"
     if step.is_certain:
         answer = f"B is {'slower' if step.ratio > 0 else 'faster'}"
-    interval = f"95 % interval {signed_percent(step.low)} to {signed_percent(step.high)}"
+    interval = f"95% interval {signed_percent(step.low)} to {signed_percent(step.high)}"
     answer = f"{answer}: a step takes {signed_percent(step.ratio)} ({interval})."
     if found.unlike:
         console.print(Text(f"Different jobs: {'; '.join(found.unlike)}.", style="bold yellow"))
@@ -102,7 +102,7 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
         hidden = f"A step that takes up to {signed_percent(step.high)} would not be seen: its times vary too much."
         console.print(Text(hidden, style="yellow"))
     if limit is not None:
-        console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g} % of a step's time."))
+        console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g}% of a step's time."))
     for title, verdicts, style in (("New", found.new_verdicts, "red"), ("Gone", found.gone_verdicts, "green")):
         for verdict in verdicts:
             console.print(Text(f"{title}: {headline(verdict)}.", style=style))
@@ -111,7 +111,7 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
             console.print(Text(f"{name}: no verdict. {describe_assessment(assessment)}", style="yellow"))
     table = Table(box=None, pad_edge=False)
     table.add_column("per step", no_wrap=True)
-    for name in ("A", "B", "change", "95 % interval"):
+    for name in ("A", "B", "change", "95% interval"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in found.changes:
         cells = (change.name, duration(change.before), duration(change.after), signed_percent(change.ratio))

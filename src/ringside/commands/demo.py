@@ -2,7 +2,7 @@
 
 A byte-level GPT learns the source of Python's standard library, data-parallel
 over local processes that torchrun starts. After a healthy stretch one rank is
-made about 30 % slower: which one, and when, is revealed after the verdict. Then
+made about 30% slower: which one, and when, is revealed after the verdict. Then
 the same training runs over Gloo, in turn with ours, for comparison.
 
 faults to inject instead:
@@ -30,7 +30,7 @@ verdict), 1 it was not, 2 usage error, 130 after Ctrl-C.
 examples:
   $ ringside demo
   $ ringside demo -n 2 --inject slow:rank=1,factor=1.3,from_step=60
-  ● rank 1 is 28 % slower than the others since step 60.
+  ● rank 1 is 28% slower than the others since step 60.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The step that is changed is described (--preset or --topology, with --model or
 --bytes and --compute-seconds) or was recorded (a run directory): then the own
 times of all ranks are replayed step by step. Several changes are made at once.
-A difference has its 95 % band, and is called extrapolated where no data
+A difference has its 95% band, and is called extrapolated where no data
 supports it.
 
 exit status: 0 fine, 1 the run cannot be read, 2 usage error.

@@ -116,7 +116,7 @@ def replay_steps(graph: DependencyGraph, seconds: Floats) -> Floats:
 MOVING = ("-send", "-recv", "-reduce", "-gather", "-scatter", "clip-main-grad")
 """What types of operations that move data end with; all others are work."""
 WORST_PERCENT = 3
-"""`worst_worker_share` repairs the slowest 3 % of the workers, at least one (equation 5)."""
+"""`worst_worker_share` repairs the slowest 3% of the workers, at least one (equation 5)."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         slowdown: S = mean step time replayed / mean step time replayed with every operation at its peers' usual
             duration: their mean for work, their median for transfers, as published.
-        worst_worker_share: Share of the lost time that goes away when the slowest 3 % of the workers (at least one)
+        worst_worker_share: Share of the lost time that goes away when the slowest 3% of the workers (at least one)
             are repaired; None where nothing is lost.
         last_stage_share: The same for all workers of the last pipeline stage; None without a pipeline.
         cost_rank_hours: Rank-hours lost in the steps recorded.

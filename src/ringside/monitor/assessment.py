@@ -47,7 +47,7 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         state: `straggler`: a verdict names one; `none`: none, and one would have been found; `undecided`: neither.
         rank: The rank that was slowest, where it was visibly slower than the others without a verdict.
-        excess_ratio: By how much it was slower than the others since then; 0.36 means 36 %.
+        excess_ratio: By how much it was slower than the others since then; 0.36 means 36%.
         since_step: Since about which step.
         phase: Where most of its extra time was: one of `PHASES`; empty where that cannot be said.
         phase_ratio: The share of its extra time that was there.

@@ -26,7 +26,7 @@ def log_excess(own: ArrayLike) -> Floats:
         own: Own times in seconds, float [..., ranks].
 
     Returns:
-        float64 [..., ranks]; 0.12 means about 12 % longer.
+        float64 [..., ranks]; 0.12 means about 12% longer.
     """
     with np.errstate(invalid="ignore"):
         logs = np.log(usable(own))

@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         ranks: The culprits, ascending; for a link `[src, dst]`.
         since_step: Estimated first step of the episode.
         detected_step: Step at whose end the verdict was reached.
-        excess_ratio: How much longer the culprit's own time is than the others' (0.12 means 12 %).
+        excess_ratio: How much longer the culprit's own time is than the others' (0.12 means 12%).
         cause: Probable cause, in plain words.
         evidence: Numbers and short strings that carry the verdict; durations in seconds.
         cost_rank_seconds: Rank-seconds the whole job lost so far (see `ringside.monitor.price`).
@@ -72,7 +72,7 @@ class VerdictEvent(NamedTuple):
 
 
 def headline(verdict: Verdict) -> str:
-    """Return the verdict as one plain sentence without a full stop, e.g. `rank 3 is 12 % slower than the others`."""
+    """Return the verdict as one plain sentence without a full stop, e.g. `rank 3 is 12% slower than the others`."""
     who = name_ranks(verdict.ranks) or "the job"
     by = percent(verdict.excess_ratio) if math.isfinite(verdict.excess_ratio) else "an unknown amount"
     if verdict.kind == "input_bound" and not verdict.ranks:

@@ -17,7 +17,7 @@ from ringside.predict.score import Score, hold_out, measured, other_scale
 from ringside.predict.tables.table import Table
 from ringside.predict.topology.topology import MeasuredTimes, Topology
 
-LIKELY = 1.96  # standard deviations of a band of 95 %
+LIKELY = 1.96  # standard deviations of a band of 95%
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ BASELINES = ("hockney", "interpolation", "nccl_constants")
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of predictions, as ratios to the measured time: 0.07 is 7 %.
+    """Errors of predictions, as ratios to the measured time: 0.07 is 7%.
 
     Args:
         mape: Mean of their absolute values.
@@ -77,7 +77,7 @@ class Score:
 
     @property
     def band_coverage(self) -> float | None:
-        """Share of the scored rows inside their 95 % band."""
+        """Share of the scored rows inside their 95% band."""
         if self.prediction is None:
             return None
         return float(np.mean(self.prediction.covers(measured(self.scored))))

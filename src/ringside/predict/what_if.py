@@ -150,7 +150,7 @@ class StepChange:
     """What is different; everything that is given changes at once.
 
     Args:
-        slower: By rank, the share by which its own time grows: 0.12 is 12 %.
+        slower: By rank, the share by which its own time grows: 0.12 is 12%.
         repaired: Ranks that are as fast as the others' median.
         slow_links: (sender, receiver, times): ranks, and how many times slower it carries what it is given.
         lost_rails: Hosts that lose one network interface each.
@@ -219,7 +219,7 @@ def _own_times(step: PredictedStep, change: StepChange) -> Floats:
         raise UsageError("a rank that is slower by a share: of what? Say what a step computes: --compute-seconds 0.25")
     for rank, share in change.slower.items():
         if not (math.isfinite(share) and share > -1):
-            raise UsageError(f"rank {rank} cannot be {100 * share:g} % slower: more than -100 %")
+            raise UsageError(f"rank {rank} cannot be {100 * share:g}% slower: more than -100%")
         own[:, rank] *= 1.0 + share
     # Repaired ranks are in no step slower than the others' median, as it was recorded.
     others = np.delete(step.own_s, change.repaired, axis=1)
@@ -234,7 +234,7 @@ def _own_times(step: PredictedStep, change: StepChange) -> Floats:
 # The difference that a change makes.
 
 DAY_S = 86_400.0
-CERTAIN = 1.96  # standard errors of a mean, for 95 %
+CERTAIN = 1.96  # standard errors of a mean, for 95%
 TILT = CERTAIN / math.sqrt(2.0)  # two figures that go apart have the square root of two of one's spread
 NOTHING = Band(0.0, 0.0, 0.0)
 Options = tuple[Option | None, Option | None]
@@ -375,7 +375,7 @@ def work(step: PredictedStep) -> Band:
 
 
 def _mean(values: Sequence[float] | Floats) -> Band:
-    """Return the mean of what single steps took, with its 95 % band."""
+    """Return the mean of what single steps took, with its 95% band."""
     found = np.asarray(values, dtype=np.float64)
     mean = float(found.mean())
     error = CERTAIN * float(found.std(ddof=1)) / math.sqrt(len(found)) if len(found) > 1 else 0.0

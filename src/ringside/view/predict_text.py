@@ -6,6 +6,7 @@ A plan has 24 lines of 80 columns, and its long tables on demand.
 from __future__ import annotations
 
 import math
+import string
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -87,20 +88,20 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
     if band.value > 0:
         known = math.floor(math.log10(band.value)) - math.floor(math.log10(half / 4)) + 1
     known = min(max(known, least), 3)
-    value = _rounded(band.value, known, unit)
-    low, high = (_rounded(end, max(known, 2), unit) for end in (band.low, band.high))
-    names = {text.partition(" ")[2] for text in (value, low, high)}
-    if len(names) == 1:
-        low, high = low.partition(" ")[0], high.partition(" ")[0]
-    return value, f"{low} to {high}"
+    value, name = _rounded(band.value, known, unit)
+    (low, below), (high, above) = (_rounded(end, max(known, 2), unit) for end in (band.low, band.high))
+    return value + name, f"{low} to {high}" if below == name == above else f"{low}{below} to {high}{above}"
 
 
-def _rounded(value: float, known: int, unit: Callable[[float], str]) -> str:
-    number, space, name = unit(float(f"{value:.{known}g}")).partition(" ")
+def _rounded(value: float, known: int, unit: Callable[[float], str]) -> tuple[str, str]:
+    """Return a number with so many significant digits, and the unit behind it: `("5.8", " ms")`, `("69", "%")`."""
+    text = unit(float(f"{value:.{known}g}"))
+    number = text.rstrip(string.ascii_letters + " %µ")
+    name = text.removeprefix(number)
     for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
         if "." in number and number.endswith("0"):
             number = number[:-1].removesuffix(".")
-    return number + space + name
+    return number, name
 
 
 # ------------------------------------------------------------------------------------------------ verdict first
@@ -311,7 +312,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
 
 
 def change_text(change: StepChange) -> str:
-    """Return a change in words: `rank 3 were 12 % slower, the network oversubscribed 2:1`."""
+    """Return a change in words: `rank 3 were 12% slower, the network oversubscribed 2:1`."""
     parts = [
         f"rank {rank} were {percent(abs(more), 1)} {'slower' if more >= 0 else 'faster'}"
         for rank, more in change.slower.items()

@@ -2,7 +2,7 @@
 
 Time, busbw, what bounds it, which algorithm is fastest at which size,
 efficiency from one host to N, the best bucket size, the effective batch, and
-whether the model fits in a rank's memory at all. A number has its 95 % band,
+whether the model fits in a rank's memory at all. A number has its 95% band,
 and is called extrapolated where no published table supports it.
 
 `ringside predict score` compares predictions with tables of measurements: your

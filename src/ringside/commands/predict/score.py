@@ -269,6 +269,6 @@ def verdict_lines(scores: Sequence[Score]) -> list[str]:
     others = ", ".join(
         f"{name.replace('_', ' ')} {percent(value, 1)}" for name, value in total.baselines.items() if value
     )
-    covered = f"the 95 % band holds {percent(total.band_coverage, 1)} of {total.rows} rows"
+    covered = f"the 95% band holds {percent(total.band_coverage, 1)} of {total.rows} rows"
     lines = [f"{count} {percent(total.mape, 1)} ({MODES.get(mode, mode)}); {covered}"]
     return lines + ([f"beside it: {others}"] if others else [])

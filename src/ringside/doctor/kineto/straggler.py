@@ -176,7 +176,7 @@ class RankPace:
 
     @property
     def excess(self) -> Floats:
-        """How much longer each rank works than the others, in the median step: float64 [ranks], 0.1 means 10 %."""
+        """How much longer each rank works than the others, in the median step: float64 [ranks], 0.1 means 10%."""
         if not len(self.own_s) or len(self.ranks) < 2:
             return np.zeros(len(self.ranks))
         ratios: Floats = np.expm1(np.nanmedian(log_excess(self.own_s), axis=0))

@@ -40,7 +40,7 @@ FEWEST_TO_POOL = 8
 """From so many ranks on, how far healthy ranks lie apart is read across the ranks."""
 
 RANKS_SPREAD, SMALLEST_SPREAD = 0.02, 0.01
-"""Standard deviation of healthy ranks' usual excess: assumed for few ranks (±3 %), and at least, where measured."""
+"""Standard deviation of healthy ranks' usual excess: assumed for few ranks (±3%), and at least, where measured."""
 
 
 class Noise:

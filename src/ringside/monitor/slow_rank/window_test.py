@@ -18,10 +18,10 @@ from ringside.monitor.slow_rank.noise import MANY, Noise
 from ringside.monitor.stats import Floats, student
 
 EFFECT = math.log(1.05)
-"""The effect gate: nothing below 5 % is ever reported."""
+"""The effect gate: nothing below 5% is ever reported."""
 
 TOLERATED, TOLERATED_LEAST = 0.06, 0.035
-"""A constant excess up to here is a difference between healthy ranks (±3 %, seen from the slowest, or the middle)."""
+"""A constant excess up to here is a difference between healthy ranks (±3%, seen from the slowest, or the middle)."""
 
 PERSISTENCE = 6
 """No alarm rests on fewer steps than this, nor on less than half of its window."""

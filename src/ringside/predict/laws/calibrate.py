@@ -23,7 +23,7 @@ from ringside.predict.tables.table import bus_factor
 
 @dataclass(frozen=True)
 class Band:
-    """A figure with its 95 % band: a duration in seconds, or a rate.
+    """A figure with its 95% band: a duration in seconds, or a rate.
 
     Args:
         value: The middle.
@@ -63,7 +63,7 @@ SMOOTH = 0.5  # least variance of bumps, in units of the usual
 FAR = 16.0  # squares of standardised residuals beyond this count as this
 PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
 NEAR, ALIKE = 1.0, 20.0  # doublings over which rows show how restless sizes are; rows' worth of belief in all alike
-QUANTILE = 2.9  # of the standardised error for a band of 95 %; see docs/design/0020-calibration.md
+QUANTILE = 2.9  # of the standardised error for a band of 95%; see docs/design/0020-calibration.md
 LEAST = 1
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
 MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
@@ -84,7 +84,7 @@ def vague(ranks: int = 0, noisy: bool = False) -> Law:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Times with their 95 % bands.
+    """Times with their 95% bands.
 
     Args:
         sizes: Bytes, float64 [n].

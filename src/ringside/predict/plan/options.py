@@ -154,7 +154,7 @@ class Option:
         return expect(self.law) if self.measured is None else self.measured
 
     def predict(self, sizes: ArrayLike) -> Prediction:
-        """Return times with 95 % bands for sizes in bytes, more than 0; `extrapolated` where no table supports them."""
+        """Return times with 95% bands for sizes in bytes, more than 0; `extrapolated` where no table supports them."""
         predicted = self._calibration.predict(sizes)
         far = np.full(predicted.sizes.shape, bool(self.beyond)) | (predicted.sizes > TABLE_BYTES)
         return replace(predicted, extrapolated=far)
@@ -449,4 +449,4 @@ def in_words(timeline: Timeline) -> str:
     if ends.low == ends.high:
         return "nothing is sent: exact"
     band = f"{duration(ends.value)} ({duration(ends.low)} to {duration(ends.high)})"
-    return f"exact for these figures; a cluster like it: {band}, 95 %; extrapolated: {UNSEEN}"
+    return f"exact for these figures; a cluster like it: {band}, 95%; extrapolated: {UNSEEN}"

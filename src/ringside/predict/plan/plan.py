@@ -259,7 +259,7 @@ def _scaling(question: PlanQuestion, name: str, seen: Option, refused: bool) -> 
 # Which algorithm is fastest at which size, and where one overtakes another.
 
 SIZES = tuple(10.0**power for power in range(3, 11))
-CERTAIN = 1.96  # standard deviations, for 95 %
+CERTAIN = 1.96  # standard deviations, for 95%
 HALVINGS = 10  # of the interval between two sizes, in the logarithm
 
 
@@ -375,7 +375,7 @@ class Bound:
 
 
 def bounds(topology: Topology, algorithm: str, size_bytes: float) -> tuple[Bound, ...]:
-    """Return what an all-reduce's time follows, the largest share first; shares under 1 % left out.
+    """Return what an all-reduce's time follows, the largest share first; shares under 1% left out.
 
     Args:
         topology: What it runs over.

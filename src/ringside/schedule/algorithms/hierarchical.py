@@ -15,7 +15,7 @@ from ringside.schedule.collective import ALL_REDUCE, REDUCE_SCATTER
 from ringside.schedule.combine import refined, reverse
 from ringside.schedule.schedule import Round, Schedule, joined
 
-# Hosts of 5, 7, 9, 11 and 13 ranks would need 45045 slices to share the work exactly; this many share it within 0.1 %.
+# Hosts of 5, 7, 9, 11 and 13 ranks would need 45045 slices to share the work exactly; this many share it within 0.1%.
 MOST_SLICES = 1024
 
 Make = Callable[[int], Schedule]

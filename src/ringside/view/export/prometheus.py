@@ -138,7 +138,7 @@ def ranks_shown(own: Floats) -> list[int]:
 def _verdict_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
     labels = ["kind", "rank"]
     active = GaugeMetricFamily("ringside_verdict_active", "1 while a verdict holds.", labels=labels)
-    text = "How much longer the culprit's own time was than the others' when the verdict was reached; 0.12 is 12 %."
+    text = "How much longer the culprit's own time was than the others' when the verdict was reached; 0.12 is 12%."
     excess = GaugeMetricFamily("ringside_verdict_excess_ratio", text, labels=labels)
     # A verdict on several ranks counts for each, one on none for rank ""; of too many the largest.
     ratios: dict[tuple[str, str], float] = {}

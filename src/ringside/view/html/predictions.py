@@ -47,7 +47,7 @@ from ringside.view.verdict_text import as_sentence
 MOST_CURVES = 6
 DENSE = np.geomspace(min(SIZES), max(SIZES), 43)
 PLAN_NOTE = (
-    "Bands hold 95 % of what published clusters show about the same law or schedule. * extrapolated: no published "
+    "Bands hold 95% of what published clusters show about the same law or schedule. * extrapolated: no published "
     "table supports it. busbw is what nccl-tests calls so: 2(n−1)/n of the tensor by the time; it is no wire's speed."
 )
 
@@ -246,7 +246,7 @@ MODES = {
     "preset": "nothing fitted",
 }
 SCORE_NOTE = (
-    "Dots are rows that had no part in the fit; rows that failed the checks are not shown. The band is to hold 95 % of "
+    "Dots are rows that had no part in the fit; rows that failed the checks are not shown. The band is to hold 95% of "
     "them. Off by: measured over predicted, less one; what lies above 0 took longer than predicted."
 )
 
@@ -263,7 +263,7 @@ def score_page(scores: Sequence[Score]) -> str:
     baselines = [f"{name.replace('_', ' ')} {percent(value, 1)}" for name, value in total.baselines.items() if value]
     lines = [
         ("How", mode),
-        ("Band", f"holds {percent(total.band_coverage, 1)} of {total.rows} rows; it is to hold 95 %"),
+        ("Band", f"holds {percent(total.band_coverage, 1)} of {total.rows} rows; it is to hold 95%"),
         ("Beside it", ", ".join(baselines)),
     ]
     figures = [
@@ -325,5 +325,5 @@ def _table_curves(score: Score, index: int) -> Markup:
 
 def _beside_measured(sizes: Floats, predicted: Floats, low: Floats, high: Floats, measured: Floats) -> list[Curve]:
     """A line with its band, and dots."""
-    line = Curve("predicted, 95 % band", sizes, predicted, "s0", low, high)
+    line = Curve("predicted, 95% band", sizes, predicted, "s0", low, high)
     return [line, Curve("measured", sizes, measured, "culprit", dots=True)]

@@ -37,7 +37,7 @@ Wait = tuple[int, int, float]
 
 
 def longest_waits(own: Floats, waits: Floats, most: int) -> list[Wait]:
-    """Return who waited longest for whom, the longest first: at most so many, of at least 2 % of the longest.
+    """Return who waited longest for whom, the longest first: at most so many, of at least 2% of the longest.
 
     Everybody waits for whoever arrives last, which is the rank with the longest own time of that step.
 

@@ -203,7 +203,7 @@ def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]
         low, middle, high = np.full((3, len(crowd)), np.nan)
         for line, q in ((low, 0.05), (middle, 0.5), (high, 0.95)):
             line[known] = np.nanquantile(crowd[known], q, axis=1)
-        lines = [Curve(f"{len(others)} other ranks: median, 5–95 %", steps, middle, "crowd", low, high)]
+        lines = [Curve(f"{len(others)} other ranks: median, 5–95%", steps, middle, "crowd", low, high)]
     marked = named[:MOST_CULPRITS]
     return [*lines, *(Curve(f"rank {rank} (verdict)", steps, values[:, rank], "culprit") for rank in marked)]
 

@@ -30,8 +30,8 @@ class RunChange(msgspec.Struct, frozen=True, kw_only=True):
         name: What it is.
         before: Median over the steps of the first run, seconds (or per second, for throughput).
         after: The same of the second.
-        ratio: after / before − 1: 0.05 means 5 % more.
-        low: Lower end of a 95 % interval of `ratio`.
+        ratio: after / before − 1: 0.05 means 5% more.
+        low: Lower end of a 95% interval of `ratio`.
         high: Upper end.
     """
 
@@ -70,7 +70,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     assessment: dict[str, Assessment]
 
     def is_slower_than(self, limit: float) -> bool:
-        """Whether a step takes longer by more than `limit` (0.05 is 5 %), and longer beyond chance."""
+        """Whether a step takes longer by more than `limit` (0.05 is 5%), and longer beyond chance."""
         return self.step.ratio > limit and self.step.low > 0
 
 

@@ -40,7 +40,7 @@ def _arrange_circle(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     if boxed:
         inner = max(math.hypot(*corner) for node in boxed for corner in _box_corners(node))
         least = max(least, inner + 92)
-    # The smallest circle, in steps of 4 %, on which nothing touches.
+    # The smallest circle, in steps of 4%, on which nothing touches.
     radius = least
     while radius and not _fits(story, sizes, shape, slots, radius):
         radius *= 1.04

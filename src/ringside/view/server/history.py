@@ -1,6 +1,6 @@
 """Every step of a run that goes on, in little memory: what the page's heat map and lines are drawn from.
 
-Times are kept as two bytes each, on a logarithmic scale that is exact to 0.03 %. Where a run has more steps than there
+Times are kept as two bytes each, on a logarithmic scale that is exact to 0.03%. Where a run has more steps than there
 is room for, every second one is dropped, again and again, like `ringside.monitor.run.table` does.
 """
 
@@ -39,7 +39,7 @@ class Rows:
         steps: Training steps, float64 [rows] (whole numbers).
         late: How far each rank's own time is above the median of its step's, uint8 [rows, ranks]: 0 unknown, otherwise
             1 + 254·√excess, so that 255 is twice the median or more.
-        lines: By name, float32 [rows], seconds: the own times' `own_low` (5 %), `own`, `own_high` (95 %) and
+        lines: By name, float32 [rows], seconds: the own times' `own_low` (5%), `own`, `own_high` (95%) and
             `own_most`, `wait` and `wire` (medians), and the means `step`, `exposed`, `sync`, `backward`.
         worst: The rank with the longest own time, int32 [rows]; −1 where none is known.
         serial: Ask for what came `since` this, next time.

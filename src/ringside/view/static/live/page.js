@@ -33,7 +33,7 @@ const charts = [
     { name: "wire", kind: "line", colour: "wire", of: (_, extra) => extra?.wire },
   ], { title: "The chosen rank over time", onHover: hover }),
   new Lines(byId("of-all"), byId("key-all"), [
-    { name: "5–95 %", kind: "band", colour: "s0", of: (rows) => [rows.lines.own_low, rows.lines.own_high] },
+    { name: "5–95%", kind: "band", colour: "s0", of: (rows) => [rows.lines.own_low, rows.lines.own_high] },
     { name: "median", kind: "line", colour: "s0", of: (rows) => zero(rows, "own") },
     { name: "slowest rank", kind: "line", colour: "bad", of: (rows) => zero(rows, "own_most") },
   ], { title: "Own time of all ranks", onHover: hover }),
@@ -72,7 +72,7 @@ function told(row, rank) {
   const { lines, worst } = run.rows, late = run.rows.late(row, rank);
   const own = Number.isFinite(late) ? lines.own[row] * (1 + late) : NaN;
   return [
-    ["above the median", late >= 1 ? "+100 % or more" : late ? signedPercent(late) : Number.isFinite(late) ? "not at all" : "–"],
+    ["above the median", late >= 1 ? "+100% or more" : late ? signedPercent(late) : Number.isFinite(late) ? "not at all" : "–"],
     ["own time", late > 0 && late < 1 ? `≈ ${duration(own)}` : late >= 1 ? `≥ ${duration(own)}` : Number.isFinite(late) ? `≤ ${duration(lines.own[row])}` : "–"],
     ["median of all", duration(lines.own[row])],
     ["step", duration(lines.step[row])],

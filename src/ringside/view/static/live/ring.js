@@ -78,7 +78,7 @@ export class Ring {
     const made = [], size = Math.max(this.size, culprit ? 6 : 1.2);
     if (culprit) made.push(shape("circle", { class: "halo", cx: x, cy: y, r: size + 5 }));
     const node = shape("circle", { class: `node${culprit ? " culprit" : ""}${chosen ? " chosen" : ""}`, cx: x, cy: y, r: size });
-    node.append(shape("title", {}, `rank ${rank}${Number.isFinite(excess) ? `, ${(100 * excess).toFixed(1)} % above the others` : ""}`));
+    node.append(shape("title", {}, `rank ${rank}${Number.isFinite(excess) ? `, ${(100 * excess).toFixed(1)}% above the others` : ""}`));
     node.addEventListener("click", () => this.onSelect(rank));
     made.push(node);
     if (this.ranks <= MOST_NAMES) made.push(shape("text", { x, y }, String(rank)));

@@ -19,7 +19,7 @@ export function duration(seconds) {
 
 export function signedPercent(value) {
   if (value === null || !Number.isFinite(value)) return "–";
-  return `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)} %`;
+  return `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)}%`;
 }
 
 // Numbers stay on one line with their units.
