@@ -135,8 +135,8 @@ LEAST = UNITS / 1500  # what is closer together than this is drawn as one piece
 TICKS = 4
 LEGEND = (
     ("lateness", Markup("own work, longer than the shortest rank's")),
-    ("sending", "sending"),
-    ("taking", "being sent to, latency included"),
+    ("sending", "sending (above)"),
+    ("taking", "being sent to (below), latency included"),
     ("critical", "critical path"),
 )
 
