@@ -60,7 +60,10 @@ def test_every_kind_has_a_headline_that_is_a_sentence(kind: str, ranks: tuple[in
 def test_answers_say_yes_no_or_that_nobody_can_tell() -> None:
     assert answer_text(Question(answer=True, words="it does")) == "Yes. It does."
     assert answer_text(Question(answer=None)) == "Not enough data."
-    assert what_if_line({"slowdown": 1.1791, "worst_worker_share": 0.031}) == "slowdown 1.179, worst worker share 3.1%"
+    assert (
+        what_if_line({"slowdown": 1.1791, "worst_worker_share": 0.031})
+        == "the job would run 1.18 × faster, worst worker share 3.1%"
+    )
 
 
 def test_the_page_says_first_what_is_known() -> None:
