@@ -328,7 +328,7 @@ def test_state_of_many_ranks_is_small(tmp_path: Path) -> None:
 
     live = LiveRun(write_run(tmp_path / "run", own_times(17, 1024)))
     live.poll()
-    state = page_state(live, [], None)
+    state = page_state(live, [])
     assert len(json.dumps(state)) < 64_000
     assert len(floats(state["figures"]["own_seconds"])) == 1024
 
