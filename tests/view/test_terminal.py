@@ -84,7 +84,7 @@ def test_the_picture_fits_a_small_terminal_and_shows_the_verdict(ranks):
     assert max(map(len, shown)) <= 80
     text = "\n".join(shown)
     assert "01:15" in shown[0]
-    assert "step 40 of at most 100" in text
+    assert "40 steps of at most 100" in text
     assert "rank 1 is 30% slower than the others since step 20" in text
     assert "130 ms" in text
     assert "13 MB" in text
@@ -145,7 +145,7 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     positions = [text.index(words) for words in order]
     assert positions == sorted(positions)
     calm = summarise(info(2), list(records(2, 60)), [])
-    assert "No rank held the others up. A rank 10% slower would have been found." in "\n".join(
+    assert "No rank held this job up. A rank 10% slower would have been found." in "\n".join(
         lines(closing_summary(calm, []), width=100)
     )
     few = summarise(info(2), list(records(2, 30)), [])
