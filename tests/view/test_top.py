@@ -146,7 +146,7 @@ def test_the_verdict_block_tells_who_why_what_it_costs_and_what_to_do() -> None:
         "move it",
     ):
         assert words in told
-    assert "no rank holds the job up" in plain(verdict_block(SNAPSHOTS[False], 80, 9))
+    assert "No rank held this job up" in plain(verdict_block(SNAPSHOTS[False], 80, 9))
 
 
 def test_many_verdicts_leave_room_for_the_ranks() -> None:

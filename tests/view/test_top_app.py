@@ -152,11 +152,11 @@ def test_pause_stands_still_and_goes_on(tmp_path: Path, run: Path) -> None:
             more(run, 200)
             await app.refresh_now()
             await pilot.pause()
-            assert "step 200" in screen(app)[0]
+            assert "200 steps" in screen(app)[0]
             assert screen(app)[0].endswith("paused")
             await pilot.press("p")
             await settled(app, pilot)
-            assert "step 201" in screen(app)[0]
+            assert "201 steps" in screen(app)[0]
             assert "paused" not in screen(app)[0]
 
     drive(play)
@@ -184,7 +184,7 @@ def test_one_rank_in_detail_goes_on_with_the_run(run: Path) -> None:
             more(run, 200)
             await app.refresh_now()
             await pilot.pause()
-            assert "step 201" in screen(app)[1]
+            assert "201 steps" in screen(app)[1]
             await pilot.press("escape")
             await pilot.pause()
             assert screen(app)[1].startswith("● rank 5")

@@ -120,7 +120,7 @@ def _dominates(table: StepTable) -> Question:
             "optimizer_seconds": optimizer,
             "communication_after_backward_ratio": after,
         },
-        words=f"Synchronisation that no backward hides is {percent(share)} of the median step, and {percent(after)} of "
+        words=f"Synchronisation that no backward hides is {percent(share)} of a step, and {percent(after)} of "
         f"what follows backward.",
     )
 
@@ -157,7 +157,7 @@ def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links
     numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
     if len(hosts) == 1 and all(info.hosts) and not links:
         return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
-    exposed = f"Transfers nobody was late for are exposed for {percent(share)} of the median step"
+    exposed = f"Transfers nobody was late for are exposed for {percent(share)} of a step"
     slow = []
     for verdict in verdicts:
         if verdict.kind == "slow_link":
