@@ -99,9 +99,9 @@ def test_all_views_of_a_finished_run_agree(
     report, markdown = printed("report"), printed("report", "--markdown")
     page = _text((path / "report.html").read_text())
     texts = [verdict_text(content, summary) for content in summary["verdicts"]]
-    console = SafeConsole(file=io.StringIO(), width=1000)
-    console.print(closing_summary(summary, [text.verdict for text in texts]))
-    terminal = console.file.getvalue()
+    stream = io.StringIO()
+    SafeConsole(file=stream, width=1000).print(closing_summary(summary, [text.verdict for text in texts]))
+    terminal = stream.getvalue()
 
     # Which verdicts, of which ranks, by how much, at what price.
     assert bool(texts) == (make in (slow, killed, old_schema))
