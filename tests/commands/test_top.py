@@ -27,13 +27,13 @@ VERDICT = {
 }  # fmt: skip
 
 GOLDEN = """\
-ringside top run · step 120 · 4 ranks · ringside
+ringside top run · 120 steps · 4 ranks · ringside
 ● rank 2 is 30% slower than the others since step 60
   why    most of the extra time is in its backward pass (+21.0 ms per step)
   price  6.70 rank-seconds so far
   do     compare its clocks and temperature with a healthy rank's
 
- rank      own     wait     wire   excess↓  own time                                                      verdict
+ rank      own     wait     wire   excess↓  (medians, last 16 steps)  own time                            verdict
 ▌   2   130 ms      0 s      0 s    +29.2%  ▂▁▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▁▁▂▂▂▂▁▂▂▂▂▂▁██▇█▇▇▇▇▇▇▇██▇██▇▇▇█▇▇██▇▇▇▇▇▇  slow rank
     1   101 ms  28.1 ms      0 s     +0.5%  ▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▁▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▁▂▂▂▂▂▂▂▂
     0   100 ms  29.8 ms      0 s     −0.5%  ▂▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▂▂▂▁▂▂▂▂▂▂▂▂▂▁▂▂▁▂▁▂▁▂▂▂▂▁▂▂

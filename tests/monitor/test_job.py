@@ -17,11 +17,10 @@ from ringside.monitor.job.watcher import (
     InputBound,
     JobWatcher,
     SmallCollectives,
-    least_of_ranks,
     reprice,
 )
 from ringside.monitor.run.records import Row, StepRecord
-from ringside.monitor.run.table import tabulate
+from ringside.monitor.run.table import least_of_ranks, tabulate
 
 from .jobs import opened, row, watch
 

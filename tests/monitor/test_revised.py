@@ -115,7 +115,7 @@ def test_the_summary_and_the_reports_tell_of_it(run: Path) -> None:
 def test_live_views_tell_of_it(run: Path) -> None:
     live = LiveRun(run)
     live.poll()
-    assert page_state(live, [], None)["notes"] == [WORDS]
+    assert page_state(live, [])["notes"] == [WORDS]
     snapshot = take_snapshot(Local(run))
     assert snapshot.notes == (WORDS,)
     lines = verdict_block(snapshot, 60, 9).plain.split("\n")

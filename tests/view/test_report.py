@@ -83,13 +83,13 @@ def test_the_verdict_comes_first_in_plain_words() -> None:
     assert page.text("h1") == "Rank 2 is 30% slower than the others."
     words = page.text("dd")
     assert "rank-seconds: all 4 ranks lost" in words
-    assert "Its own work takes 130 ms per step, the others' 100 ms." in words
+    assert "Its own work takes 130 ms in the median step since then, the others' 100 ms." in words
     assert source.index("<h1>") < source.index("<figure")
 
 
 def test_without_a_verdict_it_says_so() -> None:
     page = Page(render_report(*job(2, 150)))
-    assert page.text("h1") == "No rank held this job up."
+    assert page.text("h1") == "No straggler detected."
 
 
 def test_a_few_steps_are_not_called_healthy() -> None:

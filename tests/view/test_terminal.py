@@ -84,7 +84,7 @@ def test_the_picture_fits_a_small_terminal_and_shows_the_verdict(ranks):
     assert max(map(len, shown)) <= 80
     text = "\n".join(shown)
     assert "01:15" in shown[0]
-    assert "step 40 of at most 100" in text
+    assert "40 steps of at most 100" in text
     assert "rank 1 is 30% slower than the others since step 20" in text
     assert "130 ms" in text
     assert "13 MB" in text
@@ -125,7 +125,7 @@ def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
 def test_lines_for_logs():
     run = following()
     line = status_line(run, 75.0)
-    assert "step 40/100" in line
+    assert "40/100 steps" in line
     assert "rank 1: own 130 ms wait 0 s" in line
     assert verdict_line(run.findings[0]).startswith("rank 1 is 30% slower than the others since step 20: most of")
 

@@ -75,7 +75,7 @@ def drive(play: Callable[[Any], Any]) -> None:
 def test_verdicts_come_first_and_all_fits_80_by_24(run: Path) -> None:
     async def play(_: Any) -> None:
         lines = await on_screen(app_on(run), ())
-        assert lines[0].startswith("ringside top run · step 200 · 8 ranks")
+        assert lines[0].startswith("ringside top run · 200 steps · 8 ranks")
         assert lines[1] == "● rank 5 is 30% slower than the others since step 80"
         assert any("cost" in line and "rank-seconds so far" in line for line in lines[2:7])
         assert [line for line in lines if line.startswith("▌   5  host-1")]
@@ -152,11 +152,11 @@ def test_pause_stands_still_and_goes_on(tmp_path: Path, run: Path) -> None:
             more(run, 200)
             await app.refresh_now()
             await pilot.pause()
-            assert "step 200" in screen(app)[0]
+            assert "200 steps" in screen(app)[0]
             assert screen(app)[0].endswith("paused")
             await pilot.press("p")
             await settled(app, pilot)
-            assert "step 201" in screen(app)[0]
+            assert "201 steps" in screen(app)[0]
             assert "paused" not in screen(app)[0]
 
     drive(play)
@@ -178,13 +178,13 @@ def test_one_rank_in_detail_goes_on_with_the_run(run: Path) -> None:
             await pilot.press("down", "enter")
             await settled(app, pilot)
             lines = screen(app)
-            assert lines[1].startswith("rank 5 · host-1 · pid 105 · step 200")
+            assert lines[1].startswith("rank 5 · host-1 · pid 105 · 200 steps")
             assert any(line.startswith("  facts") and "own 130 ms" in line for line in lines)
             assert any(line.startswith("  backward") for line in lines)
             more(run, 200)
             await app.refresh_now()
             await pilot.pause()
-            assert "step 201" in screen(app)[1]
+            assert "201 steps" in screen(app)[1]
             await pilot.press("escape")
             await pilot.pause()
             assert screen(app)[1].startswith("● rank 5")

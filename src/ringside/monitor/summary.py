@@ -21,10 +21,10 @@ from ringside.monitor.links.sampler import LinkLedger, LinkTotals
 from ringside.monitor.price import repair_ranks, spared_rank_seconds
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.run.records import SCHEMA, Revised, RunInfo, StepRecord, gradient_memory, revisions
-from ringside.monitor.run.table import StepTable, fill_waits, tabulate
+from ringside.monitor.run.table import StepTable, fill_waits, job_exposed_seconds, job_step_seconds, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.stats import Floats, excess_ratios, known_median, row_medians
+from ringside.monitor.stats import Floats, excess_ratios, known_median
 from ringside.monitor.verdict import Verdict
 
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
@@ -72,18 +72,17 @@ def summarise(
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
     steps = int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride if len(table) else 0
-    # The job's step: the median over ranks, which agree in synchronous training.
-    seconds = row_medians(table["step_seconds"])
+    seconds = job_step_seconds(table)
     known = seconds[np.isfinite(seconds)]
     # The mean, not the median: comparing parameters takes its time in one step of a hundred.
     overhead = table["overhead_seconds"][np.isfinite(table["overhead_seconds"])]
-    overhead_s, step_s = float(overhead.mean()) if overhead.size else 0.0, known_median(table["step_seconds"])
+    overhead_s, step_s = float(overhead.mean()) if overhead.size else 0.0, known_median(seconds)
     summary: dict[str, Any] = {
         "schema": SCHEMA,
         "world_size": run_info.world_size,
         "steps": steps,
         "step_seconds": {
-            "median": known_median(seconds),
+            "median": step_s,
             "p95": float(np.quantile(known, 0.95)) if known.size else 0.0,
         },
         "ranks": _ranks(run_info, table),
@@ -92,7 +91,7 @@ def summarise(
             "engine": run_info.engine,
             "algorithm": run_info.algorithm,
             "payload_bytes_per_step": round(known_median(table["payload_bytes"])),
-            "exposed_seconds_per_step": known_median(table["exposed_seconds"]),
+            "exposed_seconds_per_step": known_median(job_exposed_seconds(table)),
             "total_seconds_per_step": known_median(table["sync_seconds"]),
             **({"memory": dict(memory)} if memory else {}),
         },

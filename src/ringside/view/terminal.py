@@ -10,14 +10,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ringside.monitor.assessment import describe_assessment
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import clock, counted, duration, percent, signed_percent, size, sparkline
-from ringside.view.run.live import RunFollower, ShownFinding
+from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import answer_sign, as_sentence, assessment_of
+from ringside.view.verdict_text import all_is_well, answer_sign, as_sentence, no_verdict, surely_well
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -53,7 +52,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         share, words = run.done, f"the same training over {peer_name(run)}, for comparison "
     else:
         share = (run.step + 1) / run.of if run.of else 0.0
-        words = f"step {run.step + 1}{f' of at most {run.of}' if run.of else ''} "
+        words = f"{counted(run.step + 1, 'step')}{f' of at most {run.of}' if run.of else ''} "
     progress = Text(words)
     loss = f"  loss {run.losses[-1]:.2f} " if run.losses else ""
     sparks = sparkline(list(run.losses), 16)
@@ -62,11 +61,12 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
     progress.append("━" * full, style="cyan").append("━" * (cells - full), style="bright_black")
     progress.append(loss).append(sparks, style="magenta")
     step = run.median("step_seconds")
-    exposed = min((rank.exposed_seconds for rank in run.figures() if math.isfinite(rank.exposed_seconds)), default=0.0)
+    exposed = run.exposed_seconds()
     sync = Text()
     if step > 0:
         gradients = f"{size(run.median('payload_bytes'))} of gradients block it for {duration(exposed)}"
-        sync = Text(f"a step takes {duration(step)}; {gradients} ({percent(exposed / step)})", style="dim")
+        medians = f"{duration(step)} (median, last {RECENT_STEPS} steps)"
+        sync = Text(f"a step takes {medians}; {gradients} ({percent(exposed / step)})", style="dim")
         sync.truncate(width)
     parts: list[RenderableType] = [head, progress, Text(), _ranks(run), Text(), sync, Text()]
 
@@ -98,7 +98,7 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
         f"rank {rank.rank}: own {duration(rank.own_seconds)} wait {duration(rank.wait_seconds)}"
         for rank in sorted(shown, key=lambda rank: rank.rank)
     )
-    return f"{clock(elapsed_s)}  step {run.step + 1}{f'/{run.of}' if run.of else ''}{loss}  {own}"
+    return f"{clock(elapsed_s)}  {run.step + 1}{f'/{run.of}' if run.of else ''} steps{loss}  {own}"
 
 
 def verdict_line(finding: ShownFinding) -> str:
@@ -129,22 +129,18 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     if not summary["steps"]:
         return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
     if not verdicts:
-        found = assessment_of(summary)
-        words = "" if found is None else describe_assessment(found)
-        if found is not None and found.state == "none":
-            parts.append(Text(f"No straggler detected. {words}".strip(), style="bold green"))
-        else:
-            parts.append(Text(f"No verdict. {words}".strip(), style="bold yellow"))
+        style = "bold green" if surely_well(summary) else "bold yellow"
+        parts.append(Text(f"{no_verdict(summary)} {all_is_well(summary)}", style=style))
     parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
     # Steps, step time, synchronisation and our own cost in one line.
     sync, step = summary["sync"], summary["step_seconds"]["median"]
     exposed = sync["exposed_seconds_per_step"]
     share = f" ({percent(exposed / step)} of the step)" if step > 0 else ""
     line = (
-        f"{counted(summary['steps'], 'step')} of {duration(step)}; "
-        f"{size(sync['payload_bytes_per_step'])} of gradients per step "
-        f"over {sync['engine']}: exposed {duration(exposed)}{share}; "
-        f"monitoring overhead {duration(summary['overhead']['seconds_per_step'])} per step"
+        f"Medians, whole run: {counted(summary['steps'], 'step')} of {duration(step)}; "
+        f"{size(sync['payload_bytes_per_step'])} of gradients per step over {sync['engine']}: "
+        f"exposed {duration(exposed)}{share}; "
+        f"monitoring overhead {duration(summary['overhead']['seconds_per_step'])} per step on average"
     )
     parts += [Text(), rank_table(summary["ranks"]), Text(line, style="dim")]
 

@@ -58,7 +58,8 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     own, others = (evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
     why = as_sentence(verdict.cause)
     if isinstance(own, float | int) and isinstance(others, float | int):
-        why = f"Its own work takes {duration(own)} per step, the others' {duration(others)}. {why}".strip()
+        why = f"Its own work takes {duration(own)} in the median step since then, the others' {duration(others)}. {why}"
+        why = why.strip()
     who_and_what = headline(verdict)
     if until is not None:
         who_and_what = _replace_all(who_and_what, PAST)
@@ -89,7 +90,7 @@ def no_verdict(summary: Mapping[str, Any]) -> str:
     found = assessment_of(summary)
     if found is not None and found.state == "undecided":
         return "No verdict."
-    return "No rank held this job up."
+    return "No straggler detected."
 
 
 def all_is_well(summary: Mapping[str, Any]) -> str:
@@ -103,6 +104,12 @@ def all_is_well(summary: Mapping[str, Any]) -> str:
     over = f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
     found = assessment_of(summary)
     return over if found is None or not (words := describe_assessment(found)) else f"{words} {over}"
+
+
+def surely_well(summary: Mapping[str, Any]) -> bool:
+    """Return whether a run without a verdict was long and steady enough to be sure that no rank held it up."""
+    found = assessment_of(summary)
+    return summary["steps"] >= FEWEST_STEPS and found is not None and found.state == "none"
 
 
 def rank_rows(summary: Mapping[str, Any], most: int) -> list[tuple[str, str, str, str, str]]:

@@ -10,11 +10,11 @@ import numpy as np
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
-from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC, least_of_ranks
+from ringside.monitor.job.watcher import MANY, SAVED_AT, SAVED_OF_SYNC
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
-from ringside.monitor.run.table import StepTable
-from ringside.monitor.stats import Floats, excess_ratios, known_median
+from ringside.monitor.run.table import StepTable, job_exposed_seconds, job_step_seconds, least_of_ranks, of_whole_steps
+from ringside.monitor.stats import excess_ratios, known_median
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import counted, duration, percent, rate, size
 
@@ -107,7 +107,7 @@ def answer_questions(
 
 
 def _dominates(table: StepTable) -> Question:
-    exposed, step = _exposed(table), known_median(table["step_seconds"])
+    exposed, step = known_median(job_exposed_seconds(table)), known_median(job_step_seconds(table))
     optimizer = known_median(table["optimizer_seconds"])
     # After the last gradient there is the rest of the synchronisation, and then the optimizer.
     share, after = exposed / max(step, 1e-12), exposed / max(exposed + optimizer, 1e-12)
@@ -132,7 +132,7 @@ def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
     excess = excess_ratios(np.where(known, own, np.nan))
     worst = int(np.argmax(np.where(known, excess, -np.inf)))
     numbers: dict[str, Number] = {
-        "step_seconds": known_median(table["step_seconds"]),
+        "step_seconds": known_median(job_step_seconds(table)),
         "own_seconds_least": float(own[known].min()),
         "own_seconds_most": float(own[known].max()),
         "worst_rank": worst,
@@ -152,7 +152,7 @@ def _similar(table: StepTable, verdicts: Sequence[Verdict]) -> Question:
 
 def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links: Sequence[LinkTotals]) -> Question:
     hosts = {host for host in info.hosts if host}
-    share = _exposed(table) / max(known_median(table["step_seconds"]), 1e-12)
+    share = known_median(job_exposed_seconds(table)) / max(known_median(job_step_seconds(table)), 1e-12)
     numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
     if len(hosts) == 1 and all(info.hosts) and not links:
         return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
@@ -190,7 +190,7 @@ def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links
 def _small(table: StepTable) -> Question:
     count, payload = known_median(table["collectives"]), known_median(table["payload_bytes"])
     busy, latency = (
-        known_median(least_of_ranks(_of_whole_steps(table[name]), positive=True))
+        known_median(least_of_ranks(of_whole_steps(table[name]), positive=True))
         for name in ("busy_seconds", "latency_seconds")
     )
     if not count:
@@ -201,7 +201,8 @@ def _small(table: StepTable) -> Question:
         answer = None if count > MANY else False
         return Question(answer=answer, numbers=numbers, words=f"{words}; what they take was not measured.")
     best = best_buckets(count, payload, busy, latency)
-    step, saved = known_median(table["step_seconds"]), min(best.saved_seconds, _exposed(table))
+    step = known_median(job_step_seconds(table))
+    saved = min(best.saved_seconds, known_median(job_exposed_seconds(table)))
     numbers["busy_seconds"] = busy
     if latency:
         savings = {"saved_seconds_per_step": saved, "saved_ratio": best.saved_ratio}
@@ -219,20 +220,3 @@ def _small(table: StepTable) -> Question:
             f"{percent(saved / step)} of a step"
         )
     return Question(answer=many, numbers=numbers, words=f"{words}.")
-
-
-def _exposed(table: StepTable) -> float:
-    """What is exposed in the median step on the rank that was blocked least: nobody's lateness is in it."""
-    return known_median(least_of_ranks(_of_whole_steps(table["exposed_seconds"])))
-
-
-def _of_whole_steps(values: Floats) -> Floats:
-    """Return values [steps, ranks] without the steps in which a rank is missing that reports at all.
-
-    It may be the one that the others waited for: what is least among those is nobody's measure.
-    """
-    known = np.isfinite(values)
-    reports = known.any(axis=0)
-    whole = known[:, reports].all(axis=1, keepdims=True)
-    kept: Floats = np.where(whole, values, np.nan)
-    return kept

@@ -18,7 +18,7 @@ import numpy as np
 
 from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.run.records import Row
-from ringside.monitor.run.table import StepTable
+from ringside.monitor.run.table import StepTable, least_of_ranks
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.text import duration, percent, size
@@ -321,18 +321,6 @@ def reprice(verdict: Verdict, episode: StepTable) -> Verdict:
     exposed, data = (least_of_ranks(episode[name]) for name in ("exposed_seconds", "data_seconds"))
     lost = lost_seconds(verdict, np.nan_to_num(exposed), np.nan_to_num(data))
     return msgspec.structs.replace(verdict, cost_rank_seconds=float(lost.sum()) * episode.ranks * episode.stride)
-
-
-def least_of_ranks(values: Floats, *, positive: bool = False) -> Floats:
-    """Return the least of every step's values, float64 [steps]; NaN where none is known (or none is positive).
-
-    Args:
-        values: float64 [steps, ranks], NaN = missing.
-        positive: Whether 0 stands for not known as well.
-    """
-    known = np.isfinite(values) & (values > 0 if positive else values >= 0)
-    least = np.where(known, values, np.inf).min(axis=1, initial=np.inf)
-    return np.where(np.isfinite(least), least, np.nan)
 
 
 def _cost(verdict: Verdict, steps: Sequence[JobStep], ranks: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.run.records import StepRecord, Vitals
-from ringside.monitor.stats import LARGEST, Floats
+from ringside.monitor.stats import LARGEST, Floats, row_medians
 
 # -------------------------------------------------------------------------------------------------
 # Vitals as columns, one row for each record that carries any.
@@ -262,6 +262,44 @@ def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS, s
 
 def _values(record: StepRecord) -> list[float]:
     return [math.nan if (value := getattr(record, name)) is None else value for name in FIELDS]
+
+
+def job_step_seconds(table: StepTable) -> Floats:
+    """Return how long each step of the job took, float64 [steps]: the median over ranks, which agree in synchronous
+    training."""
+    return row_medians(table["step_seconds"])
+
+
+def job_exposed_seconds(table: StepTable) -> Floats:
+    """Return how long each step was blocked in synchronisation, float64 [steps]: on the rank that was blocked least.
+
+    Nobody's lateness is in it. Of steps in which a rank is missing that reports at all it is not known (NaN).
+    """
+    return least_of_ranks(of_whole_steps(table["exposed_seconds"]))
+
+
+def least_of_ranks(values: Floats, *, positive: bool = False) -> Floats:
+    """Return the least of every step's values, float64 [steps]; NaN where none is known (or none is positive).
+
+    Args:
+        values: float64 [steps, ranks], NaN = missing.
+        positive: Whether 0 stands for not known as well.
+    """
+    known = np.isfinite(values) & (values > 0 if positive else values >= 0)
+    least = np.where(known, values, np.inf).min(axis=1, initial=np.inf)
+    return np.where(np.isfinite(least), least, np.nan)
+
+
+def of_whole_steps(values: Floats) -> Floats:
+    """Return values [steps, ranks] without the steps in which a rank is missing that reports at all.
+
+    It may be the one that the others waited for: what is least among those is nobody's measure.
+    """
+    known = np.isfinite(values)
+    reports = known.any(axis=0)
+    whole = known[:, reports].all(axis=1, keepdims=True)
+    kept: Floats = np.where(whole, values, np.nan)
+    return kept
 
 
 def fill_waits(table: StepTable) -> Floats:

@@ -37,10 +37,10 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         ("steps", str(summary["steps"])),
         ("ranks", f"{info.world_size} on {len(set(info.hosts)) or 1} host(s)"),
         ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
-        ("step time, median / 95th percentile", f"{duration(step['median'])} / {duration(step['p95'])}"),
-        ("exposed synchronisation per step", duration(sync["exposed_seconds_per_step"])),
+        ("step time, whole run, median / 95th percentile", f"{duration(step['median'])} / {duration(step['p95'])}"),
+        ("exposed synchronisation per step, whole run, median", duration(sync["exposed_seconds_per_step"])),
         ("payload per step", size(sync["payload_bytes_per_step"])),
-        ("Ringside's own time per step", duration(overhead["seconds_per_step"])),
+        ("Ringside's own time per step, whole run, mean", duration(overhead["seconds_per_step"])),
     ]
     sections.append(_table(("figure", "value"), [(name, escape(value)) for name, value in figures]))
 
@@ -57,7 +57,8 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     ranks = summary["ranks"]
     rows = [(rank, escape(host), *times) for rank, host, *times in rank_rows(summary, SHOWN_RANKS)]
     rest = f"\n\nThe slowest {SHOWN_RANKS} of {len(ranks)} ranks." if len(ranks) > SHOWN_RANKS else ""
-    sections.append("## Ranks\n\n" + _table(("rank", "host", "own", "wait", "excess"), rows) + rest)
+    ranked = _table(("rank", "host", "own", "wait", "excess"), rows)
+    sections.append(f"## Ranks (medians, whole run)\n\n{ranked}{rest}")
     return "\n\n".join(sections) + "\n"
 
 

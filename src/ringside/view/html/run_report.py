@@ -30,11 +30,10 @@ from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import answers_section, column_head, render_page, table_figure, tiles, verdict_section
 from ringside.view.html.rings import longest_waits, waits_ring
 from ringside.view.verdict_text import (
-    FEWEST_STEPS,
     VerdictText,
     all_is_well,
-    assessment_of,
     no_verdict,
+    surely_well,
     verdict_text,
 )
 
@@ -125,9 +124,7 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
 def _verdict_sections(verdicts: list[VerdictText], summary: dict[str, Any]) -> list[Markup]:
     """Return a section for every verdict, and what the demo had injected, which the detector never saw."""
     if not verdicts:
-        found = assessment_of(summary)
-        sure = summary["steps"] >= FEWEST_STEPS and found is not None and found.state == "none"
-        kind, mark = ("well", "✓") if sure else ("open", "?")
+        kind, mark = ("well", "✓") if surely_well(summary) else ("open", "?")
         why = fill("<p>{}</p>", _keep_units(all_is_well(summary)))
         return [verdict_section("verdict", no_verdict(summary), kind=kind, mark=mark, text=why)]
     sections = [
@@ -156,10 +153,11 @@ def _figures(summary: dict[str, Any]) -> Markup:
     loss, comparison = summary.get("loss") or {}, summary.get("comparison") or {}
     median = step["median"] or 0.0
     exposed = sync["exposed_seconds_per_step"] or 0.0
-    of_step = "" if overhead["ratio"] is None else f"{percent(overhead['ratio'], 2)} of a step"
+    of_median = f"{percent(exposed / median, 1)} of a step; " if median else ""
+    of_step = ("" if overhead["ratio"] is None else f"{percent(overhead['ratio'], 2)} of a step; ") + "mean, whole run"
     cells = [
-        ("step time", duration(median), f"95th percentile {duration(step['p95'])}"),
-        ("exposed sync", duration(exposed), f"{percent(exposed / median, 1)} of a step" if median else ""),
+        ("step time", duration(median), f"median, whole run; 95th percentile {duration(step['p95'])}"),
+        ("exposed sync", duration(exposed), f"{of_median}median, whole run"),
         ("Ringside overhead", duration(overhead["seconds_per_step"]), of_step),
     ]
     if loss.get("last") is not None and loss.get("first") is not None:
@@ -217,7 +215,7 @@ def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
         times = map(duration, (rank["own_seconds_median"], rank["wait_seconds_median"]))
         cells = (*times, signed_percent(rank["excess_ratio"]))
         rows.append(_row(str(rank["rank"]), str(rank["host"]), cells, rank["rank"] in culprits))
-    return table_figure("wide", "Every rank (medians over the run)", [_RANK_HEADS], rows)
+    return table_figure("wide", "Every rank (medians, whole run)", [_RANK_HEADS], rows)
 
 
 def _row(name: str, where: str, cells: Iterable[str], named: bool) -> Markup:
@@ -249,7 +247,7 @@ def _details(summary: dict[str, Any], info: RunInfo) -> Markup:
         ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("gradient buckets", buckets),
         ("payload per step", size(sync["payload_bytes_per_step"])),
-        ("communication per step", duration(sync["total_seconds_per_step"])),
+        ("communication per step (median, whole run)", duration(sync["total_seconds_per_step"])),
         ("of which exposed", duration(sync["exposed_seconds_per_step"])),
         *compared.items(),
         ("command", " ".join(info.command)),

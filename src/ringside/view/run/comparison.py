@@ -10,6 +10,7 @@ import numpy as np
 
 from ringside.errors import UsageError
 from ringside.monitor.assessment import Assessment
+from ringside.monitor.run.table import job_exposed_seconds
 from ringside.monitor.stats import Floats, known_median, row_medians
 from ringside.monitor.verdict import Verdict
 from ringside.text import size
@@ -78,7 +79,7 @@ FIGURES: dict[str, Callable[[Run], Floats]] = {
     "step time": lambda run: run.step_seconds,
     "own time, slowest rank": lambda run: _of_ranks(run.own_seconds, np.nanmax),
     "own time, median rank": lambda run: row_medians(run.own_seconds),
-    "exposed sync": lambda run: _of_ranks(run["exposed_seconds"], np.nanmin),
+    "exposed sync": lambda run: job_exposed_seconds(run.table),
     "data": lambda run: row_medians(run["data_seconds"]),
     "forward": lambda run: row_medians(run["forward_seconds"]),
     "backward": lambda run: row_medians(run["backward_seconds"]),

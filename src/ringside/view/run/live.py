@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
-from ringside.monitor.run.directory import RUN, Event, RunReader
+from ringside.errors import RingsideError
+from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
+from ringside.monitor.run.registry import running_runs
 from ringside.monitor.slow_rank.verdict import PriceMeter, meter_of
-from ringside.monitor.stats import row_medians
+from ringside.monitor.stats import excess_ratios, known_median, row_medians
+from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
+from ringside.view.verdict_text import all_is_well, no_verdict, surely_well, verdict_text
 
 # -------------------------------------------------------------------------------------------------
 # What a live view knows of a run: the newest of its records and events, in memory that does not grow with steps.
@@ -139,6 +144,12 @@ class RunFollower:
         values = [getattr(record, name) for row in self._rows for record in row.values()]
         return float(np.nanmedian(values)) if values else math.nan
 
+    def exposed_seconds(self) -> float:
+        """Return the median over the last steps of what is exposed on the rank that was blocked least; NaN if none."""
+        known = [[each.exposed_seconds for each in row.values() if each.exposed_seconds >= 0] for row in self._rows]
+        least = [min(seconds) for seconds in known if seconds]
+        return float(np.median(least)) if least else math.nan
+
     def _complete(self) -> None:
         if not self._row:
             return
@@ -198,11 +209,14 @@ MOST_STEPS = 1 << 53
 """Whole numbers up to it are exact in every language a view is written in."""
 FEW = 16
 """Steps that a rank's current figures are medians of."""
+QUIET_S = 5.0
+JUDGED_BYTES = 256 << 20
+"""The records of larger runs are not all judged again: they keep the summary that was written at their end."""
 
 
 @dataclass(frozen=True)
 class RankNow:
-    """One rank's figures now, medians over the last steps; seconds, NaN where nothing is known.
+    """One rank's figures in seconds, medians over the last steps, or over a whole run that has ended; NaN = not known.
 
     Args:
         rank: Who.
@@ -225,6 +239,31 @@ class RankNow:
     verdicts: tuple[str, ...]
 
 
+class Calm(NamedTuple):
+    """What an ended run without a verdict says: the headline, the reasons, and whether it is sure that all was well."""
+
+    headline: str
+    text: str
+    sure: bool
+
+
+class _OfRank(msgspec.Struct):
+    own_seconds_median: float | None
+    wait_seconds_median: float | None
+    excess_ratio: float | None
+
+
+class _Summary(msgspec.Struct):
+    """What views read of a summary; one that another program wrote may lack it."""
+
+    world_size: int
+    steps: int
+    step_seconds: dict[str, float | None]
+    sync: dict[str, Any]
+    ranks: list[_OfRank]
+    verdicts: list[dict[str, Any]]
+
+
 class LiveRun:
     """Follows a run directory.
 
@@ -232,6 +271,7 @@ class LiveRun:
         path: The run directory; it need not be there yet.
         steps_kept: Steps to keep of each rank at most.
         at_once: Records that one poll reads at most, so that of a long run something can be shown soon; None: all.
+        quiet_s: A run of no process here that wrote nothing for so long is judged as one that has ended.
 
     Attributes:
         path: The run directory.
@@ -241,10 +281,14 @@ class LiveRun:
         restarts: How often another run has begun in this directory.
         fresh, fresh_events: What the last poll read.
         behind: Whether it left records for the next.
+        settled: The summary of a run that goes on no more, as `ringside report` writes it: every view of it takes its
+            verdicts and figures from there. None while the run goes on, or where it cannot be judged.
     """
 
-    def __init__(self, path: Path, *, steps_kept: int = STEPS_KEPT, at_once: int | None = None) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, *, steps_kept: int = STEPS_KEPT, at_once: int | None = None, quiet_s: float = QUIET_S
+    ) -> None:
+        self.path, self._quiet_s = path, quiet_s
         self.restarts = 0
         self.version = 0
         self.fresh: list[StepRecord] = []
@@ -252,6 +296,9 @@ class LiveRun:
         self.following = RunFollower()
         self.events: list[Event] = []
         self.ended = self.behind = False
+        self.settled: dict[str, Any] | None = None
+        self._is_settled = False
+        self._wire: list[float] = []
         self._steps_kept, self._at_once = steps_kept, at_once
         self._reader: RunReader | None = None
         self._unread: Iterator[StepRecord] = iter(())
@@ -287,8 +334,39 @@ class LiveRun:
             self.events = [*self.events, *events][-EVENTS_KEPT:]
             self.following.feed(records, events)
             self.ended |= any(event["kind"] == "ended" for event in events)
+            self.settled, self._is_settled = None, False
             self.version += 1
         return bool(records or events)
+
+    def settle(self) -> bool:
+        """Judge a run that goes on no more from all its records, once; return whether that was now."""
+        if self._is_settled or self.info is None or self.behind or not (self.ended or self.is_abandoned()):
+            return False
+        self._is_settled = True
+        with contextlib.suppress(RingsideError, OSError, *UNDECODABLE):
+            if (self.path / STEPS).stat().st_size > JUDGED_BYTES:
+                summary = RunReader(self.path).summary()
+                if len(msgspec.convert(summary, _Summary).ranks) == self.ranks:
+                    self.settled = summary
+            else:
+                self.settled, table = assess_run(RunReader(self.path))
+                self._wire = [known_median(table["wire_seconds"][:, rank]) for rank in range(table.ranks)]
+        self.version += 1
+        return True
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody writes it any more: no process here, and nothing new for a while."""
+        if self.age_s() <= self._quiet_s:
+            return False
+        path = self.path.absolute()
+        return not any(entry.directory == path for entry in running_runs())
+
+    def age_s(self) -> float:
+        """How long ago the newest record was written, seconds; 0 before there is one."""
+        try:
+            return max(time.time() - (self.path / STEPS).stat().st_mtime, 0.0)
+        except OSError:
+            return 0.0
 
     @property
     def info(self) -> RunInfo | None:
@@ -302,8 +380,27 @@ class LiveRun:
 
     @property
     def findings(self) -> list[ShownFinding]:
-        """The verdicts so far, those that are open first, then by time."""
-        return sorted(self.following.findings, key=lambda finding: finding.over)
+        """The verdicts, those that are open first, then by time: those so far, or of an ended run its summary's."""
+        found = self.following.findings
+        if self.settled:
+            found = []
+            for content in self.settled["verdicts"]:
+                with contextlib.suppress(ValueError, TypeError, ArithmeticError, *UNDECODABLE):
+                    verdict = verdict_text(content, self.settled).verdict
+                    found.append(ShownFinding(verdict, None, over="until_step" in verdict.evidence))
+        return sorted(found, key=lambda finding: finding.over)
+
+    @property
+    def calm(self) -> Calm | None:
+        """What an ended run without a verdict says; None of others."""
+        if not self.settled or self.settled["verdicts"]:
+            return None
+        return Calm(no_verdict(self.settled), all_is_well(self.settled), surely_well(self.settled))
+
+    @property
+    def window(self) -> str:
+        """What the figures of `now` are medians of, in words."""
+        return "whole run" if self.settled else f"last {FEW} steps"
 
     def steps(self) -> NDArray[np.int64]:
         """Return the training steps that are kept, ascending, int64 [steps]."""
@@ -325,9 +422,15 @@ class LiveRun:
             row_medians(self._values[FIELDS.index(name), order].T.astype(np.float64)).astype(np.float32)
             for name in ("own_seconds", "wait_seconds", "wire_seconds")
         )
-        excess = _excess(own)
+        excess = excess_ratios(own.astype(np.float64))
+        if self.settled:
+            own, wait, excess = (
+                np.array([math.nan if rank[name] is None else rank[name] for rank in self.settled["ranks"]])
+                for name in ("own_seconds_median", "wait_seconds_median", "excess_ratio")
+            )
+            wire = np.array(self._wire)
         named: dict[int, list[str]] = {}
-        for finding in self.following.findings:
+        for finding in self.findings:
             for rank in () if finding.over else finding.verdict.ranks:
                 named.setdefault(rank, []).append(finding.verdict.kind)
         return [
@@ -348,6 +451,8 @@ class LiveRun:
         self.restarts += info is not None and self.info is not None
         self.following = RunFollower()
         self.events, self.ended, self.behind = [], False, False
+        self._wire = [math.nan] * (info.world_size if info is not None else 0)
+        self.settled, self._is_settled = None, False
         self.version += 1
         ranks = info.world_size if info is not None else 0
         # Fewer steps of many ranks: memory is bounded by cells, whatever the job.
@@ -388,17 +493,3 @@ class LiveRun:
             "ranks": self.ranks,
             "restarts": self.restarts,
         }
-
-
-def _excess(own: Floats32) -> NDArray[np.float64]:
-    """Each rank's own time over the median of all others', minus 1."""
-    known = np.isfinite(own)
-    excess = np.full(len(own), math.nan)
-    if known.sum() < 2:
-        return excess
-    ordered = np.sort(own[known])
-    for rank in np.flatnonzero(known):
-        # The median of the others: this rank's own value is taken out of the sorted ones.
-        others = np.delete(ordered, int(np.searchsorted(ordered, own[rank])))
-        excess[rank] = own[rank] / np.median(others) - 1.0
-    return excess

@@ -13,8 +13,8 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.records import RunInfo
-from ringside.monitor.run.table import FIELDS, StepTable, fill_waits
-from ringside.monitor.stats import Floats, row_medians
+from ringside.monitor.run.table import FIELDS, StepTable, fill_waits, job_step_seconds
+from ringside.monitor.stats import Floats
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.view.html.markup import NOTHING, fill
@@ -75,7 +75,7 @@ class Run:
     @cached_property
     def step_seconds(self) -> Floats:
         """Duration of each step of the job, float64 [steps]: the median over ranks."""
-        return row_medians(self._table["step_seconds"])
+        return job_step_seconds(self._table)
 
     @property
     def own_seconds(self) -> Floats:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import logging
@@ -22,22 +21,16 @@ from ringside.monitor.alerts.book import AlertBook, as_text
 from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
-from ringside.monitor.run.directory import RUN, STEPS, RunReader, runs_under
+from ringside.monitor.run.directory import RUN, RunReader, runs_under
 from ringside.monitor.run.registry import running_runs
-from ringside.monitor.summary import assess_run
-from ringside.view.run.live import LiveRun
+from ringside.view.run.live import QUIET_S, LiveRun
 from ringside.view.server.history import CELLS, History, Rows
 from ringside.view.server.state import packed, page_state
 
 POLL_S = 0.3
-QUIET_S = 5.0
-
 STALLED_S = 60.0
 AT_ONCE = 50_000
 """Records that are read before the page is told of them: of 1,024 ranks 50 steps."""
-
-JUDGED_BYTES = 256 << 20
-"""The records of larger runs are not all judged again for the page."""
 
 _log = logging.getLogger(__name__)
 _boots = itertools.count()
@@ -61,13 +54,12 @@ class PageFeed:
     def __init__(self, path: Path, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S, cells: int = CELLS) -> None:
         self.path, self.number, self.asked = path, 0, time.monotonic()
         self._boot = f"{secrets.token_hex(4)}{next(_boots)}"
-        self._poll_s, self._quiet_s, self._cells = poll_s, quiet_s, cells
+        self._poll_s, self._cells = poll_s, cells
         self._guard = threading.Lock()
         self._stop = threading.Event()
-        self._live = LiveRun(path, at_once=AT_ONCE)
+        self._live = LiveRun(path, at_once=AT_ONCE, quiet_s=quiet_s)
         self._shown: tuple[Any, ...] = ()
         self._trouble, self._begun = "", 0
-        self._settled: dict[str, Any] | None = None
         self._begin()
         self._state = self._encode(self._stage())
         self._thread = threading.Thread(target=self._follow, name="ringside-feed", daemon=True)
@@ -131,7 +123,7 @@ class PageFeed:
                 self._trouble = f"this run directory cannot be followed: {type(error).__name__}: {error}"
             # A state is sent only where something differs from the one that was sent before.
             stage = self._stage()
-            shown = (self._live.version, stage, self._trouble, bool(self._settled))
+            shown = (self._live.version, stage, self._trouble)
             if shown != self._shown:
                 try:
                     self._state = self._encode(stage)
@@ -157,45 +149,16 @@ class PageFeed:
                     self._collector.add(fresh)
                     self._book.tick(self._collector.newest)
                     self._tally.add(fresh, self._collector)
-        self._settle(changed)
+        self._live.settle()
 
     def _begin(self) -> None:
         info = self._live.info
         self._begun += 1
         self._history = History(self._live.ranks, cells=self._cells)
-        self._ledger, self._settled = LinkLedger(), None
+        self._ledger = LinkLedger()
         self._book = AlertBook(info.name if info else "", str(self.path.absolute()))
         self._tally = MetricCounters(info) if info else None
         self._collector = StepCollector(info.world_size, watchers=[]) if info else None
-
-    def _settle(self, changed: bool) -> None:
-        """Judge a run that goes on no more from all its records, once."""
-        if changed:
-            self._settled = None
-        if self._settled is not None or self._live.info is None or self._live.behind:
-            return
-        if not (self._live.ended or self._is_abandoned()):
-            return
-        self._settled = {}
-        with contextlib.suppress(RingsideError, OSError):
-            # Very large runs keep the summary that was written at their end, if there is one.
-            if (self.path / STEPS).stat().st_size <= JUDGED_BYTES:
-                self._settled, _ = assess_run(RunReader(self.path))
-            else:
-                self._settled = RunReader(self.path).summary() or {}
-
-    def _is_abandoned(self) -> bool:
-        """Whether nobody writes it any more: no process here, and nothing new for a while."""
-        if self._age_s() <= self._quiet_s:
-            return False
-        path = self.path.absolute()
-        return not any(entry.directory == path for entry in running_runs())
-
-    def _age_s(self) -> float:
-        try:
-            return max(time.time() - (self.path / STEPS).stat().st_mtime, 0.0)
-        except OSError:
-            return 0.0
 
     def _stage(self) -> str:
         if self._live.info is None:
@@ -204,11 +167,11 @@ class PageFeed:
             return "reading"
         if self._live.ended:
             return "ended"
-        return "quiet" if self._is_abandoned() else "stalled" if self._age_s() > STALLED_S else "live"
+        return "quiet" if self._live.is_abandoned() else "stalled" if self._live.age_s() > STALLED_S else "live"
 
     def _encode(self, stage: str) -> bytes:
-        content = page_state(self._live, self._ledger.totals(), self._settled or None)
-        last = time.time() - self._age_s()
+        content = page_state(self._live, self._ledger.totals())
+        last = time.time() - self._live.age_s()
         return msgspec.json.encode({**content, **self._place(), "serial": self._history.serial, "state": stage,
                                     "last_record_unix": last, "trouble": self._trouble})  # fmt: skip
 

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.links.sampler import LinkTotals
+from ringside.monitor.stats import known_median
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, percent, rank_time, rate, size, title
 from ringside.view.html.rings import longest_waits
@@ -33,30 +34,23 @@ def packed(values: ArrayLike, kind: DTypeLike) -> str:
     return base64.b64encode(np.ascontiguousarray(values, dtype=np.dtype(kind).newbyteorder("<")).tobytes()).decode()
 
 
-def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, Any] | None) -> dict[str, Any]:
+def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
     """Return the state of a run.
 
     Args:
         live: The run.
         links: What its links carried, slowest first.
-        settled: The summary of a run that goes on no more, judged from all its records; None while it goes on.
 
     Returns:
-        Names, stage and step; `verdicts` in words with prices; `tiles`; `figures` per rank (base64 float32 seconds,
-        and ratios); `arrows` [waiting, awaited, seconds per step]; `links`; `questions`; `notes`, sentences.
+        Names, stage and step; `verdicts` in words with prices; `calm`, of an ended run without any: headline, reasons
+        and whether it is sure; `tiles`; `figures` per rank (base64 float32 seconds, and ratios), medians over `window`;
+        `arrows` [waiting, awaited, seconds per step]; `links`; `questions`; `notes`, sentences.
     """
-    info = live.info
+    info, settled = live.info, live.settled
     if info is None:
         lists: dict[str, Any] = {name: [] for name in ("verdicts", "tiles", "arrows", "links", "questions", "notes")}
         return {**live.as_dict(), **lists, "figures": {}}
-    if settled:
-        found = [
-            _verdict_content(content, settled, over="until_step" in content["evidence"])
-            for content in settled["verdicts"]
-        ]
-        verdicts = sorted((verdict for verdict in found if verdict is not None), key=lambda verdict: verdict["over"])
-    else:
-        verdicts = _open_verdicts(live)
+    verdicts = _verdicts(live)
     hosts = sorted(set(info.hosts))
     own, waits = (live.rows(f"{name}_seconds")[-FEW:].astype(np.float64) for name in ("own", "wait"))
     ranks = live.now()
@@ -75,9 +69,11 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, An
         "hosts": [as_text(host) for host in hosts],
         "host_of": packed([host_index[host] for host in info.hosts[: live.ranks]], np.int32),
         "verdicts": verdicts,
+        "calm": live.calm,
         "cost": rank_time(sum(verdict["cost_rank_seconds"] for verdict in verdicts)),
         "tiles": _tiles(live, verdicts),
-        "step_seconds": _or_none(live.following.median("step_seconds")),
+        "step_seconds": _or_none(_step_seconds(live)),
+        "window": live.window,
         "figures": {**figures, "step": packed([rank.step for rank in ranks], np.float64)},
         "arrows": longest_waits(own, waits, ARROWS),
         "topology": topology(info.algorithm, live.ranks),
@@ -117,10 +113,10 @@ def topology(algorithm: str, ranks: int) -> dict[str, Any] | None:
     return {"edges": sorted(edges), "tree": ranks > 2 and len(edges) == ranks - 1}
 
 
-def _open_verdicts(live: LiveRun) -> list[dict[str, Any]]:
-    """The verdicts of a run that goes on, with what they cost so far."""
-    # What the text of a verdict needs of a summary, which there is none of yet.
-    context = {
+def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
+    """The verdicts in words, with what they cost so far."""
+    # What the text of a verdict needs of a summary, where there is none of yet.
+    context = live.settled or {
         "world_size": live.ranks,
         "steps": live.following.step + 1,
         "step_seconds": {"median": _or_none(live.following.median("step_seconds"))},
@@ -138,7 +134,7 @@ def _open_verdicts(live: LiveRun) -> list[dict[str, Any]]:
         content = msgspec.to_builtins(finding.verdict)
         content["cost_rank_seconds"] = finding.cost_rank_seconds
         end = ends.get((finding.verdict.kind, tuple(finding.verdict.ranks)))
-        if finding.over and end is not None:
+        if finding.over and end is not None and "until_step" not in content["evidence"]:
             content["evidence"] = {**content["evidence"], "until_step": end}
         found.append(_verdict_content(content, context, over=finding.over))
     return [verdict for verdict in found if verdict is not None]
@@ -161,21 +157,31 @@ def _verdict_content(content: dict[str, Any], context: dict[str, Any], *, over: 
     }
 
 
+def _step_seconds(live: LiveRun) -> float:
+    """The median step: over the whole run once that has ended, else over the last steps; NaN = not known."""
+    if live.settled:
+        return live.settled["step_seconds"]["median"] or math.nan
+    return live.following.median("step_seconds")
+
+
 def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """Name, value, and a remark of the figures that a run is known by; medians over the last steps."""
-    step, exposed, sync, wait = (
-        live.following.median(f"{name}_seconds") for name in ("step", "exposed", "sync", "wait")
-    )
+    """Name, value, and a remark of the figures that a run is known by; medians over `live.window`."""
+    following, settled = live.following, live.settled
+    step, exposed, sync = _step_seconds(live), following.exposed_seconds(), following.median("sync_seconds")
+    if settled:
+        exposed, sync = (settled["sync"][f"{name}_seconds_per_step"] or 0.0 for name in ("exposed", "total"))
+    wait = known_median(np.array([rank.wait_seconds for rank in live.now()]))
+    share = f"{percent(exposed / step, 1)} of a step; " if step > 0 else ""
     # Communication that backward computation hid.
     hidden = max(1.0 - exposed / sync, 0.0) if sync > 0 else math.nan
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
     each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a cost"
     return [
         ("lost so far", rank_time(lost) if lost else "nothing", each),
-        ("step", duration(step), f"the last {FEW} steps"),
-        ("exposed sync", duration(exposed), f"{percent(exposed / step, 1)} of a step" if step > 0 else ""),
+        ("step time", duration(step), f"median, {live.window}"),
+        ("exposed sync", duration(exposed), f"{share}median, {live.window}"),
         ("hidden behind backward", percent(hidden, 1), f"of {duration(sync)} communication"),
-        ("wait", duration(wait), "for the last rank to arrive"),
+        ("wait", duration(wait), f"for the last rank to arrive; median rank, {live.window}"),
     ]
 
 

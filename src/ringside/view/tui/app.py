@@ -51,7 +51,7 @@ excess     own time over the median of the others'
 own time   the last steps as blocks, all ranks on one scale
 ▌          a verdict is open on this rank
 
-Figures are medians over the last 16 steps."""
+Figures are medians over the last 16 steps; once the run has ended, over all of it."""
 
 _T = TypeVar("_T")
 
@@ -246,7 +246,7 @@ class TopApp(App[None]):
             remarks.append(f"nothing new for {stale_s:.0f} s")
         self._update("title", first_line(snapshot, width, remarks=remarks))
         self._update("verdicts", verdict_block(snapshot, width, max(min(height - 10, 9), min(height - 4, 2), 0)))
-        self._update("heading", Text(heading_line(columns, self.order)[:width], style="dim"))
+        self._update("heading", Text(heading_line(columns, self.order, snapshot.window)[:width], style="dim"))
         keys = Text(printable(self._remark) or KEYS, style="dim")
         keys.truncate(width, overflow="ellipsis")
         self._update("keys", keys)

@@ -107,8 +107,14 @@ def fit_columns(snapshot: Snapshot, width: int) -> Columns:
     return Columns(spark=spark, **sizes)
 
 
-def heading_line(columns: Columns, order: SortOrder) -> str:
-    """Return the line above the rows; the column that they are sorted by has an arrow."""
+def heading_line(columns: Columns, order: SortOrder, window: str = "") -> str:
+    """Return the line above the rows; the column that they are sorted by has an arrow.
+
+    Args:
+        columns: From `fit_columns`.
+        order: How the rows are sorted.
+        window: What the figures are medians of, said where there is room.
+    """
     down = order.reverse == (order.sort == "rank")
 
     def name(column: str) -> str:
@@ -119,7 +125,9 @@ def heading_line(columns: Columns, order: SortOrder) -> str:
         parts.append("  " + "host".ljust(columns.host - 2))
     parts += [f"{name(each):>{getattr(columns, each)}}" for each in _FIELDS if getattr(columns, each)]
     if columns.spark:
-        parts.append("  " + "own time"[: columns.spark].ljust(columns.spark))
+        said = f"(medians, {window})  own time"
+        sparks = said if window and len(said) <= columns.spark else "own time"
+        parts.append("  " + sparks[: columns.spark].ljust(columns.spark))
     if columns.verdict:
         parts.append("  " + "verdict"[: columns.verdict - 2])
     return "".join(parts)

@@ -26,7 +26,7 @@ from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run.directory import MOST_RANKS, RUN, STEPS, RunReader, decode_record, open_regular
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
-from ringside.view.run.live import STEPS_KEPT, LiveRun, RankNow
+from ringside.view.run.live import FEW, STEPS_KEPT, Calm, LiveRun, RankNow
 
 TAIL_BYTES = 8 << 20
 """So much of the end of `steps.jsonl` is looked through for one rank's records."""
@@ -71,6 +71,8 @@ class Snapshot:
         version: Grows with whatever changed.
         detail: The newest records of the rank that was asked for, oldest first.
         notes: What else happened, in words, oldest first.
+        window: What the ranks' figures are medians of, in words.
+        calm: What an ended run without a verdict says; None of others.
     """
 
     where: str
@@ -86,6 +88,8 @@ class Snapshot:
     version: int = 0
     detail: tuple[StepRecord, ...] = ()
     notes: tuple[str, ...] = ()
+    window: str = f"last {FEW} steps"
+    calm: Calm | None = None
 
 
 class RunSource(Protocol):
@@ -151,7 +155,8 @@ class Local:
             RunReader(self._path)
             self._checked = identity
         try:
-            return self._live.poll()
+            changed = self._live.poll()
+            return self._live.settle() or changed
         except (ValueError, TypeError, IndexError, OverflowError, KeyError) as error:
             raise RingsideError(
                 f"a part of {self.where} is damaged and was left out ({type(error).__name__}); look into events.jsonl"
@@ -172,6 +177,8 @@ class Local:
             own_seconds=live.rows("own_seconds"),
             version=live.version,
             notes=tuple(change.describe() for change in run.revised),
+            window=live.window,
+            calm=live.calm,
         )
 
     def records(self, rank: int) -> list[StepRecord]:
@@ -235,6 +242,8 @@ class _Now(msgspec.Struct, kw_only=True):
     figures: dict[str, str] = {}
     trouble: str = ""
     notes: list[str] = []
+    window: str = f"last {FEW} steps"
+    calm: Calm | None = None
 
 
 class _Rows(msgspec.Struct, kw_only=True):
@@ -335,6 +344,8 @@ class Remote:
             own_seconds=np.stack([self._rows[int(step)] for step in steps]) if len(steps) else empty,
             version=self._version,
             notes=tuple(now.notes),
+            window=now.window,
+            calm=now.calm,
         )
 
     def records(self, rank: int) -> list[StepRecord]:

@@ -16,7 +16,7 @@ from ringside.monitor.assessment import assess_own_times, describe_assessment
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline
-from ringside.text import duration, figure, percent, rank_time, signed_percent, title
+from ringside.text import counted, duration, figure, percent, rank_time, signed_percent, title
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
@@ -42,7 +42,7 @@ def first_line(snapshot: Snapshot, width: int, *, remarks: Sequence[str] = ()) -
         " ",
         (printable((snapshot.info.name if snapshot.info else "") or snapshot.where), "bold"),
     )
-    stage = f"step {snapshot.step + 1}{f' of at most {snapshot.of}' if snapshot.of else ''}"
+    stage = f"{counted(snapshot.step + 1, 'step')}{f' of at most {snapshot.of}' if snapshot.of else ''}"
     if snapshot.info is None:
         stage = "no run yet"
     elif snapshot.step < 0:
@@ -96,6 +96,8 @@ def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
 
 
 def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
+    if snapshot.calm is not None:
+        return f"{snapshot.calm.headline} {snapshot.calm.text}", "green" if snapshot.calm.sure else "yellow"
     known = [rank.excess_ratio for rank in snapshot.ranks if math.isfinite(rank.excess_ratio)]
     if snapshot.info is None or snapshot.step < 0:
         return f"waiting for the first step of {printable(snapshot.where)}", "dim"
@@ -167,10 +169,11 @@ def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
     who.append(f" · {printable(figures.host)}" if figures.host else "", style="bold")
     if rank < len(pids):
         who.append(f" · pid {pids[rank]}", style="dim")
-    who.append(f" · step {figures.step + 1}", style="dim")
+    who.append(f" · {counted(figures.step + 1, 'step')}", style="dim")
     times = (("own", figures.own_seconds), ("wait", figures.wait_seconds), ("wire", figures.wire_seconds))
     medians = "  ".join(f"{name} {duration(value)}" for name, value in times)
-    lines = [who, Text(f"{medians}  excess {signed_percent(figures.excess_ratio)}"), Text()]
+    excess = signed_percent(figures.excess_ratio)
+    lines = [who, Text(f"{medians}  excess {excess}  (medians, {snapshot.window})"), Text()]
     for verdict in snapshot.verdicts:
         if rank in verdict.verdict.ranks:
             lines += [*verdict_lines(verdict, width), *_evidence(verdict, width), Text()]
@@ -259,7 +262,7 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
     yield from (line.rstrip() for line in verdict_block(snapshot, width, 24).plain.split("\n"))
     columns = fit_columns(snapshot, width)
     yield ""
-    yield heading_line(columns, order).rstrip()
+    yield heading_line(columns, order, snapshot.window).rstrip()
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
     for rank in arrange_ranks(snapshot.ranks, order):
         yield rank_line(rank, columns, sparks.line(rank.rank)).rstrip()

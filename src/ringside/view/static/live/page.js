@@ -168,7 +168,7 @@ function tellState() {
   document.title = `${state.verdicts.some((verdict) => !verdict.over) ? "! " : ""}${name || "waiting"} · Ringside`;
   byId("run").textContent = name || "waiting for the run";
   const places = `${ranks} rank${ranks === 1 ? "" : "s"} on ${hosts.length || 1} host${hosts.length > 1 ? "s" : ""}`;
-  const steps = step >= 0 ? `step ${step.toLocaleString("en")}${of ? ` of ${of.toLocaleString("en")}` : ""}` : "no step yet";
+  const steps = step >= 0 ? `${(step + 1).toLocaleString("en")} step${step ? "s" : ""}${of ? ` of at most ${of.toLocaleString("en")}` : ""}` : "no step yet";
   byId("meta").textContent = name ? [steps, places, algorithm ? `${engine}, ${algorithm}` : engine].join(" · ") : "";
   byId("trouble").hidden = !trouble;
   byId("trouble").textContent = trouble;
@@ -238,16 +238,18 @@ function verdictCard(verdict, index) {
 function calm() {
   if (state.state === "reading") return "Reading what this run has recorded.";
   if (!state.ranks) return state.trouble ? "This run cannot be shown." : "Waiting for the run’s first steps.";
+  if (state.calm) return state.calm[0];
   return state.step < 12 ? "Too few steps for a verdict." : `No rank ${state.state === "live" ? "holds" : "held"} this job up.`;
 }
 
 function calmCard() {
-  const headline = calm(), known = headline.startsWith("No rank");
+  const headline = calm(), known = state.calm ? state.calm[2] : headline.startsWith("No rank");
   const card = element("section", { class: `verdict ${known ? "well" : "open"}`, "aria-label": "Verdict" });
   card.append(element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, known ? "✓" : "…"), "verdict"), element("h1", {}, headline));
   if (headline.startsWith("Waiting")) card.append(element("p", {}, "Its directory has no run.json yet: that comes with the first step of a DistributedDataParallel model."));
   const rank = figures ? slowest() : 0;
-  if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${signedPercent(figures.excess[rank])} of the others’ median own time on top.`));
+  if (state.calm) card.append(element("p", {}, unbroken(state.calm[1])));
+  else if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${signedPercent(figures.excess[rank])} of the others’ median own time on top.`));
   return card;
 }
 
@@ -275,6 +277,8 @@ function tellRanks() {
   if (!figures) return;
   const bad = culprits(), count = figures.own.length;
   const order = Array.from({ length: count }, (_, rank) => rank).sort((a, b) => (bad.has(b) - bad.has(a)) || ((figures.excess[b] || 0) - (figures.excess[a] || 0)) || a - b);
+  byId("ranktitle").textContent = state.window === "whole run" ? "Ranks" : "Ranks now";
+  byId("ranknote").textContent = `Medians, ${state.window}, the slowest first.`;
   const most = Math.max(...figures.own.filter(Number.isFinite), 1e-12);
   const shown = showAll ? order : order.slice(0, FEW_ROWS);
   put(byId("rows"), ...shown.map((rank) => rankRow(rank, bad.has(rank), most)));
