@@ -6,6 +6,7 @@ A plan has 24 lines of 80 columns, and its long tables on demand.
 from __future__ import annotations
 
 import math
+import string
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,9 +76,6 @@ def about(band: Band) -> str:
     return ("" if band.low == band.high else "about ") + band_text(band, least=1)
 
 
-_DIGITS = "0123456789.−"
-
-
 def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: int = 2) -> tuple[str, str]:
     """Return a figure and the ends of its band, with as many digits as are known; arguments as of `band_text`.
 
@@ -90,22 +88,20 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
     if band.value > 0:
         known = math.floor(math.log10(band.value)) - math.floor(math.log10(half / 4)) + 1
     known = min(max(known, least), 3)
-    value = _rounded(band.value, known, unit)
-    low, high = (_rounded(end, max(known, 2), unit) for end in (band.low, band.high))
-    units = {text.lstrip(_DIGITS) for text in (value, low, high)}
-    if len(units) == 1:
-        low, high = low.removesuffix(*units), high.removesuffix(*units)
-    return value, f"{low} to {high}"
+    value, name = _rounded(band.value, known, unit)
+    (low, below), (high, above) = (_rounded(end, max(known, 2), unit) for end in (band.low, band.high))
+    return value + name, f"{low} to {high}" if below == name == above else f"{low}{below} to {high}{above}"
 
 
-def _rounded(value: float, known: int, unit: Callable[[float], str]) -> str:
+def _rounded(value: float, known: int, unit: Callable[[float], str]) -> tuple[str, str]:
+    """Return a number with so many significant digits, and the unit behind it: `("5.8", " ms")`, `("69", "%")`."""
     text = unit(float(f"{value:.{known}g}"))
-    name = text.lstrip(_DIGITS)
-    number = text.removesuffix(name)
+    number = text.rstrip(string.ascii_letters + " %µ")
+    name = text.removeprefix(number)
     for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
         if "." in number and number.endswith("0"):
             number = number[:-1].removesuffix(".")
-    return number + name
+    return number, name
 
 
 # ------------------------------------------------------------------------------------------------ verdict first

@@ -70,7 +70,7 @@ class Culprit(NamedTuple):
     def __str__(self) -> str:
         """Say it in words."""
         if self.kind == "nobody":
-            return "nobody: no rank is late and no link slower than its kind on the critical path"
+            return "none: no rank is late and no link slower than its kind on the critical path"
         who = " > ".join(map(str, self.ranks))
         return f"{self.kind} {who} costs {duration(self.seconds)}"
 
@@ -314,7 +314,7 @@ class Timeline:
             [
                 f"{self.schedule.name} of {size(self.size_bytes)} over {self.topology.describe()}: "
                 f"{duration(self.seconds)}, busbw {giga(self.busbw)} GB/s",
-                f"guilty: {self.guilty}",
+                f"bottleneck: {self.guilty}",
             ]
         )
 

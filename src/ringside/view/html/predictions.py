@@ -190,7 +190,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     then = played[1]
     lines = [
         ("Step", steps),
-        ("Guilty", "; ".join(map(str, then.blamed[:PARTS])) if then is not None else ""),
+        ("Bottleneck", "; ".join(map(str, then.blamed[:PARTS])) if then is not None else ""),
         ("Where", hardware(answer.before.topology)),
         *(("Extrapolated", why) for why in answer.extrapolated),
     ]
@@ -216,7 +216,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         if timeline is not None:
             alike = timeline.seconds * TOO_SHORT > longest
             who = f"{played_algorithm(timeline)} among {timeline.schedule.ranks} ranks"
-            note = f"Guilty: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
+            note = f"Bottleneck: {timeline.guilty}." + ("" if alike else " On a time axis of its own.")
             caption = f"{title}: {duration(timeline.seconds)}, {who}"
             pictures.append(gantt(timeline, caption, longest if alike else None, note))
     parts = [timeline.shares if timeline is not None else {} for timeline in played]

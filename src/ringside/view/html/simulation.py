@@ -39,7 +39,7 @@ def timeline_page(timeline: Timeline) -> str:
     headline = f"{schedule.name} of {size(timeline.size_bytes)} among {schedule.ranks} ranks: {duration(seconds)}"
     late = [f"rank {rank} by {duration(late)}" for rank, late in timeline.late.items() if late]
     lines = [
-        ("Guilty", str(timeline.guilty)),
+        ("Bottleneck", str(timeline.guilty)),
         ("Where", topology.describe()),
         ("Band", in_words(timeline)),
         ("Late", ", ".join(late)),
@@ -135,8 +135,8 @@ LEAST = UNITS / 1500  # what is closer together than this is drawn as one piece
 TICKS = 4
 LEGEND = (
     ("lateness", Markup("own work, longer than the shortest rank's")),
-    ("sending", "sending"),
-    ("taking", "being sent to, latency included"),
+    ("sending", "sending (above)"),
+    ("taking", "being sent to (below), latency included"),
     ("critical", "critical path"),
 )
 

@@ -439,7 +439,7 @@ def look_of(messages: int, ranks: int) -> str:
 def _label(text: str, reducing: bool, look: str, pills: Pills, curve: Curve, offset: float) -> str:
     """Return an arrow's label; among thin arrows only if there is room for it."""
     if look == "thin":
-        spot = pills.place(curve, 0.3, 7 * len(text), 12)
+        spot = pills.place(curve, 0.3, 8 * len(text), 14)
         mini = f'<text class="mini">{text}</text>'
         return f'<g class="pill" transform="translate({_point(spot)})">{mini}</g>' if spot else ""
     text = f"{'+' if reducing else '='} {text}"

@@ -42,7 +42,7 @@
     const head = [[bx + 2 * ux, by + 2 * uy], [x - wide * uy, y + wide * ux], [x + wide * uy, y - wide * ux]];
     const text = labelOf(moved), full = pill(`${adds ? "+" : "="} ${text}`);
     const labelled = data.labels && !look, thin = data.labels && look === "thin";
-    const spot = labelled ? free(link, at, 7 * text.length + 26, 19, taken) : thin ? free(link, 0.3, 7 * text.length, 12, taken) : null;
+    const spot = labelled ? free(link, at, 7 * text.length + 26, 19, taken) : thin ? free(link, 0.3, 8 * text.length, 14, taken) : null;
     const mini = thin && spot !== null, rest = spot ?? (labelled ? at : 0.3);
     const dot = mini ? `<text class="mini">${text}</text>` : look === "dense" ? "" : '<circle class="dot" r="3.5"/>';
     const colour = look && src < ranks ? ` style="--add:${data.colours[src]};--copy:${data.colours[src]}"` : "";
