@@ -274,8 +274,8 @@ def checks(answers: Mapping[str, Question], verdicts: Iterable[Verdict] = ()) ->
 
     Args:
         answers: By their names in `QUESTIONS`.
-        verdicts: The first that the answer speaks of names who differs; verdicts of other jobs do not. Without one it is
-            the rank with most own time.
+        verdicts: The first that the answer speaks of names who differs; verdicts of other jobs do not. Without one it
+            is the rank with most own time.
     """
     found = {}
     for name, (well, bad, open_) in _CHECK_HEADINGS.items():
