@@ -65,7 +65,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, An
         for name in ("own_seconds", "wait_seconds", "wire_seconds", "excess_ratio")
     }
     answers = read_answers((settled or {}).get("questions"))
-    found = checks(answers, (finding.verdict for finding in live.findings))
+    checked = checks(answers, (finding.verdict for finding in live.findings))
     host_index = {host: index for index, host in enumerate(hosts)}
     return {
         **live.as_dict(),
@@ -88,7 +88,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals], settled: dict[str, An
                 "question": text,
                 "sign": answer_sign(answers[name]),
                 "answer": answer_text(answers[name]),
-                **found[name]._asdict(),
+                **checked[name]._asdict(),
                 "numbers": " · ".join(
                     f"{title(key)} {figure(key, value)}" for key, value in answers[name].numbers.items()
                 ),
