@@ -1,5 +1,6 @@
 """Ends that looked good and were not: each lost in silence what was trained, or who was right."""
 
+import importlib
 import os
 import threading
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_a_final_state_that_cannot_be_kept_at_all_is_not_acknowledged(tmp_path):
 
 
 def test_a_job_whose_final_state_cannot_be_kept_is_not_over(tmp_path, monkeypatch, caplog):
+    importlib.import_module("torch._dynamo")  # it makes a directory for temporary files when it is first needed
     kept = that_cannot_grow()
     monkeypatch.setenv(KEPT, str(kept.fd))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
