@@ -30,12 +30,12 @@ from rich.text import Text
 
 from ringside.doctor.examine import examine
 from ringside.doctor.files.progress import OnStream
-from ringside.doctor.findings import QUESTIONS, Findings, as_json, is_enough_to_judge
+from ringside.doctor.findings import Findings, as_json, is_enough_to_judge
 from ringside.errors import UsageError
 from ringside.files import write_user_file
 from ringside.view.doctor_text import files_line, overall_headline, standing_lines
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import answer_text, finding_text, what_if_line
+from ringside.view.verdict_text import checks, finding_text, what_if_line
 
 HELP = "explain a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE, NOT_ENOUGH = 0, 1, 3, 4
@@ -116,8 +116,8 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
     for sheet in findings.standings:
         for line in standing_lines(sheet):
             console.print(Text(line))
-    for name, question in findings.questions.items():
-        console.print(Text(f"{QUESTIONS.get(name, name)} {answer_text(question)}"))
+    for check in checks(findings.questions, findings.verdicts).values():
+        console.print(Text(f"{check.mark} {check.heading}. {check.caption}".rstrip()))
     for replayed in filter(None, [findings.what_if, *findings.more_what_if]):
         source = f" ({replayed['source']})" if findings.more_what_if and "source" in replayed else ""
         console.print(Text(f"Without stragglers: {what_if_line(replayed)}{source}."))

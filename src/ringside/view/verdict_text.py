@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -239,6 +239,74 @@ def answer_text(question: Question) -> str:
     """Return `Yes.`, `No.` or that there is not enough data, and why."""
     answer = "Not enough data" if question.answer is None else "Yes" if question.answer else "No"
     return f"{answer}. {as_sentence(question.words)}".strip()
+
+
+class Check(NamedTuple):
+    """A question of a profile as a check.
+
+    Args:
+        mark: ✓ where all is well, ! where it is not, ? where it could not be judged.
+        heading: The finding.
+        caption: What it rests on, in a sentence; may be empty.
+    """
+
+    mark: str
+    heading: str
+    caption: str
+
+
+_CHECK_HEADINGS = {
+    "communication_dominates": (
+        "Communication does not dominate the step",
+        "Exposed communication dominates what follows backward",
+        "Exposed communication was not judged",
+    ),
+    "similar_step_times": ("Ranks take similar times", "Ranks differ", "Ranks were not compared"),
+    "network_between_hosts": (
+        "The network between hosts is not the bottleneck",
+        "The network between hosts is the bottleneck",
+        "The network between hosts was not judged",
+    ),
+    "small_collectives": (
+        "Collectives are few or large enough",
+        "Too many small collectives are launched",
+        "The sizes of collectives were not judged",
+    ),
+}
+"""By question: the heading where all is well, where it is not, and where it could not be judged."""
+
+
+def checks(answers: Mapping[str, Question], verdicts: Iterable[Verdict] = ()) -> dict[str, Check]:
+    """Return the questions of a profile that were put as checks, by their names in `QUESTIONS`.
+
+    Args:
+        answers: By their names in `QUESTIONS`.
+        verdicts: The first that the answer speaks of names who differs; verdicts of other jobs do not. Without one it
+            is the rank with most own time.
+    """
+    found = {}
+    for name, (well, bad, open_) in _CHECK_HEADINGS.items():
+        question = answers.get(name)
+        if question is None:
+            continue
+        # Of four questions only this one has the good answer "yes"; one rank alone has nobody to differ from.
+        similar = name == "similar_step_times"
+        numbers = question.numbers
+        if question.answer is None or (similar and not numbers):
+            mark, heading = "?", open_
+        elif question.answer is similar:
+            mark, heading = "✓", well
+        else:
+            mark, heading = "!", bad
+            if similar:
+                said = question.words.lower()
+                who = next((told for told in map(headline, verdicts) if told.lower() in said), "")
+                worst = numbers.get("worst_excess_ratio")
+                if not who and "worst_rank" in numbers and isinstance(worst, int | float):
+                    who = f"rank {numbers['worst_rank']} is {percent(worst)} slower over the whole run"
+                heading += f": {who}" if who else ""
+        found[name] = Check(mark, heading, as_sentence(question.words))
+    return found
 
 
 def as_sentence(text: str) -> str:

@@ -10,7 +10,7 @@ from ringside.text import duration, figure, label, title
 from ringside.view.doctor_text import overall_headline
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import (
-    answers_section,
+    checks_section,
     figures,
     note_line,
     render_page,
@@ -61,7 +61,7 @@ def doctor_page(findings: Findings) -> str:
     sections = [
         *_verdict_sections(findings),
         what_if,
-        answers_section(findings.questions),
+        checks_section(findings.questions, findings.verdicts),
         *(lanes_figure(list(group)) for _, group in groupby(findings.lanes, key=lambda lane: lane.title)),
         *(rings_figure(rings, culprits) for rings in findings.rings),
         *(_sheet_table(sheet) for sheet in (*findings.standings, *findings.sheets) if sheet.rows),

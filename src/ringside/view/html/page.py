@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ringside.monitor.job.questions import QUESTIONS, Question
+from ringside.monitor.job.questions import Question
+from ringside.monitor.verdict import Verdict
 from ringside.text import Number, figure, title
 from ringside.view.assets import read_asset
 from ringside.view.html.markup import NOTHING, Markup, fill, join
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import answer_sign, answer_text, as_sentence
+from ringside.view.verdict_text import checks
 
 PREDICTION_STYLES = ("report.css", "doctor.css", "predict.css")
 
@@ -150,30 +151,32 @@ def footer(text: str) -> Markup:
     return fill("<footer>{}</footer>", text)
 
 
-def answers_section(answers: Mapping[str, Question]) -> Markup:
-    """Return the questions of a profile with answers and numbers as a section; empty if none was put.
+def checks_section(answers: Mapping[str, Question], verdicts: Iterable[Verdict] = ()) -> Markup:
+    """Return the questions of a profile as a section of checks; empty if none was put.
 
     Args:
         answers: By their names in `QUESTIONS`.
+        verdicts: What was found.
     """
+    marks = {"✓": ("well", "passed"), "!": ("bad", "failed"), "?": ("open", "not judged")}
     rows = []
-    for name, text in QUESTIONS.items():
-        question = answers.get(name)
-        if question is not None:
-            rows.append(
-                fill(
-                    '<li><b class="{sign}">{sign}</b><div><p>{text}</p>'
-                    '<p class="words">{answer}</p><p class="numbers">{numbers}</p></div></li>',
-                    sign=answer_sign(question),
-                    text=text,
-                    answer=as_sentence(question.words) or answer_text(question),
-                    numbers=" · ".join(f"{title(key)} {figure(key, value)}" for key, value in question.numbers.items()),
-                )
+    for check in checks(answers, verdicts).values():
+        kind, spoken = marks[check.mark]
+        rows.append(
+            fill(
+                '<li class="{kind}"><b title="{spoken}">{mark}</b><div><h3>{heading}</h3>'
+                '<p class="words">{caption}</p></div></li>',
+                kind=kind,
+                spoken=spoken,
+                mark=check.mark,
+                heading=check.heading,
+                caption=check.caption,
             )
+        )
     if not rows:
         return NOTHING
     return fill(
-        """<section class="details" aria-label="Questions"><h2>Four questions of every profile</h2>
+        """<section class="details" aria-label="Checks"><h2>Checks</h2>
 <ul class="questions">{}</ul></section>""",
         rows,
     )

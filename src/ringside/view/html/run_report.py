@@ -16,6 +16,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import (
     digits,
     duration,
+    figure,
     label,
     moment,
     name_ranks,
@@ -27,7 +28,7 @@ from ringside.text import (
 )
 from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
-from ringside.view.html.page import answers_section, column_head, render_page, table_figure, tiles, verdict_section
+from ringside.view.html.page import checks_section, column_head, render_page, table_figure, tiles, verdict_section
 from ringside.view.html.rings import longest_waits, waits_ring
 from ringside.view.verdict_text import (
     VerdictText,
@@ -70,18 +71,18 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     most = MOST_ARROWS if table.ranks > 8 else 2 * MOST_ARROWS
     arrows = longest_waits(steps["own_seconds"], fill_waits(steps), most)
 
+    own, *over_time = _charts(table, verdicts, culprits) if len(table) else [NOTHING]
     changes = [fill('<p class="revealed">{}</p>', text) for text in revision_notes(summary)]
     sections = [
         *_verdict_sections(verdicts, summary),
         fill('<section aria-label="Notes">{}</section>', changes) if changes else NOTHING,
+        # The proof, who waited for whom, the checks, then the rest.
+        fill('<section aria-label="Own time">{}</section>', own) if len(table) else NOTHING,
+        fill('<section aria-label="Who waits for whom">{}</section>', waits_ring(arrows, table.ranks, culprits)),
+        checks_section(read_answers(summary.get("questions")), [text.verdict for text in verdicts]),
         _figures(summary),
-        answers_section(read_answers(summary.get("questions"))),
-        _charts(table, verdicts, culprits) if len(table) else NOTHING,
-        fill(
-            '<section aria-label="Ranks">{}{}</section>',
-            waits_ring(arrows, table.ranks, culprits),
-            _rank_table(summary, culprits),
-        ),
+        fill('<section aria-label="Over time">{}</section>', over_time) if len(table) else NOTHING,
+        fill('<section aria-label="Ranks">{}</section>', _rank_table(summary, culprits)),
         links_table(summary, [text.verdict for text in verdicts]),
         _details(summary, run_info),
     ]
@@ -168,7 +169,8 @@ def _figures(summary: dict[str, Any]) -> Markup:
     return tiles(cells)
 
 
-def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -> Markup:
+def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -> list[Markup]:
+    """Return the charts over steps, own time first."""
     marks = []
     for verdict in (text.verdict for text in verdicts):
         link = f"link {' → '.join(map(str, verdict.ranks))}"
@@ -183,8 +185,8 @@ def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -
     if np.isfinite(losses).any():
         mean = np.array([np.nan if np.isnan(row).all() else np.nanmean(row) for row in losses])
         line = Curve("mean over ranks", table.steps, mean, "s0")
-        charts.insert(0, chart("loss", "Loss", [line], text=digits, from_zero=False))
-    return fill('<section aria-label="Over time">{}</section>', charts)
+        charts.append(chart("loss", "Loss", [line], text=digits, from_zero=False))
+    return charts
 
 
 def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]:
@@ -239,10 +241,11 @@ def _details(summary: dict[str, Any], info: RunInfo) -> Markup:
         for kind in ("shared", "copied")
         if memory.get(f"{kind}_buckets")
     )
-    compared = {
-        f"comparison: {label(key)}": digits(value) if isinstance(value, float) else str(value)
-        for key, value in comparison.items()
-    }
+    # Some values are objects themselves (`ours`, `theirs`): each of their entries is a row.
+    flat: dict[str, Any] = {}
+    for key, value in comparison.items():
+        flat |= {f"{key} {name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+    compared = {f"comparison: {label(key)}": figure(key, value) for key, value in flat.items()}
     rows = [
         ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("gradient buckets", buckets),

@@ -19,7 +19,7 @@ from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, percent, rank_time, rate, size, title
 from ringside.view.html.rings import longest_waits
 from ringside.view.run.live import FEW, LiveRun
-from ringside.view.verdict_text import answer_sign, answer_text, verdict_text
+from ringside.view.verdict_text import answer_sign, answer_text, checks, verdict_text
 
 ARROWS = 24
 DRAWN_RANKS = 64
@@ -59,6 +59,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         for name in ("own_seconds", "wait_seconds", "wire_seconds", "excess_ratio")
     }
     answers = read_answers((settled or {}).get("questions"))
+    checked = checks(answers, (finding.verdict for finding in live.findings))
     host_index = {host: index for index, host in enumerate(hosts)}
     return {
         **live.as_dict(),
@@ -83,6 +84,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
                 "question": text,
                 "sign": answer_sign(answers[name]),
                 "answer": answer_text(answers[name]),
+                **checked[name]._asdict(),
                 "numbers": " · ".join(
                     f"{title(key)} {figure(key, value)}" for key, value in answers[name].numbers.items()
                 ),

@@ -292,8 +292,8 @@ function rankRow(rank, culprit, most) {
   const row = element("tr", { class: [culprit ? "culprit" : "", rank === choice.rank ? "chosen" : ""].join(" ").trim() },
     element("th", { scope: "row" }, String(rank), ...(culprit ? [element("span", { class: "badge" }, "verdict")] : [])),
     element("td", { class: "text" }, state.hosts[figures.host[rank]] ?? ""),
-    ...["own", "wait", "wire"].map((name) => element("td", {}, duration(figures[name][rank]))),
-    element("td", {}, signedPercent(figures.excess[rank])), element("td", { class: "wide", "aria-hidden": "true" }, bar));
+    element("td", {}, duration(figures.own[rank])), element("td", {}, signedPercent(figures.excess[rank])),
+    ...["wait", "wire"].map((name) => element("td", {}, duration(figures[name][rank]))), element("td", { class: "wide", "aria-hidden": "true" }, bar));
   row.addEventListener("click", () => choose(choice.step, rank));
   return row;
 }
@@ -311,9 +311,10 @@ function tellLinks() {
 
 function tellQuestions() {
   byId("questioncard").hidden = !state.questions.length;
-  const kinds = { yes: "yes", no: "no" };
-  put(byId("questions"), ...state.questions.map((one) => element("li", {}, element("b", { class: kinds[one.sign] ?? "" }, one.sign),
-    element("div", {}, element("p", {}, one.question), element("p", { class: "words" }, one.answer), element("p", { class: "numbers" }, one.numbers)))));
+  const kinds = { "✓": ["well", "passed"], "!": ["bad", "failed"], "?": ["open", "not judged"] };
+  put(byId("questions"), ...state.questions.map((one) => element("li", { class: kinds[one.mark][0] },
+    element("b", { title: kinds[one.mark][1] }, one.mark),
+    element("div", {}, element("h3", {}, one.heading), element("p", { class: "words" }, one.caption)))));
 }
 
 function move(rows, ranks) {
