@@ -92,7 +92,7 @@ def test_an_empty_folder_a_binary_and_nothing_at_all(tmp_path: Path) -> None:
     assert "empty folder" in line(found, "/empty")
     assert "binary" in line(found, "noise")
     assert "empty" in line(found, "nothing")
-    assert "begins with 'The ring" in line(found, "poem")
+    assert "starts with 'The ring" in line(found, "poem")
     assert "does not exist" in line(found, "not-there")
     assert not any(note.used for note in found.notes)
 

@@ -146,7 +146,7 @@ def test_a_run_that_was_killed_is_answered_from_its_records(tmp_path: Path, make
     assert summary["questions"]["communication_dominates"]["answer"] is True
     assert summary["questions"]["network_between_hosts"]["answer"] is True
     page = (tmp_path / "run" / "report.html").read_text()
-    assert all(text in page for text in QUESTIONS.values())
+    assert "Exposed communication dominates what follows backward" in page
 
 
 def test_steps_in_which_the_slow_rank_is_missing_say_nothing_of_communication(make_info: Info) -> None:
