@@ -161,7 +161,7 @@ def figure(name: str, value: Number | None) -> str:
         return UNKNOWN
     if isinstance(value, str | bool):
         return str(value)
-    if name.endswith(("_ratio", "_share")):
+    if name.endswith(("ratio", "share")):
         return percent(float(value), 1)
     if name.endswith("rank_hours"):
         return rank_time(3600 * float(value))

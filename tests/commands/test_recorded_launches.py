@@ -167,7 +167,7 @@ def test_on_a_terminal_there_is_a_picture_and_no_lines(call: Call, monkeypatch: 
     _, _, err = call(SLOW)
     drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
     assert "demo: a byte-level GPT" in drawn
-    assert "step 60" in drawn
+    assert "60 steps of at most 60" in drawn
     assert "● rank 5 is 30% slower than the others since step 30" not in drawn
     assert max(map(len, re.split(r"[\r\n]", drawn))) <= 80
 

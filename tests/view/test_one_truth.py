@@ -142,7 +142,7 @@ def test_all_views_of_a_finished_run_agree(
         assert "median, whole run" in tiles[name][1]
         assert re.search(rf"{name} {re.escape(value)} [^;]*;? ?median, whole run", page)
     assert f"Medians, whole run: {count} of {step}; " in terminal
-    assert f"blocked {exposed} " in terminal
+    assert f"exposed {exposed} " in terminal
     assert all(value in markdown for value in (step, exposed))
     questions = summary["questions"]["communication_dominates"]["numbers"]
     assert questions["exposed_seconds"] == summary["sync"]["exposed_seconds_per_step"]

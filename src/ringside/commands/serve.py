@@ -1,4 +1,4 @@
-"""Show a run as a live page: which rank is the straggler, since when, why, at what cost.
+"""Show a run as a live page: the straggler, since when, why, and at what cost.
 
 Without RUN_DIR it shows the newest job that runs on this machine, else the
 newest run under runs/. The page is read-only and listens on localhost; any

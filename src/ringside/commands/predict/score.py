@@ -3,10 +3,10 @@
 Reads CSV (size_bytes, time_us, algbw_GBps, busbw_GBps, nodes, gpus, cluster in
 any order), logs of nccl-tests, the JSON of its -J, and the output of
 osu_allreduce; a folder stands for the tables in it. Every row is checked first:
-rows that contradict themselves or the rows around them are reported and not used.
-Where the number of ranks is not given, it follows from busbw/algbw. Then rows 0, 2,
-4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, next to one Hockney
-line, log-log interpolation and NCCL's tuning constants taken as seconds.
+rows that contradict themselves or the rows around them are reported and not
+used. Where the number of ranks is not given, it follows from busbw/algbw. Then
+rows 0, 2, 4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, next to
+one Hockney line, log-log interpolation and NCCL's tuning constants as seconds.
 
 Tables of osu_latency and osu_bw among the files (or with --p2p) tell what
 messages cost in a CPU cluster.

@@ -241,11 +241,15 @@ def _details(summary: dict[str, Any], info: RunInfo) -> Markup:
         for kind in ("shared", "copied")
         if memory.get(f"{kind}_buckets")
     )
-    # Some values are objects themselves (`ours`, `theirs`): each of their entries is a row.
-    flat: dict[str, Any] = {}
+    # `ours` and `theirs` are objects: each of their figures is a row. Ratios are their time over ours.
+    compared: dict[str, str] = {}
     for key, value in comparison.items():
-        flat |= {f"{key} {name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-    compared = {f"comparison: {label(key)}": figure(key, value) for key, value in flat.items()}
+        if isinstance(value, dict):
+            known = {name: one for name, one in value.items() if isinstance(one, int | float | str)}
+            compared |= {f"comparison: {key}, {label(name)}": figure(name, one) for name, one in known.items()}
+        elif isinstance(value, int | float | str):
+            factor = not isinstance(value, str) and key.endswith("_ratio")
+            compared[f"comparison: {label(key)}"] = ratio(float(value)) if factor else figure(key, value)
     rows = [
         ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("gradient buckets", buckets),
