@@ -214,7 +214,7 @@ def test_dead_rank(tmp_path: Path, engine: str, culprit: int) -> None:
     verdict = only_verdict(path)
     assert (verdict["kind"], verdict["ranks"]) == ("dead_rank", [culprit])
     assert verdict["evidence"]["why"] == "dead"
-    assert "signal" not in verdict["evidence"]  # only a launcher knows it
+    assert verdict["evidence"].get("signal", "SIGKILL") == "SIGKILL"  # seen only before the parent reaps it
     assert verdict["since_step"] == 6
 
 

@@ -239,7 +239,7 @@ function calm() {
   if (state.state === "reading") return "Reading what this run has recorded.";
   if (!state.ranks) return state.trouble ? "This run cannot be shown." : "Waiting for the run’s first steps.";
   if (state.calm) return state.calm[0];
-  return state.step < 12 ? "Too few steps for a verdict." : `No rank ${state.state === "live" ? "holds" : "held"} this job up.`;
+  return state.step < 12 ? "Too few steps for a verdict." : `No straggler ${state.state === "live" ? "so far" : "detected"}.`;
 }
 
 function calmCard() {
