@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -78,7 +79,10 @@ def nothing_is_left_behind() -> Iterator[None]:
     """Fail a test that leaks threads, processes, descriptors or shared memory, or that changes what others run in."""
     before = {check: check() for check in _GROWS}
     state = {check: check() for check in _STAYS}
+    logger = logging.getLogger("ringside")
+    level = logger.level
     yield
+    logger.setLevel(level)  # a command that was called here has set it, as in a process of its own
     for check, was in before.items():
         left = _left(check, was)
         assert not left, f"the test left {check.__name__.strip('_')} behind: {sorted(left)}"
