@@ -14,6 +14,7 @@ from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
 from ringside.text import (
+    counted,
     digits,
     duration,
     figure,
@@ -87,8 +88,8 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         _details(summary, run_info),
     ]
     hosts = len(set(run_info.hosts)) or 1
-    where = f"{_counted(run_info.world_size, 'rank')} on {_counted(hosts, 'host')}"
-    meta = f"{moment(run_info.started_unix)} · {where} · {run_info.engine}\n · {_counted(summary['steps'], 'step')}"
+    where = f"{counted(run_info.world_size, 'rank')} on {counted(hosts, 'host')}"
+    meta = f"{moment(run_info.started_unix)} · {where} · {run_info.engine}\n · {counted(summary['steps'], 'step')}"
     return render_page(run_info.name, run_info.name, meta, sections, styles=("report.css",), scripts=("report.js",))
 
 
@@ -273,10 +274,6 @@ def _end_of(verdict: Verdict) -> int | None:
     """The step that an episode ended at; None while it is not over."""
     until = verdict.evidence.get("until_step")
     return None if until is None else int(until)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _keep_units(text: str) -> str:
