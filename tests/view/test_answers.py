@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ringside.monitor import RunInfo, StepRecord
-from ringside.monitor.job.questions import Question
+from ringside.monitor.job.questions import QUESTIONS, Question, read_answers
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict, headline
@@ -47,8 +47,11 @@ def run(*verdicts: Verdict) -> tuple[dict[str, Any], RunInfo, list[StepRecord]]:
 
 
 def test_the_page_answers_all_four_and_shows_the_links() -> None:
-    page = render_report(*run())
-    assert page.count('<li class="bad"><b title="failed">!</b>') >= 1
+    summary, info, records = run()
+    page = render_report(summary, info, records)
+    shown = checks(read_answers(summary["questions"]))
+    assert [name for name, check in shown.items() if check.heading in page] == list(QUESTIONS)
+    assert page.count('<b title="failed">!</b>') == sum(check.mark == "!" for check in shown.values()) > 0
     assert "0 → 1" in page
     assert "5 MB/s" in page
     assert "a → &lt;b&gt;" in page

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
+from tests.support.waiting import until
 from tests.view.served import serving, told
 
 from ringside.commands import main
@@ -91,10 +92,8 @@ def test_all_views_of_a_finished_run_agree(
     # `top` and `serve` come first: what `report` writes must not be needed.
     top, top_json = printed("top", "--once", "--all"), json.loads(printed("top", "--json"))
     with serving(path) as url:
-        until = time.monotonic() + 30
-        while (served := told(url))["state"] in ("reading", "waiting") or not served["questions"]:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: (now := told(url))["questions"] and now["state"] not in ("reading", "waiting"), "the judgement")
+        served = told(url)
     summary = json.loads(printed("report", "--json"))
     report, markdown = printed("report"), printed("report", "--markdown")
     page = _text((path / "report.html").read_text())
