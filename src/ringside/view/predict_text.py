@@ -24,6 +24,7 @@ from ringside.text import digits, duration, giga, percent, signed_percent, size
 WIDTH = 80
 SHORT_RANKS = 3
 SHORT_SCALES = 3
+BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
