@@ -97,7 +97,7 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
 def _rounded(value: float, known: int, unit: Callable[[float], str]) -> tuple[str, str]:
     """Return a number with so many significant digits, and the unit behind it: `("5.8", " ms")`, `("69", "%")`."""
     text = unit(float(f"{value:.{known}g}"))
-    number = text.rstrip(string.ascii_letters + " %µ")
+    number = text.rstrip(string.ascii_letters + " %µ/")
     name = text.removeprefix(number)
     for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
         if "." in number and number.endswith("0"):
