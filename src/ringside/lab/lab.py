@@ -210,7 +210,6 @@ class Lab:
 
     def interface_bytes(self, host: int) -> tuple[int, int]:
         """Return (received, sent) bytes of a host over all its links, with Ethernet headers, as the kernel counts."""
-        self._plan.check_host(host)
         node = node_of(host)
         devices = [end.device for link in self._plan.links_of(host) for end in link.ends if end.node == node]
         return interface_bytes(self.namespace(host), devices)
