@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +11,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from ringside.doctor.files.progress import Progress, Silent
+from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Limits, Source
 from ringside.doctor.files.walk import gather
 from ringside.doctor.findings import Findings, Note, merge
@@ -48,9 +47,7 @@ class Reader(Protocol):
 @cache
 def readers() -> tuple[Reader, ...]:
     """Return all readers, in the order of `MODULES`."""
-    names = [f"ringside.doctor.{name}" for name in MODULES]
-    known = [name for name in names if importlib.util.find_spec(name) is not None]
-    return tuple(cast("Reader", importlib.import_module(name)) for name in known)
+    return tuple(cast("Reader", importlib.import_module(f"ringside.doctor.{name}")) for name in MODULES)
 
 
 _log = logging.getLogger(__name__)
@@ -70,7 +67,7 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
     Returns:
         Findings with at least one note per file. Nothing readable means: no note is `used`.
     """
-    progress = progress or Silent()
+    progress = progress or Progress()
     with gather(paths, progress=progress, limits=limits or Limits()) as gathered:
         # Every source to the first reader that knows its kind.
         groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers()]
@@ -143,7 +140,7 @@ def _at_fault(reader: Reader, sources: Sequence[Source], error: Exception) -> di
 
 def _failure(reader: Reader, sources: Sequence[Source]) -> Exception | None:
     try:
-        reader.read(sources, Silent())
+        reader.read(sources, Progress())
     except Exception as error:
         return error
     return None

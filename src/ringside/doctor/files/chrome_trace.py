@@ -43,7 +43,6 @@ class Scan(Generic[T]):
         events: Events read.
         damaged: Events that were no JSON, or not of the form of an event.
         whole: Whether the list of events was closed; otherwise the file breaks off.
-        bytes_read: Bytes seen, unpacked.
     """
 
     stream: BinaryIO
@@ -52,7 +51,6 @@ class Scan(Generic[T]):
     events: int = 0
     damaged: int = 0
     whole: bool = False
-    bytes_read: int = 0
     _rest: bytes = b""
     _at_end: bool = False
 
@@ -90,7 +88,6 @@ class Scan(Generic[T]):
 
     def _read_block(self) -> bool:
         block = self.stream.read(BLOCK_BYTES)
-        self.bytes_read += len(block)
         self._rest += block
         self._at_end = not block
         return bool(block)

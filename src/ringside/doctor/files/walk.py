@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from ringside.doctor.files.progress import Progress, Silent
+from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import (
     BUFFER_BYTES,
     GZIP,
@@ -37,9 +37,6 @@ from ringside.doctor.files.source import (
 )
 from ringside.doctor.findings import Note
 from ringside.text import size
-
-# -------------------------------------------------------------------------------------------------
-# Members of tar and zip archives as sources of their own; hostile names, links and bombs are left out with a line.
 
 # -------------------------------------------------------------------------------------------------
 # Adding files: what is packed is unpacked, archives are looked into, everything within bounds.
@@ -83,25 +80,14 @@ class Context:
     def _unpack(self, source: Source) -> None:
         """Put a gunzip over a source and read its head again: what was packed may be packed twice."""
         beneath = source.opener
-        source.opener = lambda report: buffered(self.gunzip(beneath(report), report))
-        with self.gunzip(beneath(source.note_problem), source.note_problem) as stream:
+        source.opener = lambda report: buffered(Gunzip(beneath(report), report, self.limits))
+        with Gunzip(beneath(source.note_problem), source.note_problem, self.limits) as stream:
             source.head = _fill(stream)
             source.ratio = stream.ratio
 
     def refuse(self, name: str, why: str) -> None:
         """Note that a file is left out."""
         self.found.notes.append(Note(file=name, text=why, used=False))
-
-    def gunzip(self, raw: ReadableStream, report: Report) -> Gunzip:
-        """Return the unpacked stream of a gzip file, within the limits."""
-        limits = self.limits
-        return Gunzip(
-            raw,
-            report,
-            most_bytes=limits.file_bytes,
-            most_ratio=limits.ratio,
-            ratio_after_bytes=limits.ratio_after_bytes,
-        )
 
     def part(self, fd: int, offset: int, length: int) -> Opener:
         """Return an opener for a part of an open file, which counts what is read and survives errors."""
@@ -116,6 +102,9 @@ def _fill(stream: ReadableStream) -> bytes:
         head += block
     return head
 
+
+# -------------------------------------------------------------------------------------------------
+# Members of tar and zip archives as sources of their own; hostile names, links and bombs are left out with a line.
 
 TAR_MAGIC = slice(257, 262)
 MOST_HEADER_BYTES = 16 << 10
@@ -270,7 +259,7 @@ def gather(
         The sources in a stable order, each file once, and a note on everything left out.
     """
     with ExitStack() as stack:
-        context = Context(limits or Limits(), progress or Silent(), stack)
+        context = Context(limits or Limits(), progress or Progress(), stack)
         seen: set[tuple[int, int]] = set()
         for path in map(Path, paths):
             files: Iterable[Path] = []

@@ -191,8 +191,6 @@ class _Entry(msgspec.Struct):
     collective_seq_id: Int | None = None
     p2p_seq_id: Int | None = None
     seq_id: Int | None = None
-    record_id: Int | None = None
-    id: Int | None = None
     pg_id: Int | None = None
     input_sizes: list[list[Int]] = []
     output_sizes: list[list[Int]] = []
@@ -203,7 +201,6 @@ class _Entry(msgspec.Struct):
     is_p2p: bool | None = None
     frames: Any = None
     time_created_ns: Number | None = None
-    time_discovered_started_ns: Number | None = None
     time_discovered_completed_ns: Number | None = None
     timeout_ms: Number | None = None
 
@@ -216,7 +213,6 @@ class _PgConfig(msgspec.Struct):
 
 class _PgStatus(msgspec.Struct):
     last_enqueued_collective: Int = -1
-    last_started_collective: Int = -1
     last_completed_collective: Int = -1
 
 
@@ -242,7 +238,6 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
         created_s: When it was called, seconds since 1970; 0 where unknown.
         ended_s: When it was seen to have ended; 0 where unknown or not yet.
         done: Whether it ended.
-        started: Whether it was seen to have begun on the device.
         frames: The Python stack that called it, innermost first.
     """
 
@@ -256,7 +251,6 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float = 0.0
     ended_s: float = 0.0
     done: bool = False
-    started: bool = False
     timeout_s: float = 0.0
     frames: list[StackFrame] = []
 
@@ -463,7 +457,6 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
                 created_s=(entry.time_created_ns or 0) / 1e9,
                 ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
                 done=done,
-                started=entry.state == "started" or bool(entry.time_discovered_started_ns),
                 timeout_s=(entry.timeout_ms or 0) / 1e3,
                 frames=frames,
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+import msgspec
+
 from ringside.doctor.findings import Unjudged, verdict_of_files
 from ringside.doctor.flight_recorder.causes import LIVE_S, HangCause, Mismatch, find_causes, find_mismatches
 from ringside.doctor.flight_recorder.dump import Dump, RecordedCall, StackFrame
@@ -13,6 +15,8 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import counted, name_ranks, rank_list
 
 Evidence = dict[str, float | int | str]
+Waiting = list[tuple[int, RecordedCall]]
+"""Calls without an end, with their ranks."""
 LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")
 
 
@@ -26,16 +30,9 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
             # Two opinions and no majority: the disagreement is certain, the culprit is not.
             blamed = _mismatch_verdict(found)
             calls = "; ".join(f"rank {rank} called {_describe(found.others[rank])}" for rank in found.ranks[:4])
-            title = found.view.group.title
-            unclear.append(
-                verdict_of_files(
-                    kind="mismatch",
-                    ranks=found.ranks,
-                    cause=f"in collective {found.seq} of {title} the ranks called different things: {calls}",
-                    evidence={**blamed.evidence, "victims": "", "who_is_right": "cannot be told without a majority"},
-                    advice=blamed.advice,
-                )
-            )
+            cause = f"in collective {found.seq} of {found.view.group.title} the ranks called different things: {calls}"
+            evidence = {**blamed.evidence, "victims": "", "who_is_right": "cannot be told without a majority"}
+            unclear.append(msgspec.structs.replace(blamed, cause=cause, evidence=evidence))
     # After a mismatch its group hangs as a consequence: that is no cause of its own.
     shown = {id(found.view) for found in mismatches}
     causes = [cause for cause in find_causes(views) if id(cause.view) not in shown]
@@ -168,7 +165,7 @@ def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
         "group_name": group.desc,
         "group_size": len(view.members),
         "group_ranks": rank_list(view.members),
-        "collective": f"{call.backend}:{call.op}" if call.backend else call.op,
+        "collective": _operation(call),
         "collective_seq_id": seq,
         "input_sizes": call.shape[1],
         "output_sizes": call.shape[2],
@@ -176,6 +173,10 @@ def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
         "size_bytes": call.nbytes,
         **({"timeout_seconds": call.timeout_s} if call.timeout_s else {}),
     }
+
+
+def _operation(call: RecordedCall) -> str:
+    return f"{call.backend}:{call.op}" if call.backend else call.op
 
 
 def _describe(call: RecordedCall) -> str:
@@ -191,8 +192,7 @@ def _stack(name: str, frames: Sequence[StackFrame]) -> Evidence:
     return {name: text} if text else {}
 
 
-def _pending(views: Iterable[GroupView]) -> list[tuple[int, RecordedCall]]:
-    """Calls without an end, with their ranks."""
+def _pending(views: Iterable[GroupView]) -> Waiting:
     return [
         (rank, call)
         for view in views
@@ -202,27 +202,15 @@ def _pending(views: Iterable[GroupView]) -> list[tuple[int, RecordedCall]]:
 
 
 def _nobody_to_blame(
-    dumps: Sequence[Dump], waiting: list[tuple[int, RecordedCall]], missing: list[int]
+    dumps: Sequence[Dump], waiting: Waiting, missing: list[int]
 ) -> tuple[list[Verdict], list[Unjudged]]:
     """Calls have no end, and no rank with a dump is late for them."""
     rank, call = min(waiting, key=lambda item: item[1].created_s)
     which = f"{_describe(call)}, call {call.seq} of group {call.group}"
     if len(missing) == 1 and len(dumps) > 1:
-        verdict = verdict_of_files(
-            kind="hang",
-            ranks=missing,
-            cause=f"it left no dump, and all others wait in {which}",
-            evidence={
-                "collective_seq_id": call.seq,
-                "group": call.group,
-                "collective": f"{call.backend}:{call.op}",
-                "victims": rank_list({rank for rank, _ in waiting}),
-                "missing_dumps": rank_list(missing),
-                **_stack("stack_of_the_waiting", call.frames),
-            },
-            advice="Look for this rank's process and its log: it died, or could not even write its dump.",
-        )
-        return [verdict], []
+        cause = f"it left no dump, and all others wait in {which}"
+        advice = "Look for this rank's process and its log: it died, or could not even write its dump."
+        return [_missing_verdict(missing, cause, call, waiting, missing, advice)], []
     what = f"who holds up {which}, in which rank {rank} waits"
     if missing:
         absent = f"the dumps of {name_ranks(missing)} are not here"
@@ -238,25 +226,37 @@ def _nobody_to_blame(
         if not hung:
             return [], unjudged
         rank, call = min(hung, key=lambda item: (item[1].p2p, item[1].created_s))
-        verdict = verdict_of_files(
-            kind="hang",
-            ranks=[],
-            cause=f"rank {rank} waits in {_describe(call)} (call {call.seq} of group {call.group}), and no rank whose "
-            "dump is here is late for it",
-            evidence={
-                "collective_seq_id": call.seq,
-                "group": call.group,
-                "collective": f"{call.backend}:{call.op}" if call.backend else call.op,
-                "victims": rank_list(each for each, _ in hung),
-                "missing_dumps": rank_list(missing),
-                **_stack("stack_of_the_waiting", call.frames),
-            },
-            advice=f"Give the dumps of {name_ranks(missing)} as well: who holds the job up is among them, or the "
-            "network is at fault (look at the NCCL logs).",
+        cause = (
+            f"rank {rank} waits in {_describe(call)} (call {call.seq} of group {call.group}), and no rank whose dump "
+            "is here is late for it"
         )
-        return [verdict], _unjudged(dumps, missing)
+        advice = (
+            f"Give the dumps of {name_ranks(missing)} as well: who holds the job up is among them, or the network is "
+            "at fault (look at the NCCL logs)."
+        )
+        return [_missing_verdict([], cause, call, hung, missing, advice)], _unjudged(dumps, missing)
     why = "every rank that should be in it is: it may just have been under way, or the network may be at fault"
     return [], [Unjudged(what=what, why=f"{why} (look at the NCCL logs)")]
+
+
+def _missing_verdict(
+    ranks: list[int], cause: str, call: RecordedCall, waiting: Waiting, missing: list[int], advice: str
+) -> Verdict:
+    """The job hangs, and dumps that would show why are missing."""
+    return verdict_of_files(
+        kind="hang",
+        ranks=ranks,
+        cause=cause,
+        evidence={
+            "collective_seq_id": call.seq,
+            "group": call.group,
+            "collective": _operation(call),
+            "victims": rank_list({rank for rank, _ in waiting}),
+            "missing_dumps": rank_list(missing),
+            **_stack("stack_of_the_waiting", call.frames),
+        },
+        advice=advice,
+    )
 
 
 def _unjudged(dumps: Sequence[Dump], missing: list[int]) -> list[Unjudged]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import msgspec
@@ -37,7 +38,6 @@ class CollectiveArguments(msgspec.Struct, gc=False):
 
     name: Any = msgspec.field(name="Collective name", default=None)
     elements_in: Any = msgspec.field(name="In msg nelems", default=None)
-    elements_out: Any = msgspec.field(name="Out msg nelems", default=None)
     dtype: Any = msgspec.field(name="dtype", default=None)
     group: Any = msgspec.field(name="Process Group Name", default=None)
     ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
@@ -94,35 +94,16 @@ def plain_count(value: object) -> int:
 # `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)` since; RCCL calls most of its own `ncclDevKernel_Generic_4(...)`, from
 # which the collective cannot be known.
 
-COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
-    "allgatherv": "all_gather",
-    "allgathersingle": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
-    "reducescattersingle": "reduce_scatter",
-    "reduce": "reduce",
-    "broadcast": "broadcast",
-    "broadcastoop": "broadcast",
-    "alltoall": "all_to_all",
-    "alltoallv": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "sendrecv": "send_recv",
-    "send": "send",
-    "recv": "recv",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "generic": "collective",
+_SPELLINGS = {
+    "all_reduce": r"allreduce(coalesced)?",
+    "all_gather": r"allgather(base|v|single|intotensor(coalesced)?)?",
+    "reduce_scatter": r"reducescatter(base|single|tensor(coalesced)?)?",
+    "broadcast": r"broadcast(oop)?",
+    "all_to_all": r"alltoall(base|v|single)?",
+    "send_recv": r"sendrecv",
+    "collective": r"generic",
 }
+"""Collectives by how their names are spelled, without underscores."""
 GRADIENT = ("all_reduce", "reduce_scatter", "collective")
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?|ucc|msccl)[A-Za-z]{0,64}Kernel_?([A-Za-z]+)?", re.IGNORECASE)
 _ANNOTATION = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ringside|rccl):([A-Za-z_]+)")
@@ -135,10 +116,12 @@ _SIZES = {
 }  # fmt: skip
 
 
+@lru_cache(1024)
 def collective_name(name: str) -> str:
     """Return the plain name of a collective (`all_reduce`, ...) from any spelling; lower case of it where unknown."""
-    plain = name.lower().strip("_").replace("_", "")
-    return COLLECTIVES.get(plain, name.lower().strip("_"))
+    plain = name.lower().strip("_")
+    joined = plain.replace("_", "")
+    return next((kind for kind, spelling in _SPELLINGS.items() if re.fullmatch(spelling, joined)), plain)
 
 
 def kernel_collective(name: str) -> str:

@@ -22,8 +22,7 @@ class RankSteps:
         windows: Start and end, float64 [steps, 2].
         step_s: Length.
         work_s: Something was computed.
-        communication_s: Some collective ran.
-        hidden_s: ... while something was computed.
+        hidden_s: Some collective ran while something was computed.
         exposed_s: ... while the rank waited for it.
         idle_s: Neither.
         tail_s: Last gradient ready until last collective done.
@@ -37,7 +36,6 @@ class RankSteps:
     windows: Floats
     step_s: Floats
     work_s: Floats
-    communication_s: Floats
     hidden_s: Floats
     exposed_s: Floats
     idle_s: Floats
@@ -133,7 +131,6 @@ def steps_of(trace: RankTrace) -> RankSteps:
         windows=windows,
         step_s=length,
         work_s=work,
-        communication_s=communication,
         hidden_s=hidden,
         exposed_s=exposed,
         idle_s=np.maximum(length - busy, 0.0),

@@ -18,12 +18,11 @@ from ringside.text import counted, name_ranks, rank_list
 # Communicators rebuilt from the logs: who was which rank, every channel's rings and trees, what every hop uses.
 
 _INIT = re.compile(
-    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d{1,9}) n[rR]anks (?P<nranks>\d{1,9})(?!\d)"
-    r"(?: cudaDev (?P<dev>\d{1,9}))?(?: nvmlDev \d+)?(?: busId (?P<bus>[0-9a-f]+))?"
+    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d{1,9}) n[rR]anks (?P<nranks>\d{1,9})(?!\d| nNodes \d)"
+    r"(?: cudaDev \d{1,9})?(?: nvmlDev \d+)?(?: busId [0-9a-f]+)?"
 )
 _ID = re.compile(r"0x[0-9a-f]+")
 _STATES = ("Init START", "Init COMPLETE", "Abort COMPLETE", "Destroy COMPLETE")
-_NODES = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d{1,9}) localRanks (\d+)")
 _ORDER = re.compile(r"^Channel (\d{1,3})(?:/\d+)? :((?:\s+\d{1,9})+)$")
 _RING = re.compile(r"^Ring (\d{1,3}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})$")
 _HOP = re.compile(
@@ -43,9 +42,7 @@ class NcclMember:
 
     host: str
     pid: int
-    device: int = -1
     state: str = ""
-    bus: str = ""
 
 
 @dataclass
@@ -76,7 +73,6 @@ class NcclCommunicator:
         neighbours: (previous, next) of a rank in a channel's ring.
         parents: Parent of a rank in a channel's tree; -1 for the root.
         links: Hops by channel, source and destination.
-        nodes: Number of hosts, where NCCL prints it.
     """
 
     name: str
@@ -86,7 +82,6 @@ class NcclCommunicator:
     neighbours: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     parents: dict[int, dict[int, int]] = field(default_factory=dict)
     links: dict[tuple[int, int, int], NcclLink] = field(default_factory=dict)
-    nodes: int = 0
 
     def host(self, rank: int) -> str:
         """Return a rank's host; empty where its log is not here."""
@@ -117,10 +112,7 @@ class Communicators:
     def add(self, line: Line) -> None:
         """Read one line."""
         text = line.text
-        if match := _NODES.search(text):
-            if found := self._of_pointer.get((*line.process, match[1])):
-                found[0].nodes = int(match[4])
-        elif match := _INIT.search(text):
+        if match := _INIT.search(text):
             self._add_rank(line, match)
         elif text.startswith(("Channel ", "Ring ", "Trees ")):
             # A hop names its communicator in newer versions; else the thread initialises one at a time.
@@ -167,8 +159,7 @@ class Communicators:
             self._of_pointer[pointer] = known
         comm = known[0]
         member = comm.members.setdefault(rank, NcclMember(line.host, line.pid))
-        member.host, member.pid, member.device = line.host, line.pid, int(match["dev"] or line.device)
-        member.state, member.bus = state or member.state, match["bus"] or member.bus
+        member.host, member.pid, member.state = line.host, line.pid, state or member.state
         # lines of channels that came before the communicator had a name
         for text in self._waiting.pop(thread, []):
             _add_hop(comm, rank, text, ring=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -186,17 +185,8 @@ EARLY_S = 1e-2
 """A transfer that ends so much before its peer began was no transfer (clocks disagree, or it was buffered)."""
 
 
-@dataclass(frozen=True)
-class PreparedRecording:
-    """A recording, and how many steps had to be left out because they do not hold the same operations."""
-
-    recording: Recording
-    steps: list[int]
-    left_out: list[int]
-
-
-def prepare_recording(timeline: PipelineTimeline) -> PreparedRecording:
-    """Return the recording of a timeline.
+def prepare_recording(timeline: PipelineTimeline) -> tuple[Recording, list[int]]:
+    """Return the recording of a timeline, and the numbers of the steps in it.
 
     Steps in which some worker's operations differ from the most common ones (a truncated trace, another number of
     micro-batches) are left out; durations of transfers count from the moment when the last of a group has started.
@@ -248,4 +238,4 @@ def prepare_recording(timeline: PipelineTimeline) -> PreparedRecording:
         ranks_per_worker=meta.ranks_per_worker,
         recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
     )
-    return PreparedRecording(recording, whole, [step for step in timeline.steps if step not in set(whole)])
+    return recording, whole

@@ -129,7 +129,6 @@ class Arguments(msgspec.Struct, gc=False):
 
     step: int | None = None
     model_chunk: int | None = None
-    mb_id: int | None = None
     seq_id: int | None = None
     name: str | int | None = None
 
