@@ -382,18 +382,14 @@ def bounds(topology: Topology, algorithm: str, size_bytes: float) -> tuple[Bound
         algorithm: As for `options.option`.
         size_bytes: More than 0.
     """
-    now = _seconds(topology, algorithm, size_bytes)
+    now = float(option(topology, algorithm).predict([size_bytes]).times_s[0])
     found = []
     for kind, where, link, worse in _worsened(topology):
-        share = (_seconds(worse, algorithm, size_bytes) / now - 1.0) / (WORSE - 1.0)
+        then = float(option(worse, algorithm).predict([size_bytes]).times_s[0])
+        share = (then / now - 1.0) / (WORSE - 1.0)
         found.append(Bound(kind, where, link, min(max(share, 0.0), 1.0)))
     found.append(Bound("work", "", "", max(0.0, 1.0 - sum(bound.share for bound in found))))
     return tuple(sorted((bound for bound in found if bound.share >= 0.01), key=lambda bound: -bound.share))
-
-
-def _seconds(topology: Topology, algorithm: str, size_bytes: float) -> float:
-    name = AUTO if algorithm == AUTO and has_library(topology) else algorithm
-    return float(option(topology, name).predict([size_bytes]).times_s[0])
 
 
 def _worsened(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
