@@ -22,15 +22,8 @@ GLOO_TIMEOUT = timedelta(minutes=5)
 MPI_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
 """The environment variable by which Open MPI 4 is told in which directory its shared segments lie."""
 
-MPI_TYPES = {
-    "float32": "FLOAT",
-    "float64": "DOUBLE",
-    "int8": "INT8_T",
-    "uint8": "UINT8_T",
-    "int16": "INT16_T",
-    "int32": "INT32_T",
-    "int64": "INT64_T",
-}
+MPI_TYPES = {"float32": "FLOAT", "float64": "DOUBLE"}
+MPI_TYPES |= {name: f"{name.upper()}_T" for name in ("int8", "uint8", "int16", "int32", "int64")}
 MPI_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 
 

@@ -201,18 +201,14 @@ def answer_what_if(recording: Recording) -> WhatIf:
     # Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay.
     seen = [own, ideal] if recording.ranks.shape[1] > 1 else [own]
     by_lane = replay_steps(graph, np.stack(seen, axis=-1)).mean(axis=0) / max(ideal_s, 1e-12)
-    by_stage = np.array(
-        [
-            _ratio(graph, np.where(_on(recording, stage), own, ideal), ideal_s)
-            for stage in range(int(recording.stages.max()) + 1)
-        ]
-    )
+    last = int(recording.stages.max())
+    alone = [np.where(_on(recording, stage), own, ideal) for stage in range(last + 1)]
+    by_stage = np.array([_ratio(graph, seconds, ideal_s) for seconds in alone])
     # The slowest workers as (stage, lane): a worker is as slow as both its lane and its stage are (equation 4).
     scores = np.minimum(by_lane[None, :], by_stage[:, None])
     count = math.ceil(scores.size * WORST_PERCENT / 100)
     places = sorted(np.ndindex(*scores.shape), key=lambda place: (-scores[place], recording.ranks[place]))
     worst = [(int(stage), int(lane)) for stage, lane in places[:count]]
-    last = int(recording.stages.max())
     lost = step_s - ideal_s
 
     def share(repaired: Floats) -> float | None:
@@ -228,23 +224,19 @@ def answer_what_if(recording: Recording) -> WhatIf:
     for kind in dict.fromkeys(recording.kinds):
         of_kind = np.array([other == kind for other in recording.kinds])[:, None, None]
         by_operation[kind] = _ratio(graph, np.where(of_kind, own, ideal), ideal_s)
+    at_median_s = float(replay_steps(graph, ideal_durations(recording, median=True)[:, :1, :1])[0])
+    steps, workers = len(replayed) * recording.stride, recording.ranks.size
     return WhatIf(
         slowdown=step_s / ideal_s if ideal_s > 0 else 1.0,
         worst_worker_share=share(repaired),
         last_stage_share=share(np.where(_on(recording, last), ideal, own)) if recording.pipeline else None,
-        cost_rank_hours=lost
-        * len(replayed)
-        * recording.stride
-        * recording.ranks.size
-        * recording.ranks_per_worker
-        / 3600.0,
-        slowdown_at_median=step_s
-        / max(float(replay_steps(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
+        cost_rank_hours=lost * steps * workers * recording.ranks_per_worker / 3600.0,
+        slowdown_at_median=step_s / max(at_median_s, 1e-12),
         step_s=step_s,
         ideal_step_s=ideal_s,
         recorded_step_s=float(recording.recorded_s.mean()),
         steps=len(replayed),
-        workers=recording.ranks.size,
+        workers=workers,
         worst_ranks=[int(recording.ranks[stage, lane]) for stage, lane in worst],
         last_stage_ranks=sorted(int(rank) for rank in recording.ranks[last]) if recording.pipeline else [],
         by_lane=[float(value) for value in by_lane],
@@ -364,13 +356,7 @@ def _verdict(found: WhatIf, steps: list[int], kind: str, ranks: list[int], share
 
 
 def step_recording(
-    own_s: Floats,
-    exposed_s: Floats,
-    step_s: Floats,
-    ranks: Sequence[int],
-    *,
-    world_size: int = 0,
-    stride: int = 1,
+    own_s: Floats, exposed_s: Floats, step_s: Floats, ranks: Sequence[int], *, world_size: int = 0, stride: int = 1
 ) -> Recording:
     """Return the recording of steps of which only own times and waiting are known, such as those of Ringside's runs.
 

@@ -96,11 +96,17 @@ def enter(namespace: str) -> None:
     """
     fd = os.open(DIRECTORY / namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _libc.setns(fd, _CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), namespace)
+        check(_libc.setns(fd, _CLONE_NEWNET), namespace)
     finally:
         os.close(fd)
+
+
+def check(result: int, name: str | None = None) -> int:
+    """Return what a function of libc returned; raise its `OSError`, on what is called `name`, if that is below 0."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return result
 
 
 def inside(namespace: str, function: Callable[[], _T]) -> _T:

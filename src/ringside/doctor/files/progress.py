@@ -12,7 +12,7 @@ EVERY_SECONDS_IN_A_LOG = 5.0
 
 
 class Progress:
-    """Receives what is being done, in methods cheap enough to be called for every block read. This one shows nothing."""
+    """Receives what is being done, in methods cheap enough to be called for every block. This one shows nothing."""
 
     def begin(self, text: str) -> None:
         """Record what begins now, such as `reading 8 Kineto traces`."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ringside.doctor.findings import Note
 from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
@@ -244,11 +243,3 @@ class Source:
         """Note a problem, once."""
         if line not in self.problems:
             self.problems.append(line)
-
-
-@dataclass
-class Gathered:
-    """Sources found, and notes on what was left out."""
-
-    sources: list[Source] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)

@@ -34,9 +34,7 @@ _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]|\\[uU][0-9a-fA-F]*[dD][89a
 LOST = "lost"
 """Key under which `_whole_part` describes what is lost."""
 
-_OLD_PICKLE = re.compile(
-    rb"\A(?:[(]?[ci][\w.]+\n[\w.]+\n|[(][dl](?:p\d|q)|[\]}](?:p\d|q)|[\]}][.]\Z)",
-)
+_OLD_PICKLE = re.compile(rb"\A(?:[(]?[ci][\w.]+\n[\w.]+\n|[(][dl](?:p\d|q)|[\]}](?:p\d|q)|[\]}][.]\Z)")
 """How pickles of the protocols 0 and 1 begin: a global, a dictionary or a list."""
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from ringside.doctor.files.progress import Progress
@@ -31,7 +30,10 @@ def matches(source: Source) -> bool:
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the dumps of one job together, or of several in folders of their own."""
     dumps, refused = [], []
-    with _no_collection():
+    # Hundreds of thousands of new values hold no circles: the garbage collector pauses.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
         for number, source in enumerate(sources):
             progress.begin(f"reading dump {number + 1} of {len(sources)}")
             try:
@@ -47,6 +49,9 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 dumps.append(read_dump(content, source.name, rank, source.path.stat().st_mtime))
             except NotADumpError as error:
                 refused.append(Note(file=source.name, text=str(error), used=False))
+    finally:
+        if collects:
+            gc.enable()
     jobs, left_out = sort_into_jobs(dumps)
     progress.begin(f"matching the collectives of {counted(len(dumps), 'rank')}")
     found = []
@@ -83,18 +88,6 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             )
         )
     return merge([*found, Findings(notes=[*left_out, *refused])])
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector: hundreds of thousands of new values hold no circles."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 # -------------------------------------------------------------------------------------------------

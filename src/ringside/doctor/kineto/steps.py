@@ -9,7 +9,7 @@ import numpy as np
 
 from ringside.doctor.kineto.collector import GRADIENT
 from ringside.doctor.kineto.intervals import Floats, clip, intersect, subtract, union, within
-from ringside.doctor.kineto.trace import RankTrace, TracedCollective
+from ringside.doctor.kineto.trace import RankTrace
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,6 @@ def steps_of(trace: RankTrace) -> RankSteps:
 def _last_before(times: Floats, when: float) -> float | None:
     place = int(np.searchsorted(times, when, side="right")) - 1
     return float(times[place]) if place >= 0 else None
-
-
-def sizes_by_kind(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
-    """Return number and bytes of collectives by kind, most bytes first."""
-    found: dict[str, tuple[int, float]] = {}
-    for collective in collectives:
-        count, nbytes = found.get(collective.kind, (0, 0.0))
-        found[collective.kind] = (count + 1, nbytes + collective.nbytes)
-    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
 def activity_by_kind(trace: RankTrace, start_s: float, end_s: float) -> dict[str, Floats]:

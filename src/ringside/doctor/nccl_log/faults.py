@@ -20,7 +20,7 @@ _COMM = re.compile(r"comm 0x[0-9a-f]+ rank \d+ ")
 _PEER = re.compile(r"(?:remote peer|from peer|from|to|Connect to|peer)\s+([\w.\-:]+?)<\d+>")
 _LOST = re.compile(
     r"Connection (?:closed|reset|refused)|onnection timed out|[Tt]imed out|status=\d+|with error 12"
-    r"|remote process exited|Broken pipe|No route to host|unreachable",
+    r"|remote process exited|Broken pipe|No route to host|unreachable"
 )
 _OWN = re.compile(
     r"Cuda failure|CUDA error|out of memory|illegal memory access|uncorrectable|\bECC\b|\bXid\b"
