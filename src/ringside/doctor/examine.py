@@ -84,9 +84,8 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
                     members.append(source)
                     break
             else:
-                unknown.append(
-                    Note(file=source.name, text="; ".join([_describe_unknown(source), *source.problems]), used=False)
-                )
+                text = "; ".join([_describe_unknown(source), *source.problems])
+                unknown.append(Note(file=source.name, text=text, used=False))
         parts = [_read(reader, sources, progress) for reader, sources in groups if sources]
         return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
 
@@ -102,9 +101,8 @@ def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Find
         except Exception as error:
             _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
             # each try costs a reading of all: beyond so many the rest is left out at once
-            at_fault = (
-                _at_fault(reader, sources, error) if len(left_out) < MOST_LEFT_OUT else dict.fromkeys(sources, error)
-            )
+            few = len(left_out) < MOST_LEFT_OUT
+            at_fault = _at_fault(reader, sources, error) if few else dict.fromkeys(sources, error)
             for source, why in at_fault.items():
                 reason = f"{type(why).__name__}: {first_line(str(why))}"
                 text = f"looks like a {reader.KIND} but could not be read: {reason}"

@@ -168,9 +168,8 @@ def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
 def _relabelled_round(s: Schedule, names: tuple[int, ...], k: int) -> Round:
     step = s.round(k)
     vertex = np.array([*names, *range(s.ranks, s.vertices)], dtype=np.int32)
-    chunk = _moved_chunks(s.collective, s.ranks, s.chunks, vertex[: s.ranks].astype(np.int64))[step.chunk].astype(
-        np.int32
-    )
+    moved = _moved_chunks(s.collective, s.ranks, s.chunks, vertex[: s.ranks].astype(np.int64))
+    chunk = moved[step.chunk].astype(np.int32)
     return in_rank_order(Round(vertex[step.src], vertex[step.dst], chunk, step.reduce), s.chunks)
 
 

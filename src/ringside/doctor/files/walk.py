@@ -177,9 +177,8 @@ def _spool(source: Source, walk: Walk) -> BinaryIO:
                 spool.write(block)
             spool.flush()
         except OSError as error:
-            source.note_problem(
-                f"could not be unpacked whole: {error.strerror or error}; set TMPDIR to where there is room"
-            )
+            why = error.strerror or error
+            source.note_problem(f"could not be unpacked whole: {why}; set TMPDIR to where there is room")
     return spool
 
 

@@ -120,9 +120,8 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
         for call in pending:
             is_young = bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
             if call.seq > view.least and not is_young:
-                yield from (
-                    HangWait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
-                )
+                absent = view.absent(call.seq, reached)
+                yield from (HangWait(rank, awaited, view, call) for awaited in absent if awaited != rank)
                 reached = call.seq
 
 

@@ -47,10 +47,8 @@ class GroupView:
         ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
         self._entered = {rank for rank, seq in entered.items() if seq >= 0}
         self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
-        self.completed = {
-            rank: max([ended.get(rank, -1), *((seq for seq, call in self.calls[rank].items() if call.done))])
-            for rank in dumps
-        }
+        done = {rank: [seq for seq, call in calls.items() if call.done] for rank, calls in self.calls.items()}
+        self.completed = {rank: max([ended.get(rank, -1), *done[rank]]) for rank in dumps}
 
     @cached_property
     def pending(self) -> dict[int, list[RecordedCall]]:

@@ -72,10 +72,8 @@ def collective_arguments(raw: msgspec.Raw) -> CollectiveArguments:
 def correlations(raws: Sequence[msgspec.Raw]) -> list[int]:
     """Return the correlations of many events, decoded at one go; -1 for those without one."""
     try:
-        return [
-            each.correlation
-            for each in decode_correlations(b"[" + b",".join(bytes(raw) or b"{}" for raw in raws) + b"]")
-        ]
+        joined = b",".join(bytes(raw) or b"{}" for raw in raws)
+        return [each.correlation for each in decode_correlations(b"[" + joined + b"]")]
     except UNDECODABLE:
         half = len(raws) // 2
         return [*correlations(raws[:half]), *correlations(raws[half:])] if half else [-1] * len(raws)
@@ -405,9 +403,8 @@ def read_trace(stream: BinaryIO, file: str) -> RankTrace:
     info = info if isinstance(info, dict) else {}
     rank, world = plain_count(info.get("rank")), plain_count(info.get("world_size"))
     trace.rank = rank if rank >= 0 else collector.rank
-    trace.world_size = (
-        world if world >= 0 else max((len(collective.ranks) for collective in trace.collectives), default=0)
-    )
+    largest = max((len(collective.ranks) for collective in trace.collectives), default=0)
+    trace.world_size = world if world >= 0 else largest
     trace.backend = str(info.get("backend") or "")
     trace.host = str(scan.header.get("host_name") or info.get("host_name") or "")
     return trace

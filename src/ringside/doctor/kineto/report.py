@@ -85,11 +85,8 @@ def _similar(evidence: Evidence, slow: Sequence[Verdict]) -> Question:
     }
     words = f"Own times (without waiting) lie between {duration(float(own.min()))} and {duration(float(own.max()))}"
     if len(pace.numbers) < LEAST_STEPS:
-        return Question(
-            answer=None,
-            numbers=numbers,
-            words=f"{words}; {counted(len(pace.numbers), 'step')} recorded: too few to tell.",
-        )
+        words = f"{words}; {counted(len(pace.numbers), 'step')} recorded: too few to tell."
+        return Question(answer=None, numbers=numbers, words=words)
     if slow:
         words = f"{words}; {', and '.join(map(headline, slow))}"
     elif worst > SIMILAR:
@@ -149,9 +146,8 @@ def _small(evidence: Evidence) -> Question:
     }
     words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {size(SMALL_BYTES, binary=True)}"
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
-    return Question(
-        answer=many, numbers=numbers, words=f"{words}; half are smaller than {size(float(np.median(known)))}."
-    )
+    words = f"{words}; half are smaller than {size(float(np.median(known)))}."
+    return Question(answer=many, numbers=numbers, words=words)
 
 
 def _mean(columns: Sequence[Floats]) -> float:

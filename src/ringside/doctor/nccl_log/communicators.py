@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ringside.doctor.findings import EvidenceHop, Rings, Unjudged, verdict_of_files
+from ringside.doctor.findings import EvidenceHop, Number, Rings, Unjudged, verdict_of_files
 from ringside.doctor.nccl_log.lines import Line
 from ringside.doctor.nccl_log.settings import NcclNetwork
 from ringside.monitor.verdict import Verdict
@@ -246,14 +246,13 @@ def judge_rings(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
 
 
 def _verdict(
-    comm: NcclCommunicator, ranks: Sequence[int], fault: str, cause: str, advice: str, **evidence: object
+    comm: NcclCommunicator, ranks: Sequence[int], fault: str, cause: str, advice: str, **evidence: Number
 ) -> Verdict:
-    plain = {key: value for key, value in evidence.items() if isinstance(value, int | float | str)}
     return verdict_of_files(
         kind="broken_ring",
         ranks=ranks,
         cause=cause,
-        evidence={"communicator": comm.name, "nranks": comm.nranks, "what": fault, **plain},
+        evidence={"communicator": comm.name, "nranks": comm.nranks, "what": fault, **evidence},
         advice=advice,
     )
 
@@ -268,18 +267,12 @@ def _broken(comm: NcclCommunicator) -> list[Verdict]:
             faults[fault] += 1
             first.setdefault(fault, channel)
     advice = "Look at these ranks' logs for the NCCL WARN before this, and whether their process got this far at all."
-    return [
-        _verdict(
-            comm,
-            ranks,
-            "broken",
-            f"the ring of channel {first[ranks, why]} is broken: {why}",
-            advice,
-            channels=count,
-            channel=first[ranks, why],
-        )
-        for (ranks, why), count in faults.items()
-    ]
+    found = []
+    for (ranks, why), count in faults.items():
+        channel = first[ranks, why]
+        cause = f"the ring of channel {channel} is broken: {why}"
+        found.append(_verdict(comm, ranks, "broken", cause, advice, channels=count, channel=channel))
+    return found
 
 
 def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...], str]]:
@@ -318,8 +311,7 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
 
 
 def _crossings(comm: NcclCommunicator) -> list[Verdict]:
-    # The channel that crosses between hosts most often beyond the once per host that a ring needs.
-    worst: tuple[int, int, int] | None = None
+    crossings = []  # of channels that cross between hosts more often than the once per host that a ring needs
     for channel in ring_channels(comm):
         order = ring_order(comm, channel)
         hosts = [comm.host(rank) for rank in order]
@@ -327,12 +319,11 @@ def _crossings(comm: NcclCommunicator) -> list[Verdict]:
             continue
         crossed = sum(a != b for a, b in [*pairwise(hosts), (hosts[-1], hosts[0])])
         needed = len(set(hosts)) if len(set(hosts)) > 1 else 0
-        if crossed > needed and (worst is None or crossed - needed > worst[1] - worst[2]):
-            worst = (channel, crossed, needed)
-    if worst is None:
+        if crossed > needed:
+            crossings.append((channel, crossed, needed, order))
+    if not crossings:
         return []
-    channel, crossed, needed = worst
-    order = ring_order(comm, channel)
+    channel, crossed, needed, order = max(crossings, key=lambda each: each[1] - each[2])
     return [
         _verdict(
             comm,

@@ -246,19 +246,14 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
             status = root.get("exitcode", "").split(" ")[0]
             why = f"exit status {status}" if status else "it failed"
             reason = root.get("traceback", "")
-            failed.append(
-                verdict_of_files(
-                    "dead_rank",
-                    [rank],
-                    f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
-                    {
-                        **{key: value for key, value in root.items() if value and key != "rank"},
-                        "victims": rank_list(set(lines.timeouts) - {rank}),
-                    },
-                    "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer "
-                    "(dmesg).",
-                )
+            cause = f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}"
+            told = {key: value for key, value in root.items() if value and key != "rank"}
+            victims = rank_list(set(lines.timeouts) - {rank})
+            advice = (
+                "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer "
+                "(dmesg)."
             )
+            failed.append(verdict_of_files("dead_rank", [rank], cause, {**told, "victims": victims}, advice))
     if failed or not lines.timeouts:
         return failed
     # The call in which most ranks wait, the earliest of several: what timed out later is a consequence.
@@ -268,14 +263,13 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
     behind = {rank for rank, (enqueued, _) in lines.standing.items() if enqueued < seq}
     others = {rank: timeout for rank, timeout in lines.timeouts.items() if rank not in waiting and timeout[0] <= seq}
     numel, ran = next((timeout[2], timeout[3]) for rank, timeout in lines.timeouts.items() if rank in waiting)
+    standing = sorted(lines.standing.items())
     evidence: dict[str, float | int | str] = {
         "collective_seq_id": seq,
         "collective": op,
         "elements": numel,
         "waited_seconds": ran,
-        "standing": ", ".join(
-            f"rank {rank} enqueued {number}" for rank, (number, _) in sorted(lines.standing.items())[:16]
-        ),
+        "standing": ", ".join(f"rank {rank} enqueued {number}" for rank, (number, _) in standing[:16]),
     }
     if others and not behind:
         elsewhere = ", ".join(f"rank {rank} was in {other[1]} {other[0]}" for rank, other in sorted(others.items())[:4])
@@ -289,6 +283,5 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
     whose = f"{name_ranks(culprits)} never came to it" if culprits else "who never came to it is not in this log"
     cause = f"{counted(len(waiting - set(culprits)), 'rank')} timed out in {op} {seq}: {whose}"
     advice = "Give the flight-recorder dumps as well (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1)."
-    return [
-        verdict_of_files("hang", culprits, cause, {**evidence, "victims": rank_list(waiting - set(culprits))}, advice)
-    ]
+    evidence["victims"] = rank_list(waiting - set(culprits))
+    return [verdict_of_files("hang", culprits, cause, evidence, advice)]

@@ -201,9 +201,8 @@ def option(topology: Topology, name: str = AUTO) -> Option:
             return _library_option(topology, candidate, replace(law, mean=mean))
     if name not in ALGORITHMS or not _is_possible(name, topology):
         known = names(topology)
-        raise UsageError(
-            f"there is no {name!r}{did_you_mean(name, known)} on {topology.name}; there are {', '.join(known)}"
-        )
+        there = f"there are {', '.join(known)}"
+        raise UsageError(f"there is no {name!r}{did_you_mean(name, known)} on {topology.name}; {there}")
     # By its schedule. What all ranks send is counted by closed forms: schedules may be huge.
     schedule = schedule_for(topology, name)
     law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))

@@ -299,11 +299,8 @@ class Crossover:
 
 def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
     """Return an option at each of several sizes, bytes, more than 0."""
-    bands = option.predict(sizes).bands
-    return [
-        Priced(option.name, option.basis, band, option.why_extrapolated(size))
-        for size, band in zip(sizes, bands, strict=True)
-    ]
+    bands = zip(sizes, option.predict(sizes).bands, strict=True)
+    return [Priced(option.name, option.basis, band, option.why_extrapolated(size)) for size, band in bands]
 
 
 def ranking(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> dict[float, tuple[Priced, ...]]:

@@ -133,9 +133,8 @@ def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
             )
             yield Messages(src, dst, np.tile(block.chunks * each, local), np.tile(block.added * each, local))
     else:
-        there = (
-            Stretch(k, 1, inner) if k < inner.rounds else Stretch(k - inner.rounds - outer.rounds, 1, reverse(inner))
-        )
+        back = k - inner.rounds - outer.rounds
+        there = Stretch(k, 1, inner) if k < inner.rounds else Stretch(back, 1, reverse(inner))
         # Inside every host alike; each chunk of the host's schedule is `outer.chunks` of the whole.
         host, pieces = inner.ranks * np.arange(hosts, dtype=np.int64)[:, None], outer.chunks
         for block in there.blocks():

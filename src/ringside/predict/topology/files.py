@@ -83,6 +83,7 @@ _KEYS = {
     "reduce_bytes_per_s": _NUMBER,
     "overhead_s": _NUMBER,
 }
+_PLAIN = tuple(_KEYS)[4:]  # a topology has them under the same names
 _TABLES = {"inside": _LINK, "between": _LINK, "nvls": _SWITCH, "sharp": _SWITCH}
 _NEEDED = {"inside": ("kind", "alpha_s", "bytes_per_s"), "between": ("kind", "alpha_s", "bytes_per_s")}
 
@@ -127,16 +128,13 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
     for number, table in enumerate(data.get("measured", []), 1):
         lists = {key: tuple(table[key]) for key in ("ranks_per_host", "sizes_bytes", "times_s")}
         measured.append(_made(MeasuredTimes, table | lists, f"{origin}: measured {number}"))
-    simple = {
-        key: data[key] for key in _KEYS if key in data and key not in ("schema", "name", "hosts", "ranks_per_host")
-    }
     return Topology(
         name=data.get("name", origin),
         ranks_per_host=tuple(per) if isinstance(per, list) else (per,) * max(data["hosts"], 0),
         overrides=tuple(overrides),
         measured=tuple(measured),
         sources=dict(data.get("source", {})),
-        **simple,
+        **{key: data[key] for key in _PLAIN if key in data},
         **tables,
     )
 
@@ -164,9 +162,8 @@ def _mistakes(data: Mapping[str, Any]) -> list[str]:
         if not isinstance(tables, list):
             return [*found, f"{name}: begin each with [[{name}]], in double brackets"]
     for number, table in enumerate(measured, 1):
-        found += _wrong_table(
-            f"measured {number}", table, _MEASURED, ("ranks_per_host", "nics", "sizes_bytes", "times_s")
-        )
+        needed = tuple(_MEASURED)[:4]  # the others have defaults
+        found += _wrong_table(f"measured {number}", table, _MEASURED, needed)
     for number, table in enumerate(overrides, 1):
         found += _wrong_table(f"override {number}", table, _OVERRIDE, ())
         if isinstance(table, dict) and ("hosts" in table) == ("ranks" in table):
@@ -229,7 +226,7 @@ def to_toml(topology: Topology, comment: str = "") -> str:
         "hosts": topology.hosts,
         "ranks_per_host": per[0] if len(set(per)) == 1 else list(per),
     }
-    whole |= {key: value for key in list(_KEYS)[4:] if (value := getattr(topology, key)) is not None}
+    whole |= {key: value for key in _PLAIN if (value := getattr(topology, key)) is not None}
     tables = [(f"[{name}]", asdict(value)) for name in _TABLES if (value := getattr(topology, name)) is not None]
     for link in topology.overrides:
         pair = {link.of: [link.src, link.dst], "alpha_s": link.alpha_s, "bytes_per_s": link.bytes_per_s}
