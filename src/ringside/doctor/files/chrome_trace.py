@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -115,10 +116,8 @@ class Scan(Generic[T]):
             # no JSON as a whole: the fields that matter, one by one
             for name in (b"distributedInfo", b"baseTimeNanoseconds", b"host_name"):
                 for match in re.finditer(rb'"' + name + rb'"\s*:\s*(\{[^{}]*\}|\d+|"[^"]*")', text):
-                    try:
+                    with suppress(*UNDECODABLE):
                         self.header[name.decode()] = msgspec.json.decode(match[1])
-                    except UNDECODABLE:
-                        continue
 
     def _next_batch(self) -> list[T]:
         """Decode as many whole events as there are; what follows stays for the next batch."""

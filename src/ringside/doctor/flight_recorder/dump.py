@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import UNDECODABLE, converted, plain_ranks
 from ringside.errors import RingsideError
 
 # -------------------------------------------------------------------------------------------------
@@ -331,25 +331,13 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         raw = msgspec.convert(content, _Dump, strict=False)
     except UNDECODABLE as error:
         raise NotADumpError(f"is no flight-recorder dump that this version can read ({error})") from None
-    entries: list[_Entry] = []
-    try:
-        entries = msgspec.convert(raw.entries, list[_Entry], strict=False)
-    except UNDECODABLE:
-        # one damaged entry spoils the list: keep those that can be read one by one
-        for item in raw.entries:
-            try:
-                entries.append(msgspec.convert(item, _Entry, strict=False))
-            except UNDECODABLE:
-                continue
+    entries = converted(raw.entries, list[_Entry], None)
+    if entries is None:  # one damaged entry spoils the list: keep those that can be read one by one
+        each = (converted(item, _Entry, None) for item in raw.entries)
+        entries = [entry for entry in each if entry is not None]
     # Groups as configured (Gloo's are not), and those that only entries name.
     groups = {
-        name: Group(
-            name=name,
-            desc=config.desc,
-            ranks=tuple(config.ranks)
-            if isinstance(config.ranks, list)
-            else tuple(int(number[:18]) for number in re.findall(r"\d+", config.ranks)),
-        )
+        name: Group(name=name, desc=config.desc, ranks=plain_ranks(config.ranks))
         for name, config in raw.pg_config.items()
         if name or config.desc
     }
@@ -437,12 +425,8 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
         # older formats count collectives, sends and receives in one number
         seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
         seq = entry.seq_id if seq is None else seq
-        frames: list[StackFrame] = []
-        if not done:  # a stack is only read where somebody waits, for most calls ended
-            try:
-                frames = msgspec.convert(entry.frames or [], list[StackFrame], strict=False)
-            except UNDECODABLE:
-                frames = []
+        # a stack is only read where somebody waits, for most calls ended
+        frames: list[StackFrame] = [] if done else converted(entry.frames or [], list[StackFrame], [])
         calls.append(
             RecordedCall(
                 group=entry_group(entry)[0],

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import UNDECODABLE, plain_count, plain_ranks
 from ringside.doctor.files.chrome_trace import Scan
 from ringside.doctor.kineto.intervals import Floats, union
 from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedStep
@@ -55,8 +55,6 @@ class Correlation(msgspec.Struct, gc=False):
     correlation: int = -1
 
 
-MOST_RANKS = 1 << 20
-
 decode_collective = msgspec.json.Decoder(CollectiveArguments).decode
 decode_correlations = msgspec.json.Decoder(list[Correlation], strict=False).decode
 
@@ -77,12 +75,6 @@ def correlations(raws: Sequence[msgspec.Raw]) -> list[int]:
     except UNDECODABLE:
         half = len(raws) // 2
         return [*correlations(raws[:half]), *correlations(raws[half:])] if half else [-1] * len(raws)
-
-
-def plain_count(value: object) -> int:
-    """Return a rank or a number of ranks as it stands in an untrusted file; -1 for what cannot be one."""
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < MOST_RANKS else -1
 
 
 # -------------------------------------------------------------------------------------------------
@@ -157,15 +149,6 @@ def count_elements(dims: object) -> int:
             product *= max(int(size), 0)
         return product
     return sum(count_elements(inner) for inner in dims)
-
-
-def rank_list(ranks: object) -> tuple[int, ...]:
-    """Return ranks recorded as a list, or as the text of one; what is left out by `...` is not there."""
-    if isinstance(ranks, str):
-        return tuple(int(text[:18]) for text in re.findall(r"\d+", ranks))
-    if isinstance(ranks, Sequence):
-        return tuple(rank for rank in ranks if isinstance(rank, int))
-    return ()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -367,7 +350,7 @@ class TraceCollector:
             elements=elements,
             nbytes=elements * dtype_bytes(dtype),
             group=str(args.group) if args.group is not None else "",
-            ranks=rank_list(args.ranks),
+            ranks=plain_ranks(args.ranks),
             seq=args.seq if isinstance(args.seq, int) and args.seq < MOST_ELEMENTS else -1,
         )
 

@@ -70,17 +70,9 @@ class _Builder:
             last = pause[-1:] or last
             if self.replicas > 1 and self._overlaps():
                 last, scatters = [*scatters[-1:], *last], []
-            self._chain(
-                [
-                    *self._numbered(stage, "layernorm-grads-all-reduce"),
-                    *self._numbered(stage, "embedding-grads-all-reduce"),
-                    *scatters,
-                    *self._numbered(stage, "separate-grads-all-reduce"),
-                    *self._numbered(stage, "optimizer-clip-main-grad"),
-                    *self._numbered(stage, "optimizer"),
-                ],
-                last,
-            )
+            before = self._numbered(stage, "layernorm-grads-all-reduce", "embedding-grads-all-reduce")
+            after = self._numbered(stage, "separate-grads-all-reduce", "optimizer-clip-main-grad", "optimizer")
+            self._chain([*before, *scatters, *after], last)
         self.groups += self.pairs.values()
         # Which collectives wait for which stages: the embedding's for both ends of the pipeline, clipping for all.
         for key in self.cell:
@@ -99,8 +91,10 @@ class _Builder:
         )
         return graph, keys
 
-    def _numbered(self, stage: int, kind: str) -> list[Key]:
-        return sorted((key for key in self.cell if key.stage == stage and key.kind == kind), key=lambda key: key.seq)
+    def _numbered(self, stage: int, *kinds: str) -> list[Key]:
+        """A stage's operations of some types, type by type, in the order of their numbers."""
+        found = [key for key in self.cell if key.stage == stage and key.kind in kinds]
+        return sorted(found, key=lambda key: (kinds.index(key.kind), key.seq))
 
     def _chain(self, keys: Iterable[Key], last: Iterable[Key] = ()) -> None:
         """Each after the one before; the first after all of `last`."""
