@@ -11,9 +11,9 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -117,22 +117,13 @@ def inside(namespace: str, function: Callable[[], _T]) -> _T:
     Raises:
         OSError: There is no such namespace, or no privilege; and whatever the function raises.
     """
-    results: list[_T] = []
-    errors: list[BaseException] = []
 
-    def call() -> None:
-        try:
-            enter(namespace)
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
+    def call() -> _T:
+        enter(namespace)
+        return function()
 
-    thread = threading.Thread(target=call, name="ringside-lab-inside")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="ringside-lab-inside") as thread:
+        return thread.submit(call).result()
 
 
 def remove(lab: LabName) -> None:

@@ -413,13 +413,9 @@ def _slower(topology: Topology, where: str, worse: LinkClass) -> Topology:
     if where == "inside":
         return replace(topology, inside=worse)
     rate, delay = worse.bytes_per_s / before.bytes_per_s, WORSE if worse.alpha_s > before.alpha_s else 1.0
-    own = tuple(
-        replace(
-            link,
-            alpha_s=None if link.alpha_s is None else link.alpha_s * delay,
-            bytes_per_s=None if link.bytes_per_s is None else link.bytes_per_s * rate,
-        )
-        for link in topology.overrides
-    )
+    own = []
+    for link in topology.overrides:
+        alpha_s, bytes_per_s = link.alpha_s and link.alpha_s * delay, link.bytes_per_s and link.bytes_per_s * rate
+        own.append(replace(link, alpha_s=alpha_s, bytes_per_s=bytes_per_s))
     rates = tuple((out * rate, into * rate) for out, into in topology.host_rates)
-    return replace(topology, between=worse, overrides=own, host_rates=rates)
+    return replace(topology, between=worse, overrides=tuple(own), host_rates=rates)

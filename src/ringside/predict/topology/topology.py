@@ -286,12 +286,12 @@ class Topology:
         """Return it with the link from rank `src` to rank `dst` `times` slower per byte than it is."""
         if not times > 0 or not math.isfinite(times):
             raise UsageError(f"a link cannot be {times:g} times slower: give a number above 0, such as 4")
-        link = LinkOverride(src, dst, bytes_per_s=self.rate_of(src, dst) / times)
         # It takes the place of an override of the same link, and keeps that one's latency.
-        kept = [old for old in self.overrides if (old.of, old.src, old.dst) != ("ranks", src, dst)]
         before = [old for old in self.overrides if (old.of, old.src, old.dst) == ("ranks", src, dst)]
-        alpha = before[-1].alpha_s if before else None
-        return replace(self, overrides=(*kept, replace(link, alpha_s=alpha)))
+        kept = [old for old in self.overrides if old not in before]
+        alpha_s = before[-1].alpha_s if before else None
+        link = LinkOverride(src, dst, alpha_s, self.rate_of(src, dst) / times)
+        return replace(self, overrides=(*kept, link))
 
     def without_rail(self, host: int) -> Topology:
         """Return it with one network interface fewer on a host; pooled rails only.
@@ -375,13 +375,11 @@ class Topology:
             most = {"ranks": self.ranks, "hosts": self.hosts}.get(link.of, 0)
             name = f"override {link.of} {link.src} > {link.dst}"
             if not (0 <= link.src < most and 0 <= link.dst < most) or link.src == link.dst:
-                mistakes.append(
-                    f"{name}: two different {link.of} of 0 to {most - 1}" if most else f"{name}: of ranks or hosts"
-                )
-            for wrong in wrong_rate("bytes_per_s", link.bytes_per_s) + (
-                [] if link.alpha_s is None else wrong_delay("alpha_s", link.alpha_s)
-            ):
-                mistakes.append(f"{name}: {wrong}")
+                which = f"two different {link.of} of 0 to {most - 1}" if most else "of ranks or hosts"
+                mistakes.append(f"{name}: {which}")
+            wrong = wrong_rate("bytes_per_s", link.bytes_per_s)
+            wrong += [] if link.alpha_s is None else wrong_delay("alpha_s", link.alpha_s)
+            mistakes += [f"{name}: {line}" for line in wrong]
         return mistakes
 
     # ---------------------------------------------------------------------------------------------- words
