@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import msgspec
@@ -60,25 +60,12 @@ class DependencyGraph:
         vertices = [list(group) for group in self.groups]
         vertices += [[op] for op in range(len(self.names)) if op not in self.transfers]
         home = {op: index for index, vertex in enumerate(vertices) for op in vertex}
-        before = [{home[dep] for op in vertex for dep in self.after[op]} for vertex in vertices]
-        followers: list[list[int]] = [[] for _ in vertices]
-        for index, deps in enumerate(before):
-            for dep in deps:
-                followers[dep].append(index)
-        left = [len(deps) for deps in before]
-        ready = deque(index for index, count in enumerate(left) if not count)
-        order = []
-        while ready:
-            index = ready.popleft()
-            order.append(vertices[index])
-            for follower in followers[index]:
-                left[follower] -= 1
-                if not left[follower]:
-                    ready.append(follower)
-        if len(order) < len(vertices):
-            stuck = next(vertices[index][0] for index, count in enumerate(left) if count)
-            raise UsageError(f"the recorded operations wait for each other in a circle, {self.names[stuck]} among them")
-        return order
+        before = {i: {home[dep] for op in vertex for dep in self.after[op]} for i, vertex in enumerate(vertices)}
+        try:
+            return [vertices[index] for index in TopologicalSorter(before).static_order()]
+        except CycleError as error:
+            stuck = self.names[vertices[min(error.args[1])][0]]
+            raise UsageError(f"the recorded operations wait for each other in a circle, {stuck} among them") from None
 
 
 def replay_steps(graph: DependencyGraph, seconds: Floats) -> Floats:

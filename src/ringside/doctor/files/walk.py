@@ -12,10 +12,9 @@ import re
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
@@ -263,17 +262,14 @@ def gather(
         walk = Walk(limits or Limits(), progress or Progress(), stack)
         seen: set[tuple[int, int]] = set()
         for path in map(Path, paths):
-            files: Iterable[Path] = []
-            if path.is_dir():
-                files = _folder(path, walk, 0)
-            elif path.exists() or path.is_symlink():
-                files = [path]
-            elif found := [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]:
-                files = chain.from_iterable(_folder(match, walk, 0) if match.is_dir() else [match] for match in found)
-            else:
+            found = [path]
+            if not path.exists() and not path.is_symlink():
+                found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+            if not found:
                 walk.refuse(str(path), "does not exist; give files, folders or globs of what the run left behind")
-            for file in files:
-                _add_file(file, walk, seen)
+            for match in found:
+                for file in _folder(match, walk, 0) if match.is_dir() else [match]:
+                    _add_file(file, walk, seen)
         yield walk
 
 

@@ -13,6 +13,9 @@ ROOTED = frozenset({"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gat
 """Collectives that some ranks may leave before others have come."""
 
 
+CallsByGroup = Mapping[int, Mapping[str, list[RecordedCall]]]
+
+
 class GroupView:
     """One process group of the job, seen by all of its ranks.
 
@@ -28,13 +31,7 @@ class GroupView:
         completed: Last collective that each rank is known to have completed.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        dumps: dict[int, Dump],
-        members: Sequence[int],
-        made: Mapping[int, Mapping[str, list[RecordedCall]]],
-    ) -> None:
+    def __init__(self, group: Group, dumps: dict[int, Dump], members: Sequence[int], made: CallsByGroup) -> None:
         self.group, self.dumps, self.members = group, dumps, tuple(members)
         self.calls: dict[int, dict[int, RecordedCall]] = {}
         self.p2p: dict[int, list[RecordedCall]] = {}
@@ -118,18 +115,13 @@ def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
     made = {rank: dump.by_group() for rank, dump in by_rank.items()}
     views = []
     for group, members in found.values():
-        known = _known(group, members, by_rank)
+        everybody = group.name == "0" or group.desc == "default_pg"
+        known = group.ranks or sorted(by_rank if everybody else members)
         # members by their own dumps, and those that others count as members
         listed = {rank: by_rank[rank] for rank in known if rank in by_rank}
         own = {rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}
         views.append(GroupView(group, {**listed, **own}, known, made))
     return views
-
-
-def _known(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> Sequence[int]:
-    if group.ranks:
-        return group.ranks
-    return sorted(by_rank if group.name == "0" or group.desc == "default_pg" else members)
 
 
 # -------------------------------------------------------------------------------------------------

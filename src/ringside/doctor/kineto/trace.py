@@ -94,11 +94,8 @@ class RankTrace:
         """Start and end of all that was recorded, seconds; (0, 0) where nothing was."""
         times = [*(step.start_s for step in self.steps), *(step.end_s for step in self.steps)]
         times += [self.work[0, 0], self.work[-1, 1]] if len(self.work) else []
-        times += (
-            [self.collectives[0].start_s, max(collective.end_s for collective in self.collectives)]
-            if self.collectives
-            else []
-        )
+        if self.collectives:
+            times += [self.collectives[0].start_s, max(collective.end_s for collective in self.collectives)]
         return (min(times), max(times)) if times else (0.0, 0.0)
 
 
