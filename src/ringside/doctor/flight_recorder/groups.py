@@ -151,7 +151,7 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
         median = times[len(times) // 2] if times else 0.0
         kept: dict[int, Dump] = {}
         # the newest first; of equally old ones the one that shows more waiting
-        for dump in sorted(members, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
+        for dump in sorted(members, key=lambda dump: (last_s(dump), sum(not c.done for c in dump.calls)), reverse=True):
             apart = abs(last_s(dump) - median) / APART_S
             if dump.world and dump.world != world:
                 why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
@@ -170,7 +170,3 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
 def last_s(dump: Dump) -> float:
     """Return when the dump's last call was made, seconds since 1970; 0 where it has none."""
     return max((call.created_s for call in dump.calls), default=0.0)
-
-
-def _open(dump: Dump) -> int:
-    return sum(not call.done for call in dump.calls)

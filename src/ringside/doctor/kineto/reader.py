@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -87,12 +86,10 @@ def _diagnose(job: TracedJob, *, title: str = "") -> Findings:
     common = set.intersection(*(set(rank.numbers.tolist()) for rank in steps))
     numbers = [number for number in steps[0].numbers.tolist() if number in common]
     places = [[int(np.flatnonzero(rank.numbers == number)[0]) for number in numbers] for rank in steps]
-
-    def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    columns = []
+    for name in ("own_s", "step_s", "exposed_s"):
         picked = [getattr(rank, name)[place] for rank, place in zip(steps, places, strict=True)]
-        return np.stack(picked, axis=1) if numbers else np.empty((0, len(steps)))
-
-    columns = map(column, ("own_s", "step_s", "exposed_s"))
+        columns.append(np.stack(picked, axis=1) if numbers else np.empty((0, len(steps))))
     pace = straggler.RankPace([rank.rank for rank in steps], numbers, *columns)
     evidence = Evidence(job.traces, steps, pace, matched)
     late_s, waits_s = matched.mean_per_rank(matched.lateness), matched.mean_per_rank(matched.waits)
