@@ -93,13 +93,9 @@ def errors_of(sizes: Floats, times_s: Floats, measured_s: Floats) -> Errors:
     """Return the errors of predicted times, all float64 [n], n ≥ 1."""
     error = times_s / measured_s - 1.0
     size, large = np.abs(error), sizes >= LARGE_BYTES
-    return Errors(
-        float(size.mean()),
-        float(np.median(size)),
-        float(error.mean()),
-        int(sizes[int(size.argmax())]),
-        float(size[large].mean()) if large.any() else None,
-    )
+    worst_size = int(sizes[int(size.argmax())])
+    mape_large = float(size[large].mean()) if large.any() else None
+    return Errors(float(size.mean()), float(np.median(size)), float(error.mean()), worst_size, mape_large)
 
 
 # ------------------------------------------------------------------------------------------------ the four ways

@@ -416,12 +416,8 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
         backend, _, operation = entry.profiling_name.rpartition(":")
         is_p2p = _is_p2p(entry)
         match = P2P.search(operation) if is_p2p else None
-        shape = (
-            operation.partition(" ")[0],
-            str(entry.input_sizes),
-            str(entry.output_sizes),
-            ",".join(entry.input_dtypes or entry.output_dtypes),
-        )
+        dtypes = ",".join(entry.input_dtypes or entry.output_dtypes)
+        shape = (operation.partition(" ")[0], str(entry.input_sizes), str(entry.output_sizes), dtypes)
         # older formats count collectives, sends and receives in one number
         seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
         seq = entry.seq_id if seq is None else seq

@@ -167,14 +167,9 @@ def _standings(views: list[GroupView], verdicts: Sequence[Verdict]) -> list[Shee
                     state = f"entered, but its GPU completed nothing after {completed}"
                 state = f"culprit: {state}"
             rank_rows.append([rank, _known(last), _known(completed), len(pending), state])
-        found.append(
-            Sheet(
-                title=f"Where every rank of {view.group.title} stands",
-                columns=["rank", "last entered", "last completed", "open", f"collective {seq}"],
-                rows=rank_rows,
-                culprits=culprits,
-            )
-        )
+        title = f"Where every rank of {view.group.title} stands"
+        columns = ["rank", "last entered", "last completed", "open", f"collective {seq}"]
+        found.append(Sheet(title=title, columns=columns, rows=rank_rows, culprits=culprits))
     return found[:MOST_STANDINGS]
 
 
@@ -189,12 +184,9 @@ def _open_groups(views: list[GroupView], verdicts: Sequence[Verdict], which: str
             first = min(calls[0].seq for calls in view.pending.values() if calls) if waiting else None
             group: list[Number | None] = [view.group.name, view.group.desc, len(view.members)]
             open_groups.append([*group, rank_list(waiting), first, rank_list(in_p2p)])
-    overview = Sheet(
-        title=f"Process groups with calls that have no end{which}",
-        columns=["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"],
-        rows=open_groups,
-    )
-    return [overview] if overview.rows else []
+    title = f"Process groups with calls that have no end{which}"
+    columns = ["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"]
+    return [Sheet(title=title, columns=columns, rows=open_groups)] if open_groups else []
 
 
 def _known(number: int) -> int | None:

@@ -69,24 +69,20 @@ def _mismatch_verdict(found: Mismatch) -> Verdict:
             f"Make the {found.aspect} of this tensor the same on every rank: look at the last batch (drop_last), at "
             "unused parameters and at the autocast settings of the ranks that differ."
         )
-    return verdict_of_files(
-        kind="mismatch",
-        ranks=found.ranks,
-        cause=(
-            f"in collective {found.seq} of {found.view.group.title}, {who} called {_describe(call)} where the others "
-            f"called {_describe(found.common)}{order}"
-        ),
-        evidence={
-            **_about(found.view, found.common, found.seq),
-            "differs_in": "order" if found.skipped else found.aspect,
-            "called": _describe(call),
-            "others_called": _describe(found.common),
-            "victims": rank_list(others),
-            **_stack("stack", call.frames),
-            **_stack("others_stack", found.common.frames),
-        },
-        advice=advice,
+    cause = (
+        f"in collective {found.seq} of {found.view.group.title}, {who} called {_describe(call)} where the others "
+        f"called {_describe(found.common)}{order}"
     )
+    evidence: Evidence = {
+        **_about(found.view, found.common, found.seq),
+        "differs_in": "order" if found.skipped else found.aspect,
+        "called": _describe(call),
+        "others_called": _describe(found.common),
+        "victims": rank_list(others),
+        **_stack("stack", call.frames),
+        **_stack("others_stack", found.common.frames),
+    }
+    return verdict_of_files("mismatch", found.ranks, cause, evidence, advice)
 
 
 def _hang_verdict(cause: HangCause, causes: Sequence[HangCause], views: list[GroupView], missing: list[int]) -> Verdict:
@@ -128,13 +124,8 @@ def _hang_verdict(cause: HangCause, causes: Sequence[HangCause], views: list[Gro
             "a checkpoint or a branch that only they took; a process that is gone has its reason in its log or in "
             "dmesg."
         )
-    return verdict_of_files(
-        kind="hang" if not cause.circle else "mismatch",
-        ranks=cause.ranks,
-        cause=_why(cause, victims, several=len(causes) > 1),
-        evidence=evidence,
-        advice=advice,
-    )
+    kind, why = "mismatch" if cause.circle else "hang", _why(cause, victims, several=len(causes) > 1)
+    return verdict_of_files(kind, cause.ranks, why, evidence, advice)
 
 
 def _why(cause: HangCause, victims: list[int], *, several: bool) -> str:
@@ -243,20 +234,15 @@ def _missing_verdict(
     ranks: list[int], cause: str, call: RecordedCall, waiting: Waiting, missing: list[int], advice: str
 ) -> Verdict:
     """The job hangs, and dumps that would show why are missing."""
-    return verdict_of_files(
-        kind="hang",
-        ranks=ranks,
-        cause=cause,
-        evidence={
-            "collective_seq_id": call.seq,
-            "group": call.group,
-            "collective": _operation(call),
-            "victims": rank_list({rank for rank, _ in waiting}),
-            "missing_dumps": rank_list(missing),
-            **_stack("stack_of_the_waiting", call.frames),
-        },
-        advice=advice,
-    )
+    evidence: Evidence = {
+        "collective_seq_id": call.seq,
+        "group": call.group,
+        "collective": _operation(call),
+        "victims": rank_list({rank for rank, _ in waiting}),
+        "missing_dumps": rank_list(missing),
+        **_stack("stack_of_the_waiting", call.frames),
+    }
+    return verdict_of_files("hang", ranks, cause, evidence, advice)
 
 
 def _unjudged(dumps: Sequence[Dump], missing: list[int]) -> list[Unjudged]:

@@ -174,7 +174,7 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
     for part in parts:
         by_kind[part.kind].append(part)
     kinds: list[list[Number | None]] = []
-    for kind, alike in by_kind.items():
+    for kind, alike in sorted(by_kind.items(), key=lambda item: -sum(part.nbytes for part in item[1])):
         nbytes = float(sum(part.nbytes for part in alike))
         kinds.append([kind, len(alike), nbytes, nbytes / len(alike), float(np.mean([p.duration_s for p in alike]))])
     # per rank, the mean over steps or over collectives of what is known
@@ -207,11 +207,7 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
             note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
             "first rank's, clocks corrected by collective ends. Both per collective.",
         ),
-        Sheet(
-            title=f"{prefix}Collectives",
-            columns=["kind", "number", "bytes", "mean_bytes", "mean_s"],
-            rows=sorted(kinds, key=lambda row: -float(row[2] or 0)),
-        ),
+        Sheet(title=f"{prefix}Collectives", columns=["kind", "number", "bytes", "mean_bytes", "mean_s"], rows=kinds),
     ]  # fmt: skip
 
 

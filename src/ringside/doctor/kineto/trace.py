@@ -176,9 +176,8 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
                 remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
         ranks = sorted(by_rank)
         world = max([trace.world_size for trace in group] + [ranks[-1] + 1])
-        jobs.append(
-            TracedJob([by_rank[rank] for rank in ranks], world, any(trace.rank < 0 for trace in group), remarks)
-        )
+        guessed = any(trace.rank < 0 for trace in group)
+        jobs.append(TracedJob([by_rank[rank] for rank in ranks], world, guessed, remarks))
     return sorted(jobs, key=lambda job: -len(job.traces))
 
 

@@ -248,13 +248,8 @@ def judge_rings(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
 def _verdict(
     comm: NcclCommunicator, ranks: Sequence[int], fault: str, cause: str, advice: str, **evidence: Number
 ) -> Verdict:
-    return verdict_of_files(
-        kind="broken_ring",
-        ranks=ranks,
-        cause=cause,
-        evidence={"communicator": comm.name, "nranks": comm.nranks, "what": fault, **evidence},
-        advice=advice,
-    )
+    about: dict[str, Number] = {"communicator": comm.name, "nranks": comm.nranks, "what": fault, **evidence}
+    return verdict_of_files("broken_ring", ranks, cause, about, advice)
 
 
 def _broken(comm: NcclCommunicator) -> list[Verdict]:
@@ -384,14 +379,10 @@ def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> li
 def draw_rings(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
     """Return the communicator's rings and trees for the page; None where the logs show none."""
     known = ring_channels(comm)
-    trees = {
-        channel: [
-            _hop(comm, channel, rank, parent, nvlink, connected=False)
-            for rank, parent in sorted(parents.items())
-            if parent >= 0
-        ]
-        for channel, parents in sorted(comm.parents.items())[:MOST_DRAWN]
-    }
+    trees = {}
+    for channel, parents in sorted(comm.parents.items())[:MOST_DRAWN]:
+        up = [(rank, parent) for rank, parent in sorted(parents.items()) if parent >= 0]
+        trees[channel] = [_hop(comm, channel, rank, parent, nvlink, connected=False) for rank, parent in up]
     if not known and not any(trees.values()):
         return None
     rings = {}

@@ -138,13 +138,8 @@ def judge_faults(
 
 
 def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidence: float | int | str) -> Verdict:
-    return verdict_of_files(
-        kind=kind,
-        ranks=ranks,
-        cause=cause,
-        evidence={key: value for key, value in evidence.items() if value != ""},
-        advice=advice,
-    )
+    known = {key: value for key, value in evidence.items() if value != ""}
+    return verdict_of_files(kind, ranks, cause, known, advice)
 
 
 def _lost(

@@ -310,13 +310,9 @@ class Timeline:
 
     def describe(self) -> str:
         """Return in two lines what it takes and why."""
-        return "\n".join(
-            [
-                f"{self.schedule.name} of {size(self.size_bytes)} over {self.topology.describe()}: "
-                f"{duration(self.seconds)}, busbw {giga(self.busbw)} GB/s",
-                f"bottleneck: {self.guilty}",
-            ]
-        )
+        what = f"{self.schedule.name} of {size(self.size_bytes)} over {self.topology.describe()}"
+        took = f"{duration(self.seconds)}, busbw {giga(self.busbw)} GB/s"
+        return f"{what}: {took}\nbottleneck: {self.guilty}"
 
 
 def checkpoint_every(schedule: Schedule) -> int:

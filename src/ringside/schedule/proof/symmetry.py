@@ -111,11 +111,8 @@ class _Block:
         cells, times = np.unique(written, return_counts=True)
         clashes = np.intersect1d(cells[times > 1], written[copies]) // (self.schedule.ranks * self.width)
         small = replace(self.schedule, chunks=self.width, rotational=False)
-        return [
-            p
-            for k in np.unique(clashes).tolist()
-            for p in unordered_writes(small, self.step.where(self.number == k), k)
-        ]
+        rounds = np.unique(clashes).tolist()
+        return [p for k in rounds for p in unordered_writes(small, self.step.where(self.number == k), k)]
 
     def deadlocks(self, buffers: int) -> list[Problem]:
         """Check the rounds in which a chunk is read that a single message writes; others cannot block."""
