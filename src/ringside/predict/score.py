@@ -255,9 +255,8 @@ def summary(scores: Sequence[Score]) -> Summary:
     """Return what scores come to together; figures are None where there is nothing to pool."""
     done = [(score, score.errors, score.prediction) for score in scores if score.errors is not None]
     hits = [prediction.covers(measured(score.scored)) for score, _, prediction in done if prediction is not None]
-    others = {
-        name: [errors.mape for score, _, _ in done if (errors := score.baselines.get(name))] for name in BASELINES
-    }
+    beside = [score.baselines for score, _, _ in done]
+    others = {name: [errors.mape for each in beside if (errors := each.get(name))] for name in BASELINES}
     return Summary(
         len(done),
         _median([errors.mape for _, errors, _ in done if errors]),
@@ -383,9 +382,8 @@ def _rate(topology: Topology, algorithm: str, protocol: int) -> float:
         name = "Blackwell" if topology.nvls.bytes_per_s > 400e9 else "Hopper"
     place = min(topology.hosts, 3) - 1  # 1, 2, more hosts
     inside = topology.inside.bytes_per_s / 1e9 if topology.inside is not None else math.inf
-    between = (
-        topology.nics * topology.between.bytes_per_s / 1e9 if topology.between and topology.hosts > 1 else math.inf
-    )
+    link = topology.between if topology.hosts > 1 else None
+    between = topology.nics * link.bytes_per_s / 1e9 if link is not None else math.inf
     bus = min(inside, between) if algorithm == "Ring" or topology.hosts > 2 else min(inside, 2 * between)
     ranks = topology.ranks
     if algorithm == "Ring":

@@ -319,21 +319,16 @@ def _crossings(comm: NcclCommunicator) -> list[Verdict]:
     if not crossings:
         return []
     channel, crossed, needed, order = max(crossings, key=lambda each: each[1] - each[2])
-    return [
-        _verdict(
-            comm,
-            [],
-            "crosses hosts",
-            f"the ring of channel {channel} crosses between hosts {crossed} times where {needed} would do: each "
-            "further crossing puts the whole payload on a network card once more",
-            "Number ranks host by host (torchrun and Slurm's block distribution do), and look at NCCL_TOPO_FILE, "
-            "NCCL_GRAPH_FILE and CUDA_VISIBLE_DEVICES: something made NCCL see the hosts otherwise.",
-            crossings=crossed,
-            needed=needed,
-            channel=channel,
-            order=" → ".join(map(str, order[:64])),
-        )
-    ]
+    cause = (
+        f"the ring of channel {channel} crosses between hosts {crossed} times where {needed} would do: each "
+        "further crossing puts the whole payload on a network card once more"
+    )
+    advice = (
+        "Number ranks host by host (torchrun and Slurm's block distribution do), and look at NCCL_TOPO_FILE, "
+        "NCCL_GRAPH_FILE and CUDA_VISIBLE_DEVICES: something made NCCL see the hosts otherwise."
+    )
+    shown: dict[str, Number] = {"crossings": crossed, "needed": needed, "channel": channel}
+    return [_verdict(comm, [], "crosses hosts", cause, advice, **shown, order=" → ".join(map(str, order[:64])))]
 
 
 def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
@@ -343,24 +338,20 @@ def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
     if not over or not (better or network.tried):
         return []  # all that there is, as far as the logs show: `plain_sockets` explains what that means
     ranks = sorted({rank for pair in over for rank in pair} - {rank for pair in better for rank in pair})
-    mixed = (
-        f", though {counted(len(better), 'hop')} use {transport_name(next(iter(better.values())))}" if better else ""
+    via = transport_name(next(iter(better.values()))) if better else ""
+    mixed = f", though {counted(len(better), 'hop')} use {via}" if better else ""
+    cause = f"{counted(len(over), 'hop')} between hosts fell back to TCP sockets{mixed}: {network.reason}"
+    advice = (
+        "Where there is InfiniBand or RoCE: check that the container sees /dev/infiniband and libibverbs, that "
+        "NCCL_IB_DISABLE is unset and NCCL_IB_HCA right, and that the vendor's NCCL plugin loads. Where there is "
+        "not, this is what the network can do: NCCL_NSOCKS_PERTHREAD and NCCL_SOCKET_NTHREADS help a little."
     )
-    reason = network.reason
-    return [
-        _verdict(
-            comm,
-            ranks if better else [],
-            "sockets",
-            f"{counted(len(over), 'hop')} between hosts fell back to TCP sockets{mixed}: {reason}",
-            "Where there is InfiniBand or RoCE: check that the container sees /dev/infiniband and libibverbs, that "
-            "NCCL_IB_DISABLE is unset and NCCL_IB_HCA right, and that the vendor's NCCL plugin loads. Where there is "
-            "not, this is what the network can do: NCCL_NSOCKS_PERTHREAD and NCCL_SOCKET_NTHREADS help a little.",
-            hops=", ".join(f"{src} → {dst}" for src, dst in sorted(over)[:8]),
-            socket_ranks=rank_list({rank for pair in over for rank in pair}),
-            reason=reason,
-        )
-    ]
+    shown: dict[str, Number] = {
+        "hops": ", ".join(f"{src} → {dst}" for src, dst in sorted(over)[:8]),
+        "socket_ranks": rank_list({rank for pair in over for rank in pair}),
+        "reason": network.reason,
+    }
+    return [_verdict(comm, ranks if better else [], "sockets", cause, advice, **shown)]
 
 
 def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> list[Unjudged]:

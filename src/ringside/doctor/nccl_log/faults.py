@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringside.doctor.findings import verdict_of_files
+from ringside.doctor.findings import Number, verdict_of_files
 from ringside.doctor.nccl_log.communicators import NcclCommunicator
 from ringside.doctor.nccl_log.lines import Line
 from ringside.monitor.verdict import Verdict
@@ -83,20 +83,17 @@ def judge_faults(
         who = f"rank {first.rank}" if first.rank is not None else f"device {first.device}"
         ranks = sorted({fault.rank for fault in own if fault.rank is not None})
         victims = {fault.rank for fault in lost if fault.rank is not None} | set(aborted)
-        return [
-            _verdict(
-                "dead_rank",
-                ranks,
-                f"{who} on {first.host} failed by itself: {first_line(first.text)}",
-                "Look at this host's kernel log (dmesg: Xid, out of memory) and at the Python traceback of this rank.",
-                host=first.host,
-                device=first.device,
-                line=first.number,
-                message=first_line(first.text),
-                hosts=", ".join(sorted({fault.host for fault in own})),
-                victims=rank_list(victims - set(ranks)),
-            )
-        ]
+        cause = f"{who} on {first.host} failed by itself: {first_line(first.text)}"
+        advice = "Look at this host's kernel log (dmesg: Xid, out of memory) and at the Python traceback of this rank."
+        evidence: dict[str, Number] = {
+            "host": first.host,
+            "device": first.device,
+            "line": first.number,
+            "message": first_line(first.text),
+            "hosts": ", ".join(sorted({fault.host for fault in own})),
+            "victims": rank_list(victims - set(ranks)),
+        }
+        return [_verdict("dead_rank", ranks, cause, advice, evidence)]
     if lost:
         return [_lost(lost, aborted, comms, addresses)]
     # Nobody complains: ranks that never became ready, though others of their communicator did.
@@ -105,39 +102,30 @@ def judge_faults(
         late = sorted(rank for rank, member in comm.members.items() if member.state == "Init START")
         if not 0 < len(late) < len(comm.members):
             continue
-        unready.append(
-            _verdict(
-                "hang",
-                late,
-                f"{name_ranks(late)} of communicator {comm.name} began to initialise it and never finished, others did",
-                "Look at what these ranks' logs say last, and whether their hosts can be reached from the others "
-                "(NCCL_SOCKET_IFNAME, firewalls).",
-                communicator=comm.name,
-                nranks=comm.nranks,
-                hosts=", ".join(sorted({comm.members[rank].host for rank in late})),
-            )
+        cause = f"{name_ranks(late)} of communicator {comm.name} began to initialise it and never finished, others did"
+        advice = (
+            "Look at what these ranks' logs say last, and whether their hosts can be reached from the others "
+            "(NCCL_SOCKET_IFNAME, firewalls)."
         )
+        hosts = ", ".join(sorted({comm.members[rank].host for rank in late}))
+        evidence = {"communicator": comm.name, "nranks": comm.nranks, "hosts": hosts}
+        unready.append(_verdict("hang", late, cause, advice, evidence))
     # Ranks that aborted where most did not; at the end of many a good run all ranks abort.
     few = sorted(set(aborted))
     if unready or not few or not comms or 2 * len(few) >= len(comms[0].members):
         return unready
     largest = comms[0]
-    return [
-        _verdict(
-            "hang",
-            few,
-            f"{name_ranks(few)} aborted communicator {largest.name} without saying why",
-            "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the "
-            "flight-recorder dumps.",
-            communicator=largest.name,
-            nranks=largest.nranks,
-            aborted=rank_list(few),
-            hosts=", ".join(sorted({largest.host(rank) for rank in few})),
-        )
-    ]
+    cause = f"{name_ranks(few)} aborted communicator {largest.name} without saying why"
+    advice = (
+        "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the "
+        "flight-recorder dumps."
+    )
+    hosts = ", ".join(sorted({largest.host(rank) for rank in few}))
+    evidence = {"communicator": largest.name, "nranks": largest.nranks, "aborted": rank_list(few), "hosts": hosts}
+    return [_verdict("hang", few, cause, advice, evidence)]
 
 
-def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidence: float | int | str) -> Verdict:
+def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, evidence: Mapping[str, Number]) -> Verdict:
     known = {key: value for key, value in evidence.items() if value != ""}
     return verdict_of_files(kind, ranks, cause, known, advice)
 
@@ -166,18 +154,19 @@ def _lost(
     first = lost[0]
     where = f" on {named_peer}" if named_peer else ""
     culprits = name_ranks(on_host) + where if on_host else f"a peer{where}"
-    return _verdict(
-        "hang" if timed_out else "dead_rank",
-        on_host,
-        f"{counted(len(complaining) or len(lost), 'rank')} lost {culprits}: {first_line(first.text)}",
+    cause = f"{counted(len(complaining) or len(lost), 'rank')} lost {culprits}: {first_line(first.text)}"
+    advice = (
         f"Look at the log and the kernel log of {named_peer or 'the peer'}: its process ended first, or its link went "
-        "down (ibstat, ethtool -S: errors, link flaps).",
-        peer=named_peer,
-        host=first.host,
-        line=first.number,
-        message=first_line(first.text),
-        victims=rank_list((complaining | set(aborted)) - set(on_host)),
+        "down (ibstat, ethtool -S: errors, link flaps)."
     )
+    evidence: dict[str, Number] = {
+        "peer": named_peer,
+        "host": first.host,
+        "line": first.number,
+        "message": first_line(first.text),
+        "victims": rank_list((complaining | set(aborted)) - set(on_host)),
+    }
+    return _verdict("hang" if timed_out else "dead_rank", on_host, cause, advice, evidence)
 
 
 # -------------------------------------------------------------------------------------------------

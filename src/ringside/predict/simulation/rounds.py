@@ -127,10 +127,8 @@ def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
         local, each = schedule.ranks // hosts, slices // inner.ranks
         lane = np.arange(local, dtype=np.int64)[:, None]
         for block in Stretch(k - inner.rounds, 1, outer).blocks():
-            src, dst = (
-                np.where(end < hosts, end * local + lane, end - hosts + schedule.ranks).ravel()
-                for end in (block.src, block.dst)
-            )
+            ends = block.src, block.dst
+            src, dst = (np.where(end < hosts, end * local + lane, end - hosts + schedule.ranks).ravel() for end in ends)
             yield Messages(src, dst, np.tile(block.chunks * each, local), np.tile(block.added * each, local))
     else:
         back = k - inner.rounds - outer.rounds

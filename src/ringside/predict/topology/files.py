@@ -317,10 +317,8 @@ def _interfaces(together: list[tuple[float, ...]], links: list[LinkOverride]) ->
     for host, rates in enumerate(together):
         ends = ([link for link in links if link.src == host], [link for link in links if link.dst == host])
         alone = [median(link.bytes_per_s or 0.0 for link in side) for side in ends]
-        out, into = (
-            min(single, rate) if rate < _ONE_INTERFACE * single else rate
-            for rate, single in zip(rates, alone, strict=True)
-        )
+        sides = zip(rates, alone, strict=True)
+        out, into = (min(single, rate) if rate < _ONE_INTERFACE * single else rate for rate, single in sides)
         found.append((float(out), float(into)))
     return tuple(found)
 
