@@ -300,8 +300,7 @@ def hockney(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Float
         if found[1] < 0:  # only latency is left
             alpha = float(np.exp(np.mean(np.log(t))))
         weights = 1 / np.sqrt(np.maximum(np.abs((alpha + beta * x) / t - 1), 1e-3))
-    result: Floats = alpha + beta * np.asarray(requested, dtype=np.float64)
-    return result
+    return alpha + beta * np.asarray(requested, dtype=np.float64)
 
 
 def interpolate(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:

@@ -9,6 +9,7 @@ import glob
 import io
 import os
 import re
+import shutil
 import tarfile
 import tempfile
 import zipfile
@@ -172,8 +173,7 @@ def _spool(source: Source, walk: Walk) -> BinaryIO:
     walk.progress.begin(f"unpacking {source.name}")
     with source.open() as stream:
         try:
-            while block := stream.read(BUFFER_BYTES):
-                spool.write(block)
+            shutil.copyfileobj(stream, spool, BUFFER_BYTES)
             spool.flush()
         except OSError as error:
             why = error.strerror or error

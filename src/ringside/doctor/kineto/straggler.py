@@ -176,8 +176,7 @@ class RankPace:
         """How much longer each rank works than the others, in the median step: float64 [ranks], 0.1 means 10%."""
         if not len(self.own_s) or len(self.ranks) < 2:
             return np.zeros(len(self.ranks))
-        ratios: Floats = np.expm1(np.nanmedian(log_excess(self.own_s), axis=0))
-        return ratios
+        return np.expm1(np.nanmedian(log_excess(self.own_s), axis=0))
 
 
 def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:

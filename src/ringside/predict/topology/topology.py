@@ -229,8 +229,7 @@ class Topology:
     @cached_property
     def host_of(self) -> NDArray[np.int64]:
         """The host of every rank, int64 [ranks]."""
-        hosts: NDArray[np.int64] = np.repeat(np.arange(self.hosts, dtype=np.int64), self.ranks_per_host)
-        return hosts
+        return np.repeat(np.arange(self.hosts, dtype=np.int64), self.ranks_per_host)
 
     @cached_property
     def nic_of(self) -> NDArray[np.int64]:
@@ -240,8 +239,7 @@ class Topology:
         sizes = np.array(self.ranks_per_host, dtype=np.int64)
         first = np.cumsum(sizes) - sizes
         local = np.arange(self.ranks, dtype=np.int64) - first[self.host_of]
-        nic: NDArray[np.int64] = (self.host_of * self.nics + local * self.nics // sizes[self.host_of]).astype(np.int64)
-        return nic
+        return (self.host_of * self.nics + local * self.nics // sizes[self.host_of]).astype(np.int64)
 
     @property
     def pooled(self) -> bool:
