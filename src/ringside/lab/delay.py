@@ -15,11 +15,11 @@ import json
 import os
 import select
 import struct
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from subprocess import DEVNULL, PIPE, Popen
 
 from ringside.errors import RingsideError
 from ringside.lab.namespaces import check, enter
@@ -67,7 +67,7 @@ class DelayLine:
         return self._held[0][0] if self._held else None
 
 
-def start_delay(delay_s: float, cables: Iterable[Cable]) -> subprocess.Popen[str]:
+def start_delay(delay_s: float, cables: Iterable[Cable]) -> Popen[str]:
     """Start the process and return once all its TAP devices are there.
 
     Args:
@@ -77,14 +77,8 @@ def start_delay(delay_s: float, cables: Iterable[Cable]) -> subprocess.Popen[str
     Raises:
         RingsideError: It could not make them.
     """
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ringside.lab.delay", json.dumps([delay_s, list(cables)])],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "ringside.lab.delay", json.dumps([delay_s, list(cables)])]
+    child = Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
     assert child.stdout is not None
     assert child.stderr is not None
     readable, _, _ = select.select([child.stdout], [], [], READY_S)

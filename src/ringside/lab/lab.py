@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from subprocess import DEVNULL
 from typing import IO, TypeVar
 
 from ringside.errors import UnsupportedError, UsageError
@@ -297,14 +298,9 @@ class Lab:
 
     def _spawn(self, node: str, argv: Sequence[str], env: Env, stdout: Stream, stderr: Stream) -> subprocess.Popen[str]:
         _check_command(argv)
+        command, environ = self._command(node, argv), self._environ(env)
         child = subprocess.Popen(
-            self._command(node, argv),
-            env=self._environ(env),
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
+            command, env=environ, stdin=DEVNULL, stdout=stdout, stderr=stderr, text=True, start_new_session=True
         )
         self._spawned.append(child)
         return child

@@ -9,13 +9,13 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import TypeVar
 
 from ringside.errors import RingsideError
@@ -202,17 +202,11 @@ def _inode(path: Path) -> tuple[int, int] | None:
 # crash. Should it be killed as well, the next lab that starts removes what is left (`remove_leftovers`).
 
 
-def start_guard(lab: LabName) -> subprocess.Popen[bytes]:
+def start_guard(lab: LabName) -> Popen[bytes]:
     """Start the guard of a lab that this process is about to build; it is to be killed once the lab is removed."""
-    words = [str(number) for number in (lab.pid, lab.start, lab.count)]
+    command = [sys.executable, "-m", "ringside.lab.namespaces", *map(str, (lab.pid, lab.start, lab.count))]
     # In a session of its own: Ctrl-C at the terminal is for the owner.
-    return subprocess.Popen(
-        [sys.executable, "-m", "ringside.lab.namespaces", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    return Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
 
 
 def main(arguments: list[str]) -> None:

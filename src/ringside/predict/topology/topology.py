@@ -313,22 +313,19 @@ class Topology:
         """Return the rate of a message from one rank to another with nothing beside it, bytes/s."""
         if not (0 <= src < self.ranks and 0 <= dst < self.ranks) or src == dst:
             raise UsageError(f"there is no link from rank {src} to rank {dst}: ranks are 0 to {self.ranks - 1}")
-        rate = most = self._class_rate(src, dst)
-        hosts = (int(self.host_of[src]), int(self.host_of[dst]))
-        for of, pair in (("hosts", hosts), ("ranks", (src, dst))):
-            for link in self.overrides:
-                if link.of == of and (link.src, link.dst) == pair and link.bytes_per_s is not None:
-                    rate = link.bytes_per_s
-        # No link of its own carries more than the port or the interface at either end of it.
-        if self.host_rates and not self._together(src, dst):
-            most = min(self.host_rates[hosts[0]][0], self.host_rates[hosts[1]][1])
-        return min(rate, most)
-
-    def _class_rate(self, src: int, dst: int) -> float:
         together = self._together(src, dst)
         link = self.inside if together else self.between
         assert link is not None
-        return link.bytes_per_s if together or not self.pooled else link.bytes_per_s * self.nics
+        rate = most = link.bytes_per_s * (1 if together or not self.pooled else self.nics)
+        hosts = (int(self.host_of[src]), int(self.host_of[dst]))
+        for of, pair in (("hosts", hosts), ("ranks", (src, dst))):
+            for own in self.overrides:
+                if own.of == of and (own.src, own.dst) == pair and own.bytes_per_s is not None:
+                    rate = own.bytes_per_s
+        # No link of its own carries more than the port or the interface at either end of it.
+        if self.host_rates and not together:
+            most = min(self.host_rates[hosts[0]][0], self.host_rates[hosts[1]][1])
+        return min(rate, most)
 
     # ---------------------------------------------------------------------------------------------- what cannot be
 
