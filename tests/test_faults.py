@@ -14,6 +14,7 @@ from tests.support.waiting import Clock
 from ringside.commands import demo
 from ringside.errors import UsageError
 from ringside.faults.inject import (
+    KINDS,
     Diverge,
     Hang,
     Input,
@@ -27,7 +28,6 @@ from ringside.faults.inject import (
     parse_fault,
     work,
 )
-from ringside.faults.specs import KINDS
 
 torch = pytest.importorskip("torch")
 
