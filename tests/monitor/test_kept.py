@@ -19,7 +19,7 @@ from tests.support.waiting import Clock
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import MetricCounters
-from ringside.monitor.causes.explain import explain_verdict
+from ringside.monitor.causes import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.hang.attribution import find_cause
 from ringside.monitor.hang.detector import HangDetector, verdict_of

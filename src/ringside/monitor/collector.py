@@ -18,7 +18,7 @@ from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.links.watcher import LinkWatcher
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
-from ringside.monitor.slow_rank.watcher import SlowRankWatcher
+from ringside.monitor.slow_rank.detector import SlowRankWatcher
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 BEHIND_STEPS = 20

@@ -14,7 +14,7 @@ import numpy as np
 from ringside.errors import RingsideError
 from ringside.files import replace_file
 from ringside.monitor.assessment import assess_stragglers
-from ringside.monitor.causes.explain import explain_verdict
+from ringside.monitor.causes import explain_verdict
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals

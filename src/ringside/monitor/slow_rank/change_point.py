@@ -13,18 +13,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.slow_rank.robust import (
+from ringside.monitor.slow_rank.noise import autocorrelation, mean_variance
+from ringside.monitor.stats import (
     EFFICIENCY,
     MEDIAN,
-    autocorrelation,
+    Floats,
     core_scale,
     divergence,
     how_often_again,
     median,
     no_less_than_usual,
+    student,
 )
-from ringside.monitor.slow_rank.window_variance import mean_variance
-from ringside.monitor.stats import Floats, student
 
 # -------------------------------------------------------------------------------------------------
 # An excess that lasts, judged by what late steps cannot spoil: medians of windows against the median of all before.

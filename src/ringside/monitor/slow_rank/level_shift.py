@@ -14,17 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.slow_rank.robust import (
-    CUT,
-    EFFICIENCY,
-    MEDIAN,
-    core_scale,
-    median,
-    no_less_than_usual,
-    raised_autocorrelation,
-)
-from ringside.monitor.slow_rank.window_variance import decay, independent_share, mixed_variance
-from ringside.monitor.stats import Floats, student
+from ringside.monitor.slow_rank.noise import CUT, decay, independent_share, mixed_variance, raised_autocorrelation
+from ringside.monitor.stats import EFFICIENCY, MEDIAN, Floats, core_scale, median, no_less_than_usual, student
 
 LENGTHS = tuple(range(48, 193, 12))
 """Steps since the place at which the level may have shifted: one that is off by many makes the shift pass for noise."""
@@ -46,7 +37,7 @@ SURE = 1.5
 """Standard errors between the estimated autocorrelation and the one that is reckoned with."""
 
 DOUBT = 4.0
-"""It looks at dozens of steps: slow noise under fast noise is believed sooner than by others (`wander.decay`)."""
+"""It looks at dozens of steps: slow noise under fast noise is believed sooner than by others (`noise.decay`)."""
 
 BLOCK, BEYOND = 12, 1.3
 """Means of so many steps whose variance is so much more than the autocorrelations say are believed instead."""
@@ -214,8 +205,6 @@ LATE = 1 / 3
 
 MENDED_SURE = 0.5
 """Standard errors between the estimated autocorrelation and the one that is reckoned with."""
-
-"""No noise is taken for smaller than this."""
 
 
 def has_recovered(before: Floats, since: Floats, bar: float) -> bool:

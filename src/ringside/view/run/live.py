@@ -25,7 +25,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
-from ringside.monitor.slow_rank.verdict import PriceMeter, meter_of
+from ringside.monitor.slow_rank.detector import PriceMeter, meter_of
 from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
