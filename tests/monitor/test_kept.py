@@ -34,8 +34,7 @@ from ringside.monitor.run.directory import STEPS as STEPS_FILE
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Row, Vitals, Wire
 from ringside.monitor.run.table import VitalsGatherer, tabulate
-from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, SustainedShift
-from ringside.monitor.slow_rank.level_shift import LevelShift, compare
+from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, LevelShift, SustainedShift, compare
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import KEPT, WindowTest
 from ringside.monitor.stats import log_excess

@@ -85,8 +85,8 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | No
     evidence = {f"extra_{name}": extra[phase] for phase, name in names.items() if np.nansum(episode[name]) > 0}
     longer = f"{duration(extra[grown])} per step"
     found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({longer})"]
-    comparison = compare_rank(rank, verdict.excess_ratio, episode, before)
-    signs = find_signs(comparison)
+    comparison = _compare_rank(rank, verdict.excess_ratio, episode, before)
+    signs = _find_signs(comparison)
     if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:
         loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # a rank that waits for its input sleeps
         return _with_signs(verdict, evidence, found, loading, kind="input_bound", advice=INPUT_ADVICE)
@@ -105,8 +105,9 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | No
     if now <= 0 or usual <= 0:
         return _with(verdict, evidence, found)
     numbers = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}
-    waited, lost = had_no_cpu(comparison), verdict.excess_ratio / (1.0 + verdict.excess_ratio)
-    if now < usual * (1.0 - 0.5 * lost):
+    no_cpu = [comparison.read(share).now for share in (waited_share, throttled_share)]
+    waited = float(np.nansum(no_cpu)) if np.isfinite(no_cpu).any() else math.nan
+    if now < usual * (1.0 - 0.5 * comparison.lost):
         why = DESCHEDULED if math.isnan(waited) else UNEXPLAINED
         return _with(verdict, numbers, [*found, why], advice=DESCHEDULED_ADVICE)
     return _with(verdict, numbers, [*found, AS_MUCH_CPU if waited >= CONTENDED else RUNNING])
@@ -243,7 +244,7 @@ class RankComparison(NamedTuple):
         return known_median(self.episode.mean(self.episode[field])[self.healthy])
 
 
-def compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
+def _compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
     """Return whom to compare a slow rank with.
 
     Args:
@@ -419,7 +420,7 @@ SIGN_EVIDENCE = frozenset(
 """Names of all numbers that signs give as evidence."""
 
 
-def find_signs(comparison: RankComparison) -> list[ProbableCause]:
+def _find_signs(comparison: RankComparison) -> list[ProbableCause]:
     """Return what explains a slow rank, the strongest first; empty where nothing does.
 
     That it slept is reported only where nothing else is known of it: it is what all kinds of waiting look like.
@@ -460,12 +461,6 @@ def find_signs(comparison: RankComparison) -> list[ProbableCause]:
         return []
     words = f"it slept {percent(asleep.now)} of its own time: waiting for I/O, a lock or a timer"
     return [ProbableCause(asleep.saved, words, SLEEP_ADVICE, _evidence("asleep", asleep))]
-
-
-def had_no_cpu(comparison: RankComparison) -> float:
-    """Return the share of its own time in which the culprit wanted a CPU and had none; NaN: not known."""
-    waited, throttled = comparison.read(waited_share).now, comparison.read(throttled_share).now
-    return float(np.nansum([waited, throttled])) if np.isfinite([waited, throttled]).any() else float("nan")
 
 
 def _throttled(comparison: RankComparison, share: Measurement) -> ProbableCause:

@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike
 
 from ringside.monitor.stats import Floats, log_excess, row_medians, usable
 
-SECONDS_PER_DAY = 86_400.0
-
 BLOCK = 96
 """Steps that are repaired by one factor; a rank may become slower and slower."""
 

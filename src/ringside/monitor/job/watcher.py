@@ -20,7 +20,7 @@ from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.run.records import Row
 from ringside.monitor.run.table import StepTable, least_of_ranks
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 from ringside.text import duration, percent, size
 
 BOUND_AT, BOUND_UNTIL = 0.5, 0.4
@@ -275,9 +275,7 @@ class JobWatcher:
                 self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
                 events.append(VerdictEvent(self._open[rule.kind], ended=False))
             else:
-                verdict = self._open.pop(rule.kind)
-                evidence = {**verdict.evidence, "until_step": rule.episode.until_step}
-                events.append(VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True))
+                events.append(episode_end(self._open.pop(rule.kind), rule.episode.until_step))
         return events
 
     @property

@@ -1,10 +1,9 @@
 """The detector: which rank became slower than the others, since when, by how much.
 
-change_point  A jump of one rank's excess, seen at once: windows side by side, for few ranks in rough noise
+change_point  Where one rank's level changed, for few ranks in rough noise: a jump that is seen at once (windows side by
+              side), an excess that lasts, and a level that shifted and stayed
 detector      Find the rank that holds a job up: from own times to verdicts, over a whole run or one step at a time, and
               what watches a job with it, with causes and prices
-level_shift   A level that shifted and stayed: the steps since then against all before, with the noise learnt from both
-              sides
 noise         How noisy a job is, learnt while it runs: what each rank usually exceeds the others by, how widely it
               varies, and how far the mean of a window wanders by chance
 pauses        A rank that pauses again and again: short in its typical step and yet what the others wait for

@@ -22,7 +22,7 @@ from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, is_of_pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import EFFECT, PERSISTENCE, WindowTest
 from ringside.monitor.stats import Floats, known_median, log_excess, usable
-from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 
 WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
@@ -97,9 +97,7 @@ class Detector:
 
     def _end(self, rank: int, count: int) -> VerdictEvent:
         """Close a rank's episode, which was over after step count `count`."""
-        verdict = self._open.pop(rank)
-        evidence = {**verdict.evidence, "until_step": self._number(count)}
-        return VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
+        return episode_end(self._open.pop(rank), self._number(count))
 
     def _judge_episode(self, rank: int, now: int) -> Verdict:
         """Return the verdict on an episode that has just opened, from its steps as far back as the window reaches."""
@@ -309,8 +307,7 @@ class SlowRankWatcher:
             elif rank in self._open:
                 verdict = self._priced(rank, self._open.pop(rank))
                 del self._meters[rank]
-                evidence = {**verdict.evidence, "until_step": finding.verdict.evidence["until_step"]}
-                events.append(VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True))
+                events.append(episode_end(verdict, int(finding.verdict.evidence["until_step"])))
             else:  # over before it was a verdict
                 self._pending.pop(rank, None)
                 self._minor.pop(rank, None)

@@ -502,4 +502,5 @@ def raised_autocorrelation(core: Floats, lag: int, known: NDArray[np.intp], sure
     """
     r = (core[lag:] * core[:-lag]).sum(axis=0) / np.maximum((core * core).sum(axis=0), 1e-12)
     raised = r + (1.0 + 3.0 * np.maximum(r, 0.0)) / known + sure / np.sqrt(known)
-    return np.clip(raised, 0.0, CORE_MOST_CORRELATED)
+    high: Floats = np.clip(raised, 0.0, CORE_MOST_CORRELATED)
+    return high
