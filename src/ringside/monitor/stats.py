@@ -64,10 +64,10 @@ def row_medians(values: Floats) -> Floats:
     return medians
 
 
-def known_median(values: Floats) -> float:
-    """Return the median of what is finite; 0 where nothing is."""
+def known_median(values: Floats, otherwise: float = 0.0) -> float:
+    """Return the median of what is finite; `otherwise` where nothing is."""
     known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else 0.0
+    return float(np.median(known)) if known.size else otherwise
 
 
 def _without_itself(values: Floats, ordered: Floats, index: NDArray[np.intp]) -> Floats:

@@ -286,8 +286,8 @@ def least_of_ranks(values: Floats, *, positive: bool = False) -> Floats:
         positive: Whether 0 stands for not known as well.
     """
     known = np.isfinite(values) & (values > 0 if positive else values >= 0)
-    least = np.where(known, values, np.inf).min(axis=1, initial=np.inf)
-    return np.where(np.isfinite(least), least, np.nan)
+    least: Floats = np.fmin.reduce(np.where(known, values, np.nan), axis=1, initial=np.nan)
+    return least
 
 
 def of_whole_steps(values: Floats) -> Floats:
@@ -308,7 +308,6 @@ def fill_waits(table: StepTable) -> Floats:
     All ranks leave a synchronisation together, so who was blocked least arrived last and waited for nobody.
     """
     waits, exposed = table["wait_seconds"], table["exposed_seconds"]
-    least = np.where(np.isnan(exposed), np.inf, exposed).min(axis=1, initial=np.inf, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        estimate = np.where(np.isfinite(least), exposed - least, np.nan)
-    return np.where(np.isnan(waits), estimate, waits)
+    least = np.fmin.reduce(exposed, axis=1, initial=np.nan, keepdims=True)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        return np.where(np.isnan(waits), exposed - least, waits)

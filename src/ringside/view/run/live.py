@@ -38,6 +38,9 @@ RECENT_STEPS = 16
 LOSSES_KEPT = 4096
 
 
+FIGURES = ("own_seconds", "wait_seconds", "exposed_seconds")
+
+
 @dataclass(frozen=True)
 class RankFigures:
     """One rank's medians over the last few steps, seconds; NaN where nothing is known."""
@@ -131,12 +134,9 @@ class RunFollower:
         """Return each rank's figures."""
         figures = []
         for rank in range(self.ranks):
-            medians = []
-            for name in ("own_seconds", "wait_seconds", "exposed_seconds"):
-                values = [getattr(row[rank], name) for row in self._rows if rank in row]
-                values = [value for value in values if math.isfinite(value)]
-                medians.append(float(np.median(values)) if values else math.nan)
-            figures.append(RankFigures(rank, *medians))
+            records = [row[rank] for row in self._rows if rank in row]
+            columns = ([getattr(record, name) for record in records] for name in FIGURES)
+            figures.append(RankFigures(rank, *(known_median(np.array(column), math.nan) for column in columns)))
         return figures
 
     def median(self, name: str) -> float:
