@@ -38,7 +38,7 @@ RECENT_STEPS = 16
 LOSSES_KEPT = 4096
 
 
-FIGURES = ("own_seconds", "wait_seconds", "exposed_seconds")
+FIGURES = ("own_seconds", "wait_seconds")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class RankFigures:
     rank: int
     own_seconds: float
     wait_seconds: float
-    exposed_seconds: float
 
 
 @dataclass
@@ -279,7 +278,7 @@ class LiveRun:
         events: The newest events, oldest first.
         version: Grows with whatever changed; a view that has drawn this version is up to date.
         restarts: How often another run has begun in this directory.
-        fresh, fresh_events: What the last poll read.
+        fresh, fresh_events, fresh_findings: What the last poll read; the verdicts are among the events, too.
         behind: Whether it left records for the next.
         settled: The summary of a run that goes on no more, as `ringside report` writes it: every view of it takes its
             verdicts and figures from there. None while the run goes on, or where it cannot be judged.
@@ -293,6 +292,7 @@ class LiveRun:
         self.version = 0
         self.fresh: list[StepRecord] = []
         self.fresh_events: list[Event] = []
+        self.fresh_findings: list[ShownFinding] = []
         self.following = RunFollower()
         self.events: list[Event] = []
         self.ended = self.behind = False
@@ -311,7 +311,7 @@ class LiveRun:
         Raises:
             RingsideError: The run cannot be read (damaged, of a newer Ringside, permission, disk).
         """
-        self.fresh, self.fresh_events = [], []
+        self.fresh, self.fresh_events, self.fresh_findings = [], [], []
         # Another run.json is another run: this directory was begun anew.
         identity = None
         with contextlib.suppress(OSError):
@@ -332,7 +332,7 @@ class LiveRun:
             self.fresh, self.fresh_events = records, events
             self._keep(records)
             self.events = [*self.events, *events][-EVENTS_KEPT:]
-            self.following.feed(records, events)
+            self.fresh_findings = self.following.feed(records, events)
             self.ended |= any(event["kind"] == "ended" for event in events)
             self.settled, self._is_settled = None, False
             self.version += 1
