@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -226,5 +227,17 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float
         lasting_s: For how long a whole job must be held up before that is a verdict, seconds.
     """
     links, small = LinkWatcher(ranks, hosts), SmallCollectives(lasting_s)
-    bound = CommunicationBound(lambda: links.suspects or small.suspects, lasting_s)
+    bound = CommunicationBound(Explained(links, small), lasting_s)
     return [SlowRankWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound(lasting_s)])]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Whether there is, or may be, a narrower reason for communication that takes long."""
+
+    links: LinkWatcher
+    small: SmallCollectives
+
+    def __call__(self) -> bool:
+        """Return whether there is."""
+        return self.links.suspects or self.small.suspects

@@ -305,11 +305,13 @@ class Session:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, steps are timed for `on_record` listeners but are no part of the run."""
-        step = self._set_paused(True, self.clock.step)
+        self._set_paused(True)
+        step = self.clock.step
         try:
             yield
         finally:
-            self._set_paused(False, step)  # the run's steps are numbered on as if nothing had been between
+            self._set_paused(False)
+            self.clock.step = step  # the run's steps are numbered on as if nothing had been between
 
     def end(self) -> None:
         """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
@@ -341,13 +343,11 @@ class Session:
 
     # -------------------------------------------------------------------------------------------- the training thread
 
-    def _set_paused(self, is_paused: bool, step: int) -> int:
-        """Begin or end a pause with the clock at a step; return the step that it was at."""
+    def _set_paused(self, is_paused: bool) -> None:
+        """Begin or end a pause, with a step that begins now."""
         self.clock.flush()
-        before, self._is_paused = self.clock.step, is_paused
-        self.clock.step = step
+        self._is_paused = is_paused
         self.clock.restart()
-        return before
 
     def _emit(self, draft: Draft) -> None:
         """A step is over: the clock calls this."""

@@ -59,12 +59,14 @@ class ShownFinding:
         meter: Adds up its price; None for verdicts that have none.
         over: Whether its episode has ended.
         final: What it cost in all, as recorded when it ended, rank-seconds; 0: not recorded.
+        until_step: The first step after the episode, as recorded when it ended; None: not recorded.
     """
 
     verdict: Verdict
     meter: PriceMeter | None
     over: bool = False
     final: float = 0.0
+    until_step: int | None = None
 
     @property
     def cost_rank_seconds(self) -> float:
@@ -187,10 +189,11 @@ class RunFollower:
                 return self.findings[-1]
             elif kind == "repaired":
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
-                same = (verdict.kind, verdict.ranks)
+                same, until = (verdict.kind, verdict.ranks), verdict.evidence.get("until_step")
                 for finding in self.findings:
                     if (finding.verdict.kind, finding.verdict.ranks) == same and not finding.over:
                         finding.over, finding.final = True, verdict.cost_rank_seconds
+                        finding.until_step = until if isinstance(until, int) else None
             elif (revised := read_revised(event)) is not None:
                 self.revised.append(revised)
         except (TypeError, ValueError, OverflowError, *UNDECODABLE):
