@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import median
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -236,15 +235,8 @@ def judge_excess(
     )
 
 
-class PriceMeter(Protocol):
-    """The price of one open verdict while the run goes on."""
-
-    @property
-    def rank_seconds(self) -> float:
-        """The price so far."""
-
-    def add(self, own: ArrayLike) -> None:
-        """Take in steps, float [steps, ranks] of own seconds."""
+PriceMeter = Meter | PauseMeter
+"""The price of one open verdict while the run goes on."""
 
 
 def meter_of(verdict: Verdict) -> PriceMeter:

@@ -9,7 +9,7 @@ step does; with an autocorrelation of 0.9 it varies almost as much.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Noise:
         jobs, self.ranks = shape
         self.level = np.zeros(shape)
         self._windows = np.array(windows, dtype=float).reshape(-1, 1, 1)
-        self.wander: WindowVariance = (
+        self.wander: AllanVariance | AR1Variance = (
             AllanVariance(shape, scales, scales.index(windows[0]))
             if self.ranks >= MANY
             else AR1Variance(shape, windows)
@@ -200,22 +200,6 @@ FEWEST_STEPS = 4
 
 BEYOND = 1.3
 """Window means that vary so much more than an autoregression's are believed, and weigh as few windows do."""
-
-
-class WindowVariance(Protocol):
-    """Variances of window means of pooled noise, for `[jobs]` side by side."""
-
-    def learn(self, step: WindowStep) -> None:
-        """Take in one step."""
-
-    def variances(self) -> Floats:
-        """Return the variance of the mean of each window, [windows, jobs, 1]."""
-
-    def freedom(self) -> Floats:
-        """Return how many independent observations each of them rests on, [windows, jobs, 1]."""
-
-    def long_run(self) -> Floats:
-        """Return the variance of a mean of many steps, times their number, [jobs, 1]."""
 
 
 class WindowStep(NamedTuple):
