@@ -81,8 +81,8 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | No
     extra = extra_phase_seconds(rank, episode)
     total = sum(max(value, 0.0) for value in extra.values())
     grown = max(PHASES, key=lambda phase: extra[phase])
-    names = {phase: f"{phase}_seconds" for phase in PHASES}
-    evidence = {f"extra_{name}": extra[phase] for phase, name in names.items() if np.nansum(episode[name]) > 0}
+    measured = [phase for phase in PHASES if np.nansum(episode[f"{phase}_seconds"]) > 0]
+    evidence = {f"extra_{phase}_seconds": extra[phase] for phase in measured}
     longer = f"{duration(extra[grown])} per step"
     found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({longer})"]
     comparison = _compare_rank(rank, verdict.excess_ratio, episode, before)
