@@ -89,6 +89,8 @@ def follow_run(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int
         try:
             if is_readable:
                 live.poll()
+        except UsageError:
+            pass  # another run is about to begin in this directory
         except RingsideError as error:
             is_readable = False
             _log.warning("%s: the run goes on and is not shown any more", error)

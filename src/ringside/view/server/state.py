@@ -128,7 +128,7 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
         content = msgspec.to_builtins(finding.verdict)
         content["cost_rank_seconds"] = finding.cost_rank_seconds
         if finding.until_step is not None:
-            content["evidence"] = {"until_step": finding.until_step, **content["evidence"]}
+            content["evidence"].setdefault("until_step", finding.until_step)
         found.append(_verdict_content(content, context, over=finding.over))
     return [verdict for verdict in found if verdict is not None]
 
