@@ -84,7 +84,7 @@ class VitalsGatherer:
             return
         read = (getattr(record.vitals, name) for name in VITALS_FIELDS)
         # What cannot be a time or a count is not known; a whole number may be larger than any float.
-        values = np.array([math.nan if value is None else float(min(value, 2 * LARGEST)) for value in read])
+        values = np.array([math.nan if value is None else float(max(min(value, 2 * LARGEST), -1)) for value in read])
         values = np.where((values >= 0) & (values <= LARGEST), values, np.nan)
         self._rows.append((number, record.step, record.rank, values))
         if len(self._rows) > self._limit:
