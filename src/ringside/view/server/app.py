@@ -36,36 +36,36 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".j
 HIDDEN = ("runs.html",)
 
 
-def make_app(runs: Runs, *, stopping: Callable[[], bool] = lambda: False) -> Starlette:
-    """Return the application; it only ever reads.
+class _Handlers:
+    """What answers requests; it only ever reads.
 
     Args:
-        runs: What it shows.
+        runs: What is shown.
         stopping: Whether the server is about to stop: streams end then.
     """
-    handlers = _Handlers(runs, stopping)
-    routes = []
-    for prefix in ("", "/run/{key}"):
-        routes += [
-            Route(f"{prefix}/", handlers.page),
-            Route(f"{prefix}/api/now", handlers.now),
-            Route(f"{prefix}/api/steps", handlers.steps),
-            Route(f"{prefix}/api/rank", handlers.rank),
-            Route(f"{prefix}/events", handlers.events),
-            Route(f"{prefix}/metrics", handlers.metrics),
-            Route(f"{prefix}/web/{{name}}", handlers.file),
-        ]
-    routes += [
-        Route("/runs", handlers.index),
-        Route("/grafana.json", handlers.dashboard),
-        Route("/favicon.ico", handlers.icon),
-    ]
-    return Starlette(routes=routes)
 
-
-class _Handlers:
     def __init__(self, runs: Runs, stopping: Callable[[], bool]) -> None:
         self._runs, self._stopping = runs, stopping
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        routes = []
+        for prefix in ("", "/run/{key}"):
+            routes += [
+                Route(f"{prefix}/", self.page),
+                Route(f"{prefix}/api/now", self.now),
+                Route(f"{prefix}/api/steps", self.steps),
+                Route(f"{prefix}/api/rank", self.rank),
+                Route(f"{prefix}/events", self.events),
+                Route(f"{prefix}/metrics", self.metrics),
+                Route(f"{prefix}/web/{{name}}", self.file),
+            ]
+        routes += [
+            Route("/runs", self.index),
+            Route("/grafana.json", self.dashboard),
+            Route("/favicon.ico", self.icon),
+        ]
+        return Starlette(routes=routes)
 
     async def page(self, request: Request) -> Response:
         await self._feed(request)
@@ -262,7 +262,7 @@ class PageServer:
         # An address that stands for all of the host's is none that a browser can open.
         name = socket.gethostname() if address in ("0.0.0.0", "::") else address
         self.url = f"http://{f'[{name}]' if ':' in name else name}:{bound_port}/"
-        guard = HttpGuard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
+        guard = HttpGuard(_Handlers(runs, self.is_stopping).app(), token=token, names=names)
         config = uvicorn.Config(
             guard, log_level="error", access_log=False, server_header=False, ws="none", http=PageConnection,
             proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=20,
