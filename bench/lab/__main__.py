@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("law", nargs="+", choices=[*SECTIONS, "all"])
     parser.add_argument("--repeat", type=int, default=0, metavar="N", help="turns of every contender")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="also put the tables into a page (between-hosts.md)")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="also put the tables into this page")
     args = parser.parse_args()
     if reason := Lab.unavailable():
         report_progress(f"not measured: {reason}")
