@@ -31,7 +31,7 @@ SCALES = (
 )
 
 HEAD = (
-    "# Predictions beside published measurements",
+    "# Predictions against published measurements",
     "",
     "Written by `python -m bench.predict.score --write` from the tables described in the data's INDEX.csv.",
     "Errors are mean absolute errors of the time; a figure for several tables is the median over them. A full",
@@ -136,8 +136,8 @@ def _row(name: str, suite: str, count: int, target: str, value: float | None, ot
 
 def _leave_one_out(gpus: Sequence[Table], known: Knowledge) -> Iterable[str]:
     """What all tables share was looked up from all of them: look it up again without each, and score that one."""
-    yield "What all tables share (the pipeline's ramp and depth, the band's quantile, the scale of bumps) is set again"
-    yield "from all tables but those of one cluster, and that one is scored with it."
+    yield "All tables share some constants: the pipeline's ramp and depth, the band's quantile, the scale of bumps. They are"
+    yield "set again from all tables but those of one cluster, and that cluster is scored with them."
     yield ""
     yield "| figure | with all tables | each without itself |"
     yield "|---|---|---|"
