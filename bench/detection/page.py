@@ -17,7 +17,8 @@ Written by `python -m bench.detection --write`; do not edit. What the detector d
 [design/0002-detector.md](design/0002-detector.md). A cell of an injection has three figures: **found within 200
 steps · median delay in steps · verdicts on a wrong rank per job**. There are 100 jobs per cell (25 with 1,024 ranks),
 each with its own noise. A job is healthy for 120 steps before the fault, unless the column says otherwise. False alarms
-are per 86,400 job steps, a day at one step per second, over 260,000 healthy steps per line. One alarm among those is 0.33.
+are per 86,400 job steps, a day at one step per second, over 260,000 healthy steps per line. One alarm among those is
+0.33.
 """
 
 WEAK = """
@@ -25,10 +26,10 @@ WEAK = """
 
 - Correlated noise hides what is no wider than it. With 10% jitter of autocorrelation 0.9, 12% is not found at any
   number of ranks. 30% is found within 200 steps in {found}% of the jobs of 2, 4, 8 and 128 ranks. The mean of
-  24 steps wanders by 7% by chance, and an alarm requires nearly six times that. The alternative is naming healthy ranks.
+  24 steps wanders by 7% by chance, and an alarm requires nearly six times that. Otherwise healthy ranks would be named.
 - If healthy ranks really are 8 to 16% slower by turns for a dozen steps (the last noise above), they are named for
-  it. In a live job that is reported if it cost 50 ms and has not ended. Of the other noises the worst line above has {worst}
-  false alarms in 86,400 steps.
+  it. In a live job that is reported if it cost 50 ms and has not ended. Of the other noises the worst line above has
+  {worst} false alarms in 86,400 steps.
 - Two ranks give one series of differences. Until its autocorrelation is known (some forty steps), only large slowdowns
   are reported. A rank that becomes slow in the first twenty steps is found after more than a hundred.
 - The limit is 5%: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
@@ -122,7 +123,7 @@ def _faults_table(results: Results, faults: Mapping[str, str]) -> str:
         if f"fault/{kind}/4" in results
     ]
     note = (
-        "Slowdowns of 20% in all; drift and pauses are given 500 steps. A slow link must name nobody: there only the\n"
+        "Slowdowns of 20% in all; drift and pauses are given 500 steps. A slow link must name no rank: there only the\n"
         "last figure counts.\n\n"
     )
     head = ["fault", *(f"{ranks} ranks" for ranks in RANKS)]

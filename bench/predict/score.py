@@ -136,8 +136,8 @@ def _row(name: str, suite: str, count: int, target: str, value: float | None, ot
 
 def _leave_one_out(gpus: Sequence[Table], known: Knowledge) -> Iterable[str]:
     """What all tables share was looked up from all of them: look it up again without each, and score that one."""
-    yield "All tables share some constants: the pipeline's ramp and depth, the band's quantile, the scale of bumps. They are"
-    yield "set again from all tables but those of one cluster, and that cluster is scored with them."
+    yield "All tables share some constants: the pipeline's ramp and depth, the band's quantile, the scale of bumps."
+    yield "They are set again from all tables but those of one cluster, and that cluster is scored with them."
     yield ""
     yield "| figure | with all tables | each without itself |"
     yield "|---|---|---|"

@@ -15,7 +15,8 @@ HEAD = """# Real runs: one thing wrong, one verdict
 Written by `python -m bench.real_runs --write`; do not edit. Each line is a separate training job on one machine with
 two cores, started by torchrun (the slow link: on hosts of the network lab). The fault begins at step 60. The columns:
 
-- *Model*: it computes (`gpt`), waits as a host does for an accelerator (`waiting`), or has hundreds of tiny parameters (`tiny`).
+- *Model*: it computes (`gpt`), waits as a host does for an accelerator (`waiting`), or has hundreds of tiny parameters
+  (`tiny`).
 - *Runs right*: the verdict was on these ranks, and no other.
 - *Delay*: training steps from the first that differed to the one at whose end the verdict was reached. Of several runs:
   the median, and the range. A hang is detected by the clock.

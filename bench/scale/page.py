@@ -17,15 +17,16 @@ Written by `python -m bench.scale --write`; do not edit. What was decided and wh
 
 Every rank is a separate process with the session that `attach()` makes: its step clock, its thread, its batches over
 a real `TCPStore` to rank 0. Collector, watchers and run directory there are those of any run. Compute is replaced by
-sleep, and there are no gradients. All processes share **one machine of two cores**; where each rank has its own, only rank 0's
-figures matter. At 2% jitter one rank, drawn by the seed, becomes 12% slower at a drawn step.
+sleep, and there are no gradients. All processes share **one machine of two cores**. Where each rank
+has its own, only rank 0's figures matter. At 2% jitter one rank, drawn by the seed, becomes 12% slower at a drawn step.
 """
 
 NOTES = """
 - *Delay*: slow steps the job had finished when rank 0 had the verdict. In brackets: how many of them the detector
   required; the rest is transport. The limit is 10.
-- *Lag*: steps finished by the fastest rank that the collector had not yet completed, sampled four times a second. A record
-  is sent within a quarter of a second after its step (with 1,024 ranks within a second), and read within a quarter.
+- *Lag*: steps finished by the fastest rank that the collector had not yet completed, sampled four times a second. A
+  record is sent within a quarter of a second after its step (with 1,024 ranks within a second), and read within a
+  quarter.
 - *CPU*: share of one core, while steps were made.
 - *Memory*: resident in rank 0's process, with Python and torch. In brackets: what was added after the first steps.
 """
@@ -159,9 +160,10 @@ def _replays_table(results: Mapping[str, Figures]) -> str:
 Kineto traces of {first["ranks"]} {first["backend"].upper()} ranks of a public DLRM job, read by the doctor's reader and
 run again at their own pace for {first["steps"]} steps. In one recorded step the ranks worked for {times} ms.
 
-- *Repeated*: each rank has its own time in every step. Ranks that were slow in that step are always slow, and should be named.
-- *Dealt*: in every step each rank has the time of some recorded rank, drawn anew. So the job is healthy, with noise as wide as
-  recorded.
+- *Repeated*: each rank has its own time in every step. Ranks that were slow in that step are always slow, and should be
+  named.
+- *Dealt*: in every step each rank has the time of some recorded rank, drawn anew. So the job is healthy, with noise as
+  wide as recorded.
 
 (Repeated, the rank that is made slower was one of the faster half. With 12% more it is still below the others' median,
 delays no rank, and is rightly not named.)
