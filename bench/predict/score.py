@@ -248,7 +248,8 @@ def _nvls(tables: Sequence[Table]) -> Iterable[str]:
     yield "|---|---|---|---|"
     for ranks, rate in sweep:
         law = nvls_rate(width, ranks)
-        yield f"| {ranks} | {rate / 1e9:.1f} | {law / 1e9:.1f} | {100 * (law / rate - 1):+.2f}% |"
+        off = f"{100 * (law / rate - 1):+.2f}%".replace("-", "−")
+        yield f"| {ranks} | {rate / 1e9:.1f} | {law / 1e9:.1f} | {off} |"
 
 
 def _cpu(tables: Sequence[Table], known: Knowledge) -> Iterable[str]:
