@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,14 @@ def of_review() -> list[Fault]:
 
 
 def equivalents() -> dict[str, str]:
-    """Return the reasons why some faults change nothing that can be seen, by file and changed line."""
-    path = HERE / "equivalent.toml"
-    rows = tomllib.loads(path.read_text()).get("fault", []) if path.exists() else []
+    """Return the reasons why some faults change nothing that can be seen, by file and changed line (`reason_of`)."""
+    rows = tomllib.loads((HERE / "equivalent.toml").read_text())["fault"]
     return {f"{row['path']}: {row['line']}": row["reason"] for row in rows}
+
+
+def reason_of(fault: str, reasons: Mapping[str, str]) -> str | None:
+    """Return why a fault, as the list of survivors prints it, changes nothing; None: it does."""
+    return reasons.get(fault) or reasons.get(re.sub(r":\d+: ", ": ", fault, count=1))
 
 
 def main() -> int:
@@ -213,7 +218,7 @@ def report(seed: int, rows: list[dict[str, Any]]) -> str:
     """Return the page: what was noticed by package, and what was not."""
     reasons = equivalents()
     survived = [row for row in rows if row["outcome"] == "survived"]
-    without = [row for row in survived if row["fault"] not in reasons]
+    without = [row for row in survived if not reason_of(row["fault"], reasons)]
     core = sum(row["outcome"] == "noticed" and row["core"] for row in rows)
     lines = [
         f"Seed {seed}: {len(rows)} faults. {len(rows) - len(survived)} are noticed, {core} by the tests of `make test` "
@@ -228,10 +233,10 @@ def report(seed: int, rows: list[dict[str, Any]]) -> str:
     if without:
         lines += ["", "Survivors (tests tried of those that reach the line):", ""]
         lines += [f"- `{row['fault']}` ({row['tried']} of {row['tests']})" for row in without]
-    alike = [row for row in survived if row["fault"] in reasons]
+    alike = [(row["fault"], why) for row in survived if (why := reason_of(row["fault"], reasons))]
     if alike:
         lines += ["", "Change nothing that can be seen:", ""]
-        lines += [f"- `{row['fault']}`: {reasons[row['fault']]}" for row in alike]
+        lines += [f"- `{fault}`: {why}" for fault, why in alike]
     return "\n".join(lines) + "\n"
 
 
