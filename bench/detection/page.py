@@ -22,7 +22,7 @@ are per 86,400 job steps, a day at one step per second, over 260,000 healthy ste
 """
 
 WEAK = """
-## Where it is weak
+## Limitations
 
 - Correlated noise hides what is no wider than it. With 10% jitter of autocorrelation 0.9, 12% is not found at any
   number of ranks. 30% is found within 200 steps in {found}% of the jobs of 2, 4, 8 and 128 ranks. The mean of

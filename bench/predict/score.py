@@ -101,7 +101,7 @@ def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
     own = summary(held)
     yield f"| | GPU hold-outs | {own.tables} | | {_percent(own.band_coverage)} | | | |"
     # What all tables share was looked up from all of them: look it up again without each, and score that one.
-    yield from ["", "## Leave one table out", "", *_leave_one_out(gpus, known)]
+    yield from ["", "## One table left out", "", *_leave_one_out(gpus, known)]
     yield from ["", "## NVLS: W·n/(n+1)", "", *_nvls(tables)]
     yield from ["", "## CPU clusters from point-to-point tables, nothing fitted", "", *_cpu(tables, known)]
     yield from ["", "## Every table", "", *_each(held, small, plain)]
