@@ -20,7 +20,7 @@ from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.predict.tables import read_tables
 from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import contributions, hierarchical, ring
-from ringside.text import giga, percent, size
+from ringside.text import giga, percent, rate, size
 from ringside.view.export.perfetto import write_timeline
 from ringside.view.html.predictions import plan_page, score_page, what_if_page
 from ringside.view.html.simulation import gantt, shown_lanes, timeline_page
@@ -73,6 +73,7 @@ def test_a_band_has_as_many_digits_as_are_known(ends: tuple[float, float, float]
 
 def test_of_shares_and_rates_the_same() -> None:
     assert band_text(Band(0.99, 0.31, 1.0), percent) == "99% (31 to 100)"
+    assert band_text(Band(260e9, 210e9, 322e9), rate) == "260 GB/s (210 to 320)"
     assert band_text(Band(0.0066, 0.0012, 0.688), lambda share: percent(share, 1)) == "0.7% (0.1 to 69)"
     assert band_text(Band(1.12e9, 0.25e9, 5.04e9), giga) == "1.1 (0.25 to 5.0)"
     assert band_text(Band(3.53e9, 1.51e9, 8.29e9), size) == "3.5 GB (1.5 to 8.3)"

@@ -24,6 +24,7 @@ from ringside.text import digits, duration, giga, percent, signed_percent, size
 WIDTH = 80
 SHORT_RANKS = 3
 SHORT_SCALES = 3
+BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
@@ -96,7 +97,7 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
 def _rounded(value: float, known: int, unit: Callable[[float], str]) -> tuple[str, str]:
     """Return a number with so many significant digits, and the unit behind it: `("5.8", " ms")`, `("69", "%")`."""
     text = unit(float(f"{value:.{known}g}"))
-    number = text.rstrip(string.ascii_letters + " %µ")
+    number = text.rstrip(string.ascii_letters + " %µ/")
     name = text.removeprefix(number)
     for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
         if "." in number and number.endswith("0"):

@@ -24,6 +24,7 @@ from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.html.simulation import gantt
 from ringside.view.predict_text import (
+    BASELINE_NAMES,
     PARTS,
     Rates,
     about,
@@ -248,7 +249,6 @@ MODES = {
     "other scale": "another scale of the cluster fitted",
     "preset": "nothing fitted",
 }
-BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
 SCORE_NOTE = (
     "Dots are rows that had no part in the fit; rows that failed the checks are not shown. The band is to hold 95% of "
     "them. Off by: measured over predicted, less one; what lies above 0 took longer than predicted."
