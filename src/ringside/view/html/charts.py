@@ -319,12 +319,16 @@ def _axis_scale(values: Floats, axis: Axis, room: float) -> tuple[_Scale, list[t
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Return powers of ten between two logarithms, every second, third ... of many, halves too of few."""
+    """Return powers of ten between two logarithms, every second, third ... of many, parts of them too of few."""
     first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
-    # Within two decades 1, 2 and 5 of each are labelled.
+    # Within two decades 1, 2 and 5 of each are labelled, or 1 and 3 where these are too many to stand side by side.
     if last - first < 2:
-        steps = [f * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for f in (1, 2, 5)]
-        return [v for v in steps if low - 1e-9 <= math.log10(v) <= high + 1e-9]
+        for factors in ((1, 2, 5), (1, 3)):
+            steps = [f * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for f in factors]
+            inside = [v for v in steps if low - 1e-9 <= math.log10(v) <= high + 1e-9]
+            if len(inside) <= MOST_TICKS:
+                break
+        return inside
     step = math.ceil((last - first + 1) / MOST_TICKS)
     return [10.0**power for power in range(first, last + 1, step)]
 
