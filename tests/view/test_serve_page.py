@@ -158,6 +158,21 @@ def test_bars_of_ranks_are_their_excess(tmp_path: Path, open_page: Callable[...,
         assert page.locator("#rows .track").first.bounding_box()["width"] > 2 * wide  # 2% is not alarming
 
 
+def test_a_run_without_a_verdict_so_far_says_who_is_slowest_and_is_not_called_healthy(
+    tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    path = write_run(tmp_path / "run", np.tile([0.1, 0.1021, 0.1], (40, 1)))
+    (path / "events.jsonl").write_text("")
+    with serving(path, make=lambda path: PageFeed(path, poll_s=0.05)) as url:  # not yet quiet for long
+        page = open_page(url)
+        page.wait_for_selector("#verdicts .open h1:has-text('No straggler so far.')")
+        said = "Rank 1 is slowest now: its own time is 2.1% above the median of the others’ (last 16 steps)."
+        words = page.locator("[data-name=calm]")
+        assert words.inner_text() == said
+        append(path, np.tile([0.1, 0.1, 0.105], (20, 1)), 40)
+        until(lambda: words.inner_text().startswith("Rank 2 is slowest now: its own time is 5.0% above"))
+
+
 def test_an_ended_run_is_told_as_a_report_tells_it(tmp_path: Path, open_page: Callable[..., Any]) -> None:
     with serving(slow_run(tmp_path / "run")) as url:  # killed: no event says that it has ended
         page = open_page(url)

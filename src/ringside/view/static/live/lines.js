@@ -120,7 +120,7 @@ export class Lines {
     const { rows, x } = this, from = Math.max(Math.floor(x.from), 0), to = Math.min(Math.ceil(x.to), rows.count);
     const buckets = Math.max(Math.min(Math.ceil(plot.width), to - from), 1);
     this.buckets = { from, to, buckets };
-    let base = new Float64Array(buckets);
+    let base = null;
     return this.parts.map((part) => {
       const series = part.of(rows, this.extra), low = new Float64Array(buckets).fill(NaN), high = new Float64Array(buckets).fill(NaN);
       const [below, above] = part.kind === "band" ? series : [series, series];
@@ -130,10 +130,10 @@ export class Lines {
           if (!(above[row] <= high[bucket])) high[bucket] = above[row] >= 0 ? above[row] : high[bucket];
           if (!(below[row] >= low[bucket])) low[bucket] = below[row] >= 0 ? below[row] : low[bucket];
         }
-        if (part.kind === "area") {
-          low[bucket] = base[bucket];
-          high[bucket] = base[bucket] + (high[bucket] || 0);
-        }
+        if (part.kind !== "area") continue;
+        // Where the lowest area is not known, none of those on it is.
+        low[bucket] = base ? base[bucket] : 0;
+        high[bucket] = base ? base[bucket] + (high[bucket] || 0) : high[bucket];
       }
       if (part.kind === "area") base = high;
       return { part, low, high };
@@ -161,13 +161,20 @@ export class Lines {
       if (part.dash) context.setLineDash([4, 4]);
       context.stroke();
     } else {
-      context.moveTo(x(-0.5), y(high[0] || 0));
-      for (let i = 0; i < buckets; i++) context.lineTo(x(i), y(high[i] || 0));
-      context.lineTo(x(buckets - 0.5), y(high[buckets - 1] || 0));
-      context.lineTo(x(buckets - 0.5), y(low[buckets - 1] || 0));
-      for (let i = buckets - 1; i >= 0; i--) context.lineTo(x(i), y(low[i] || 0));
-      context.lineTo(x(-0.5), y(low[0] || 0));
-      context.closePath();
+      // One shape for every stretch without a gap.
+      for (let first = 0; first < buckets; first++) {
+        if (Number.isNaN(high[first])) continue;
+        let last = first;
+        while (last + 1 < buckets && !Number.isNaN(high[last + 1])) last++;
+        context.moveTo(x(first - 0.5), y(high[first]));
+        for (let i = first; i <= last; i++) context.lineTo(x(i), y(high[i]));
+        context.lineTo(x(last + 0.5), y(high[last]));
+        context.lineTo(x(last + 0.5), y(low[last]));
+        for (let i = last; i >= first; i--) context.lineTo(x(i), y(low[i]));
+        context.lineTo(x(first - 0.5), y(low[first]));
+        context.closePath();
+        first = last;
+      }
       context.globalAlpha = part.kind === "band" ? 0.2 : 0.85;
       context.fillStyle = colour;
       context.fill();

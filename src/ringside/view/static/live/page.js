@@ -219,6 +219,8 @@ function tellVerdicts() {
       if (place && text !== undefined && place.textContent !== unbroken(text)) place.textContent = unbroken(text);
     }
   });
+  const words = box.querySelector("[data-name=calm]");
+  if (words) words.textContent = calmWords();
   const said = verdicts.filter((verdict) => !verdict.over).map((verdict) => `${verdict.kind} ${verdict.ranks}`).join("; ");
   if (said !== announced) {
     byId("announce").textContent = said ? verdicts.filter((verdict) => !verdict.over).map((verdict) => verdict.headline).join(" ") : "No verdict holds any more.";
@@ -253,14 +255,19 @@ function calm() {
   return state.step < 12 ? "Too few steps for a verdict." : `No straggler ${state.state === "live" ? "so far" : "detected"}.`;
 }
 
+function calmWords() {
+  if (state.calm) return unbroken(state.calm[1]);
+  if (!calm().startsWith("No straggler") || !(figures?.excess.length > 1)) return "";
+  const rank = slowest();
+  return `Rank ${rank} is slowest now: its own time is ${signedPercent(figures.excess[rank]).slice(1)} above the median of the others’ (${state.window}).`;
+}
+
 function calmCard() {
-  const headline = calm(), known = state.calm ? state.calm[2] : headline.startsWith("No rank");
-  const card = element("section", { class: `verdict ${known ? "well" : "open"}`, "aria-label": "Verdict" });
-  card.append(element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, known ? "✓" : "…"), "verdict"), element("h1", {}, headline));
+  const headline = calm(), sure = state.calm?.[2];
+  const card = element("section", { class: `verdict ${sure ? "well" : "open"}`, "aria-label": "Verdict" });
+  card.append(element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, sure ? "✓" : "…"), "verdict"), element("h1", {}, headline));
   if (headline.startsWith("Waiting")) card.append(element("p", {}, "Its directory has no run.json yet: that comes with the first step of a DistributedDataParallel model."));
-  const rank = figures ? slowest() : 0;
-  if (state.calm) card.append(element("p", {}, unbroken(state.calm[1])));
-  else if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${signedPercent(figures.excess[rank])} of the others’ median own time on top.`));
+  card.append(element("p", { "data-name": "calm" }, calmWords()));
   return card;
 }
 
