@@ -58,8 +58,9 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 continue
             shown = kept.get(trace.file, trace)  # its rank may have been guessed
             nbytes = sum(collective.nbytes for collective in shown.collectives)
+            collectives = counted(len(shown.collectives), "collective")
             who = f"rank {shown.rank} of {job.world_size}" if shown.rank >= 0 else "a rank it does not name"
-            held = f"{who}: {len(shown.steps)} steps, {len(shown.collectives)} collectives ({size(nbytes)})"
+            held = f"{who}: {counted(len(shown.steps), 'step')}, {collectives} ({size(nbytes)})"
             remark = job.remarks.get(trace.file, "")
             text = "; ".join(filter(None, (held, remark, trace.losses)))
             notes.append(Note(file=trace.file, kind=KIND, text=text, used="left out" not in remark))

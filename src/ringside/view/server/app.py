@@ -22,7 +22,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.text import counted, moment
-from ringside.view.html.markup import fill
+from ringside.view.html.markup import Markup, fill
 from ringside.view.server.feed import PageFeed, Runs
 from ringside.view.server.guard import HttpGuard, listen, users_of
 
@@ -101,21 +101,29 @@ class _Handlers:
 
     async def index(self, request: Request) -> Response:
         listed = await anyio.to_thread.run_sync(self._runs.listed)
-        rows = []
+        rows: dict[bool, list[Markup]] = {True: [], False: []}
         for run in listed:
             ranks = counted(run.ranks, "rank") if run.ranks else "not readable"
             state = "pill live" if run.live else "pill"
-            rows.append(
+            rows[run.live].append(
                 fill(
                     '<li><a href="run/{key}/"><b>{name}</b>{state}<span>{ranks}</span><span>{began}</span></a></li>',
                     key=run.key,
                     name=run.name,
-                    state=fill('<span class="{}">{}</span>', state, "live" if run.live else "recorded"),
+                    state=fill('<span class="{}">{}</span>', state, "live" if run.live else "ended"),
                     ranks=ranks,
                     began=moment(run.started_unix) if run.started_unix else "",
                 )
             )
-        page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", "".join(rows))
+        lists = [
+            fill(
+                '<h2>{}</h2><ul class="runs">{}</ul>',
+                title,
+                rows[live] or Markup('<li class="none">None on this machine.</li>'),
+            )
+            for live, title in ((True, "Active runs"), (False, "Ended runs"))
+        ]
+        page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", "".join(lists))
         return Response(page, media_type="text/html")
 
     async def file(self, request: Request) -> Response:
@@ -177,9 +185,9 @@ def _file_response(name: str) -> Response:
 
 
 def _page_files() -> dict[str, Traversable]:
-    """The page's files by name; it shares the report's style."""
+    """The page's files by name; it shares the report's style, and how charts zoom."""
     static = resources.files("ringside.view").joinpath("static")
-    shared = {"report.css": static.joinpath("report.css")}
+    shared = {name: static.joinpath(name) for name in ("report.css", "brush.js")}
     return {**shared, **{file.name: file for file in static.joinpath("live").iterdir()}}
 
 

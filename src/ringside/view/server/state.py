@@ -44,7 +44,8 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
     Returns:
         Names, stage and step; `verdicts` in words with prices; `calm`, of an ended run without any: headline, reasons
         and whether it is sure; `tiles`; `figures` per rank (base64 float32 seconds, and ratios), medians over `window`;
-        `arrows` [waiting, awaited, seconds per step]; `links`; `questions`; `notes`, sentences.
+        `arrows` [waiting, awaited, mean seconds per step], over `arrows_window`; `links`; `questions`; `notes`,
+        sentences.
     """
     info, settled = live.info, live.settled
     if info is None:
@@ -77,6 +78,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         "window": live.window,
         "figures": {**figures, "step": packed([rank.step for rank in ranks], np.float64)},
         "arrows": longest_waits(own, waits, ARROWS),
+        "arrows_window": f"last {FEW} steps",
         "topology": topology(info.algorithm, live.ranks),
         "links": [_link(link, info.hosts) for link in links[:LINKS]],
         "questions": [
