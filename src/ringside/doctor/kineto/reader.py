@@ -21,7 +21,7 @@ from ringside.doctor.kineto.steps import Activity, RankSteps, rank_activity, ste
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
 from ringside.doctor.replay import DependencyGraph, Recording, answer_what_if, as_dict, lanes_recording, step_recording
-from ringside.text import counted, name_ranks, size
+from ringside.text import counted, name_ranks, rank_list, size
 
 KIND = "Kineto trace"
 _SIGNS = re.compile(
@@ -60,7 +60,8 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             shown = kept.get(trace.file, trace)  # its rank may have been guessed
             nbytes = sum(collective.nbytes for collective in shown.collectives)
             who = f"rank {shown.rank} of {job.world_size}" if shown.rank >= 0 else "a rank it does not name"
-            held = f"{who}: {len(shown.steps)} steps, {len(shown.collectives)} collectives ({size(nbytes)})"
+            held = f"{who}: {counted(len(shown.steps), 'step')}, "
+            held += f"{counted(len(shown.collectives), 'collective')} ({size(nbytes)})"
             remark = job.remarks.get(trace.file, "")
             text = "; ".join(filter(None, (held, remark, trace.losses)))
             notes.append(Note(file=trace.file, kind=KIND, text=text, used="left out" not in remark))
@@ -143,7 +144,8 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
     found: list[Unjudged] = []
     if job.missing:
         given = name_ranks(trace.rank for trace in job.traces[:8])
-        missing = f"{name_ranks(job.missing[:8])}{' …' * (len(job.missing) > 8)}"
+        ranges = rank_list(job.missing).split(", ")
+        missing = name_ranks(job.missing) if len(ranges) <= 8 else f"ranks {', '.join(ranges[:8])}, …"
         why = f"of {job.world_size} ranks only {given} {'is' if len(job.traces) == 1 else 'are'} here, not {missing}"
         what = "who is slow" if len(job.traces) == 1 else "whether a missing rank is slow"
         found.append(Unjudged(what=what, why=f"{why}: give the traces of all ranks"))
