@@ -12,7 +12,7 @@ from ringside.decoding import UNDECODABLE
 from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
-from ringside.monitor.verdict import Verdict, headline
+from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import counted, duration, label, name_ranks, percent, rank_time, ratio, signed_percent
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
@@ -54,7 +54,7 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
     verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
     until = evidence.get("until_step")
-    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
+    since = onset(verdict).capitalize() if until is None else f"From step {verdict.since_step} to step {until}"
     own, others = (evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
     why = as_sentence(verdict.cause)
     if isinstance(own, float | int) and isinstance(others, float | int):

@@ -15,7 +15,7 @@ from rich.text import Text
 from ringside.monitor.assessment import assess_own_times, describe_assessment
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.verdict import headline
+from ringside.monitor.verdict import headline, onset
 from ringside.text import counted, duration, figure, percent, rank_time, signed_percent, title
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
@@ -138,8 +138,8 @@ def price_text(verdict: Open) -> str:
 
 def verdict_headline(verdict: Open) -> str:
     """Return who and since when, one sentence; whether it is over."""
-    who, since = verdict.words or headline(verdict.verdict), verdict.verdict.since_step
-    return f"{who} since step {since}{' (resolved)' if verdict.over else ''}"
+    who = verdict.words or headline(verdict.verdict)
+    return f"{who} {onset(verdict.verdict)}{' (resolved)' if verdict.over else ''}"
 
 
 def _style(verdict: Open) -> str:
