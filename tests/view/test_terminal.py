@@ -10,8 +10,7 @@ from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
 from ringside.text import sparkline
 from ringside.view.run.live import RunFollower
-from ringside.view.terminal import closing_summary, live_picture, rank_table, status_line, verdict_line
-from ringside.view.tui.console import SafeConsole
+from ringside.view.terminal import closing_summary, live_picture, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
 
@@ -153,22 +152,6 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     few = summarise(info(2), list(records(2, 30)), [])
     assert "No verdict. A rank 10% slower might not" in "\n".join(lines(closing_summary(few, []), width=100))
     assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
-
-
-def test_no_line_of_the_closing_words_ends_in_blanks():
-    found = [Verdict(**verdict(cause="short", advice="one " * 40))]
-    summary = summarise(info(2), list(records(2, 60, slow=1)), found)
-    for width in (60, 1000):
-        written = io.StringIO()
-        SafeConsole(file=written, width=width).print(closing_summary(summary, found))
-        shown = written.getvalue().splitlines()
-        assert [line for line in shown if line != line.rstrip()] == []
-        assert "  why   short" in shown
-
-
-def test_only_who_needs_longer_has_an_excess():
-    rows = lines(rank_table(summarise(info(2), list(records(2, 60, slow=1)), [])["ranks"]))
-    assert [row.split()[5:] for row in rows[1:]] == [[], ["+30.0%"]]
 
 
 def test_before_a_verdict_the_picture_promises_nothing():

@@ -35,7 +35,7 @@ from ringside.view.export.perfetto import check_trace_name, steps_between, write
 from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, printable_lines
-from ringside.view.verdict_text import all_is_well, no_verdict, surely_well, verdict_text
+from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -101,7 +101,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print a summary: the verdict first, then the slowest ranks; it fits 80 × 24."""
     verdicts = [verdict_text(verdict, summary) for verdict in summary["verdicts"]]
     if not verdicts:
-        console.print(Text(no_verdict(summary), style="bold green" if surely_well(summary) else "bold yellow"))
+        console.print(Text(no_verdict(summary), style="bold"))
         console.print(Text(all_is_well(summary)))
     for text in verdicts:
         console.print(Text(text.headline, style="bold red"))
@@ -114,11 +114,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     table = Table(box=None, pad_edge=False, caption=f"and {hidden} ranks with less excess" if hidden else None)
     for name in ("rank", "host", "own", "wait", "excess"):
         table.add_column(name, justify="left" if name == "host" else "right", no_wrap=True, overflow="ellipsis")
-    table.add_column("(medians, whole run)", no_wrap=True)
     for rank in ranks[: len(ranks) - hidden]:
         name = f"{rank['rank']} ◀" if rank["rank"] in culprits else f"{rank['rank']}  "
         times = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]))
-        excess = rank["excess_ratio"] or 0.0
-        cells = (name, str(rank["host"]), *times, signed_percent(excess) if excess > 0 else "")
+        cells = (name, str(rank["host"]), *times, signed_percent(rank["excess_ratio"]))
         table.add_row(*(Text(cell) for cell in cells), style="bold" if rank["rank"] in culprits else "")
     console.print(table)

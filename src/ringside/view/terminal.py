@@ -98,8 +98,8 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
         f"rank {rank.rank}: own {duration(rank.own_seconds)} wait {duration(rank.wait_seconds)}"
         for rank in sorted(shown, key=lambda rank: rank.rank)
     )
-    window = f"medians, last {RECENT_STEPS} steps"
-    return f"{clock(elapsed_s)}  {run.step + 1}{f'/{run.of}' if run.of else ''} steps{loss}  {own}  ({window})"
+    own += f"  (medians, last {RECENT_STEPS} steps)"
+    return f"{clock(elapsed_s)}  {run.step + 1}{f'/{run.of}' if run.of else ''} steps{loss}  {own}"
 
 
 def verdict_line(finding: ShownFinding) -> str:
@@ -121,8 +121,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         parts.append(Text(f"● {headline(verdict)} {onset(verdict)}.", style="bold red"))
         cost = verdict.cost_rank_seconds
         in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
-        lost = f"{cost:.1f} rank-seconds{in_hours}, lost time summed over ranks"
-        price = f"{lost}; noticed at step {verdict.detected_step}" if cost > 0 else ""
+        price = f"{cost:.1f} rank-seconds so far{in_hours}; noticed at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for heading, text in (("why", verdict.cause), ("cost", price), ("do", verdict.advice)):
             if text:
@@ -172,7 +171,7 @@ def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
             str(row["rank"]),
             duration(row["own_seconds_median"]),
             duration(row["wait_seconds_median"]),
-            "" if excess is None or excess <= 0 else signed_percent(excess),  # who is faster is not ill
+            "" if excess is None else signed_percent(excess),
         )
     return table
 

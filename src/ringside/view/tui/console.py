@@ -6,13 +6,10 @@ import codecs
 import io
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TextIO
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 REPLACEMENT = "�"
@@ -41,35 +38,8 @@ def without_controls(page: str) -> str:
     return page.translate(_CONTROLS)
 
 
-@dataclass(frozen=True)
-class _Ragged:
-    """What rich pads to the width of its longest line, with lines that end where their text does."""
-
-    content: RenderableType
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
-        for line in console.render_lines(self.content, options, pad=False):
-            while line and not line[-1].text.strip():
-                line.pop()
-            if line:
-                yield from line[:-1]
-                yield Segment(line[-1].text.rstrip(), line[-1].style)
-            yield Segment.line()
-
-
 class SafeConsole(Console):
-    """A console that writes text as `printable` returns it, line by line: only its own colours reach the terminal.
-
-    No line ends in blanks: what is printed gets copied.
-    """
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does."""
-        # a soft-wrapped line is as long as it is: rich would cut it off
-        padded = (Table, Group, Padding) if self.soft_wrap or options else (Table, Group, Padding, Text)
-        if len(objects) == 1 and isinstance(objects[0], padded):
-            objects = (_Ragged(objects[0]),)
-        super().print(*objects, **options)
+    """A console that writes text as `printable` returns it, line by line: only its own colours reach the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield what a renderable looks like; what moves the cursor comes from rich alone."""
