@@ -58,8 +58,12 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     own, others = (evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
     why = as_sentence(verdict.cause)
     if isinstance(own, float | int) and isinstance(others, float | int):
-        why = f"Its own work takes {duration(own)} in the median step since then, the others' {duration(others)}. {why}"
-        why = why.strip()
+        # the headline's excess is the median of each step's, which is not that of two medians
+        excess = verdict.excess_ratio
+        apart = others > 0 and abs(own / others - 1 - excess) > 0.02
+        longer = f"; step by step that is {percent(excess)} longer in the median" if apart else ""
+        medians = f"{duration(own)} in the median step since then, the others' {duration(others)}{longer}"
+        why = f"Its own work takes {medians}. {why}".strip()
     who_and_what = headline(verdict)
     if until is not None:
         who_and_what = _replace_all(who_and_what, PAST)
