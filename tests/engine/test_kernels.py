@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -106,6 +108,24 @@ def test_a_kernel_is_its_twin(isa: str, dtype: str, op: str) -> None:
         check(rng, dtype, op, isa, count, nsrc, ndst, stream, scale)
     for stream in (False, True):
         check(rng, dtype, op, isa, 1029, 2, 2, stream, scales[-1])
+
+
+PAIR = """
+import numpy as np
+from ringside import _core
+size = 5 * 64
+raw = np.zeros((4, 64 + size), np.uint8)
+a, b, x, y = (row[-row.ctypes.data % 64 :][:size] for row in raw)
+a[:], b[:] = np.arange(size) % 7, np.arange(size) % 5
+_core.native().stream_pair(*(row.ctypes.data for row in (a, b, x, y)), size)
+assert np.array_equal(x, a | b) and np.array_equal(y, a | b)
+"""
+
+
+def test_what_two_hold_is_written_to_both_places_by_every_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for isa in SETS:
+        monkeypatch.setenv("RINGSIDE_ISA", isa)
+        subprocess.run([sys.executable, "-c", PAIR], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("isa", SETS)
