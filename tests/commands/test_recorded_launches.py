@@ -243,6 +243,11 @@ def story(sleeper: subprocess.Popen[bytes], *, back: bool = True) -> list[str | 
     ]  # fmt: skip
 
 
+def shape(line: str) -> str:
+    """Return a line without its numbers and units."""
+    return re.sub(r"\d[\d.]*( (µs|ms|s)\b)?", "#", line)
+
+
 def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
     call: Call, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ):
@@ -251,6 +256,9 @@ def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
     assert sleeper.wait(30) == -signal.SIGKILL
     assert (status, out) == (0, "samples lost: 0\n")
     others = " and ".join(map(str, OTHERS))
+    page = (Path(__file__).parents[2] / "docs" / "survive.md").read_text()
+    shown = page.split("$ ringside demo --kill\n")[1].split("```")[0].splitlines()
+    assert {shape(line) for line in shown if "was ended by" not in line} <= {shape(line) for line in err.splitlines()}
     told = re.sub(r"committed [\d.]+ (µs|ms|s) after", "committed (soon) after", err)
     assert told.splitlines() == [
         "the ranks are starting",
