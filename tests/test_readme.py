@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.pages import anchors
+from tests.support.pages import anchors, parse
 
-from ringside.commands import GROUPS, build_parser
+from ringside.commands import GROUPS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -34,8 +34,7 @@ def outputs(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command):
-    _, verb, *arguments = shlex.split(command)
-    build_parser(verbs=(verb,)).parse_args([verb, *arguments])
+    parse(command)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in RUN_HERE])
