@@ -73,8 +73,8 @@ sdist: ## pack the source archive into dist/, and see that a package can be buil
 	@RINGSIDE_NO_NATIVE=1 build/sdist/bin/python -m pip wheel -q --disable-pip-version-check --no-deps -w build/sdist/wheel build/sdist/packed/*.tar.gz
 	@mkdir -p dist && cp build/sdist/packed/*.tar.gz dist/ && ls dist/*.tar.gz
 
-release-check: $(READY) ## whether anything stands open that only a release can fill in: docs/release.md
-	@$(BIN)/python tests/check_release.py
+release-check: ## whether anything stands open that only a release can fill in: docs/release.md (Python 3.11 or newer)
+	@$(PYTHON) tests/check_release.py
 
 # In an environment of its own: the tools of the page are none of the package's.
 docs: build/docs/.ready ## build the documentation site into build/site; a link that leads nowhere is an error

@@ -68,9 +68,21 @@ def test_the_reference_lists_every_public_name() -> None:
     assert sorted(listed) == sorted(ringside.__all__)
 
 
-def test_the_site_lists_every_page() -> None:
-    shelves = re.findall(r"([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(shelves) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+def test_site_and_index_put_every_page_on_the_same_of_four_shelves() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    index = (ROOT / "docs" / "README.md").read_text()
+    site = shelves(nav, r"^  - ([\w-]+):$", r"([\w-]+\.md)$")
+    assert list(site) == ["Tutorial", "How-to", "Reference", "Explanation"]
+    assert shelves(index, r"^\*\*([\w-]+)\*\*:.*$", r"\]\(([\w-]+\.md)\)") == site
+    listed = sorted(page for pages in site.values() for page in pages)
+    assert [*listed, "README.md"] == sorted((page.name for page in (ROOT / "docs").glob("*.md")), key=str.swapcase)
+
+
+def shelves(text: str, heading: str, page: str) -> dict[str, set[str]]:
+    """Return the pages that are named below each heading."""
+    _, *parts = re.split(heading, text, flags=re.MULTILINE)
+    named = [set(re.findall(page, part, re.MULTILINE)) for part in parts[1::2]]
+    return dict(zip(parts[::2], named, strict=True))
 
 
 def test_the_site_keeps_links_among_its_pages_only() -> None:
