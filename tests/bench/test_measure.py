@@ -336,10 +336,10 @@ def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.Monke
     for user, flags in ((0, ["--allow-run-as-root"]), (1000, [])):
         monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
         ((command, environ),) = launch.rank_commands(asked, tmp_path)
-        assert command[: 1 + len(flags)] == ["mpirun", *flags]
+        assert [Path(command[0]).name, *command[1 : 1 + len(flags)]] == ["mpirun", *flags]
         assert command[1 + len(flags) : 6 + len(flags)] == ["--oversubscribe", "--bind-to", "none", "-n", "3"]
         assert command[-1] == str(tmp_path)
-        assert environ == {peers.MPI_MEMORY: f"/dev/shm/{tmp_path.name}"}
+        assert environ == dict.fromkeys((peers.MPI_MEMORY, peers.MPI_4_MEMORY), f"/dev/shm/{tmp_path.name}")
 
 
 def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(

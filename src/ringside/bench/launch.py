@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ringside.bench.messages import Begin, Done, Failed, Message, MessageReader, WorkerHello
-from ringside.bench.peers import MPI_MEMORY
+from ringside.bench.peers import MPI_4_MEMORY, MPI_MEMORY, find_mpirun
 from ringside.bench.plan import BenchPlan
 from ringside.bench.worker import PLAN
 from ringside.errors import RingsideError
@@ -74,8 +74,8 @@ def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Map
     if "mpi" not in plan.peers:
         return [(worker, {"RANK": str(rank)}) for rank in range(plan.ranks)]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker]
-    return [(command, {MPI_MEMORY: str(_mpi_memory(directory))})]
+    command = [find_mpirun() or "mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker]
+    return [(command, dict.fromkeys((MPI_MEMORY, MPI_4_MEMORY), str(_mpi_memory(directory))))]
 
 
 def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:

