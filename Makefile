@@ -78,7 +78,9 @@ release-check: ## whether anything stands open that only a release can fill in: 
 
 # In an environment of its own: the tools of the page are none of the package's.
 docs: build/docs/.ready ## build the documentation site into build/site; a link that leads nowhere is an error
-	@build/docs/bin/python -m mkdocs build --strict -q $(ARGS)
+	@# not with -q: warnings that are not shown are not counted, and do not fail it
+	@build/docs/bin/python -m mkdocs build --strict $(ARGS) > build/docs/log 2>&1 \
+		|| { grep -E '^(WARNING|ERROR|Aborted)' build/docs/log >&2; exit 1; }
 	@echo "build/site/index.html"
 
 build/docs/.ready: pyproject.toml

@@ -25,7 +25,7 @@ EXCESS = {"slow_rank": 0.12, "uneven_work": 0.4, "input_bound": 0.25}
 WHO = {"slow_link": [2, 5], "broken_ring": [3, 4], "communication_bound": [], "small_collectives": []}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(DOCS.glob("design/*.md"))], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         name, _, place = target.partition("#")

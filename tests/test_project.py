@@ -85,6 +85,13 @@ def shelves(text: str, heading: str, page: str) -> dict[str, set[str]]:
     return dict(zip(parts[::2], named, strict=True))
 
 
+def test_a_warning_fails_the_site() -> None:
+    """With -q, mkdocs neither shows warnings nor counts them, and --strict has no effect."""
+    (build,) = re.findall(r"mkdocs build (.*)", (ROOT / "Makefile").read_text())
+    assert "--strict" in build
+    assert "-q" not in build.split()
+
+
 def test_the_site_keeps_links_among_its_pages_only() -> None:
     class Page:
         class file:
