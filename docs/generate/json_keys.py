@@ -110,7 +110,7 @@ a fraction.
 ```text
 schema, what (in words), topology, hosts, ranks, recorded
 delta_seconds (value, low, high), work_delta_seconds
-step_seconds and exposed_seconds (before, after: value, low, high; low = high: as given)
+step_seconds and exposed_seconds (before, after: value, low, high; low = high: input)
 buckets, bucket_seconds (null: own work only)
 rank_hours_per_day (null: computation is not known), money_per_day, kwh_per_day
 extrapolated[]

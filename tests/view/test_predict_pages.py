@@ -6,6 +6,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ringside.text import giga, percent, size
 from ringside.view.export.perfetto import write_timeline
 from ringside.view.html.predictions import plan_page, score_page, what_if_page
 from ringside.view.html.simulation import gantt, shown_lanes, timeline_page
-from ringside.view.predict_text import Rates, about, band_text
+from ringside.view.predict_text import Rates, about, band_text, full_plan, similar_clusters
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
@@ -60,7 +61,7 @@ def a_score(folder: Path) -> str:
         ((19.5e-3, 18.1e-3, 20.8e-3), "about 19.5 ms (18.1 to 20.8)", "19.5 ms (18.1 to 20.8)"),
         ((3.0e-3, 1.4e-3, 6.5e-3), "about 3.0 ms (1.4 to 6.5)", "3.0 ms (1.4 to 6.5)"),
         ((1.67e-3, 372e-6, 551e-3), "about 1.7 ms (370 µs to 550 ms)", "1.7 ms (370 µs to 550 ms)"),
-        ((0.25, 0.25, 0.25), "250 ms (as given)", "250 ms (as given)"),
+        ((0.25, 0.25, 0.25), "250 ms (input)", "250 ms (input)"),
         ((0.0, 0.0, 2e-3), "about 0 s (0 s to 2.0 ms)", "0 s (0 s to 2.0 ms)"),
         ((1.0, 0.99996, 1.0), "about 1.00 s (1.00 to 1.00)", "1.00 s (1.00 to 1.00)"),
     ],
@@ -114,7 +115,7 @@ def opened(browser: Any, path: Path, width: int, scheme: str) -> tuple[Any, list
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
-    page.goto(path.as_uri() + "#still")
+    page.goto(path.as_uri())
     return page, complaints
 
 
@@ -151,6 +152,10 @@ def test_a_chunk_is_where_simulated_time_says_with_what_it_carries(browser: Any,
     (tmp_path / "page.html").write_text(timeline_page(timeline))
     page, complaints = opened(browser, tmp_path / "page.html", 1200, "light")
     held = list(contributions(ring(8)))
+    # Nothing moves before somebody presses Play.
+    page.wait_for_timeout(200)
+    assert page.locator("#play").inner_text() == "Play"
+    assert page.locator("#seek").input_value() == "0"
     for share in (0.0, 0.2, 0.62, 1.0):
         page.evaluate("at => { seek.value = 1000 * at; seek.dispatchEvent(new Event('input')) }", share)
         expected = under_way(timeline, held, share * timeline.seconds)
@@ -192,7 +197,56 @@ def test_lanes_hold_the_critical_path_and_fit_one_axis() -> None:
     figure = gantt(timeline, "After", 2 * timeline.seconds)
     assert f'data-end="{2 * timeline.seconds!r}"' in figure
     assert "rank 20</span>" in figure
-    assert "16 of 32 ranks" in figure
+    assert "16 of 32 ranks, in the order in which the critical path reaches them" in figure
+    reached = dict.fromkeys(vertex for hop in timeline.critical_path for vertex in (hop.src, hop.dst))
+    assert lanes[: len(reached)] == list(reached)
+
+
+def test_the_critical_path_is_drawn_only_between_ranks_with_a_lane() -> None:
+    timeline = simulate(ring(32), preset("dgx-h100", 4), 1e8)
+    lanes = shown_lanes(timeline)
+    shown = [hop for hop in timeline.critical_path if {hop.src, hop.dst} <= set(lanes)]
+    assert 0 < len(shown) < len(timeline.critical_path)
+    path = gantt(timeline, "After").partition('class="path" d="')[2].partition('"')[0]
+    breaks = sum(before.dst != after.src for before, after in pairwise(shown))
+    assert path.count("M") == 1 + breaks
+    assert path.count("M") + path.count("L") == 1 + breaks + len(shown)
+
+
+def test_the_animation_is_above_the_fold(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(timeline_page(simulate(ring(16), preset("dgx-h100", 2), 1e9)))
+    page, _ = opened(browser, tmp_path / "page.html", 1280, "light")
+    box = page.locator("#figure .stage svg").bounding_box()
+    assert box["height"] > 350
+    assert box["y"] + box["height"] <= page.locator("#player").bounding_box()["y"] <= 860
+    page.context.close()
+
+
+def test_tiles_of_a_what_if_say_what_was_before_in_words() -> None:
+    page = a_what_if()
+    assert "<dd>220 ms<small>input; before: 200 ms (input)</small>" in " ".join(page.split())
+    assert "cost per day" in page
+    change = StepChange(slower={3: 0.1})
+    answer = what_if(PredictedStep(H100, 1e9, np.full((1, 8), 0.2), 40), change)
+    assert "; unchanged</small>" in what_if_page(answer, change, (None, None), Rates())
+
+
+def test_baselines_have_their_proper_names(tmp_path: Path) -> None:
+    assert "Hockney" in a_score(tmp_path).partition("Baselines")[2][:200]
+
+
+def test_a_table_says_why_its_fastest_row_is_not_the_answer() -> None:
+    question = PlanQuestion(preset("dgx-h100", 64, 8), 14e9)
+    found = plan(question)
+    assert found.here[0].algorithm == "in_network" != found.priced.algorithm
+    for text in (plan_page(found), "\n".join(full_plan(found))):
+        assert "in_network requires switches that reduce (SHARP)" in text
+        assert "Rows priced by schedule ignore per-message GPU overhead, so they are optimistic." in text
+
+
+def test_a_simulation_has_as_many_digits_as_are_known() -> None:
+    timeline = simulate(ring(16), preset("dgx-h100", 2), 1e9)
+    assert similar_clusters(timeline).startswith("exact for these figures; similar clusters: about 5.1 ms (2.5 to 1")
 
 
 def test_a_large_schedule_gets_lanes_and_no_animation() -> None:

@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 LARGE_BYTES = 1 << 20
 FULL_SWEEP = (18, 1 << 15)  # rows, and how many times the smallest size the largest is, of a sweep from end to end
 LEAST_HELD = 4  # rows for a hold-out
-BASELINES = ("hockney", "interpolation", "nccl_constants")
+BASELINES = {"hockney": "Hockney", "interpolation": "interpolation", "nccl_constants": "NCCL constants"}
 
 
 @dataclass(frozen=True)

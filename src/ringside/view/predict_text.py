@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS, Fit
-from ringside.predict.plan.options import LIBRARY
+from ringside.predict.plan.options import LIBRARY, UNSEEN, simulated_band
 from ringside.predict.plan.plan import Bound, Priced, TrainingPlan
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
@@ -24,6 +24,8 @@ from ringside.text import digits, duration, giga, percent, signed_percent, size
 WIDTH = 80
 SHORT_RANKS = 3
 SHORT_SCALES = 3
+SWITCHES = "in_network requires switches that reduce (SHARP); it is the answer only with --algorithm in_network."
+OPTIMISTIC = "Rows priced by schedule ignore per-message GPU overhead, so they are optimistic."
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
@@ -82,7 +84,7 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
     The last digit is the first one that is smaller than a quarter of the way to the nearer end.
     """
     if band.low == band.high:
-        return unit(band.value), "as given"
+        return unit(band.value), "input"
     known = least
     half = band.value - band.low or band.high - band.value
     if band.value > 0:
@@ -96,7 +98,7 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
 def _rounded(value: float, known: int, unit: Callable[[float], str]) -> tuple[str, str]:
     """Return a number with so many significant digits, and the unit behind it: `("5.8", " ms")`, `("69", "%")`."""
     text = unit(float(f"{value:.{known}g}"))
-    number = text.rstrip(string.ascii_letters + " %µ")
+    number = text.rstrip(string.ascii_letters + " %µ/")
     name = text.removeprefix(number)
     for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
         if "." in number and number.endswith("0"):
@@ -182,7 +184,9 @@ def hardware(topology: Topology) -> str:
         for link, many in ((topology.inside, per[-1]), (topology.between, topology.hosts))
         if link and many > 1
     ]
-    return f"{topology.name}: {topology.hosts} × {'-'.join(map(str, per))} ranks, {' and '.join(links)}"
+    tables = len(topology.measured)
+    fitted = f", fitted to {tables} table{'s' * (tables > 1)}" if tables else ""
+    return f"{topology.name}: {topology.hosts} × {'-'.join(map(str, per))} ranks, {' and '.join(links)}{fitted}"
 
 
 def bound_text(bound: Bound) -> str:
@@ -198,7 +202,7 @@ def bound_text(bound: Bound) -> str:
 
 
 def _here(plan: TrainingPlan, most: int) -> Iterator[str]:
-    """Yield the fastest at this size: a library's first, which tables support; schedules alone flatter."""
+    """Yield the fastest at this size, `most` of them or all: first those among which the answer was looked for."""
 
     def line(price: Priced) -> str:
         return f"  {price.algorithm:<20}{_mark(price)} {band_text(price.seconds)}"
@@ -209,9 +213,11 @@ def _here(plan: TrainingPlan, most: int) -> Iterator[str]:
     more = f"; {left} more: --all" if left > 0 else ""
     yield f"fastest at {size(plan.question.size_bytes)} (* extrapolated{more})"
     yield from map(line, running[:most])
-    if others and most > len(running):
-        yield "  by their schedules alone, which count no cost per message:"
-        yield from map(line, others[: most - len(running)])
+    for of_library, heading in ((True, SWITCHES), (False, OPTIMISTIC)):
+        rows = [price for price in others[: max(most - len(running), 0)] if (price.basis == LIBRARY) is of_library]
+        if rows:
+            yield f"  {heading}"
+            yield from map(line, rows)
 
 
 def _mark(price: Priced) -> str:
@@ -284,19 +290,16 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
     if answer.knows_work:
         lines.append(f"  step {_change(*answer.steps)}")
         lines.append(f"  own work {_change(work(answer.before), work(answer.after))}")
-        lines.append(f"  left of synchronisation {_change(*(left.seconds for left in answer.left))}")
+        lines.append(f"  exposed communication {_change(*(left.seconds for left in answer.left))}")
     changed, (before, after) = answer.after, (left.bucket for left in answer.left)
     if before is not None and after is not None:
         buckets = f"{changed.buckets} bucket{'s' * (changed.buckets > 1)} of {size(changed.bucket_bytes)}"
         lines.append(f"  {buckets}, each {_change(before, after)}")
     hours = answer.rank_hours_per_day
     if hours is None:
-        lines.append("  a day: say what a step computes, --compute-seconds S")
+        lines.append("  rank-hours lost per day: not known without --compute-seconds S")
     else:
-        shown, all_hours = absolute(hours), 24 * changed.topology.ranks
-        outcome = "saved" if hours.value < 0 else "lost"
-        lines.append(f"  a day: {band_text(shown, digits)} rank-hours of {all_hours} {outcome}")
-        lines += [f"    {text}" for text in prices(shown, rates)]
+        lines += [f"  {label}: {value} ({more})" for label, value, more in per_day(hours, changed.topology.ranks, rates)]
 
     # Who is guilty, and what the critical path consists of.
     if played is None:
@@ -318,7 +321,7 @@ def change_text(change: StepChange) -> str:
         for rank, more in change.slower.items()
     ]
     parts += [f"rank {rank} were as fast as the others" for rank in change.repaired]
-    parts += [f"link {src} > {dst} were {digits(times)} x slower" for src, dst, times in change.slow_links]
+    parts += [f"link {src} → {dst} were {digits(times)} × slower" for src, dst, times in change.slow_links]
     parts += [f"host {host} had one rail less" for host in change.lost_rails]
     if change.oversubscription is not None:
         parts.append(f"the network were oversubscribed {digits(change.oversubscription)}:1")
@@ -352,14 +355,37 @@ def absolute(band: Band) -> Band:
     return Band(-band.value, -band.high, -band.low) if band.value < 0 else band
 
 
-def prices(hours: Band, rates: Rates) -> Iterator[str]:
-    """Yield what rank-hours cost, in money and energy, where rates are known."""
+def per_day(hours: Band, ranks: int, rates: Rates) -> Iterator[tuple[str, str, str]]:
+    """Yield what a day loses or saves: rank-hours, and money and energy where their rates are known.
+
+    Args:
+        hours: Rank-hours per day; below 0 they are saved.
+        ranks: Of the job.
+        rates: What a rank costs.
+
+    Yields:
+        A label, its value, and the band with what it was computed from.
+    """
+    outcome = "saved" if hours.value < 0 else "lost"
+    hours = absolute(hours)
+    figures = [(f"rank-hours {outcome} per day", 1.0, "", f"of {24 * ranks}")]
     if rates.price is not None:
-        money = Band(*(end * rates.price for end in hours.ends))
-        yield f"{band_text(money, digits)} in money, at {digits(rates.price)} a rank-hour"
+        label = "saved per day" if outcome == "saved" else "cost per day"
+        figures.append((label, rates.price, "", f"{digits(rates.price)} per rank-hour"))
     if rates.watts is not None:
-        energy = Band(*(end * (rates.watts / 1e3) for end in hours.ends))
-        yield f"{band_text(energy, digits)} kWh, at {digits(rates.watts)} W a rank"
+        figures.append((f"energy {outcome} per day", rates.watts / 1e3, " kWh", f"{digits(rates.watts)} W per rank"))
+    for label, factor, unit, basis in figures:
+        value, ends = band_parts(Band(*(end * factor for end in hours.ends)), digits)
+        # Where nothing of it is uncertain, what it was computed from says more than that it was input.
+        yield label, value + unit, basis if hours.low == hours.high else f"{ends}, {basis}"
+
+
+def similar_clusters(timeline: Timeline) -> str:
+    """Return how sure a simulation is: it is exact for its topology's figures, and those are not."""
+    band = simulated_band(timeline)
+    if band.low == band.high:
+        return "exact: nothing is sent"
+    return f"exact for these figures; similar clusters: {about(band)}, 95%; extrapolated: {UNSEEN}"
 
 
 def played_algorithm(played: Timeline) -> str:

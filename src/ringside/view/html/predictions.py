@@ -12,9 +12,9 @@ import numpy as np
 from ringside.monitor.stats import Floats
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.memory import STAGE_WORDS
-from ringside.predict.plan.options import has_library, option
+from ringside.predict.plan.options import LIBRARY, has_library, option
 from ringside.predict.plan.plan import SIZES, TrainingPlan, busbw, priced
-from ringside.predict.score import Score, line_flags, summary
+from ringside.predict.score import BASELINES, Score, line_flags, summary
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import bus_factor
 from ringside.predict.what_if import Answer, StepChange, work
@@ -24,10 +24,11 @@ from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.html.simulation import gantt
 from ringside.view.predict_text import (
+    OPTIMISTIC,
     PARTS,
+    SWITCHES,
     Rates,
     about,
-    absolute,
     band_parts,
     band_text,
     bound_text,
@@ -37,7 +38,7 @@ from ringside.view.predict_text import (
     hardware,
     parameter_count,
     played_algorithm,
-    prices,
+    per_day,
 )
 from ringside.view.verdict_text import as_sentence
 
@@ -81,6 +82,9 @@ def plan_page(plan: TrainingPlan) -> str:
     priced_rows = [
         (f"{row.algorithm}{'*' * bool(row.extrapolated)}", *band_parts(row.seconds), row.basis) for row in plan.here
     ]
+    # Why the first row may not be the answer.
+    aside = {row.basis == LIBRARY for row in plan.here if row.algorithm not in plan.contenders}
+    caveats = [words for words, of_library in ((SWITCHES, True), (OPTIMISTIC, False)) if of_library in aside]
     sections = [
         *_curves_over_sizes(plan),
         *_curves_over_hosts_and_buckets(plan),
@@ -88,7 +92,7 @@ def plan_page(plan: TrainingPlan) -> str:
             f"Every algorithm at {subject} (* extrapolated)",
             ("algorithm", "time", "band", "basis"),
             priced_rows,
-            "Rows by schedule ignore the overhead per message, so on GPUs they are optimistic.",
+            " ".join(caveats),
         ),
     ]
     if fit is not None:
@@ -198,14 +202,9 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     figures: list[tuple[str, str, str]] = []
     hours = answer.rank_hours_per_day
     if hours is not None:
-        word = "saved" if hours.value < 0 else "lost"
-        value, ends = band_parts(absolute(hours), digits)
-        figures.append((f"rank-hours a day {word}", value, f"{ends}, of {24 * answer.after.topology.ranks}"))
-        for text in prices(absolute(hours), rates):
-            value, _, more = text.partition(" (")
-            figures.append(("cost a day", value, more.replace(")", ",", 1)))
+        figures += per_day(hours, answer.after.topology.ranks, rates)
         figures.append(("own work", *_before_and_after(work(answer.before), work(answer.after))))
-    figures.append(("left of synchronisation", *_before_and_after(*(left.seconds for left in answer.left))))
+    figures.append(("exposed communication", *_before_and_after(*(left.seconds for left in answer.left))))
     bucket_before, bucket_after = (left.bucket for left in answer.left)
     if bucket_before is not None and bucket_after is not None:
         figures.append(("one bucket", *_before_and_after(bucket_before, bucket_after)))
@@ -232,7 +231,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
 def _before_and_after(before: Band, after: Band) -> tuple[str, str]:
     """Return the value of a tile, and its band and what was before."""
     value, ends = band_parts(after)
-    return value, f"{ends}; before {', '.join(band_parts(before))}"
+    return value, f"{ends}; unchanged" if before == after else f"{ends}; before: {band_text(before)}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -260,11 +259,11 @@ def score_page(scores: Sequence[Score]) -> str:
         headline = f"{percent(total.mape, 1)} off"
         headline += f", the median of {len(scored)} tables" if len(scored) > 1 else ""
     mode = next((MODES.get(score.mode, score.mode) for score, _ in scored), "")
-    baselines = [f"{name.replace('_', ' ')} {percent(value, 1)}" for name, value in total.baselines.items() if value]
+    baselines = [f"{BASELINES[name]} {percent(value, 1)}" for name, value in total.baselines.items() if value]
     lines = [
         ("How", mode),
         ("Band", f"holds {percent(total.band_coverage, 1)} of {total.rows} rows; it is to hold 95%"),
-        ("Beside it", ", ".join(baselines)),
+        ("Baselines", ", ".join(baselines)),
     ]
     figures = [
         ("mean error", percent(total.mape, 1), "median over tables"),

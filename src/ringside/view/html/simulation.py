@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 
 import numpy as np
 
 from ringside.errors import UsageError
 from ringside.monitor.stats import Floats
-from ringside.predict.plan.options import in_words, simulated_band
+from ringside.predict.plan.options import simulated_band
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import duration, giga, percent, size
 from ringside.view.html.markup import Markup, embed_json, fill
 from ringside.view.html.page import PREDICTION_STYLES, footer, note_line, render_page, table, tiles, verdict_section
+from ringside.view.predict_text import band_parts, hardware, similar_clusters
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import frame_svg, page_data
 from ringside.view.schedule.frames import ScheduleFrames
@@ -40,13 +40,13 @@ def timeline_page(timeline: Timeline) -> str:
     late = [f"rank {rank} by {duration(late)}" for rank, late in timeline.late.items() if late]
     lines = [
         ("Bottleneck", str(timeline.guilty)),
-        ("Where", topology.describe()),
-        ("Band", in_words(timeline)),
+        ("Where", hardware(topology)),
+        ("Band", similar_clusters(timeline)),
         ("Late", ", ".join(late)),
     ]
-    ends = simulated_band(timeline)
+    _, ends = band_parts(simulated_band(timeline))
     figures = [
-        ("time", duration(seconds), f"{duration(ends.low)} to {duration(ends.high)} on clusters like it"),
+        ("time", duration(seconds), f"{ends} on similar clusters"),
         ("first rank done", duration(float(timeline.finish_seconds.min())), ""),
         ("bus bandwidth", f"{giga(timeline.busbw)} GB/s", "as nccl-tests has it"),
         ("rounds", str(schedule.rounds), f"{schedule.chunks} chunks"),
@@ -56,12 +56,12 @@ def timeline_page(timeline: Timeline) -> str:
     kind = "bad" if timeline.guilty.kind != "nobody" else "open"
     sections = [
         verdict_section("simulated", headline, lines, kind=kind),
-        tiles(figures),
         *moving,
-        gantt(timeline, "Every rank over time"),
+        tiles(figures),
+        gantt(timeline, "Every rank over time", note=f"{topology.describe()}."),
         table(
             "What the critical path consists of",
-            ("", "seconds", "share"),
+            ("", "time", "share"),
             [(name, duration(part), percent(part / seconds)) for name, part in shares],
         ),
         footer(NOTE if moving else NOTE.rpartition("Its stripes")[0]),
@@ -172,12 +172,17 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
             shapes.append(fill(template, kind, begin, y, max(until - begin, 3)))
     shapes.append(fill('<path class="end" d="M{:.1f} 0V{:.0f}"/>', UNITS * timeline.seconds / end, LANE * len(rows)))
     # The critical path goes from lane to lane; hops between ranks without a lane are left out.
-    points: list[tuple[float, float]] = []
+    path, at = "", (-1.0, -1.0)
     for hop in timeline.critical_path:
-        for vertex, seconds in ((hop.src, hop.begin_s), (hop.dst, hop.end_s)):
-            if vertex in rows:
-                points.append((round(UNITS * seconds / end, 1), LANE * rows[vertex] + LANE / 2))
-    path = "M" + "L".join(f"{x} {y}" for (x, y), _ in groupby(points)) if points else ""
+        if hop.src in rows and hop.dst in rows:
+            points = [
+                (round(UNITS * seconds / end, 1), LANE * rows[vertex] + LANE / 2)
+                for vertex, seconds in ((hop.src, hop.begin_s), (hop.dst, hop.end_s))
+            ]
+            path += "".join(
+                f"{'M' if point is points[0] else 'L'}{point[0]} {point[1]}" for point in points if point != at
+            )
+            at = points[1]
     shapes.append(fill('<path class="path" d="{}"/>', path))
 
     names = []
@@ -186,7 +191,7 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
         names.append(fill("<span{}>{}</span>", Markup(" class=culprit" if vertex in culprits else ""), name))
     left_out = ""
     if timeline.schedule.vertices > MOST_LANES:
-        left_out = f"{len(lanes)} of {timeline.schedule.ranks} ranks: those of the critical path first"
+        left_out = f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
     return fill(
         """<figure class="gantt" data-end="{end!r}"><figcaption>{title}</figcaption>{notes}
 <div class="legend">{legend}</div><div class="box"><div class="names">{names}</div>
@@ -212,7 +217,10 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
 
 
 def shown_lanes(timeline: Timeline) -> list[int]:
-    """Return the vertices that get a lane: all of few; of many those that the critical path is longest on."""
+    """Return the vertices that get a lane, from the top: all of few; of many those that the critical path is longest on.
+
+    The many are in the order in which the path reaches them, so that it goes down the picture.
+    """
     count = timeline.schedule.vertices
     if count <= MOST_LANES:
         return list(range(count))
@@ -222,7 +230,9 @@ def shown_lanes(timeline: Timeline) -> list[int]:
             on_path[vertex] += max(int(1e9 * (hop.end_s - hop.begin_s)), 1)
     guilty = [rank for rank in timeline.guilty.ranks if timeline.guilty.kind != "narrow host"]
     order = [*guilty, *(vertex for vertex, _ in on_path.most_common()), *range(count)]
-    return sorted(list(dict.fromkeys(order))[:MOST_LANES])
+    kept = list(dict.fromkeys(order))[:MOST_LANES]
+    reached = list(dict.fromkeys(vertex for hop in timeline.critical_path for vertex in (hop.src, hop.dst)))
+    return sorted(kept, key=lambda vertex: (reached.index(vertex) if vertex in on_path else len(reached), vertex))
 
 
 def message_spans(timeline: Timeline, vertices: Sequence[int]) -> dict[tuple[str, int], Floats]:
