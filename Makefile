@@ -25,7 +25,7 @@ demo: $(READY) ## train a small GPT over our own all-reduce and name the rank th
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)
 
 # A fifth of a worker's time here is waiting: a third one fills it (202 s of wall became 164).
-test: WORKERS := 3
+test test-all: WORKERS := 3
 test: $(READY) ## run a choice of the tests, some of every kind: under three minutes on two cores
 	@$(PYTEST) -m "not (long or thorough) or core" --hypothesis-profile quick $(ARGS)
 
@@ -52,7 +52,7 @@ bench: $(READY) ## our all-reduce beside Gloo and Open MPI, then the DDP step
 prove: $(READY) ## the kill matrix of exactly-once steps, each of its rules broken, and every state of small jobs
 	@$(BIN)/python -m verification.survive $(ARGS)
 
-frameworks: $(READY) ## install the frameworks that integrations are tested with in `make test-all`
+frameworks: $(READY) ## install the frameworks and the Open MPI that `make test-all` tests with
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[integrations]' --group frameworks
 
 # The tools' programs must lie in $(BIN), even where the base Python has these packages: hence --ignore-installed.

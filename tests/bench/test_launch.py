@@ -77,7 +77,7 @@ def test_a_rank_that_fails_says_why():
 
 def test_mpi_takes_one_mpirun_and_nothing_else_does(tmp_path: Path):
     ((command, _),) = rank_commands(plan(ranks=3, peers=("mpi",)), tmp_path)
-    assert command[0] == "mpirun"
+    assert Path(command[0]).name == "mpirun"
     assert command[command.index("-n") + 1] == "3"
     started = rank_commands(plan(ranks=3, peers=("gloo",)), tmp_path)
     assert [environment for _, environment in started] == [{"RANK": "0"}, {"RANK": "1"}, {"RANK": "2"}]

@@ -21,9 +21,9 @@ def test_a_slow_rank_in_words(capsys):
     assert lines[0] == "what if rank 3 were 12.0% slower"
     assert lines[2] == "a step takes 30.0 ms longer (input), +12.0%"
     assert "own work 250 ms (input) → 280 ms (input)" in text
-    assert "rank-hours lost per day: 82.2 (of 768)" in text
-    assert "cost per day: 205 (2.50 per rank-hour)" in text
-    assert "energy lost per day: 57.5 kWh (700 W per rank)" in text
+    assert "lost per day: 82.2 (input) of 768 rank-hours" in text
+    assert "cost per day: 205 (input), 2.50 per rank-hour" in text
+    assert "energy per day: 57.5 kWh (input), 700 W per rank" in text
     whole = " ".join(text.split())
     assert "critical path (played as hierarchical, exact for these figures): late rank 3 costs 30.0 ms" in whole
     assert max(map(len, lines)) <= 80

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ringside.bench.messages import Begin, Done, Failed, Message, MessageReader, WorkerHello
-from ringside.bench.peers import MPI_MEMORY
+from ringside.bench.peers import MPI_4_MEMORY, MPI_MEMORY, find_mpirun
 from ringside.bench.plan import BenchPlan
 from ringside.bench.worker import PLAN
 from ringside.errors import RingsideError
@@ -74,21 +74,16 @@ def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Map
     if "mpi" not in plan.peers:
         return [(worker, {"RANK": str(rank)}) for rank in range(plan.ranks)]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker]
-    return [(command, {MPI_MEMORY: str(_mpi_memory(directory))})]
+    command = [find_mpirun() or "mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker]
+    return [(command, dict.fromkeys((MPI_MEMORY, MPI_4_MEMORY), str(_mpi_memory(directory))))]
 
 
 def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
     """Start a rank; `log` is the descriptor that takes what it writes."""
     # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
+    env, null = {"OMP_NUM_THREADS": "1", **os.environ, **environment}, subprocess.DEVNULL
     return subprocess.Popen(
-        command,
-        env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
+        command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
     )
 
 

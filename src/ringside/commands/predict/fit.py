@@ -114,8 +114,8 @@ def table_lines(found: dict[str, Any]) -> list[str]:
     lines = [f"{found['name']}: {found['collective']}, {counted(found['ranks'], 'rank')}{hosts}, {found['rows']} rows"]
     for key, label, words in (("latency_s", "latency", duration), ("algbw_bytes_per_s", "algbw, large", rate)):
         figure = found[key]
-        fitted = band_text(Band(figure["value"], figure["low"], figure["high"]), words)
-        lines.append(f"  {label:<13} {fitted}; expected of the hardware {words(figure['expected'])}")
+        measured = band_text(Band(figure["value"], figure["low"], figure["high"]), words)
+        lines.append(f"  {label:<13} {measured}; expected of the hardware {words(figure['expected'])}")
     for key, label, what in (
         ("held_out", "check", "on held-out rows"),
         ("other_scales", "other scales", "when only the tables of other scales are fitted"),

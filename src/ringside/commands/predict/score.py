@@ -43,6 +43,7 @@ from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.text import parse_size, percent, signed_percent, size
 from ringside.view.html.predictions import MODES, score_page
+from ringside.view.predict_text import BASELINE_NAMES
 from ringside.view.tui.console import SafeConsole
 
 HELP = "compare predictions with measured tables: nccl-tests, OSU, CSV"
@@ -233,7 +234,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
         errors = score.errors
         if errors is None:
             continue
-        others = [score.baselines.get(name) for name in scoring.BASELINES]
+        others = [score.baselines.get(name) for name in ("hockney", "interpolation", "nccl_constants")]
         grid.add_row(
             score.table.name,
             str(score.table.ranks or "?"),
@@ -267,7 +268,7 @@ def verdict_lines(scores: Sequence[Score]) -> list[str]:
     mode = next(score.mode for score in scores if score.errors)
     count = f"{total.tables} tables, median error" if total.tables > 1 else "error"
     others = ", ".join(
-        f"{scoring.BASELINES[name]} {percent(value, 1)}" for name, value in total.baselines.items() if value
+        f"{BASELINE_NAMES[name]} {percent(value, 1)}" for name, value in total.baselines.items() if value
     )
     covered = f"the 95% band holds {percent(total.band_coverage, 1)} of {total.rows} rows"
     lines = [f"{count} {percent(total.mape, 1)} ({MODES.get(mode, mode)}); {covered}"]

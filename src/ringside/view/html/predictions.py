@@ -14,7 +14,7 @@ from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import LIBRARY, has_library, option
 from ringside.predict.plan.plan import SIZES, TrainingPlan, busbw, priced
-from ringside.predict.score import BASELINES, Score, line_flags, summary
+from ringside.predict.score import Score, line_flags, summary
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import bus_factor
 from ringside.predict.what_if import Answer, StepChange, work
@@ -24,21 +24,24 @@ from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.html.simulation import gantt
 from ringside.view.predict_text import (
+    BASELINE_NAMES,
     OPTIMISTIC,
     PARTS,
     SWITCHES,
     Rates,
     about,
+    absolute,
     band_parts,
     band_text,
     bound_text,
     change_text,
+    costs_per_day,
     difference_text,
     fit_text,
     hardware,
     parameter_count,
+    part_text,
     played_algorithm,
-    per_day,
 )
 from ringside.view.verdict_text import as_sentence
 
@@ -185,11 +188,12 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         played: The synchronisation before and after, where it could be played.
         rates: What a rank costs.
     """
-    longer = answer.delta.value
-    kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
     headline = difference_text(answer)
     changed, ranks = change_text(change), answer.before.topology.ranks
     before, after = answer.step_s
+    # What a step of two digits would not show is neither good nor bad.
+    longer = answer.delta.value if abs(after - before) > 1e-3 * before else 0.0
+    kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
     steps = " → ".join(map(band_text, answer.steps)) + (f", {signed_percent(after / before - 1)}" if before else "")
     then = played[1]
     lines = [
@@ -202,7 +206,12 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     figures: list[tuple[str, str, str]] = []
     hours = answer.rank_hours_per_day
     if hours is not None:
-        figures += per_day(hours, answer.after.topology.ranks, rates)
+        word = "saved" if hours.value < 0 else "lost"
+        value, ends = band_parts(absolute(hours), digits)
+        figures.append((f"rank-hours {word} per day", value, f"{ends}, of {24 * answer.after.topology.ranks}"))
+        for what, cost, unit, rate in costs_per_day(absolute(hours), rates):
+            value, ends = band_parts(cost, unit)
+            figures.append((what, value, f"{ends}; {rate}"))
         figures.append(("own work", *_before_and_after(work(answer.before), work(answer.after))))
     figures.append(("exposed communication", *_before_and_after(*(left.seconds for left in answer.left))))
     bucket_before, bucket_after = (left.bucket for left in answer.left)
@@ -221,7 +230,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     parts = [timeline.shares if timeline is not None else {} for timeline in played]
     names = sorted({*parts[0], *parts[1]}, key=lambda name: -parts[1].get(name, 0.0))
     if names:
-        rows = [(name, *(duration(part.get(name, 0.0)) for part in parts)) for name in names]
+        rows = [(part_text(name), *(duration(part.get(name, 0.0)) for part in parts)) for name in names]
         pictures.append(table("What the critical path consists of", ("", "before", "after"), rows))
     verdict = verdict_section(f"what if {changed}", as_sentence(headline), lines, kind=kind)
     sections = [verdict, tiles(figures), *pictures, footer(WHAT_IF_NOTE)]
@@ -231,7 +240,8 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
 def _before_and_after(before: Band, after: Band) -> tuple[str, str]:
     """Return the value of a tile, and its band and what was before."""
     value, ends = band_parts(after)
-    return value, f"{ends}; unchanged" if before == after else f"{ends}; before: {band_text(before)}"
+    was, its_ends = band_parts(before)
+    return value, ends if before == after else f"{ends}; before: {was}, {its_ends}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -259,7 +269,7 @@ def score_page(scores: Sequence[Score]) -> str:
         headline = f"{percent(total.mape, 1)} off"
         headline += f", the median of {len(scored)} tables" if len(scored) > 1 else ""
     mode = next((MODES.get(score.mode, score.mode) for score, _ in scored), "")
-    baselines = [f"{BASELINES[name]} {percent(value, 1)}" for name, value in total.baselines.items() if value]
+    baselines = [f"{BASELINE_NAMES[name]} {percent(value, 1)}" for name, value in total.baselines.items() if value]
     lines = [
         ("How", mode),
         ("Band", f"holds {percent(total.band_coverage, 1)} of {total.rows} rows; it is to hold 95%"),
@@ -287,14 +297,14 @@ def score_page(scores: Sequence[Score]) -> str:
         (f"{score.table.name}, line {flag.line}", flag.reason) for score in scores for flag in line_flags(score.table)
     ]
     sections = [
-        verdict_section("predictions beside measurements", headline, lines),
+        verdict_section("predictions against measurements", headline, lines),
         tiles(figures),
         table("Every table", columns, overview) if overview else NOTHING,
         *(_table_curves(score, index) for index, (score, _) in enumerate(scored[:MOST_TABLES])),
         table("Not used", ("what", "why"), unused) if unused else NOTHING,
         footer(SCORE_NOTE),
     ]
-    return render_page("Predictions beside measurements", "predict score", mode, sections, scripts=("report.js",))
+    return render_page("Predictions against measurements", "predict score", mode, sections, scripts=("report.js",))
 
 
 def _table_curves(score: Score, index: int) -> Markup:

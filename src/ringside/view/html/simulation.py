@@ -14,7 +14,7 @@ from ringside.predict.simulation.timeline import Timeline
 from ringside.text import duration, giga, percent, size
 from ringside.view.html.markup import Markup, embed_json, fill
 from ringside.view.html.page import PREDICTION_STYLES, footer, note_line, render_page, table, tiles, verdict_section
-from ringside.view.predict_text import band_parts, hardware, similar_clusters
+from ringside.view.predict_text import band_parts, part_text, simulation_text
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import frame_svg, page_data
 from ringside.view.schedule.frames import ScheduleFrames
@@ -40,13 +40,12 @@ def timeline_page(timeline: Timeline) -> str:
     late = [f"rank {rank} by {duration(late)}" for rank, late in timeline.late.items() if late]
     lines = [
         ("Bottleneck", str(timeline.guilty)),
-        ("Where", hardware(topology)),
-        ("Band", similar_clusters(timeline)),
         ("Late", ", ".join(late)),
+        ("Band", simulation_text(timeline)),
     ]
-    _, ends = band_parts(simulated_band(timeline))
+    value, ends = band_parts(simulated_band(timeline))
     figures = [
-        ("time", duration(seconds), f"{ends} on similar clusters"),
+        ("on clusters like it", value, ends),
         ("first rank done", duration(float(timeline.finish_seconds.min())), ""),
         ("bus bandwidth", f"{giga(timeline.busbw)} GB/s", "as nccl-tests has it"),
         ("rounds", str(schedule.rounds), f"{schedule.chunks} chunks"),
@@ -55,14 +54,14 @@ def timeline_page(timeline: Timeline) -> str:
     moving = _moving_figure(timeline)
     kind = "bad" if timeline.guilty.kind != "nobody" else "open"
     sections = [
-        verdict_section("simulated", headline, lines, kind=kind),
+        verdict_section(f"simulated on {topology.describe()}", headline, lines, kind=kind),
         *moving,
         tiles(figures),
-        gantt(timeline, "Every rank over time", note=f"{topology.describe()}."),
+        gantt(timeline, "Every rank over time"),
         table(
             "What the critical path consists of",
             ("", "time", "share"),
-            [(name, duration(part), percent(part / seconds)) for name, part in shares],
+            [(part_text(name), duration(part), percent(part / seconds)) for name, part in shares],
         ),
         footer(NOTE if moving else NOTE.rpartition("Its stripes")[0]),
     ]
@@ -191,7 +190,9 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
         names.append(fill("<span{}>{}</span>", Markup(" class=culprit" if vertex in culprits else ""), name))
     left_out = ""
     if timeline.schedule.vertices > MOST_LANES:
-        left_out = f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
+        left_out = (
+            f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
+        )
     return fill(
         """<figure class="gantt" data-end="{end!r}"><figcaption>{title}</figcaption>{notes}
 <div class="legend">{legend}</div><div class="box"><div class="names">{names}</div>
@@ -217,9 +218,9 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
 
 
 def shown_lanes(timeline: Timeline) -> list[int]:
-    """Return the vertices that get a lane, from the top: all of few; of many those that the critical path is longest on.
+    """Return the vertices that get a lane, from the top: all of few; of many those that hold the critical path longest.
 
-    The many are in the order in which the path reaches them, so that it goes down the picture.
+    Of many they are in the order in which the path reaches them, so that it goes down the picture.
     """
     count = timeline.schedule.vertices
     if count <= MOST_LANES:
