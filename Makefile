@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel release-check tsan asan stops test-oldest clean
+.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel sdist release-check tsan asan stops test-oldest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,12 +66,21 @@ wheel: $(READY) ## build a wheel into dist/, check its tags, try it in an enviro
 	@mkdir -p dist && cp build/wheel/repaired/*.whl dist/
 	@$(BIN)/python tests/check_wheel.py $$(ls build/wheel/repaired/*.whl)
 
-release-check: $(READY) ## whether anything stands open that only a release can fill in: docs/release.md
-	@$(BIN)/python tests/check_release.py
+sdist: ## pack the source archive into dist/, and see that a package can be built from it
+	@$(PYTHON) -m venv --clear build/sdist
+	@build/sdist/bin/python -m pip install -q --disable-pip-version-check build
+	@build/sdist/bin/python -m build -q --sdist --outdir build/sdist/packed .
+	@RINGSIDE_NO_NATIVE=1 build/sdist/bin/python -m pip wheel -q --disable-pip-version-check --no-deps -w build/sdist/wheel build/sdist/packed/*.tar.gz
+	@mkdir -p dist && cp build/sdist/packed/*.tar.gz dist/ && ls dist/*.tar.gz
+
+release-check: ## whether anything stands open that only a release can fill in: docs/release.md (Python 3.11 or newer)
+	@$(PYTHON) tests/check_release.py
 
 # In an environment of its own: the tools of the page are none of the package's.
 docs: build/docs/.ready ## build the documentation site into build/site; a link that leads nowhere is an error
-	@build/docs/bin/python -m mkdocs build --strict -q $(ARGS)
+	@# not with -q: warnings that are not shown are not counted, and do not fail it
+	@build/docs/bin/python -m mkdocs build --strict $(ARGS) > build/docs/log 2>&1 \
+		|| { grep -E '^(WARNING|ERROR|Aborted)' build/docs/log >&2; exit 1; }
 	@echo "build/site/index.html"
 
 build/docs/.ready: pyproject.toml

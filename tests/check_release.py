@@ -35,6 +35,9 @@ def open_points(root: Path) -> list[str]:
     dated = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$"
     if not re.search(dated, (root / "CHANGELOG.md").read_text(), re.MULTILINE):
         found.append(f"CHANGELOG.md: {version} has no date")
+    pending = (root / "CHANGELOG.md").read_text().partition("## [Unreleased]\n")[2].partition("\n## ")[0]
+    if pending.strip():
+        found.append(f"CHANGELOG.md: [Unreleased] has entries, which belong to {version}")
     if SWITCH in (root / "docs" / "install.md").read_text():
         found.append("docs/install.md: the line with the index is switched off")
     return found

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 from docs.generate.environment import environment_page
+from tests.support.pages import anchors, parse
 
-from ringside.commands import build_parser
 from ringside.commands.serve import PORT
 from ringside.engine.settings import Settings
 from ringside.environment import FOR_LAUNCHERS, FOR_USERS
@@ -26,17 +25,7 @@ EXCESS = {"slow_rank": 0.12, "uneven_work": 0.4, "input_bound": 0.25}
 WHO = {"slow_link": [2, 5], "broken_ring": [3, 4], "communication_bound": [], "small_collectives": []}
 
 
-def anchors(page: Path) -> set[str]:
-    """Return the places in a page that a link can lead to, as GitHub names them."""
-    text = page.read_text()
-    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    named = {
-        re.sub(r"[^\w\- ]", "", re.sub(r"<[^>]*>", "", title)).strip().lower().replace(" ", "-") for title in titles
-    }
-    return named | set(re.findall(r'<a id="([\w-]+)">', text))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(DOCS.glob("design/*.md"))], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         name, _, place = target.partition("#")
@@ -53,9 +42,8 @@ def test_the_index_lists_every_page() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_parse(page: Path) -> None:
     made = page.name == "commands.md"  # holds examples of parsers' own
-    for command in [] if made else re.findall(r"^\$ (?:\w+=\S+ )*ringside (.*)$", page.read_text(), re.MULTILINE):
-        words = shlex.split(command, comments=True)
-        build_parser(verbs=words[:1]).parse_args(words)
+    for command in [] if made else re.findall(r"^\$ (?:\w+=\S+ )*(ringside .*)$", page.read_text(), re.MULTILINE):
+        parse(command)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,3 +94,34 @@ def test_scripts_that_pages_give_exist() -> None:
             paths.append(f"{path}/__main__.py" if (ROOT / path).is_dir() else f"{path}.py")
         for path in paths:
             assert (ROOT / path).exists(), (page.name, path)
+
+
+def table_below(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of the first table below a heading of a page, without its head."""
+    text = (DOCS / page).read_text().split(f"\n## {heading}\n")[1]
+    lines = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert lines is not None
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[0].splitlines()[2:]]
+
+
+def test_the_table_of_metrics_is_what_is_exported() -> None:
+    listed = {name for row in table_below("alerts.md", "Metrics") for name in re.findall(r"`(\w+)`", row[0])}
+    exported = {
+        name.removesuffix("_total")
+        for text in (ROOT / "tests" / "golden" / "files" / "pages").glob("metrics-*.txt")
+        for name in re.findall(r"^# TYPE (\w+)", text.read_text(), re.MULTILINE)
+    }
+    assert listed == exported
+
+
+def test_the_keys_and_columns_of_top_are_those_that_it_has() -> None:
+    pytest.importorskip("textual", reason="textual is not installed here")
+    from ringside.view.tui.app import TopApp
+    from ringside.view.tui.rank_table import Columns
+
+    bound = {key for binding in TopApp.BINDINGS for key in binding.key.split(",") if len(key) == 1}
+    listed = {key for row in table_below("top.md", "Keys") for key in re.findall(r"`(\w)`", row[0])}
+    assert listed == bound - set("jk")
+    columns = [row[0] for row in table_below("top.md", "Contents of the screen")]
+    names = {"spark": "own time"}
+    assert columns == [names.get(name, name) for name in Columns.__annotations__ if name not in ("rank", "host")]

@@ -80,5 +80,6 @@ def test_a_tree_that_is_filled_in_can_be_released(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         text = (ROOT / name).read_text().replace("repository.invalid", "example.org")
         text = re.sub(r"^(## \[0\.1\.0\]) - not released yet$", r"\1 - 2027-01-01", text, flags=re.MULTILINE)
+        text = re.sub(r"(?<=^## \[Unreleased\]\n).*?(?=^## )", "\n", text, flags=re.MULTILINE | re.DOTALL)
         (tmp_path / name).write_text(text.replace("<!-- once published:", "").replace("once published -->", ""))
     assert open_points(tmp_path) == []

@@ -306,3 +306,8 @@ def test_a_wheel_without_the_native_core_is_pure(tmp_path):
     assert "ringside/py.typed" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".hpp"))]
     assert "ringside/_core/enums.def" in names
+    assert {path.name for path in map(Path, names) if "licenses" in path.parts} == {
+        "LICENSE",
+        "nanobind.txt",
+        "robin-map.txt",
+    }

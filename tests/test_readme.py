@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.pages import anchors, parse
 
-from ringside.commands import build_parser
+from ringside.commands import GROUPS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -34,8 +35,7 @@ def outputs(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command):
-    _, verb, *arguments = shlex.split(command)
-    build_parser(verbs=(verb,)).parse_args([verb, *arguments])
+    parse(command)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in RUN_HERE])
@@ -48,9 +48,11 @@ def test_quick_commands_print_what_is_shown(command, tmp_path):
 
 
 def test_every_command_has_its_line():
-    from ringside.commands import VERBS
-
-    assert sorted(re.findall(r"^\|.*\| \[`([\w-]+)`\]", README, re.MULTILINE)) == sorted(VERBS)
+    groups, name = {}, ""
+    for group, verb in re.findall(r"^\| (?:\*\*(.*)\*\* )?\| \[`([\w-]+)`\]", README, re.MULTILINE):
+        name = group or name  # the first line of a group names it
+        groups.setdefault(name, []).append(verb)
+    assert {name: tuple(verbs) for name, verbs in groups.items()} == GROUPS
 
 
 def test_python_blocks_run(tmp_path):
@@ -74,10 +76,11 @@ def test_python_blocks_run(tmp_path):
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "docs/benchmarks.md", "docs/schedules.md"])
 def test_links_lead_somewhere(document):
-    text = (ROOT / document).read_text()
-    for target in re.findall(r"\]\(([^)#\s]+)\)", text):
-        if not target.startswith("http"):
-            assert ((ROOT / document).parent / target).exists(), target
+    path = ROOT / document
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", path.read_text()):
+        name, _, place = target.partition("#")
+        assert (path.parent / name).exists(), target
+        assert not place or place in anchors(path.parent / name if name else path), target
 
 
 def test_the_two_commands_are_targets_of_the_makefile():

@@ -7,14 +7,17 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+from ringside.commands import main
 from ringside.engine.settings import usable_cores
 
+RECORDED = Path(__file__).parent / "tutorial_runs.tar.xz"
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()
 (SCRIPT,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHOWN = [
@@ -39,6 +42,23 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", *shlex.split(command)], cwd=folder, env={**environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150,
     )  # fmt: skip
+
+
+def test_what_reads_a_run_prints_what_is_shown_to_the_digit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's numbers are those of two runs of its script that were recorded once."""
+    with tarfile.open(RECORDED) as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    read = [(command, shown) for command, shown in SHOWN if not command.startswith("ringside run")]
+    assert len(read) == 5
+    for command, shown in read:
+        assert main(shlex.split(command)[1:]) == int(any(flag in command for flag in FAILS))
+        printed = iter([line.rstrip() for line in capsys.readouterr().out.splitlines()])
+        for line in shown.splitlines():
+            assert line in ("...", "") or line in printed, (command, line)  # in this order
 
 
 @pytest.mark.noisy

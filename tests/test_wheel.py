@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,15 @@ def test_the_build_is_told_the_same_abi() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
     assert settings["wheel"]["py-api"] == f"cp3{STABLE_FROM}"
     assert "nanobind_add_module(_native STABLE_ABI" in (ROOT / "CMakeLists.txt").read_text()
+
+
+def test_what_is_compiled_in_is_there_with_the_licence_that_it_came_with() -> None:
+    nanobind = pytest.importorskip("nanobind", reason="nanobind is not installed here")
+    (packaged,) = (path for path in metadata.files("nanobind") or [] if path.name == "LICENSE")
+    assert (ROOT / "licenses" / "nanobind.txt").read_text() == packaged.read_text()
+    header = Path(nanobind.include_dir()).parent / "ext" / "robin_map" / "include" / "tsl" / "robin_hash.h"
+    told = re.sub(r"^ \*/? ?", "", header.read_text().split("*/")[0], flags=re.MULTILINE)
+    assert (ROOT / "licenses" / "robin-map.txt").read_text().split() == told.removeprefix("/**").split()
 
 
 @pytest.mark.skipif("RINGSIDE_TEST_WHEEL" not in os.environ, reason="builds the core: RINGSIDE_TEST_WHEEL=1")

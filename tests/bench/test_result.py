@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
+from msgspec.structs import replace
 
 from ringside.bench import result as table
 from ringside.bench.result import BenchResult, merge
@@ -49,6 +52,14 @@ def test_the_verdict_names_the_ratios(result: BenchResult):
     assert small.strip() == "1 KiB: 3.00 µs, 66.7x Gloo"
     assert large.strip().startswith("64 MiB: 4.00 ms, 10.0x Gloo, ")
     assert large.endswith("% of the streaming limit")
+
+
+def test_of_one_rank_is_said_that_it_exchanges_nothing(result: BenchResult):
+    alone = dataclasses.replace(result, plan=replace(PLAN, ranks=1))
+    assert table.verdict(alone)[:2] == [
+        "1 rank on 2 cores, float32 sum, in place",
+        "  one rank exchanges nothing: what is timed is the call",
+    ]
 
 
 def test_the_report_fits_a_terminal_and_a_wide_one_has_all_of_nccl_tests_columns(result: BenchResult):

@@ -59,6 +59,21 @@ def test_what_cannot_be_seen_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "would not be seen: its times vary too much." in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_straggler_is_not_gone_where_a_run_is_too_unsteady_to_show_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = str(slow_run(tmp_path / "slow"))
+    unsteady = str(write_run(tmp_path / "unsteady", own_times(120, 4, jitter=0.3, seed=1)))
+    assert main(["compare", slow, unsteady]) == 0
+    text = capsys.readouterr().out
+    assert "In A, and not certain in B: rank 2 is " in text
+    assert "Gone" not in text
+    assert main(["compare", unsteady, slow]) == 0
+    text = capsys.readouterr().out
+    assert "In B, and not certain in A: rank 2 is " in text
+    assert "New" not in text
+
+
 def test_what_is_no_run_or_no_percentage_is_refused_with_status_2(
     runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.support.schemas import departures
 
 from ringside.text import name_ranks
 
@@ -22,6 +23,7 @@ def test_a_rank_is_killed_comes_back_and_no_sample_is_lost(tmp_path):
     assert status == 0, err
     assert (found["lost"], found["twice"], found["back"], len(found["digests"])) == (0, 0, True, 1)
     assert found["seconds"] > 0
+    assert departures("demo-kill", found) == []
     victim = found["killed"]
     others = name_ranks(rank for rank in range(3) if rank != victim)
     story = [

@@ -36,11 +36,17 @@ def test_exit_statuses(hung: Path, healthy: Path, tmp_path: Path, capsys: pytest
     (healthy / "nccl_trace_rank_2").unlink()
     assert main(["doctor", str(hung)]) == 1
     assert main(["doctor", str(healthy)]) == 4
+
     for arguments in ([], ["--nonsense", str(hung)]):
         with pytest.raises(SystemExit) as caught:
             main(["doctor", *arguments])
         assert caught.value.code == 2
     capsys.readouterr()
+
+
+def test_of_one_path_that_is_not_there_the_reason_is_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "not-there"]) == 3
+    assert capsys.readouterr().out.startswith("✗ not-there: does not exist; ")
 
 
 def test_the_verdict_is_first_and_files_are_last(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.schemas import departures
 
 from ringside.commands import build_parser
 from ringside.commands.probe import table_lines, to_json, verdict_lines
@@ -85,7 +86,9 @@ def test_the_json_is_a_topology():
     assert data["hosts"][1]["name"] == "node-1"
     assert (data["ok"], data["better_order"] is not None, data["broken"]) == (False, True, [])
     assert data["slow"] == [{"src": 0, "dst": 1, "bytes_per_s": pytest.approx(25e6), "usual_bytes_per_s": 1e8}]
-    broken = to_json(outcome(probe=None, broken=((0, 1),)))
+    assert departures("probe", data) == []
+    broken = json.loads(json.dumps(to_json(outcome(probe=None, broken=((0, 1),)))))
+    assert departures("probe", broken) == []
     assert (broken["links"], broken["broken"]) == ([], [[0, 1]])
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.commands.recorded_launch import Recorded
+from tests.support.schemas import departures
 
 from ringside.commands import demo, demo_kill, main
 from ringside.commands import run as run_command
@@ -74,6 +75,7 @@ def test_what_is_asked_for_reaches_the_script_and_json_is_all_there_is(
     status, out, err = call(f"{HEALTHY} --size tiny --corpus {Path(demo.__file__).parent} --no-comparison --json")
     summary = json.loads(out)
     assert (status, summary["run_dir"], summary["steps"]) == (0, "here", 110)
+    assert departures("report", summary) == []
     assert summary["injected"] == {"kind": "none", "ranks": [], "factor": None, "from_step": None}
     assert "Nothing was injected" in err
     assert launch.arguments[-3:] == ["--size=tiny", "--inject=none", f"--corpus={Path(demo.__file__).parent}"]
@@ -241,6 +243,11 @@ def story(sleeper: subprocess.Popen[bytes], *, back: bool = True) -> list[str | 
     ]  # fmt: skip
 
 
+def shape(line: str) -> str:
+    """Return a line without its numbers and units."""
+    return re.sub(r"\d[\d.]*( (µs|ms|s)\b)?", "#", line)
+
+
 def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
     call: Call, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ):
@@ -249,6 +256,9 @@ def test_the_victim_is_killed_when_training_has_settled_and_its_return_is_told(
     assert sleeper.wait(30) == -signal.SIGKILL
     assert (status, out) == (0, "samples lost: 0\n")
     others = " and ".join(map(str, OTHERS))
+    page = (Path(__file__).parents[2] / "docs" / "survive.md").read_text()
+    shown = page.split("$ ringside demo --kill\n")[1].split("```")[0].splitlines()
+    assert {shape(line) for line in shown if "was ended by" not in line} <= {shape(line) for line in err.splitlines()}
     told = re.sub(r"committed [\d.]+ (µs|ms|s) after", "committed (soon) after", err)
     assert told.splitlines() == [
         "the ranks are starting",
@@ -280,6 +290,7 @@ def test_what_was_lost_is_the_exit_status_and_in_json(
     Recorded(lines=[*story(sleeper, back=back), *ends(**end)], looks=40).instead_of(demo_kill, monkeypatch)
     found, out, err = call(f"{KILL} --json")
     data = json.loads(out)
+    assert departures("demo-kill", data) == []
     assert (found, data["killed"], data["back"], data["samples"]) == (status, VICTIM, back, 480)
     assert (data["lost"], data["twice"]) == (end.get("lost", 0), end.get("twice", 0))
     assert data["digests"] == sorted({"00ab", str(end.get("digest", "00ab"))})

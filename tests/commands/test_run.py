@@ -9,9 +9,10 @@ import pytest
 
 import ringside.autoload
 from ringside.commands import main
-from ringside.commands.run import start_line
+from ringside.commands.run import failure_line, start_line
 from ringside.errors import UsageError
 from ringside.launch.torchrun import SWITCHES, is_without_rank_0, parse_command_line, with_defaults
+from ringside.processes import Death
 
 from . import launched
 
@@ -299,6 +300,21 @@ def test_places_in_the_environment_count_as_well():
     line = parse_command_line(["train.py"], ours=())
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "4"}
     assert start_line(line, Path("run"), environ) == "watching 4 ranks on this node; the node of rank 0 records"
+
+
+@pytest.mark.parametrize(
+    ("deaths", "said"),
+    [
+        ([(2, 0, 0), (3, None, 9), (2, None, 15)], "rank 3 ended first, by SIGKILL"),
+        ([(3, 7, 0), (2, None, 15)], "rank 3 ended first, with exit status 7"),
+        ([(3, None, 0), (2, None, 15)], ""),  # how it ended, torchrun alone knows
+        ([(2, None, 15)], ""),
+        ([(2, 0, 0)], ""),
+    ],
+)
+def test_who_failed_first_on_a_node_is_said_only_where_it_is_known(deaths, said):
+    line = failure_line([Death(rank, 100 + rank, status, signum) for rank, status, signum in deaths])
+    assert line == (f"the job failed: of the ranks on this node, {said}" if said else "")
 
 
 def test_switches_are_those_of_torchrun():

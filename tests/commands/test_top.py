@@ -30,7 +30,7 @@ GOLDEN = """\
 ringside top run · 120 steps · 4 ranks · ringside
 ● rank 2 is 30% slower than the others since step 60
   why    most of the extra time is in its backward pass (+21.0 ms per step)
-  cost   6.70 rank-seconds so far
+  cost   6.70 rank-seconds lost, summed over ranks
   do     compare its clocks and temperature with a healthy rank's
 
  rank      own     wait     wire   excess↓  (medians, last 16 steps)  own time                            verdict

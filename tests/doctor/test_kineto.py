@@ -286,7 +286,10 @@ def test_one_rank_of_three_hundred():
     found = as_json(examine([shared("kineto") / "gloo_world300_rank34.json.gz"]))
     assert found["verdicts"] == []
     assert "rank 34 of 300: 1 step, 10 collectives" in found["files"][0]["text"]
-    assert any("of 300 ranks only rank 34" in line["why"] for line in found["unjudged"])
+    assert any(
+        "of 300 ranks only rank 34 is here, not ranks 0-33 and 35-299: give" in each["why"]
+        for each in found["unjudged"]
+    )
 
 
 def test_a_trace_that_does_not_know_its_rank():

@@ -12,6 +12,7 @@ import pytest
 from tests.bench.reports import PLAN, report
 from tests.golden.calls import Call
 from tests.support.golden import Golden, keys_of
+from tests.support.schemas import departures
 
 from ringside.bench import launch
 from ringside.commands import bench, lab, probe
@@ -55,6 +56,7 @@ def test_bench_has_the_keys_it_had(command: Call, golden: Golden, monkeypatch: p
     monkeypatch.setattr(bench, "make_plan", lambda _: (PLAN, []))
     status, out, _ = command("bench --json")
     assert status == 0
+    assert departures("bench", json.loads(out)) == []
     golden.check("keys/bench.txt", keys_of(json.loads(out)))
     status, out, _ = command("bench")
     golden.check("texts/bench.txt", out.replace(f"on {bench.usable_cores()} cores", "on (this machine's) cores"))
@@ -107,6 +109,7 @@ def test_a_lab_is_told_as_it_was(command: Call, golden: Golden, monkeypatch: pyt
     monkeypatch.setattr(lab, "make_lab", lambda _: _Recorded())
     status, out, error = command("lab --json -- train.py")
     assert (status, error.splitlines()[:2]) == (137, ["[rank 0 host 0] epoch 1", "[rank 1 host 1] a warning"])
+    assert departures("lab", json.loads(out)) == []
     golden.check("keys/lab.txt", keys_of(json.loads(out)))
     status, out, error = command("lab -- train.py")
     golden.check("texts/lab.txt", f"{out}stderr:\n{error}exit status {status}\n")

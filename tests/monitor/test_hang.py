@@ -13,7 +13,7 @@ import pytest
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, find_cause, limit_s
 from ringside.monitor.hang.detector import HangDetector, verdict_of
 from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall
-from ringside.monitor.verdict import headline
+from ringside.monitor.verdict import headline, onset
 from ringside.processes import catches, read_stat
 
 LONG_S = LIMIT_S + 1
@@ -231,6 +231,7 @@ def test_a_hang_is_told_once_and_its_end_with_the_price() -> None:
     assert 19 <= last.evidence["resumed_after_seconds"] <= 21
     assert last.cost_rank_seconds == pytest.approx(last.evidence["resumed_after_seconds"], rel=0.1)
     assert "kept all others waiting" in headline(last)
+    assert (onset(first), onset(last)) == (f"since step {first.since_step}", f"at step {last.since_step}")
     looks.hang(20, process=STOPPED)
     assert looks.kinds == ["verdict", "repaired", "verdict"], "it is a new one"
 

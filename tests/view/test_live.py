@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -54,6 +56,20 @@ def test_figures_are_of_the_last_steps_and_excess_leaves_the_rank_out(tmp_path: 
     assert now[2].excess_ratio == pytest.approx(0.3, abs=0.05)
     assert abs(now[1].excess_ratio) < 0.05
     assert now[2].wait_seconds < min(now[rank].wait_seconds for rank in (0, 1, 3))
+
+
+def test_a_job_elsewhere_whose_steps_take_long_is_not_taken_for_ended(tmp_path: Path) -> None:
+    path = slow_run(tmp_path / "run", steps=20, onset=10)  # steps of 0.13 s, no event that it ended
+    fast = LiveRun(path)
+    fast.poll()
+    for ago_s, over in ((6.0, True), (4.0, False)):
+        os.utime(path / "steps.jsonl", (time.time() - ago_s,) * 2)
+        assert fast.is_abandoned() is over
+    slow = LiveRun(write_run(tmp_path / "slow", 300.0 * own_times(20, 4)))  # steps of half a minute
+    slow.poll()
+    for ago_s, over in ((60.0, False), (600.0, True)):
+        os.utime(tmp_path / "slow" / "steps.jsonl", (time.time() - ago_s,) * 2)
+        assert slow.is_abandoned() is over
 
 
 def test_another_run_in_the_same_place_is_followed_anew(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from ringside.text import UNKNOWN, digits
 from ringside.view.html.charts import POINTS, Curve, chart, ticks
 from ringside.view.html.rings import longest_waits, waits_ring
 from ringside.view.html.run_report import render_report
+from ringside.view.verdict_text import verdict_text
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
@@ -85,6 +86,14 @@ def test_the_verdict_comes_first_in_plain_words() -> None:
     assert "rank-seconds: all 4 ranks lost" in words
     assert "Its own work takes 130 ms in the median step since then, the others' 100 ms." in words
     assert source.index("<h1>") < source.index("<figure")
+
+
+@pytest.mark.parametrize(("own", "said"), [(0.13, ""), (0.14, "; step by step that is 30% longer in the median")])
+def test_an_excess_that_is_not_that_of_the_medians_names_its_statistic(own: float, said: str) -> None:
+    summary, *_ = job(4, 200, culprit=2)
+    content = {**summary["verdicts"][0], "excess_ratio": 0.3}
+    content["evidence"] = {**content["evidence"], "own_seconds": own, "others_own_seconds": 0.1}
+    assert f"since then, the others' 100 ms{said}. " in verdict_text(content, summary).why
 
 
 def test_without_a_verdict_it_says_so() -> None:

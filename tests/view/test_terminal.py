@@ -127,6 +127,7 @@ def test_lines_for_logs():
     line = status_line(run, 75.0)
     assert "40/100 steps" in line
     assert "rank 1: own 130 ms wait 0 s" in line
+    assert line.endswith("(medians, last 16 steps)")
     assert verdict_line(run.findings[0]).startswith("rank 1 is 30% slower than the others since step 20: most of")
 
 
@@ -151,6 +152,13 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     few = summarise(info(2), list(records(2, 30)), [])
     assert "No verdict. A rank 10% slower might not" in "\n".join(lines(closing_summary(few, []), width=100))
     assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
+
+
+def test_before_a_verdict_the_picture_promises_nothing():
+    run = RunFollower()
+    run.start(info(2))
+    run.feed(records(2, 3), [])
+    assert lines(live_picture(run, "demo", 1.0))[-1].strip() == "● no verdict so far"
 
 
 @given(FLOATS, st.integers(0, 40))

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringside.bench.messages import Limit, Message, Sample, Skipped
 from ringside.bench.plan import ITEM_BYTES, ROTATION, BenchPlan
-from ringside.text import duration, percent, rate, size
+from ringside.text import counted, duration, percent, rate, size
 
 SCHEMA = 1
 
@@ -165,7 +165,10 @@ def render(result: BenchResult, width: int = 80) -> str:
 def verdict(result: BenchResult) -> list[str]:
     """Return the lines that say it in one breath: wrong results first, then how we stand."""
     plan = result.plan
-    lines = [f"{plan.ranks} ranks on {result.cores} cores, {plan.dtype} {plan.op}, in place"]
+    where = f"{counted(plan.ranks, 'rank')} on {counted(result.cores, 'core')}"
+    lines = [f"{where}, {plan.dtype} {plan.op}, in place"]
+    if plan.ranks == 1:
+        lines.append("  one rank exchanges nothing: what is timed is the call")
     wrong = [row for row in result.rows if row.wrong]
     if wrong:
         first = wrong[0]

@@ -98,7 +98,8 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         verbose: One line per file in place of one for all.
     """
     status = exit_status(findings)
-    if headline := overall_headline(findings):
+    one_unread = status == NOTHING_READABLE and len(findings.notes) == 1  # its own line says why
+    if (headline := overall_headline(findings)) and not one_unread:
         style = {VERDICTS: "bold red", NOT_ENOUGH: "bold yellow"}.get(status, "bold")
         console.print(Text(headline, style=style))
     advised = set()

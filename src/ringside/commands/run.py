@@ -47,13 +47,13 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringside.commands.options import set_verbosity
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
-from ringside.launch.follow import choose_directory, conclude_run, environment, follow_run
+from ringside.launch.follow import ASKED, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import (
     RANKS,
     CommandLine,
@@ -68,6 +68,7 @@ from ringside.launch.torchrun import (
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
 from ringside.monitor.replicas import DIGEST_EVERY, digest_steps
 from ringside.monitor.run.directory import RUN
+from ringside.processes import Death
 from ringside.text import counted, name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, open_console, verdict_line
@@ -171,10 +172,13 @@ def run(args: argparse.Namespace) -> int:
         # nodes may share the run directory: one of them tells
         status = follow_run(launch, path, stop, _ignore if is_without_rank_0(line, os.environ) else _show)
     ranks = sorted({death.rank for death in launch.deaths})
+    failed = failure_line(launch.deaths) if status and not stop.signum else ""
     if ranks and 0 not in ranks:
         with contextlib.suppress(OSError):
             path.rmdir()
         _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
+        if failed:
+            _print_line(failed)
         return status
     with notify_afterwards(hooks, path):
         concluded = conclude_run(path, () if stop.signum else launch.deaths)
@@ -185,6 +189,8 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
         _print_line("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
+    if failed and not (concluded and any(verdict.kind == "dead_rank" for verdict in concluded[1])):
+        _print_line(failed)
     print(path)
     return status
 
@@ -210,6 +216,20 @@ def start_line(line: CommandLine, path: Path, environ: Mapping[str, str]) -> str
     if flag_value("--node-rank", line, environ) == "0":
         return f"{watching} on this node, recording all to {where} ({live})"
     return f"{watching} on this node; if rank 0 is here, recording to {where} ({live})"
+
+
+def failure_line(deaths: Sequence[Death]) -> str:
+    """Return which of a node's ranks failed first, where that is known; the record knows little of other nodes' ranks.
+
+    Args:
+        deaths: The node's ranks that ended, first to last.
+    """
+    first = next((death for death in deaths if death.status != 0), None)
+    # torchrun may have asked for how it ended before we did, and ends the others itself
+    if first is None or first.signum in ASKED or not (first.signum or first.status):
+        return ""
+    how = f"by {first.signal_name}" if first.signum else f"with exit status {first.status}"
+    return f"the job failed: of the ranks on this node, rank {first.rank} ended first, {how}"
 
 
 def _processes() -> str:

@@ -104,3 +104,9 @@ def headline(verdict: Verdict) -> str:
         "diverged": f"the replica{'' if len(verdict.ranks) == 1 else 's'} of {who} drifted apart{others}",
     }
     return sentences.get(verdict.kind, f"{who}: {verdict.kind.replace('_', ' ')}")
+
+
+def onset(verdict: Verdict) -> str:
+    """Return when it began: `since step 40`; `at step 40` of what happened once."""
+    once = verdict.kind in ("dead_rank", "mismatch") or "resumed_after_seconds" in verdict.evidence
+    return f"{'at' if once else 'since'} step {verdict.since_step}"

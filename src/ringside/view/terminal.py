@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.run.records import revision_notes
-from ringside.monitor.verdict import Verdict, headline
+from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, signed_percent, size, sparkline
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
@@ -72,10 +72,10 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
 
     # The newest verdicts.
     if not run.findings:
-        parts.append(Text("● all ranks keep up with each other", style="green"))
+        parts.append(Text("● no verdict so far"))
     for finding in run.findings[-2:]:
         verdict, style = finding.verdict, "yellow" if finding.over else "bold red"
-        parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}", style=style))
+        parts.append(Text(f"● {headline(verdict)} {onset(verdict)}", style=style))
         lines = [Text(f"  {verdict.cause}")]
         if verdict.kind != "dead_rank":
             resolved = " (resolved)" if finding.over else ""
@@ -98,6 +98,7 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
         f"rank {rank.rank}: own {duration(rank.own_seconds)} wait {duration(rank.wait_seconds)}"
         for rank in sorted(shown, key=lambda rank: rank.rank)
     )
+    own += f"  (medians, last {RECENT_STEPS} steps)"
     return f"{clock(elapsed_s)}  {run.step + 1}{f'/{run.of}' if run.of else ''} steps{loss}  {own}"
 
 
@@ -105,7 +106,7 @@ def verdict_line(finding: ShownFinding) -> str:
     """Return a verdict as one line: who, since when, why, what it cost so far."""
     verdict = finding.verdict
     cause = f": {verdict.cause}" if verdict.cause else ""
-    return f"{headline(verdict)} since step {verdict.since_step}{cause} (noticed at step {verdict.detected_step})"
+    return f"{headline(verdict)} {onset(verdict)}{cause} (noticed at step {verdict.detected_step})"
 
 
 def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
@@ -117,7 +118,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     """
     parts: list[RenderableType] = []
     for verdict in verdicts:
-        parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}.", style="bold red"))
+        parts.append(Text(f"● {headline(verdict)} {onset(verdict)}.", style="bold red"))
         cost = verdict.cost_rank_seconds
         in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
         price = f"{cost:.1f} rank-seconds so far{in_hours}; noticed at step {verdict.detected_step}" if cost > 0 else ""

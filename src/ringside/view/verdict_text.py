@@ -12,7 +12,7 @@ from ringside.decoding import UNDECODABLE
 from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
-from ringside.monitor.verdict import Verdict, headline
+from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import counted, duration, label, name_ranks, percent, rank_time, ratio, signed_percent
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
@@ -54,12 +54,16 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
     verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
     until = evidence.get("until_step")
-    since = f"Since step {verdict.since_step}" if until is None else f"From step {verdict.since_step} to step {until}"
+    since = onset(verdict).capitalize() if until is None else f"From step {verdict.since_step} to step {until}"
     own, others = (evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
     why = as_sentence(verdict.cause)
     if isinstance(own, float | int) and isinstance(others, float | int):
-        why = f"Its own work takes {duration(own)} in the median step since then, the others' {duration(others)}. {why}"
-        why = why.strip()
+        # the headline's excess is the median of each step's, which is not that of two medians
+        excess = verdict.excess_ratio
+        apart = others > 0 and abs(own / others - 1 - excess) > 0.02
+        longer = f"; step by step that is {percent(excess)} longer in the median" if apart else ""
+        medians = f"{duration(own)} in the median step since then, the others' {duration(others)}{longer}"
+        why = f"Its own work takes {medians}. {why}".strip()
     who_and_what = headline(verdict)
     if until is not None:
         who_and_what = _replace_all(who_and_what, PAST)

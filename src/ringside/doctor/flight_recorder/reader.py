@@ -111,7 +111,7 @@ def _dump_lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[L
     horizon = end + max(0.25 * (end - start), 1e-3)
     # culprits first where there are more ranks than lanes
     shown = sorted(dumps, key=lambda dump: (dump.rank not in culprits, dump.rank))[:MOST_LANES]
-    title = f"The last calls{which}: collectives that ended, and waits without an end"
+    title = f"The last entries{which}: collectives that completed, and waits in those that never did"
     found = []
     for dump in sorted(shown, key=lambda dump: dump.rank):
         culprit = dump.rank in culprits
@@ -129,7 +129,7 @@ def _dump_lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[L
             spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind=kind, name=_name(first) + more))
         elif culprit:
             begin = max((call.ended_s or call.created_s for call in ended), default=start) - start
-            spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind="missing", name="never came"))
+            spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind="missing", name="never entered"))
         found.append(Lane(title=title, rank=dump.rank, spans=spans, note="culprit" if culprit else ""))
     return found
 
@@ -174,7 +174,7 @@ def _standings(views: list[GroupView], verdicts: Sequence[Verdict]) -> list[Shee
 
 
 def _open_groups(views: list[GroupView], verdicts: Sequence[Verdict], which: str) -> list[Sheet]:
-    """Return all groups with calls that have no end, those that verdicts are about first."""
+    """Return all groups with entries that never completed, those that verdicts are about first."""
     about = {str(verdict.evidence.get("group")) for verdict in verdicts}
     open_groups: list[list[Number | None]] = []
     for view in sorted(views, key=lambda view: view.group.name not in about):
@@ -184,7 +184,7 @@ def _open_groups(views: list[GroupView], verdicts: Sequence[Verdict], which: str
             first = min(calls[0].seq for calls in view.pending.values() if calls) if waiting else None
             group: list[Number | None] = [view.group.name, view.group.desc, len(view.members)]
             open_groups.append([*group, rank_list(waiting), first, rank_list(in_p2p)])
-    title = f"Process groups with calls that have no end{which}"
+    title = f"Process groups{which} with entries that never completed"
     columns = ["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"]
     return [Sheet(title=title, columns=columns, rows=open_groups)] if open_groups else []
 

@@ -135,16 +135,16 @@ def _why(cause: HangCause, victims: list[int], *, several: bool) -> str:
         parts.append(f"{name_ranks(sorted(cause.circle))} wait for each other in different collectives: another order")
     if cause.absent:
         did = "posted the other side of" if cause.call.p2p else "entered"
-        which = f"{_describe(cause.call)} (call {cause.call.seq} of {where})"
+        which = f"{_describe(cause.call)}, sequence number {cause.call.seq} of {where}"
         parts.append(f"{name_ranks(sorted(cause.absent))} never {did} {which}, which others wait in")
     for own, peers in sorted(set(cause.stopped.values())):
         ranks = sorted(rank for rank, counts in cause.stopped.items() if counts == (own, peers))
         it, its = ("the device", "its") if len(ranks) == 1 else ("the devices", "their")
         parts.append(
-            f"{it} of {name_ranks(ranks)} finished nothing after collective {own} of {where}, "
-            f"though {its} peers finished {peers}: {its} GPU or watchdog stopped"
+            f"{it} of {name_ranks(ranks)} completed nothing after sequence number {own} of {where}, "
+            f"though {its} peers completed {peers}: {its} GPU or watchdog stopped"
         )
-    because = "of this and the other causes" if several else "of it"
+    because = "of this and the other causes" if several else "of it" if len(cause.ranks) == 1 else "of them"
     waiting = f"; {counted(len(victims), 'rank')} only wait{'s' if len(victims) == 1 else ''} because {because}"
     return "; ".join(parts) + (waiting if victims else "")
 
@@ -197,7 +197,7 @@ def _nobody_to_blame(
 ) -> tuple[list[Verdict], list[Unjudged]]:
     """Calls have no end, and no rank with a dump is late for them."""
     rank, call = min(waiting, key=lambda item: item[1].created_s)
-    which = f"{_describe(call)}, call {call.seq} of group {call.group}"
+    which = f"{_describe(call)}, sequence number {call.seq} of group {call.group}"
     if len(missing) == 1 and len(dumps) > 1:
         cause = f"it left no dump, and all others wait in {which}"
         advice = "Look for this rank's process and its log: it died, or could not even write its dump."
@@ -218,8 +218,8 @@ def _nobody_to_blame(
             return [], unjudged
         rank, call = min(hung, key=lambda item: (item[1].p2p, item[1].created_s))
         cause = (
-            f"rank {rank} waits in {_describe(call)} (call {call.seq} of group {call.group}), and no rank whose dump "
-            "is here is late for it"
+            f"rank {rank} waits in {_describe(call)}, sequence number {call.seq} of group {call.group}, and no rank "
+            "whose dump is here is late for it"
         )
         advice = (
             f"Give the dumps of {name_ranks(missing)} as well: who holds the job up is among them, or the network is "

@@ -20,7 +20,7 @@ from ringside.doctor.kineto.steps import Activity, RankSteps, rank_activity, ste
 from ringside.doctor.kineto.trace import RankTrace, TracedJob, jobs_of
 from ringside.doctor.pipeline.timeline import looks_like_timeline
 from ringside.doctor.replay import DependencyGraph, Recording, answer_what_if, as_dict, lanes_recording, step_recording
-from ringside.text import counted, name_ranks, size
+from ringside.text import counted, name_ranks, rank_list, size
 
 KIND = "Kineto trace"
 _SIGNS = re.compile(
@@ -137,7 +137,8 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
     found: list[Unjudged] = []
     if job.missing:
         given = name_ranks(trace.rank for trace in job.traces[:8])
-        missing = f"{name_ranks(job.missing[:8])}{' …' * (len(job.missing) > 8)}"
+        ranges = rank_list(job.missing).split(", ")
+        missing = name_ranks(job.missing) if len(ranges) <= 8 else f"ranks {', '.join(ranges[:8])}, …"
         why = f"of {job.world_size} ranks only {given} {'is' if len(job.traces) == 1 else 'are'} here, not {missing}"
         what = "who is slow" if len(job.traces) == 1 else "whether a missing rank is slow"
         found.append(Unjudged(what=what, why=f"{why}: give the traces of all ranks"))

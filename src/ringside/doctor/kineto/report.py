@@ -144,7 +144,8 @@ def _small(evidence: Evidence) -> Question:
         "small_per_step": per_step * small,
         "small_seconds_ratio": float(seconds[is_small].sum() / max(seconds.sum(), 1e-12)),
     }
-    words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {size(SMALL_BYTES, binary=True)}"
+    share = percent(small) if small > 0 else "none"
+    words = f"{per_step:.1f} collectives per step, {share} of them below {size(SMALL_BYTES, binary=True)}"
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
     words = f"{words}; half are smaller than {size(float(np.median(known)))}."
     return Question(answer=many, numbers=numbers, words=words)

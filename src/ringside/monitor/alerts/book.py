@@ -17,7 +17,7 @@ import msgspec
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.run.directory import Event
-from ringside.monitor.verdict import KINDS, Verdict, headline
+from ringside.monitor.verdict import KINDS, Verdict, headline, onset
 
 Clock = Callable[[], float]
 Subject = tuple[str, tuple[int, ...]]
@@ -227,5 +227,5 @@ def as_text(name: str) -> str:
 
 
 def _text(verdict: Verdict) -> str:
-    since = f" since step {verdict.since_step}" if verdict.since_step >= 0 else ""
+    since = f" {onset(verdict)}" if verdict.since_step >= 0 else ""
     return f"{headline(verdict)}{since}" + (f": {verdict.cause}" if verdict.cause else "")

@@ -211,7 +211,7 @@ MOST_STEPS = 1 << 53
 """Whole numbers up to it are exact in every language a view is written in."""
 FEW = 16
 """Steps that a rank's current figures are medians of."""
-QUIET_S = 5.0
+QUIET_S, QUIET_STEPS = 5.0, 10
 JUDGED_BYTES = 256 << 20
 """The records of larger runs are not all judged again: they keep the summary that was written at their end."""
 
@@ -273,7 +273,8 @@ class LiveRun:
         path: The run directory; it need not be there yet.
         steps_kept: Steps to keep of each rank at most.
         at_once: Records that one poll reads at most, so that of a long run something can be shown soon; None: all.
-        quiet_s: A run of no process here that wrote nothing for so long is judged as one that has ended.
+        quiet_s: A run of no process here that wrote nothing for so long, nor for the time of `QUIET_STEPS` steps, is
+            judged as one that has ended.
 
     Attributes:
         path: The run directory.
@@ -359,7 +360,8 @@ class LiveRun:
 
     def is_abandoned(self) -> bool:
         """Whether nobody writes it any more: no process here, and nothing new for a while."""
-        if self.age_s() <= self._quiet_s:
+        # steps of a job on other hosts may take longer than that
+        if self.age_s() <= max(self._quiet_s, QUIET_STEPS * self.following.median("step_seconds")):
             return False
         path = self.path.absolute()
         return not any(entry.directory == path for entry in running_runs())

@@ -448,7 +448,8 @@ class Remote:
             hint = "give the address that `ringside serve` printed"
             raise RingsideError(f"{self.where} answers with status {error.code}: {hint}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
+            cause = getattr(error, "reason", None) or error
+            reason = getattr(cause, "strerror", None) or cause
             raise RingsideError(f"{self.where} does not answer ({reason}); does `ringside serve` run there?") from None
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from ringside.monitor.assessment import assess_own_times, describe_assessment
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.verdict import headline
+from ringside.monitor.verdict import headline, onset
 from ringside.text import counted, duration, figure, percent, rank_time, signed_percent, title
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
@@ -129,17 +129,17 @@ def verdict_lines(verdict: Open, width: int, lines_each: int = 1000) -> list[Tex
 
 
 def price_text(verdict: Open) -> str:
-    """Return what a verdict cost so far; nothing for kinds that have no price or where none could be measured."""
+    """Return what a verdict cost, in words; nothing for kinds that have no price or where none could be measured."""
     cost = verdict.cost_rank_seconds
     if verdict.verdict.kind in UNPRICED or not (math.isfinite(cost) and cost > 0):
         return ""
-    return f"{rank_time(cost)} {'in all' if verdict.over else 'so far'}"
+    return f"{rank_time(cost)} lost, summed over ranks"
 
 
 def verdict_headline(verdict: Open) -> str:
     """Return who and since when, one sentence; whether it is over."""
-    who, since = verdict.words or headline(verdict.verdict), verdict.verdict.since_step
-    return f"{who} since step {since}{' (resolved)' if verdict.over else ''}"
+    who = verdict.words or headline(verdict.verdict)
+    return f"{who} {onset(verdict.verdict)}{' (resolved)' if verdict.over else ''}"
 
 
 def _style(verdict: Open) -> str:
@@ -151,7 +151,7 @@ def all_verdicts(snapshot: Snapshot, width: int) -> Text:
     lines: list[Text] = []
     for verdict in snapshot.verdicts:
         lines += [*verdict_lines(verdict, width), *_evidence(verdict, width), Text()]
-    lines = lines or [Text("No verdict so far.", style="green")]
+    lines = lines or [Text("No verdict so far.")]
     return Text("\n").join([*lines, *(line for note in snapshot.notes for line in _note(note, width, 1000))])
 
 
