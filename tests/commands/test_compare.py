@@ -18,7 +18,7 @@ def runs(tmp_path: Path) -> tuple[str, str]:
 def test_the_answer_is_first_and_fits_a_terminal(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *runs]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("B is slower: a step takes +2")
+    assert lines[0].startswith("B is slower: step time +2")
     assert lines[1].startswith("New: rank 2 is ")
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24

@@ -16,12 +16,17 @@ def test_from_a_log_to_a_plan(tmp_path, capsys):
     assert main(["predict", "fit", TWO, FOUR, "-o", str(out)]) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"{out}: dgx-h100: 4 hosts of 8 ranks")
-    assert "of rows that had no part in a fit of the others" in told
+    assert "on held-out rows" in told
     assert f"next: ringside predict --topology {out} --hosts 64" in told
 
     def seconds(*words):
         assert main(["predict", *words, "--hosts", "4", "--bytes", "256MiB", "--json"]) == 0
         return json.loads(capsys.readouterr().out)["priced"]["seconds"]
+
+    assert main(["predict", "--topology", str(out), "--hosts", "64", "--model", "7B"]) == 0
+    answer, where, *_ = capsys.readouterr().out.splitlines()
+    assert answer.startswith("all-reduce of 14 GB among 512 ranks: about ")
+    assert where.endswith("fitted to 2 tables")
 
     held, plain = seconds("--topology", str(out)), seconds("--preset", "dgx-h100")
     assert held["low"] < 2219.3e-6 < held["high"]  # as measured

@@ -206,6 +206,13 @@ def test_a_sheet_shows_all_rounds_side_by_side():
     assert not with_class(root, "more")
 
 
+@pytest.mark.parametrize("n", [3, 4, 5, 7, 12])
+def test_no_figure_is_alone_in_the_last_row_of_a_sheet(n: int):
+    places = [(text.get("x"), text.get("y")) for text in with_class(parsed(schedule_sheet(ring(n))), "title")[1:]]
+    rows = [y for _, y in places]
+    assert rows.count(rows[-1]) > 1 or len(set(rows)) == len(rows)
+
+
 def test_a_long_sheet_says_what_it_leaves_out():
     root = parsed(schedule_sheet(ring(8)))
     assert len(with_class(root, "title")) == 1 + 12

@@ -6,6 +6,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ringside.text import giga, percent, rate, size
 from ringside.view.export.perfetto import write_timeline
 from ringside.view.html.predictions import plan_page, score_page, what_if_page
 from ringside.view.html.simulation import gantt, shown_lanes, timeline_page
-from ringside.view.predict_text import Rates, about, band_text
+from ringside.view.predict_text import Rates, about, band_text, full_plan
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
@@ -115,7 +116,7 @@ def opened(browser: Any, path: Path, width: int, scheme: str) -> tuple[Any, list
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: complaints.append(request.url) if request.url.startswith("http") else None)
-    page.goto(path.as_uri() + "#still")
+    page.goto(path.as_uri())
     return page, complaints
 
 
@@ -152,6 +153,10 @@ def test_a_chunk_is_where_simulated_time_says_with_what_it_carries(browser: Any,
     (tmp_path / "page.html").write_text(timeline_page(timeline))
     page, complaints = opened(browser, tmp_path / "page.html", 1200, "light")
     held = list(contributions(ring(8)))
+    # Nothing moves before somebody presses Play.
+    page.wait_for_timeout(200)
+    assert page.locator("#play").inner_text() == "Play"
+    assert page.locator("#seek").input_value() == "0"
     for share in (0.0, 0.2, 0.62, 1.0):
         page.evaluate("at => { seek.value = 1000 * at; seek.dispatchEvent(new Event('input')) }", share)
         expected = under_way(timeline, held, share * timeline.seconds)
@@ -193,7 +198,42 @@ def test_lanes_hold_the_critical_path_and_fit_one_axis() -> None:
     figure = gantt(timeline, "After", 2 * timeline.seconds)
     assert f'data-end="{2 * timeline.seconds!r}"' in figure
     assert "rank 20</span>" in figure
-    assert "16 of 32 ranks" in figure
+    assert "16 of 32 ranks, in the order in which the critical path reaches them" in figure
+    reached = dict.fromkeys(vertex for hop in timeline.critical_path for vertex in (hop.src, hop.dst))
+    assert lanes[: len(reached)] == list(reached)
+
+
+def test_the_critical_path_is_drawn_only_between_ranks_with_a_lane() -> None:
+    timeline = simulate(ring(32), preset("dgx-h100", 4), 1e8)
+    lanes = shown_lanes(timeline)
+    shown = [hop for hop in timeline.critical_path if {hop.src, hop.dst} <= set(lanes)]
+    assert 0 < len(shown) < len(timeline.critical_path)
+    path = gantt(timeline, "After").partition('class="path" d="')[2].partition('"')[0]
+    breaks = sum(before.dst != after.src for before, after in pairwise(shown))
+    assert path.count("M") == 1 + breaks
+    assert path.count("M") + path.count("L") == 1 + breaks + len(shown)
+
+
+def test_the_animation_is_above_the_fold(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(timeline_page(simulate(ring(16), preset("dgx-h100", 2), 1e9)))
+    page, _ = opened(browser, tmp_path / "page.html", 1280, "light")
+    box = page.locator("#figure .stage svg").bounding_box()
+    assert box["height"] > 350
+    assert box["y"] + box["height"] <= page.locator("#player").bounding_box()["y"] <= 860
+    page.context.close()
+
+
+def test_baselines_have_their_proper_names(tmp_path: Path) -> None:
+    assert "Hockney" in a_score(tmp_path).partition("Baselines")[2][:200]
+
+
+def test_a_table_says_why_its_fastest_row_is_not_the_answer() -> None:
+    question = PlanQuestion(preset("dgx-h100", 64, 8), 14e9)
+    found = plan(question)
+    assert found.here[0].algorithm == "in_network" != found.priced.algorithm
+    for text in (plan_page(found), "\n".join(full_plan(found))):
+        assert "in_network requires switches that reduce (SHARP)" in text
+        assert "Rows priced by schedule ignore per-message GPU overhead, so they are optimistic." in text
 
 
 def test_a_large_schedule_gets_lanes_and_no_animation() -> None:

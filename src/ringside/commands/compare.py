@@ -94,7 +94,7 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
     if step.is_certain:
         answer = f"B is {'slower' if step.ratio > 0 else 'faster'}"
     interval = f"95% interval {signed_percent(step.low)} to {signed_percent(step.high)}"
-    answer = f"{answer}: a step takes {signed_percent(step.ratio)} ({interval})."
+    answer = f"{answer}: step time {signed_percent(step.ratio)} ({interval})."
     if found.unlike:
         console.print(Text(f"Different jobs: {'; '.join(found.unlike)}.", style="bold yellow"))
     console.print(Text(answer, style="bold red" if failed else "bold"))

@@ -25,6 +25,8 @@ WIDTH = 80
 SHORT_RANKS = 3
 SHORT_SCALES = 3
 BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
+SWITCHES = "in_network requires switches that reduce (SHARP); it is the answer only with --algorithm in_network."
+OPTIMISTIC = "Rows priced by schedule ignore per-message GPU overhead, so they are optimistic."
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
@@ -183,7 +185,9 @@ def hardware(topology: Topology) -> str:
         for link, many in ((topology.inside, per[-1]), (topology.between, topology.hosts))
         if link and many > 1
     ]
-    return f"{topology.name}: {topology.hosts} × {'-'.join(map(str, per))} ranks, {' and '.join(links)}"
+    tables = len(topology.measured)
+    fitted = f", fitted to {tables} table{'s' * (tables > 1)}" if tables else ""
+    return f"{topology.name}: {topology.hosts} × {'-'.join(map(str, per))} ranks, {' and '.join(links)}{fitted}"
 
 
 def bound_text(bound: Bound) -> str:
@@ -199,7 +203,7 @@ def bound_text(bound: Bound) -> str:
 
 
 def _here(plan: TrainingPlan, most: int) -> Iterator[str]:
-    """Yield the fastest at this size: a library's first, which tables support; schedules alone flatter."""
+    """Yield the fastest at this size, `most` of them or all: first those among which the answer was looked for."""
 
     def line(price: Priced) -> str:
         return f"  {price.algorithm:<20}{_mark(price)} {band_text(price.seconds)}"
@@ -210,9 +214,11 @@ def _here(plan: TrainingPlan, most: int) -> Iterator[str]:
     more = f"; {left} more: --all" if left > 0 else ""
     yield f"fastest at {size(plan.question.size_bytes)} (* extrapolated{more})"
     yield from map(line, running[:most])
-    if others and most > len(running):
-        yield "  by their schedules alone, which count no cost per message:"
-        yield from map(line, others[: most - len(running)])
+    for of_library, heading in ((True, SWITCHES), (False, OPTIMISTIC)):
+        rows = [price for price in others[: max(most - len(running), 0)] if (price.basis == LIBRARY) is of_library]
+        if rows:
+            yield f"  {heading}"
+            yield from map(line, rows)
 
 
 def _mark(price: Priced) -> str:

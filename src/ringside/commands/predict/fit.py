@@ -117,8 +117,8 @@ def table_lines(found: dict[str, Any]) -> list[str]:
         measured = band_text(Band(figure["value"], figure["low"], figure["high"]), words)
         lines.append(f"  {label:<13} {measured}; expected of the hardware {words(figure['expected'])}")
     for key, label, what in (
-        ("held_out", "check", "of rows that had no part in a fit of the others"),
-        ("other_scales", "other scales", "from the tables of other scales alone"),
+        ("held_out", "check", "on held-out rows"),
+        ("other_scales", "other scales", "when only the tables of other scales are fitted"),
     ):
         if met := found[key]:
             held = f"the 95% band holds {percent(met['band_coverage'], 1)} of {met['rows']} rows"

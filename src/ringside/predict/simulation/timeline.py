@@ -70,8 +70,8 @@ class Culprit(NamedTuple):
     def __str__(self) -> str:
         """Say it in words."""
         if self.kind == "nobody":
-            return "none: no rank is late and no link slower than its kind on the critical path"
-        who = " > ".join(map(str, self.ranks))
+            return "none"
+        who = " → ".join(map(str, self.ranks))
         return f"{self.kind} {who} costs {duration(self.seconds)}"
 
 

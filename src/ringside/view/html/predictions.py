@@ -12,7 +12,7 @@ import numpy as np
 from ringside.monitor.stats import Floats
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.memory import STAGE_WORDS
-from ringside.predict.plan.options import has_library, option
+from ringside.predict.plan.options import LIBRARY, has_library, option
 from ringside.predict.plan.plan import SIZES, TrainingPlan, busbw, priced
 from ringside.predict.score import Score, line_flags, summary
 from ringside.predict.simulation.timeline import Timeline
@@ -25,7 +25,9 @@ from ringside.view.html.page import footer, render_page, table, tiles, verdict_s
 from ringside.view.html.simulation import gantt
 from ringside.view.predict_text import (
     BASELINE_NAMES,
+    OPTIMISTIC,
     PARTS,
+    SWITCHES,
     Rates,
     about,
     absolute,
@@ -83,6 +85,9 @@ def plan_page(plan: TrainingPlan) -> str:
     priced_rows = [
         (f"{row.algorithm}{'*' * bool(row.extrapolated)}", *band_parts(row.seconds), row.basis) for row in plan.here
     ]
+    # Why the first row may not be the answer.
+    aside = {row.basis == LIBRARY for row in plan.here if row.algorithm not in plan.contenders}
+    caveats = [words for words, of_library in ((SWITCHES, True), (OPTIMISTIC, False)) if of_library in aside]
     sections = [
         *_curves_over_sizes(plan),
         *_curves_over_hosts_and_buckets(plan),
@@ -90,7 +95,7 @@ def plan_page(plan: TrainingPlan) -> str:
             f"Every algorithm at {subject} (* extrapolated)",
             ("algorithm", "time", "band", "basis"),
             priced_rows,
-            "Rows by schedule ignore the overhead per message, so on GPUs they are optimistic.",
+            " ".join(caveats),
         ),
     ]
     if fit is not None:

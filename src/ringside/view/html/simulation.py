@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import groupby
 
 import numpy as np
 
@@ -61,7 +60,7 @@ def timeline_page(timeline: Timeline) -> str:
         gantt(timeline, "Every rank over time"),
         table(
             "What the critical path consists of",
-            ("", "seconds", "share"),
+            ("", "time", "share"),
             [(part_text(name), duration(part), percent(part / seconds)) for name, part in shares],
         ),
         footer(NOTE if moving else NOTE.rpartition("Its stripes")[0]),
@@ -172,12 +171,17 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
             shapes.append(fill(template, kind, begin, y, max(until - begin, 3)))
     shapes.append(fill('<path class="end" d="M{:.1f} 0V{:.0f}"/>', UNITS * timeline.seconds / end, LANE * len(rows)))
     # The critical path goes from lane to lane; hops between ranks without a lane are left out.
-    points: list[tuple[float, float]] = []
+    path, at = "", (-1.0, -1.0)
     for hop in timeline.critical_path:
-        for vertex, seconds in ((hop.src, hop.begin_s), (hop.dst, hop.end_s)):
-            if vertex in rows:
-                points.append((round(UNITS * seconds / end, 1), LANE * rows[vertex] + LANE / 2))
-    path = "M" + "L".join(f"{x} {y}" for (x, y), _ in groupby(points)) if points else ""
+        if hop.src in rows and hop.dst in rows:
+            points = [
+                (round(UNITS * seconds / end, 1), LANE * rows[vertex] + LANE / 2)
+                for vertex, seconds in ((hop.src, hop.begin_s), (hop.dst, hop.end_s))
+            ]
+            path += "".join(
+                f"{'M' if point is points[0] else 'L'}{point[0]} {point[1]}" for point in points if point != at
+            )
+            at = points[1]
     shapes.append(fill('<path class="path" d="{}"/>', path))
 
     names = []
@@ -186,7 +190,9 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
         names.append(fill("<span{}>{}</span>", Markup(" class=culprit" if vertex in culprits else ""), name))
     left_out = ""
     if timeline.schedule.vertices > MOST_LANES:
-        left_out = f"{len(lanes)} of {timeline.schedule.ranks} ranks: those of the critical path first"
+        left_out = (
+            f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
+        )
     return fill(
         """<figure class="gantt" data-end="{end!r}"><figcaption>{title}</figcaption>{notes}
 <div class="legend">{legend}</div><div class="box"><div class="names">{names}</div>
@@ -212,7 +218,10 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
 
 
 def shown_lanes(timeline: Timeline) -> list[int]:
-    """Return the vertices that get a lane: all of few; of many those that the critical path is longest on."""
+    """Return the vertices that get a lane, from the top: all of few; of many those that hold the critical path longest.
+
+    Of many they are in the order in which the path reaches them, so that it goes down the picture.
+    """
     count = timeline.schedule.vertices
     if count <= MOST_LANES:
         return list(range(count))
@@ -222,7 +231,9 @@ def shown_lanes(timeline: Timeline) -> list[int]:
             on_path[vertex] += max(int(1e9 * (hop.end_s - hop.begin_s)), 1)
     guilty = [rank for rank in timeline.guilty.ranks if timeline.guilty.kind != "narrow host"]
     order = [*guilty, *(vertex for vertex, _ in on_path.most_common()), *range(count)]
-    return sorted(list(dict.fromkeys(order))[:MOST_LANES])
+    kept = list(dict.fromkeys(order))[:MOST_LANES]
+    reached = list(dict.fromkeys(vertex for hop in timeline.critical_path for vertex in (hop.src, hop.dst)))
+    return sorted(kept, key=lambda vertex: (reached.index(vertex) if vertex in on_path else len(reached), vertex))
 
 
 def message_spans(timeline: Timeline, vertices: Sequence[int]) -> dict[tuple[str, int], Floats]:

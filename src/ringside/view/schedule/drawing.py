@@ -66,6 +66,8 @@ def schedule_sheet(schedule: Schedule, title: str = "") -> str:
     left, top, wide, high = layout.box
     # As wide as one and a half times its height, at most four side by side.
     columns = max(1, min(len(frames), 4, round((len(frames) * high / wide * 1.5) ** 0.5)))
+    while columns > 1 and len(frames) % columns == 1:  # no figure alone in the last row
+        columns += 1
     scale = 300 / max(wide, high * 0.7)
     across, down = wide * scale + 24, high * scale + 34
     panels, captions = "", []
@@ -237,7 +239,7 @@ def _legend(story: ScheduleFrames, layout: GraphLayout, many: bool) -> str:
         texts = ["a cell fills up with the share of ranks whose contribution it contains"]
     if layout.stripes > 1:
         trees = '<em class="tree0">tree 1</em> and <em class="tree1">tree 2</em>, upside down,'
-        texts.append(f"{trees} each carry half of the tensor")
+        texts.append(f"{trees} each carry half of the tensor: the leaves of one are mostly inner nodes of the other")
     if many:
         texts.append("point at a rank to see its messages alone")
     return "</span><span>".join(texts)

@@ -6,7 +6,6 @@
   const { ranks, cards, cell, nodes, parts, vertices, holders, holds, messages, apply, state, fill, explain, onCurve, treeOf, round1 } =
     cellsOf(data, svg);
   const rounds = data.rounds.length, end = data.end;
-  const still = matchMedia("(prefers-reduced-motion: reduce)");
   const LASTS = Math.min(40000, Math.max(8000, 700 * rounds)); // a whole play, milliseconds
   let at = 0, flight = 0, drawn = null, shownKey = "";
 
@@ -157,5 +156,4 @@
   explain(() => drawn);
   $("player").hidden = false;
   show(0);
-  if (!still.matches && location.hash !== "#still") play();
 })();
