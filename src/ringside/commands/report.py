@@ -29,13 +29,13 @@ from rich.text import Text
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
-from ringside.text import duration, signed_percent
+from ringside.text import duration
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, printable_lines
-from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
+from ringside.view.verdict_text import RANKS_CAPTION, all_is_well, excess_text, no_verdict, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -117,6 +117,7 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     for rank in ranks[: len(ranks) - hidden]:
         name = f"{rank['rank']} ◀" if rank["rank"] in culprits else f"{rank['rank']}  "
         times = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]))
-        cells = (name, str(rank["host"]), *times, signed_percent(rank["excess_ratio"]))
+        cells = (name, str(rank["host"]), *times, excess_text(rank["excess_ratio"]))
         table.add_row(*(Text(cell) for cell in cells), style="bold" if rank["rank"] in culprits else "")
+    console.print(Text(RANKS_CAPTION, style="dim"))
     console.print(table)

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ringside.monitor.job.questions import QUESTIONS, read_answers
+from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline
-from ringside.text import clock, counted, duration, percent, signed_percent, size, sparkline
+from ringside.text import clock, counted, duration, percent, size, sparkline
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import all_is_well, answer_sign, as_sentence, no_verdict, surely_well
+from ringside.view.verdict_text import (
+    RANKS_CAPTION,
+    all_is_well,
+    checks,
+    excess_text,
+    no_verdict,
+    surely_well,
+)
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -105,11 +113,11 @@ def verdict_line(finding: ShownFinding) -> str:
     """Return a verdict as one line: who, since when, why, what it cost so far."""
     verdict = finding.verdict
     cause = f": {verdict.cause}" if verdict.cause else ""
-    return f"{headline(verdict)} since step {verdict.since_step}{cause} (noticed at step {verdict.detected_step})"
+    return f"{headline(verdict)} since step {verdict.since_step}{cause} (detected at step {verdict.detected_step})"
 
 
 def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
-    """Return what is printed when a run has ended: verdicts first, the table of ranks, the four answers.
+    """Return what is printed when a run has ended: verdicts first, the table of ranks, the checks.
 
     Args:
         summary: The content of `summary.json`.
@@ -120,14 +128,14 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}.", style="bold red"))
         cost = verdict.cost_rank_seconds
         in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
-        price = f"{cost:.1f} rank-seconds so far{in_hours}; noticed at step {verdict.detected_step}" if cost > 0 else ""
+        price = f"{cost:.1f} rank-seconds so far{in_hours}; detected at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for heading, text in (("why", verdict.cause), ("cost", price), ("do", verdict.advice)):
             if text:
                 lines.add_row(Text(f"  {heading}", style="dim"), Text(text))
         parts.append(lines)
     if not summary["steps"]:
-        return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
+        return _WithoutTrailingBlanks(Group(*parts, Text("No training step was recorded.", style="bold yellow")))
     if not verdicts:
         style = "bold green" if surely_well(summary) else "bold yellow"
         parts.append(Text(f"{no_verdict(summary)} {all_is_well(summary)}", style=style))
@@ -142,18 +150,36 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         f"exposed {duration(exposed)}{share}; "
         f"monitoring overhead {duration(summary['overhead']['seconds_per_step'])} per step on average"
     )
-    parts += [Text(), rank_table(summary["ranks"]), Text(line, style="dim")]
+    parts += [Text(), Text(RANKS_CAPTION, style="dim"), rank_table(summary["ranks"]), Text(line, style="dim")]
 
-    # The questions: yes or no, and why in a line of its own.
-    answers = read_answers(summary.get("questions"))
-    if answers:
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for name, text in QUESTIONS.items():
-            if name in answers:
-                table.add_row(Text(answer_sign(answers[name]), style="bold"), Text(text))
-                table.add_row("", Text(as_sentence(answers[name].words), style="dim"))
+    found = checks(read_answers(summary.get("questions")), verdicts).values()
+    if found:
+        table = Table.grid(padding=(0, 1, 0, 0))
+        for check in found:
+            table.add_row(Text(check.mark, style="bold"), Text(check.heading))
+            table.add_row("", Text(check.caption, style="dim"))
         parts += [Text(), table]
-    return Group(*parts)
+    return _WithoutTrailingBlanks(Group(*parts))
+
+
+class _WithoutTrailingBlanks:
+    """What a renderable looks like, without the blanks that fill its lines: it is copied into tickets.
+
+    Args:
+        shown: The renderable.
+    """
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """Yield its lines, as rich asks for them."""
+        for line in console.render_lines(self._shown, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+            yield from [*line, Segment.line()]
 
 
 def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
@@ -162,15 +188,14 @@ def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
     if len(rows) > RANKS_SHOWN:
         rows = sorted(rows, key=lambda row: -(row["excess_ratio"] or 0.0))[:RANKS_SHOWN]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("rank", "own", "wait", "own time vs others"):
+    for heading in ("rank", "own time", "wait", "own vs others' median"):
         table.add_column(heading, justify="right")
     for row in rows:
-        excess = row["excess_ratio"]
         table.add_row(
             str(row["rank"]),
             duration(row["own_seconds_median"]),
             duration(row["wait_seconds_median"]),
-            "" if excess is None else signed_percent(excess),
+            excess_text(row["excess_ratio"]),
         )
     return table
 

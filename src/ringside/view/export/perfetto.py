@@ -252,7 +252,7 @@ def timeline_events(timeline: Timeline) -> Iterator[Trace]:
         rows = zip(sent.src.tolist(), sent.dst.tolist(), sent.size_bytes.tolist(), strict=True)
         times = (map(_us, moments.tolist()) for moments in (sent.begin_s, sent.leave_s, sent.arrive_s))
         for (src, dst, nbytes), begin, leave, arrive in zip(rows, *times, strict=True):
-            args = {"round": sent.round, "bytes": nbytes}
+            args = {"round": sent.round + 1, "bytes": nbytes}
             yield _slice(f"to {dst}, {size(nbytes)}", src, SENDS, begin, leave, **args)
             yield _slice(f"from {src}, {size(nbytes)}", dst, TAKES, begin, arrive, **args)
             common = {"cat": "message", "name": "message", "id": next(number)}
@@ -262,7 +262,7 @@ def timeline_events(timeline: Timeline) -> Iterator[Trace]:
     # The critical path has a track of its own, below the vertices'.
     for hop in timeline.critical_path:
         where = f"rank {hop.src}" if hop.src == hop.dst else f"{hop.src} > {hop.dst}"
-        args = {"round": hop.round, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
+        args = {"round": hop.round + 1, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
         yield _slice(where, schedule.vertices, SENDS, _us(hop.begin_s), _us(hop.end_s), **args)
 
 
