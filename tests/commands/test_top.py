@@ -198,6 +198,14 @@ def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatc
     assert call(str(run), "--once") == 0
 
 
+def test_once_reads_a_long_run_to_its_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "AT_ONCE", 10)
+    source, _ = command.choose_run(str(run))
+    stream = io.StringIO()
+    assert command.print_once(source, SortOrder(), stream, as_data=False) == 0
+    assert "reading" not in stream.getvalue()
+
+
 @pytest.mark.parametrize(("lines", "left_out"), [(24, 0), (12, 0), (11, 2), (10, 3), (4, 4)])
 def test_once_fits_the_screen(
     run: Path, lines: int, left_out: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

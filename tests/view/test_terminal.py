@@ -125,7 +125,7 @@ def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
 def test_lines_for_logs():
     run = following()
     line = status_line(run, 75.0)
-    assert "40/100 steps" in line
+    assert "40 steps of at most 100" in line
     assert "rank 1: own 130 ms wait 0 s" in line
     assert verdict_line(run.findings[0]).startswith("rank 1 is 30% slower than the others since step 20: most of")
 

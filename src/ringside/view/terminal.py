@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.segment import Segment
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +15,7 @@ from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import clock, counted, duration, percent, size, sparkline
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
-from ringside.view.tui.console import SafeConsole
+from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
 from ringside.view.verdict_text import (
     RANKS_CAPTION,
     all_is_well,
@@ -60,7 +59,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         share, words = run.done, f"the same training over {peer_name(run)}, for comparison "
     else:
         share = (run.step + 1) / run.of if run.of else 0.0
-        words = f"{counted(run.step + 1, 'step')}{f' of at most {run.of}' if run.of else ''} "
+        words = f"{run.progress()} "
     progress = Text(words)
     loss = f"  loss {run.losses[-1]:.2f} " if run.losses else ""
     sparks = sparkline(list(run.losses), 16)
@@ -106,7 +105,7 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
         f"rank {rank.rank}: own {duration(rank.own_seconds)} wait {duration(rank.wait_seconds)}"
         for rank in sorted(shown, key=lambda rank: rank.rank)
     )
-    return f"{clock(elapsed_s)}  {run.step + 1}{f'/{run.of}' if run.of else ''} steps{loss}  {own}"
+    return f"{clock(elapsed_s)}  {run.progress()}{loss}  {own}"
 
 
 def verdict_line(finding: ShownFinding) -> str:
@@ -128,14 +127,15 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}.", style="bold red"))
         cost = verdict.cost_rank_seconds
         in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
-        price = f"{cost:.1f} rank-seconds so far{in_hours}; detected at step {verdict.detected_step}" if cost > 0 else ""
+        lost = f"{cost:.1f} rank-seconds{in_hours}: time lost, summed over ranks"
+        price = f"{lost}; detected at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for heading, text in (("why", verdict.cause), ("cost", price), ("do", verdict.advice)):
             if text:
                 lines.add_row(Text(f"  {heading}", style="dim"), Text(text))
         parts.append(lines)
     if not summary["steps"]:
-        return _WithoutTrailingBlanks(Group(*parts, Text("No training step was recorded.", style="bold yellow")))
+        return WithoutTrailingBlanks(Group(*parts, Text("No training step was recorded.", style="bold yellow")))
     if not verdicts:
         style = "bold green" if surely_well(summary) else "bold yellow"
         parts.append(Text(f"{no_verdict(summary)} {all_is_well(summary)}", style=style))
@@ -159,27 +159,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
             table.add_row(Text(check.mark, style="bold"), Text(check.heading))
             table.add_row("", Text(check.caption, style="dim"))
         parts += [Text(), table]
-    return _WithoutTrailingBlanks(Group(*parts))
-
-
-class _WithoutTrailingBlanks:
-    """What a renderable looks like, without the blanks that fill its lines: it is copied into tickets.
-
-    Args:
-        shown: The renderable.
-    """
-
-    def __init__(self, shown: RenderableType) -> None:
-        self._shown = shown
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        """Yield its lines, as rich asks for them."""
-        for line in console.render_lines(self._shown, options, pad=False):
-            while line and not line[-1].text.strip():
-                line.pop()
-            if line:
-                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
-            yield from [*line, Segment.line()]
+    return WithoutTrailingBlanks(Group(*parts))
 
 
 def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:

@@ -191,8 +191,8 @@ def unordered_writes(schedule: Schedule, step: Round, k: int) -> Iterator[Proble
         vertex, chunk = divmod(flat, schedule.chunks)
         sources = name_vertices(step.src[target == flat].tolist(), schedule.ranks)
         message = (
-            f"in round {k + 1} {sources} write into chunk {chunk} of {_vertex(schedule, vertex)} at once, at least one of "
-            "them overwriting it: the result depends on who comes last"
+            f"in round {k + 1} {sources} write into chunk {chunk} of {_vertex(schedule, vertex)} at once, at least one "
+            "of them overwriting it: the result depends on who comes last"
         )
         yield Problem("order", message, vertex, chunk, k)
 

@@ -120,7 +120,7 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
     # What the text of a verdict needs of a summary, where there is none of yet.
     context = live.settled or {
         "world_size": live.ranks,
-        "steps": live.following.step + 1,
+        "steps": live.following.steps,
         "step_seconds": {"median": _or_none(live.following.median("step_seconds"))},
     }
     # The step at which episodes ended, by kind and ranks.
