@@ -19,11 +19,11 @@ def test_a_slow_rank_in_words(capsys):
     text = said(capsys, *H100, "--slow-rank", "3=12%", "--price", "2.5", "--watts", "700").out
     lines = text.splitlines()
     assert lines[0] == "what if rank 3 were 12.0% slower"
-    assert lines[2] == "a step takes 30.0 ms longer (as given), +12.0%"
-    assert "own work 250 ms (as given) → 280 ms (as given)" in text
-    assert "a day: 82.2 (as given) rank-hours of 768 lost" in text
-    assert "205 (as given) in money" in text
-    assert "57.5 (as given) kWh" in text
+    assert lines[2] == "a step takes 30.0 ms longer (input), +12.0%"
+    assert "own work 250 ms (input) → 280 ms (input)" in text
+    assert "lost per day: 82.2 (input) of 768 rank-hours" in text
+    assert "cost per day: 205 (input), 2.50 per rank-hour" in text
+    assert "energy per day: 57.5 kWh (input), 700 W per rank" in text
     whole = " ".join(text.split())
     assert "critical path (played as hierarchical, exact for these figures): late rank 3 costs 30.0 ms" in whole
     assert max(map(len, lines)) <= 80

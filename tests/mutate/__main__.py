@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,6 @@ from .reach import Reach, environ, make
 KEPT_SEED = 1
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "mutate"
-
-# A fault is tried on tests that take this long together, processor seconds; the page says of how many these are.
-MOST_S = 90.0
 
 
 class Copy:
@@ -64,8 +62,8 @@ class Copy:
         subprocess.run(["make", "-s", "setup", f"PYTHON={base}"], cwd=self.tree, check=True, stdout=subprocess.DEVNULL)
         subprocess.run([str(self.python), "-m", "compileall", "-q", *folders], cwd=self.tree, check=False)
 
-    def try_fault(self, fault: Fault, tests: list[str]) -> dict[str, Any]:
-        """Return what the tests say of a fault: "noticed" with the test's name, or "survived"."""
+    def try_fault(self, fault: Fault, tests: list[str], limit_s: float) -> dict[str, Any]:
+        """Return what the tests say of a fault within `limit_s`: "noticed" with the test's name, or "survived"."""
         path, native = self.tree / fault.path, fault.package == NATIVE
         text, times = path.read_text(), path.stat()
         path.write_text(fault.applied(text))
@@ -77,7 +75,7 @@ class Copy:
                 self._core_is_stale = native
                 if words := self._rebuild():
                     return {"outcome": "noticed", "by": "the compiler", "words": words}
-            return self._run(tests)
+            return self._run(tests, limit_s)
         finally:
             path.write_text(text)
             if not native:  # a native source stays newer than what was built of it
@@ -89,7 +87,7 @@ class Copy:
         done = subprocess.run(command, cwd=self.tree, capture_output=True, text=True, check=False)
         return done.stderr[-300:] if done.returncode else ""
 
-    def _run(self, tests: list[str]) -> dict[str, Any]:
+    def _run(self, tests: list[str], limit_s: float) -> dict[str, Any]:
         listed = self.tree / "build" / "tests.txt"
         listed.parent.mkdir(exist_ok=True)
         listed.write_text("\n".join(tests) + "\n")
@@ -100,7 +98,7 @@ class Copy:
             start_new_session=True, preexec_fn=_no_core_dump,
         )  # fmt: skip
         try:
-            words, _ = process.communicate(timeout=6 * MOST_S)
+            words, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             return {"outcome": "noticed", "by": "nothing ends"}
         finally:
@@ -133,10 +131,14 @@ def of_review() -> list[Fault]:
 
 
 def equivalents() -> dict[str, str]:
-    """Return the reasons why some faults change nothing that can be seen, by file and changed line."""
-    path = HERE / "equivalent.toml"
-    rows = tomllib.loads(path.read_text()).get("fault", []) if path.exists() else []
+    """Return the reasons why some faults change nothing that can be seen, by file and changed line (`reason_of`)."""
+    rows = tomllib.loads((HERE / "equivalent.toml").read_text())["fault"]
     return {f"{row['path']}: {row['line']}": row["reason"] for row in rows}
+
+
+def reason_of(fault: str, reasons: Mapping[str, str]) -> str | None:
+    """Return why a fault, as the list of survivors prints it, changes nothing; None: it does."""
+    return reasons.get(fault) or reasons.get(re.sub(r":\d+: ", ": ", fault, count=1))
 
 
 def main() -> int:
@@ -145,6 +147,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=150, help="faults to draw (150)")
     parser.add_argument("--map", action="store_true", help="make the map anew, of today's tests")
     parser.add_argument("--again", action="store_true", help="try again what survived")
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=90.0,
+        metavar="SECONDS",
+        help="try a fault on tests that take so long together, processor seconds; the page says of how many (90)",
+    )
     parser.add_argument("--only", default="", help="only faults in files whose path holds this")
     parser.add_argument("--tests", default="", help="for --map: arguments of pytest, such as '-m \"not thorough\"'")
     asked = parser.parse_args()
@@ -174,11 +183,15 @@ def main() -> int:
                 fault = left.pop(0)
             tests, spent, chosen = reach.of(fault), 0.0, []
             for name in tests:
-                if spent < MOST_S:
+                if spent < asked.most:
                     chosen.append(name)
                     spent += reach.tests[name]["seconds"]
             started = time.monotonic()
-            found = copy.try_fault(fault, chosen) if chosen else {"outcome": "survived", "by": "no test reaches it"}
+            found = (
+                copy.try_fault(fault, chosen, 6 * asked.most)
+                if chosen
+                else {"outcome": "survived", "by": "no test reaches it"}
+            )
             found["core"] = reach.tests.get(found.get("by"), {}).get("core", found["outcome"] == "noticed")
             row = {"key": fault.key, "fault": str(fault), "package": fault.package, **found}
             row |= {"tests": len(tests), "tried": len(chosen), "seconds": round(time.monotonic() - started, 1)}
@@ -205,7 +218,7 @@ def report(seed: int, rows: list[dict[str, Any]]) -> str:
     """Return the page: what was noticed by package, and what was not."""
     reasons = equivalents()
     survived = [row for row in rows if row["outcome"] == "survived"]
-    without = [row for row in survived if row["fault"] not in reasons]
+    without = [row for row in survived if not reason_of(row["fault"], reasons)]
     core = sum(row["outcome"] == "noticed" and row["core"] for row in rows)
     lines = [
         f"Seed {seed}: {len(rows)} faults. {len(rows) - len(survived)} are noticed, {core} by the tests of `make test` "
@@ -220,10 +233,10 @@ def report(seed: int, rows: list[dict[str, Any]]) -> str:
     if without:
         lines += ["", "Survivors (tests tried of those that reach the line):", ""]
         lines += [f"- `{row['fault']}` ({row['tried']} of {row['tests']})" for row in without]
-    alike = [row for row in survived if row["fault"] in reasons]
+    alike = [(row["fault"], why) for row in survived if (why := reason_of(row["fault"], reasons))]
     if alike:
         lines += ["", "Change nothing that can be seen:", ""]
-        lines += [f"- `{row['fault']}`: {reasons[row['fault']]}" for row in alike]
+        lines += [f"- `{fault}`: {why}" for fault, why in alike]
     return "\n".join(lines) + "\n"
 
 

@@ -70,7 +70,7 @@ def test_a_preset_at_another_scale():
     topology = preset("dgx-h100", hosts=16)
     assert (topology.hosts, topology.ranks, topology.nics) == (16, 128, 8)
     assert topology.describe() == (
-        "dgx-h100: 16 hosts of 8 ranks, inside nvswitch 370.8 GB/s, between 8 x infiniband 48 GB/s"
+        "dgx-h100: 16 hosts of 8 ranks, inside nvswitch 370.8 GB/s, between 8 × infiniband 48 GB/s"
     )
     assert preset("dgx-h100", hosts=2, ranks_per_host=2).nics == 2
     assert preset("gb200-nvl72", hosts=1, ranks_per_host=64).ranks == 64

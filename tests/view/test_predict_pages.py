@@ -20,7 +20,7 @@ from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.predict.tables import read_tables
 from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
 from ringside.schedule import contributions, hierarchical, ring
-from ringside.text import giga, percent, size
+from ringside.text import giga, percent, rate, size
 from ringside.view.export.perfetto import write_timeline
 from ringside.view.html.predictions import plan_page, score_page, what_if_page
 from ringside.view.html.simulation import gantt, shown_lanes, timeline_page
@@ -60,7 +60,7 @@ def a_score(folder: Path) -> str:
         ((19.5e-3, 18.1e-3, 20.8e-3), "about 19.5 ms (18.1 to 20.8)", "19.5 ms (18.1 to 20.8)"),
         ((3.0e-3, 1.4e-3, 6.5e-3), "about 3.0 ms (1.4 to 6.5)", "3.0 ms (1.4 to 6.5)"),
         ((1.67e-3, 372e-6, 551e-3), "about 1.7 ms (370 µs to 550 ms)", "1.7 ms (370 µs to 550 ms)"),
-        ((0.25, 0.25, 0.25), "250 ms (as given)", "250 ms (as given)"),
+        ((0.25, 0.25, 0.25), "250 ms (input)", "250 ms (input)"),
         ((0.0, 0.0, 2e-3), "about 0 s (0 s to 2.0 ms)", "0 s (0 s to 2.0 ms)"),
         ((1.0, 0.99996, 1.0), "about 1.00 s (1.00 to 1.00)", "1.00 s (1.00 to 1.00)"),
     ],
@@ -73,6 +73,7 @@ def test_a_band_has_as_many_digits_as_are_known(ends: tuple[float, float, float]
 
 def test_of_shares_and_rates_the_same() -> None:
     assert band_text(Band(0.99, 0.31, 1.0), percent) == "99% (31 to 100)"
+    assert band_text(Band(260e9, 210e9, 322e9), rate) == "260 GB/s (210 to 320)"
     assert band_text(Band(0.0066, 0.0012, 0.688), lambda share: percent(share, 1)) == "0.7% (0.1 to 69)"
     assert band_text(Band(1.12e9, 0.25e9, 5.04e9), giga) == "1.1 (0.25 to 5.0)"
     assert band_text(Band(3.53e9, 1.51e9, 8.29e9), size) == "3.5 GB (1.5 to 8.3)"

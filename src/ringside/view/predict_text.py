@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS, Fit
-from ringside.predict.plan.options import LIBRARY
+from ringside.predict.plan.options import LIBRARY, UNSEEN, simulated_band
 from ringside.predict.plan.plan import Bound, Priced, TrainingPlan
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
@@ -24,6 +24,7 @@ from ringside.text import digits, duration, giga, percent, signed_percent, size
 WIDTH = 80
 SHORT_RANKS = 3
 SHORT_SCALES = 3
+BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
 PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 
@@ -82,7 +83,7 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
     The last digit is the first one that is smaller than a quarter of the way to the nearer end.
     """
     if band.low == band.high:
-        return unit(band.value), "as given"
+        return unit(band.value), "input"
     known = least
     half = band.value - band.low or band.high - band.value
     if band.value > 0:
@@ -96,7 +97,7 @@ def band_parts(band: Band, unit: Callable[[float], str] = duration, *, least: in
 def _rounded(value: float, known: int, unit: Callable[[float], str]) -> tuple[str, str]:
     """Return a number with so many significant digits, and the unit behind it: `("5.8", " ms")`, `("69", "%")`."""
     text = unit(float(f"{value:.{known}g}"))
-    number = text.rstrip(string.ascii_letters + " %µ")
+    number = text.rstrip(string.ascii_letters + " %µ/")
     name = text.removeprefix(number)
     for _ in range(3 - known):  # units make three digits: cut off the zeros that mean nothing
         if "." in number and number.endswith("0"):
@@ -284,19 +285,21 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
     if answer.knows_work:
         lines.append(f"  step {_change(*answer.steps)}")
         lines.append(f"  own work {_change(work(answer.before), work(answer.after))}")
-        lines.append(f"  left of synchronisation {_change(*(left.seconds for left in answer.left))}")
+        lines.append(f"  exposed communication {_change(*(left.seconds for left in answer.left))}")
     changed, (before, after) = answer.after, (left.bucket for left in answer.left)
     if before is not None and after is not None:
         buckets = f"{changed.buckets} bucket{'s' * (changed.buckets > 1)} of {size(changed.bucket_bytes)}"
         lines.append(f"  {buckets}, each {_change(before, after)}")
     hours = answer.rank_hours_per_day
     if hours is None:
-        lines.append("  a day: say what a step computes, --compute-seconds S")
+        lines.append("  per day: give what a step computes, --compute-seconds S")
     else:
         shown, all_hours = absolute(hours), 24 * changed.topology.ranks
         outcome = "saved" if hours.value < 0 else "lost"
-        lines.append(f"  a day: {band_text(shown, digits)} rank-hours of {all_hours} {outcome}")
-        lines += [f"    {text}" for text in prices(shown, rates)]
+        lines.append(f"  {outcome} per day: {band_text(shown, digits)} of {all_hours} rank-hours")
+        lines += [
+            f"  {what}: {band_text(cost, unit)}, {rate}" for what, cost, unit, rate in costs_per_day(shown, rates)
+        ]
 
     # Who is guilty, and what the critical path consists of.
     if played is None:
@@ -305,7 +308,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
         blamed = "; ".join(map(str, played.blamed[:PARTS]))
         lines.append(f"critical path (played as {played_algorithm(played)}, exact for these figures): {blamed}")
         found = sorted(played.shares.items(), key=lambda item: -item[1])[:PARTS]
-        shares = (f"{name} {duration(part)} ({percent(part / played.seconds)})" for name, part in found)
+        shares = (f"{part_text(name)} {duration(part)} ({percent(part / played.seconds)})" for name, part in found)
         lines.append("  " + ", ".join(shares))
     lines += [f"extrapolated: {why}" for why in answer.extrapolated]
     return [part for line in lines for part in wrapped(line)]
@@ -318,7 +321,7 @@ def change_text(change: StepChange) -> str:
         for rank, more in change.slower.items()
     ]
     parts += [f"rank {rank} were as fast as the others" for rank in change.repaired]
-    parts += [f"link {src} > {dst} were {digits(times)} x slower" for src, dst, times in change.slow_links]
+    parts += [f"link {src} → {dst} were {digits(times)} × slower" for src, dst, times in change.slow_links]
     parts += [f"host {host} had one rail less" for host in change.lost_rails]
     if change.oversubscription is not None:
         parts.append(f"the network were oversubscribed {digits(change.oversubscription)}:1")
@@ -352,14 +355,28 @@ def absolute(band: Band) -> Band:
     return Band(-band.value, -band.high, -band.low) if band.value < 0 else band
 
 
-def prices(hours: Band, rates: Rates) -> Iterator[str]:
-    """Yield what rank-hours cost, in money and energy, where rates are known."""
+def costs_per_day(hours: Band, rates: Rates) -> Iterator[tuple[str, Band, Callable[[float], str], str]]:
+    """Yield what rank-hours cost, in money and energy, where rates are known: what, how much, its unit, the rate."""
     if rates.price is not None:
         money = Band(*(end * rates.price for end in hours.ends))
-        yield f"{band_text(money, digits)} in money, at {digits(rates.price)} a rank-hour"
+        yield "cost per day", money, digits, f"{digits(rates.price)} per rank-hour"
     if rates.watts is not None:
         energy = Band(*(end * (rates.watts / 1e3) for end in hours.ends))
-        yield f"{band_text(energy, digits)} kWh, at {digits(rates.watts)} W a rank"
+        yield "energy per day", energy, lambda value: f"{digits(value)} kWh", f"{digits(rates.watts)} W per rank"
+
+
+def part_text(name: str) -> str:
+    """Return a part of the critical path in words: `latency of nvswitch`, `transfer over infiniband`, `late ranks`."""
+    kind, _, where = name.replace("_", " ").partition(" ")
+    return {"alpha": f"latency of {where}", "wire": f"transfer over {where}", "late": "late ranks"}.get(kind, name)
+
+
+def simulation_text(timeline: Timeline) -> str:
+    """Return in a line how sure a simulation is: it is exact for its topology's figures, and those are not."""
+    band = simulated_band(timeline)
+    if band.low == band.high:
+        return "nothing is sent: exact"
+    return f"exact for these figures; on clusters like it {about(band)}, 95%; extrapolated: {UNSEEN}"
 
 
 def played_algorithm(played: Timeline) -> str:

@@ -32,9 +32,11 @@ from ringside.errors import UsageError
 from ringside.files import write_user_file
 from ringside.predict import score as scoring
 from ringside.predict.fit import TableFit, fit_tables, measured_topology
+from ringside.predict.laws.calibrate import Band
 from ringside.predict.score import Score
 from ringside.predict.topology.files import to_toml
 from ringside.text import counted, duration, percent, rate
+from ringside.view.predict_text import band_text
 
 HELP = "fit your own tables, and write calibrated hardware"
 SCHEMA = 1
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         told = {"schema": SCHEMA, "path": str(args.output), "topology": topology.describe(), "tables": found}
         print(json.dumps(told, indent=1))
         return 0
-    print(f"{args.output}: {topology.describe()}, held to {counted(len(found), 'table')}")
+    print(f"{args.output}: {topology.describe()}, fitted to {counted(len(found), 'table')}")
     for one in found:
         print("\n" + "\n".join(table_lines(one)))
     for table in tables:
@@ -112,10 +114,8 @@ def table_lines(found: dict[str, Any]) -> list[str]:
     lines = [f"{found['name']}: {found['collective']}, {counted(found['ranks'], 'rank')}{hosts}, {found['rows']} rows"]
     for key, label, words in (("latency_s", "latency", duration), ("algbw_bytes_per_s", "algbw, large", rate)):
         figure = found[key]
-        band = f"{words(figure['low'])} to {words(figure['high'])}"
-        lines.append(
-            f"  {label:<13} {words(figure['value'])} ({band}); expected of the hardware {words(figure['expected'])}"
-        )
+        measured = band_text(Band(figure["value"], figure["low"], figure["high"]), words)
+        lines.append(f"  {label:<13} {measured}; expected of the hardware {words(figure['expected'])}")
     for key, label, what in (
         ("held_out", "check", "of rows that had no part in a fit of the others"),
         ("other_scales", "other scales", "from the tables of other scales alone"),

@@ -43,6 +43,7 @@ from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.text import parse_size, percent, signed_percent, size
 from ringside.view.html.predictions import MODES, score_page
+from ringside.view.predict_text import BASELINE_NAMES
 from ringside.view.tui.console import SafeConsole
 
 HELP = "compare predictions with measured tables: nccl-tests, OSU, CSV"
@@ -227,7 +228,7 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
     grid.add_column("table", overflow="fold")
     for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MiB", "bias", "worst at", "in band"):
         grid.add_column(heading, justify="right")
-    for heading in ("hockney", "interp.", "nccl"):
+    for heading in ("Hockney", "interp.", "NCCL"):
         grid.add_column(heading, justify="right", style="dim")
     for score in scores:
         errors = score.errors
@@ -267,8 +268,8 @@ def verdict_lines(scores: Sequence[Score]) -> list[str]:
     mode = next(score.mode for score in scores if score.errors)
     count = f"{total.tables} tables, median error" if total.tables > 1 else "error"
     others = ", ".join(
-        f"{name.replace('_', ' ')} {percent(value, 1)}" for name, value in total.baselines.items() if value
+        f"{BASELINE_NAMES[name]} {percent(value, 1)}" for name, value in total.baselines.items() if value
     )
     covered = f"the 95% band holds {percent(total.band_coverage, 1)} of {total.rows} rows"
     lines = [f"{count} {percent(total.mape, 1)} ({MODES.get(mode, mode)}); {covered}"]
-    return lines + ([f"beside it: {others}"] if others else [])
+    return lines + ([f"baselines: {others}"] if others else [])

@@ -28,12 +28,13 @@ from ringside.commands.predict.plan import DEFAULT_BYTES, add_hardware, hardware
 from ringside.commands.what_if import link_of
 from ringside.errors import UsageError
 from ringside.lab.iproute2 import parse_delay
-from ringside.predict.plan.options import UNSEEN, in_words, schedule_for, simulated_band
+from ringside.predict.plan.options import UNSEEN, schedule_for, simulated_band
 from ringside.predict.simulation.simulate import simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import size_bytes
 from ringside.view.export.perfetto import check_trace_name, write_timeline
 from ringside.view.html.simulation import timeline_page
+from ringside.view.predict_text import simulation_text
 from ringside.view.tui.console import printable_lines
 
 HELP = "play a schedule over a topology: times, critical path, an animation, a trace"
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(timeline), indent=1))
     else:
         print(printable_lines(timeline.describe()))
-        print(printable_lines(in_words(timeline)))
+        print(printable_lines(simulation_text(timeline)))
     if args.html is not None:
         write_page(args.html, timeline_page(timeline))
     if args.perfetto is not None:

@@ -192,7 +192,7 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     base = LAUNCH_S + PROXY_S * (topology.hosts > 1) + min(candidate.hops_s for candidate in found)
     place = reach(topology)
     mean = np.log([base, RAMPS[place], DEPTHS[place], chosen.bytes_per_s])
-    words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} us"
+    words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} µs"
     ordered = sorted(found, key=lambda candidate: -candidate.bytes_per_s)
     return Law(mean, np.array(SPREAD), words, tuple(ordered))
 

@@ -108,7 +108,7 @@ def process_law(pairs: Pairs, hosts: int, ranks: int) -> Law:
     spread = SPREAD + np.array([0.3, 0.2, 0.0]) * math.log(pairs.scatter)
     small = float(pairs.one_way(np.ones(1))[0])
     words = (
-        f"{pairs.cluster or 'point-to-point tables'}: {small * 1e6:.3g} us and {pairs.rate / 1e9:.3g} GB/s between two "
+        f"{pairs.cluster or 'point-to-point tables'}: {small * 1e6:.3g} µs and {pairs.rate / 1e9:.3g} GB/s between two "
         f"ranks, {ranks // hosts} ranks share an interface"
     )
     return Law(np.zeros(3), spread, words, backbone=Processes(pairs, hosts, ranks), noise=NOISY)

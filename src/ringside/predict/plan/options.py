@@ -24,7 +24,7 @@ from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import ALL_REDUCE
 from ringside.predict.topology.topology import MeasuredTimes, Topology
 from ringside.schedule import ALGORITHMS, Round, Schedule, by_name, hierarchical, in_network, two_tree
-from ringside.text import did_you_mean, duration
+from ringside.text import did_you_mean
 
 # -------------------------------------------------------------------------------------------------
 # A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure either is.
@@ -441,12 +441,3 @@ def simulated_band(timeline: Timeline) -> Band:
     law = schedule_law(Scheduled(timeline.schedule, timeline.topology))
     middle, low, high = expect(law).predict([max(timeline.size_bytes, 1.0)]).bands[0].ends
     return Band(timeline.seconds, timeline.seconds + low - middle, timeline.seconds + high - middle)
-
-
-def in_words(timeline: Timeline) -> str:
-    """Return in a line how sure a simulation is: it is exact for its topology's figures, and those are not."""
-    ends = simulated_band(timeline)
-    if ends.low == ends.high:
-        return "nothing is sent: exact"
-    band = f"{duration(ends.value)} ({duration(ends.low)} to {duration(ends.high)})"
-    return f"exact for these figures; a cluster like it: {band}, 95%; extrapolated: {UNSEEN}"

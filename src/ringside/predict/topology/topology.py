@@ -394,7 +394,7 @@ class Topology:
         if self.inside is not None and sizes[-1] > 1:
             words.append(f"inside {self.inside.kind} {self.inside.bytes_per_s / 1e9:.4g} GB/s")
         if self.between is not None and self.hosts > 1:
-            nics = f"{self.nics} x " if self.nics > 1 else ""
+            nics = f"{self.nics} × " if self.nics > 1 else ""
             words.append(f"between {nics}{self.between.kind} {self.between.bytes_per_s / 1e9:.4g} GB/s")
         if self.oversubscription > 1:
             words.append(f"oversubscribed {self.oversubscription:g}:1")

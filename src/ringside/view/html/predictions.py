@@ -24,6 +24,7 @@ from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import footer, render_page, table, tiles, verdict_section
 from ringside.view.html.simulation import gantt
 from ringside.view.predict_text import (
+    BASELINE_NAMES,
     PARTS,
     Rates,
     about,
@@ -32,12 +33,13 @@ from ringside.view.predict_text import (
     band_text,
     bound_text,
     change_text,
+    costs_per_day,
     difference_text,
     fit_text,
     hardware,
     parameter_count,
+    part_text,
     played_algorithm,
-    prices,
 )
 from ringside.view.verdict_text import as_sentence
 
@@ -181,11 +183,12 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         played: The synchronisation before and after, where it could be played.
         rates: What a rank costs.
     """
-    longer = answer.delta.value
-    kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
     headline = difference_text(answer)
     changed, ranks = change_text(change), answer.before.topology.ranks
     before, after = answer.step_s
+    # What a step of two digits would not show is neither good nor bad.
+    longer = answer.delta.value if abs(after - before) > 1e-3 * before else 0.0
+    kind = "bad" if longer > 0 else "well" if longer < 0 else "open"
     steps = " → ".join(map(band_text, answer.steps)) + (f", {signed_percent(after / before - 1)}" if before else "")
     then = played[1]
     lines = [
@@ -200,12 +203,12 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     if hours is not None:
         word = "saved" if hours.value < 0 else "lost"
         value, ends = band_parts(absolute(hours), digits)
-        figures.append((f"rank-hours a day {word}", value, f"{ends}, of {24 * answer.after.topology.ranks}"))
-        for text in prices(absolute(hours), rates):
-            value, _, more = text.partition(" (")
-            figures.append(("cost a day", value, more.replace(")", ",", 1)))
+        figures.append((f"rank-hours {word} per day", value, f"{ends}, of {24 * answer.after.topology.ranks}"))
+        for what, cost, unit, rate in costs_per_day(absolute(hours), rates):
+            value, ends = band_parts(cost, unit)
+            figures.append((what, value, f"{ends}; {rate}"))
         figures.append(("own work", *_before_and_after(work(answer.before), work(answer.after))))
-    figures.append(("left of synchronisation", *_before_and_after(*(left.seconds for left in answer.left))))
+    figures.append(("exposed communication", *_before_and_after(*(left.seconds for left in answer.left))))
     bucket_before, bucket_after = (left.bucket for left in answer.left)
     if bucket_before is not None and bucket_after is not None:
         figures.append(("one bucket", *_before_and_after(bucket_before, bucket_after)))
@@ -222,7 +225,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
     parts = [timeline.shares if timeline is not None else {} for timeline in played]
     names = sorted({*parts[0], *parts[1]}, key=lambda name: -parts[1].get(name, 0.0))
     if names:
-        rows = [(name, *(duration(part.get(name, 0.0)) for part in parts)) for name in names]
+        rows = [(part_text(name), *(duration(part.get(name, 0.0)) for part in parts)) for name in names]
         pictures.append(table("What the critical path consists of", ("", "before", "after"), rows))
     verdict = verdict_section(f"what if {changed}", as_sentence(headline), lines, kind=kind)
     sections = [verdict, tiles(figures), *pictures, footer(WHAT_IF_NOTE)]
@@ -232,7 +235,8 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
 def _before_and_after(before: Band, after: Band) -> tuple[str, str]:
     """Return the value of a tile, and its band and what was before."""
     value, ends = band_parts(after)
-    return value, f"{ends}; before {', '.join(band_parts(before))}"
+    was, its_ends = band_parts(before)
+    return value, ends if before == after else f"{ends}; before: {was}, {its_ends}"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -260,11 +264,11 @@ def score_page(scores: Sequence[Score]) -> str:
         headline = f"{percent(total.mape, 1)} off"
         headline += f", the median of {len(scored)} tables" if len(scored) > 1 else ""
     mode = next((MODES.get(score.mode, score.mode) for score, _ in scored), "")
-    baselines = [f"{name.replace('_', ' ')} {percent(value, 1)}" for name, value in total.baselines.items() if value]
+    baselines = [f"{BASELINE_NAMES[name]} {percent(value, 1)}" for name, value in total.baselines.items() if value]
     lines = [
         ("How", mode),
         ("Band", f"holds {percent(total.band_coverage, 1)} of {total.rows} rows; it is to hold 95%"),
-        ("Beside it", ", ".join(baselines)),
+        ("Baselines", ", ".join(baselines)),
     ]
     figures = [
         ("mean error", percent(total.mape, 1), "median over tables"),
@@ -288,14 +292,14 @@ def score_page(scores: Sequence[Score]) -> str:
         (f"{score.table.name}, line {flag.line}", flag.reason) for score in scores for flag in line_flags(score.table)
     ]
     sections = [
-        verdict_section("predictions beside measurements", headline, lines),
+        verdict_section("predictions against measurements", headline, lines),
         tiles(figures),
         table("Every table", columns, overview) if overview else NOTHING,
         *(_table_curves(score, index) for index, (score, _) in enumerate(scored[:MOST_TABLES])),
         table("Not used", ("what", "why"), unused) if unused else NOTHING,
         footer(SCORE_NOTE),
     ]
-    return render_page("Predictions beside measurements", "predict score", mode, sections, scripts=("report.js",))
+    return render_page("Predictions against measurements", "predict score", mode, sections, scripts=("report.js",))
 
 
 def _table_curves(score: Score, index: int) -> Markup:

@@ -10,11 +10,12 @@ import numpy as np
 
 from ringside.errors import UsageError
 from ringside.monitor.stats import Floats
-from ringside.predict.plan.options import in_words, simulated_band
+from ringside.predict.plan.options import simulated_band
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import duration, giga, percent, size
 from ringside.view.html.markup import Markup, embed_json, fill
 from ringside.view.html.page import PREDICTION_STYLES, footer, note_line, render_page, table, tiles, verdict_section
+from ringside.view.predict_text import band_parts, part_text, simulation_text
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import frame_svg, page_data
 from ringside.view.schedule.frames import ScheduleFrames
@@ -40,13 +41,12 @@ def timeline_page(timeline: Timeline) -> str:
     late = [f"rank {rank} by {duration(late)}" for rank, late in timeline.late.items() if late]
     lines = [
         ("Bottleneck", str(timeline.guilty)),
-        ("Where", topology.describe()),
-        ("Band", in_words(timeline)),
         ("Late", ", ".join(late)),
+        ("Band", simulation_text(timeline)),
     ]
-    ends = simulated_band(timeline)
+    value, ends = band_parts(simulated_band(timeline))
     figures = [
-        ("time", duration(seconds), f"{duration(ends.low)} to {duration(ends.high)} on clusters like it"),
+        ("on clusters like it", value, ends),
         ("first rank done", duration(float(timeline.finish_seconds.min())), ""),
         ("bus bandwidth", f"{giga(timeline.busbw)} GB/s", "as nccl-tests has it"),
         ("rounds", str(schedule.rounds), f"{schedule.chunks} chunks"),
@@ -55,14 +55,14 @@ def timeline_page(timeline: Timeline) -> str:
     moving = _moving_figure(timeline)
     kind = "bad" if timeline.guilty.kind != "nobody" else "open"
     sections = [
-        verdict_section("simulated", headline, lines, kind=kind),
-        tiles(figures),
+        verdict_section(f"simulated on {topology.describe()}", headline, lines, kind=kind),
         *moving,
+        tiles(figures),
         gantt(timeline, "Every rank over time"),
         table(
             "What the critical path consists of",
             ("", "seconds", "share"),
-            [(name, duration(part), percent(part / seconds)) for name, part in shares],
+            [(part_text(name), duration(part), percent(part / seconds)) for name, part in shares],
         ),
         footer(NOTE if moving else NOTE.rpartition("Its stripes")[0]),
     ]
