@@ -18,7 +18,7 @@ def runs(tmp_path: Path) -> tuple[str, str]:
 def test_the_answer_is_first_and_fits_a_terminal(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", *runs]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("B is slower: a step takes +2")
+    assert lines[0].startswith("B is slower: step time +2")
     assert lines[1].startswith("New: rank 2 is ")
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 24
@@ -56,7 +56,7 @@ def test_what_cannot_be_seen_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     own[60:] *= 1.6
     unsteady = str(write_run(tmp_path / "unsteady", own))
     assert main(["compare", unsteady, unsteady]) == 0
-    assert "would not be seen: its times vary too much." in " ".join(capsys.readouterr().out.split())
+    assert "would not be detected: step times vary too much." in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_is_no_run_or_no_percentage_is_refused_with_status_2(

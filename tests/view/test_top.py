@@ -170,7 +170,11 @@ def test_a_verdict_that_is_over_says_so_and_asks_for_nothing(tmp_path: Path) -> 
 
 def test_the_detail_of_a_rank_has_its_phases_and_the_numbers_of_its_verdict(tmp_path: Path) -> None:
     told = plain(rank_detail(take_snapshot(Local(judged(tmp_path / "run")), 2), 2, 80))
-    for words in ("rank 2 · host-0 · pid 102 · newest step 119", "own 130 ms · others own 100 ms", "over its last 120 steps"):
+    for words in (
+        "rank 2 · host-0 · pid 102 · newest step 119",
+        "own 130 ms · others own 100 ms",
+        "over its last 120 steps",
+    ):
         assert words in told
     phases = {
         line.split("  ")[1].strip(): line for line in told.splitlines() if line.startswith("  ") and " ms" in line

@@ -1,6 +1,6 @@
 """Rebuild a run's report, and print the verdict.
 
-Writes report.html and summary.json again from what the run directory holds,
+Writes report.html and summary.json again from what is in the run directory,
 even if the run was cut off. --json and --markdown print another form on stdout
 instead of the verdict; --perfetto writes a trace instead of the report.
 

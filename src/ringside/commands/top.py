@@ -100,8 +100,8 @@ def choose_run(run: str | None) -> tuple[RunSource, str]:
     found = runs_under(RUNS)
     if not found:
         raise UsageError(
-            f"no job runs on this machine, and {RUNS}/ holds no run; start one with `ringside run`, or give a run's "
-            "directory"
+            f"no job runs on this machine, and there is no run under {RUNS}/; start one with `ringside run`, or give "
+            "a run directory"
         )
     return Local(found[0], at_once=AT_ONCE), f"no job runs on this machine; this is the newest under {RUNS}/"
 

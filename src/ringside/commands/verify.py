@@ -43,10 +43,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("algorithms", nargs="*", metavar="ALGO", help=known)
     parser.add_argument("--all", action="store_true", help="every algorithm there is")
     parser.add_argument("-n", "--ranks", default="1-64", metavar="N", help="such as 8, 2,4,8 or 1-64 (default: 1-64)")
-    parser.add_argument("--buffers", type=int, default=1, metavar="B", help="messages a rank can hold (default: 1)")
+    parser.add_argument("--buffers", type=int, default=1, metavar="B", help="receive buffers of a rank (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON (keys: docs/json.md)")
     add_verbosity(parser)
-    parser.add_argument("--links", action="store_true", help="with --json: what every link carries as well")
+    parser.add_argument("--links", action="store_true", help="with --json: the bytes of every link as well")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -68,7 +68,7 @@ class Pause(_Spec):
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         when = f"every {self.every} steps from step {self.at_step} on" if self.every else f"in step {self.at_step}"
-        return f"rank {self.rank} stood still for {self.seconds:g} s {when}"
+        return f"rank {self.rank} paused for {self.seconds:g} s {when}"
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Hang(_Spec):
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
-        return f"rank {self.rank} stood still for good in the backward pass of step {self.at_step}"
+        return f"rank {self.rank} stopped for good in the backward pass of step {self.at_step}"
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
         except ValueError:
             raise _refused(spec, f"{key}={value!r} is no {'whole ' if types[key] is int else ''}number") from None
         if number < 0 or not math.isfinite(number):
-            raise _refused(spec, f"{key}={value} cannot be")
+            raise _refused(spec, f"{key}={value}: 0 or more, and finite")
         values[key] = number
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in values]
     if missing:

@@ -71,7 +71,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
     exposed = run.exposed_seconds()
     sync = Text()
     if step > 0:
-        gradients = f"{size(run.median('payload_bytes'))} of gradients block it for {duration(exposed)}"
+        gradients = f"{size(run.median('payload_bytes'))} of gradients, exposed {duration(exposed)}"
         medians = f"{duration(step)} (median, last {RECENT_STEPS} steps)"
         sync = Text(f"a step takes {medians}; {gradients} ({percent(exposed / step)})", style="dim")
         sync.truncate(width)
@@ -79,7 +79,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
 
     # The newest verdicts.
     if not run.findings:
-        parts.append(Text("● all ranks keep up with each other", style="green"))
+        parts.append(Text("● no straggler so far", style="green"))
     for finding in run.findings[-2:]:
         verdict, style = finding.verdict, "yellow" if finding.over else "bold red"
         parts.append(Text(f"● {headline(verdict)} since step {verdict.since_step}", style=style))

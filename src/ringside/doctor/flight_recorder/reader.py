@@ -40,9 +40,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 match = _RANK.search(PurePosixPath(source.name).name)
                 recorded = content.get("rank") if isinstance(content, dict) else None
                 if not isinstance(recorded, int) and match is None:
-                    raise NotADumpError(
-                        "does not say whose dump it is: name it after its rank, such as nccl_trace_rank_3"
-                    )
+                    raise NotADumpError("has no rank: name it after its rank, such as nccl_trace_rank_3")
                 rank = recorded if isinstance(recorded, int) else int(match.group(1)[-9:] if match else -1)
                 dumps.append(read_dump(content, source.name, rank, source.path.stat().st_mtime))
             except NotADumpError as error:
@@ -136,7 +134,7 @@ def _dump_lanes(dumps: Sequence[Dump], culprits: set[int], which: str) -> list[L
             spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind=kind, name=_name(first) + more))
         elif culprit:
             begin = max((call.ended_s or call.created_s for call in ended), default=start) - start
-            spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind="missing", name="never came"))
+            spans.append(TimeSpan(start_s=begin, end_s=horizon - start, kind="missing", name="never entered"))
         found.append(Lane(title=title, rank=dump.rank, spans=spans, note="culprit" if culprit else ""))
     return found
 
@@ -176,7 +174,7 @@ def _standings(views: list[GroupView], verdicts: Sequence[Verdict]) -> list[Shee
             rank_rows.append([rank, _known(last), _known(completed), len(pending), state])
         found.append(
             Sheet(
-                title=f"Where every rank of {view.group.title} stands",
+                title=f"Last entered and completed, by rank, in {view.group.title}",
                 columns=["rank", "last entered", "last completed", "open", f"collective {seq}"],
                 rows=rank_rows,
                 culprits=culprits,

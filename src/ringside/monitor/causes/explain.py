@@ -35,7 +35,7 @@ CONTENDED = 0.1
 """A rank that had no CPU for this share of the time, as the healthy ones, was not running all the time."""
 
 DESCHEDULED = "it was ready to run but had no CPU for part of the step: descheduled or throttled"
-UNEXPLAINED = "it was running for less of the step than usual, and what the kernel counts does not say why"
+UNEXPLAINED = "it was running for less of the step than usual, and the kernel's counters do not show why"
 RUNNING = "it was running all the time: more work to do, or a slower clock"
 AS_MUCH_CPU = "it had a CPU as much as the others: more work to do, or a slower clock"
 INPUT_ADVICE = (

@@ -177,7 +177,7 @@ ADVICE = {
     "because of heat.",
     CAPPED: "Compare its power limit with the others' (nvidia-smi -q -d POWER; nvidia-smi -pl sets it) and look after "
     "the machine's power supply.",
-    SET: "Somebody set its clocks: nvidia-smi -rgc and -rac take that back.",
+    SET: "Its clocks were set by hand: nvidia-smi -rgc and -rac reset them.",
 }
 OTHER_ADVICE = "Compare nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE on this host with a healthy one's."
 
@@ -292,7 +292,7 @@ FAULT_ADVICE = (
     "disk or read it ahead."
 )
 MEMORY_ADVICE = (
-    "Give its container or host more memory, or let it need less; memory.pressure and memory.events say how short of "
+    "Give its container or host more memory, or let it need less; memory.pressure and memory.events show how short of "
     "it they are."
 )
 SLEEP_ADVICE = (
@@ -329,7 +329,7 @@ def find_signs(comparison: RankComparison) -> list[ProbableCause]:
         found.append(faults)
     stalled = comparison.read(stalled_share)
     if stalled.explains(lost):
-        words = f"memory is short: work stood still {percent(stalled.now)} of the time for want of it (memory.pressure)"
+        words = f"memory is short: work stalled for {percent(stalled.now)} of the time (memory.pressure)"
         found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
     clock = _slow_clock(comparison.episode, comparison.past, comparison.rank, comparison.healthy)
     if clock is not None and clock.share >= max(EXPLAINS * lost, LEAST):

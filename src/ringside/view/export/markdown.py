@@ -36,7 +36,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     figures = [
         ("steps", str(summary["steps"])),
         ("ranks", f"{info.world_size} on {counted(len(set(info.hosts)) or 1, 'host')}"),
-        ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
+        ("gradients reduced by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("step time, whole run, median / 95th percentile", f"{duration(step['median'])} / {duration(step['p95'])}"),
         ("exposed communication per step, whole run, median", duration(sync["exposed_seconds_per_step"])),
         ("payload per step", size(sync["payload_bytes_per_step"])),

@@ -63,7 +63,7 @@ def write_perfetto(path: Path, info: RunInfo, records: list[StepRecord], verdict
     if len(records) > MOST_RECORDS:
         steps = max(MOST_RECORDS // info.world_size, 1)
         raise UsageError(
-            f"{len(records):,} records are more than a trace viewer holds; choose about {steps:,} steps with --steps"
+            f"{len(records):,} records are more than a trace viewer can show; choose about {steps:,} steps with --steps"
         )
     return write_events(path, trace_events(info, records, verdicts))
 
@@ -228,7 +228,7 @@ def write_timeline(path: Path, timeline: Timeline) -> int:
         messages += len(sent.src)
         if messages > MOST_MESSAGES:
             raise UsageError(
-                f"more than {MOST_MESSAGES:,} messages are more than a trace viewer holds: take fewer ranks"
+                f"more than {MOST_MESSAGES:,} messages are more than a trace viewer can show: take fewer ranks"
             )
     return write_events(path, timeline_events(timeline))
 

@@ -94,7 +94,7 @@ def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup
 <circle class="track" cx="{centre}" cy="{centre}" r="{radius}"/>{arrows}{nodes}</svg>
 <div><p class="note">An arrow points from a rank that waited to the rank it waited for; its width is the time per
 step.</p><ol class="waits">{items}</ol></div></div></figure>""",
-        label="; ".join(texts[:8]) or "nobody waited for anybody",
+        label="; ".join(texts[:8]) or "no rank waited",
         centre=CENTRE,
         radius=RADIUS,
         # The longest is drawn last, over the others.
@@ -103,7 +103,7 @@ step.</p><ol class="waits">{items}</ol></div></div></figure>""",
             for arrow, text in reversed(list(zip(arrows, texts, strict=True)))
         ],
         nodes=[_node(rank, ranks, rank in culprits) for rank in range(ranks)],
-        items=items or Markup("<li>Nobody waited.</li>"),
+        items=items or Markup("<li>No rank waited.</li>"),
     )
 
 

@@ -252,7 +252,7 @@ def _details(summary: dict[str, Any], info: RunInfo) -> Markup:
             factor = not isinstance(value, str) and key.endswith("_ratio")
             compared[f"comparison: {label(key)}"] = ratio(float(value)) if factor else figure(key, value)
     rows = [
-        ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
+        ("gradients reduced by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("gradient buckets", buckets),
         ("payload per step", size(sync["payload_bytes_per_step"])),
         ("communication per step (median, whole run)", duration(sync["total_seconds_per_step"])),

@@ -45,7 +45,7 @@ t          colours: the terminal's own, dark, light
 q          quit; the job goes on
 
 own        the rank's own work per step; who is slow has more of it
-wait       until the last rank arrived; who holds the others up waits least
+wait       until the last rank arrived; the straggler waits least
 wire       bytes in flight, after the last rank had arrived
 excess     own time over the median of the others'
 own time   the last steps as blocks, all ranks on one scale

@@ -332,7 +332,7 @@ class Remote:
         if changed:
             now = self._decode(body, _Now)
             if not 0 <= now.ranks <= MOST_RANKS:
-                raise RingsideError(f"{self.where} says that the run has {now.ranks} ranks: that cannot be")
+                raise RingsideError(f"{self.where} reports {now.ranks} ranks, which is impossible")
             if now.ranks != self._now.ranks:
                 self._rows = {}
             self._now, self._body, self._version = now, body, self._version + 1
@@ -479,6 +479,7 @@ class Remote:
             raise RingsideError(f"{self.where} answers with status {error.code}: {hint}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
+            reason = getattr(reason, "strerror", None) or reason
             raise RingsideError(f"{self.where} does not answer ({reason}); does `ringside serve` run there?") from None
 
 

@@ -213,7 +213,7 @@ function tellVerdicts() {
   });
   const said = verdicts.filter((verdict) => !verdict.over).map((verdict) => `${verdict.kind} ${verdict.ranks}`).join("; ");
   if (said !== announced) {
-    byId("announce").textContent = said ? verdicts.filter((verdict) => !verdict.over).map((verdict) => verdict.headline).join(" ") : "No verdict holds any more.";
+    byId("announce").textContent = said ? verdicts.filter((verdict) => !verdict.over).map((verdict) => verdict.headline).join(" ") : "All verdicts are resolved.";
     announced = said;
   }
 }
