@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/between_hosts.py
     ringside lab --hosts 2 --ranks-per-host 2 -- python examples/between_hosts.py
 
-The second line runs it on hosts made of network namespaces (needs root).
+The second line runs it on hosts made of network namespaces (requires root).
 """
 
 import torch

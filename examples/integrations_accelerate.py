@@ -1,8 +1,8 @@
-"""Accelerate's loop as everybody writes it: `attach(...)` around what `prepare` returns is the one line that changes.
+"""Accelerate's usual loop: `attach(...)` around what `prepare` returns is the only line that changes.
 
     torchrun --nproc-per-node 2 examples/integrations_accelerate.py --steps 30
 
-Every rank learns to tell which of ten noisy patterns it sees; needs `pip install accelerate`.
+Every rank learns to recognise ten noisy patterns. It requires `pip install accelerate`.
 """
 
 import argparse

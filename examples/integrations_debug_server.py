@@ -1,8 +1,8 @@
-"""PyTorch's debug server with Ringside's page beside its own: the verdicts, and who waits for whom.
+"""PyTorch's debug server with a page of Ringside's: the verdicts, and who waits for whom.
 
     torchrun --nproc-per-node 2 examples/integrations_debug_server.py --steps 1000     # then open http://localhost:25999/ringside
 
-Needs torch 2.13 and `pip install jinja2 tabulate aiohttp`. Whoever reaches the port can read it.
+It requires torch 2.13 and `pip install jinja2 tabulate aiohttp`. Anyone who reaches the port can read it.
 """
 
 import argparse

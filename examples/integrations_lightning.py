@@ -1,9 +1,9 @@
-"""A Lightning Trainer, synchronised and watched: the callback is all that is added, and Lightning finds it by itself.
+"""A Lightning Trainer, synchronised and watched: only the callback is added, and Lightning also finds it without.
 
     torchrun --nproc-per-node 2 examples/integrations_lightning.py --steps 30
 
-Without the lines that say ringside the training is recorded all the same (`RINGSIDE=off` prevents that): the package
-registers its callback at Lightning's entry point. Every rank learns to tell which of ten noisy patterns it sees; needs
+Without the lines with `ringside` the training is recorded, too: the package registers its callback at Lightning's
+entry point (`RINGSIDE=off` prevents that). Every rank learns to recognise ten noisy patterns. It requires
 `pip install lightning`.
 """
 

@@ -1,8 +1,8 @@
-"""Ray Train's loop as everybody writes it: `watched(...)` around it is the one line that changes.
+"""Ray Train's usual loop: `watched(...)` around it is the only line that changes.
 
     python examples/integrations_ray.py --steps 30
 
-Two workers of a local cluster learn to tell which of ten noisy patterns they see; needs `pip install 'ray[train]'`.
+Two workers of a local cluster learn to recognise ten noisy patterns. It requires `pip install 'ray[train]'`.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/integrations_transformers.py --steps 30
 
-Every rank learns to copy sentences of different lengths; needs `pip install transformers accelerate`.
+Every rank learns to copy sentences of different lengths. It requires `pip install transformers accelerate`.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""All-reduce of NumPy arrays between processes of one host; PyTorch is not needed.
+"""All-reduce of NumPy arrays between processes of one host; it does not require PyTorch.
 
     torchrun --nproc-per-node 2 --no-python python examples/numpy_all_reduce.py
 
-Anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT will do instead of torchrun; without them it is a world
-of one.
+Anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT can replace torchrun. Without them it is a world of
+one.
 """
 
 import numpy as np

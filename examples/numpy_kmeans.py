@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 --no-python python examples/numpy_kmeans.py
 
-Every rank sees its own points only. The clusters' sums are added up where each rank needs them: a `reduce_scatter`
-gives each rank some of the clusters, which it averages and hands to all by `all_gather`. Only NumPy is needed.
+Every rank sees its own points only. A `reduce_scatter` sums some of the clusters on each rank, which averages them and
+shares them with all by `all_gather`. It requires only NumPy.
 """
 
 from __future__ import annotations

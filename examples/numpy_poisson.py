@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 --no-python python examples/numpy_poisson.py
 
 Every rank holds a slab of rows of a periodic grid. A two-dimensional transform is one along the rows, a transpose
-between all ranks (`all_to_all`), and one along what were the columns. Only NumPy is needed.
+between all ranks (`all_to_all`), and one along what were the columns. It requires only NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FSDP2 on the process group "ringside": a script as for Gloo, and one door that saves a copy.
+"""FSDP2 on the process group "ringside": a script as for Gloo, and one extension that saves a copy.
 
 torchrun --nproc-per-node 2 examples/process_group_fsdp.py
 """

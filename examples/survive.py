@@ -2,8 +2,8 @@
 
     ringside run --survive -n 2 examples/survive.py --steps 200
 
-(or `torchrun --nproc-per-node 2 -m ringside.survive examples/survive.py --steps 200`). What has changed is the loop:
-forward, backward and the optimizer's step are inside `training`, which does them again where a rank dies.
+(or `torchrun --nproc-per-node 2 -m ringside.survive examples/survive.py --steps 200`). Only the loop differs: forward,
+backward and the optimizer's step are inside `training`, which repeats them where a rank dies.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_ddp.py --steps 60
 
-Every rank learns to tell digits of seven segments apart from noisy pictures of them.
+Every rank learns to recognise digits of seven segments in noisy pictures.
 """
 
 import argparse

@@ -62,7 +62,7 @@ def test_commands_parse(page: Path) -> None:
 def test_every_kind_of_verdict_has_its_section(kind: str) -> None:
     section = VERDICTS.split(f'## <a id="{kind}"></a>{kind}\n')[1].split("\n## ")[0]
     labels = re.findall(r"^\*\*([^*]+)\.\*\*", section, re.MULTILINE)
-    assert labels == ["Means", "How we know", "What to do"]
+    assert labels == ["Means", "How we know", "False positives", "What to do"]
     shown = Verdict(
         kind=kind, ranks=WHO.get(kind, [3]), since_step=0, detected_step=0, excess_ratio=EXCESS.get(kind, 0)
     )

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.support.waiting import Clock
 from ringside.commands import demo
 from ringside.errors import UsageError
 from ringside.faults.inject import (
+    KINDS,
     Diverge,
     Hang,
     Input,
@@ -26,7 +28,6 @@ from ringside.faults.inject import (
     parse_fault,
     work,
 )
-from ringside.faults.specs import KINDS
 
 torch = pytest.importorskip("torch")
 
@@ -168,6 +169,40 @@ def test_forward_and_backward_take_the_factor_longer_and_nothing_else_does(facto
     assert times[2:] == pytest.approx([healthy * factor] * 3)
     injector.remove()
     assert train(model, injector, range(5, 7), clock) == pytest.approx([healthy] * 2)
+
+
+@dataclass
+class Output:
+    """As the frameworks' models return it."""
+
+    loss: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [lambda loss: loss, lambda loss: {"a": [loss]}, lambda loss: (None, Output(loss))],
+    ids=["bare", "nested", "dataclass"],
+)
+def test_backward_begins_where_it_reaches_an_output_however_nested(shape):
+    clock = WorkClock()
+
+    class Shaped(Model):
+        def forward(self, x):
+            self.loss = super().forward(x)["loss"]
+            return shape(self.loss)
+
+    model = Shaped(clock, forward=1.0, backward=2.0)
+    injector = inject(Slow(0, 2.0), model, 0, clock=clock, burn=clock.burn)
+    injector.step(0)
+    model(torch.ones(3))
+    clock.now += 1000.0  # the loss, beside the model
+    model.loss.backward()
+    assert sum(clock.burnt) == pytest.approx(3 * (1.0 + 2.0))
+
+
+def test_a_pause_is_told_with_when_it_comes():
+    assert Pause(1, 60).describe() == "rank 1 paused for 3 s in step 60"
+    assert Pause(1, 60, 0.5, every=7).describe() == "rank 1 paused for 0.5 s every 7 steps from step 60 on"
 
 
 def test_what_was_burnt_too_much_is_taken_off_later():

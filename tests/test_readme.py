@@ -14,6 +14,7 @@ from ringside.commands import build_parser
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SCHEDULES = (ROOT / "docs" / "schedules.md").read_text()
+BETWEEN_HOSTS = (ROOT / "docs" / "between-hosts.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README + SCHEDULES, re.DOTALL)
 COMMANDS = [
     command[1]
@@ -53,8 +54,9 @@ def test_every_command_has_its_line():
 
 
 def test_python_blocks_run(tmp_path):
-    """In one process: the DDP block with a model and a store put before it, and the NumPy block."""
-    ddp, alone = (block for language, block in BLOCKS if language == "python")
+    """In one process: the DDP block with a model and a store put before it, and the NumPy block of another page."""
+    (ddp,) = (block for language, block in BLOCKS if language == "python")
+    (alone,) = re.findall(r"```python\n(import numpy.*?)```", BETWEEN_HOSTS, re.DOTALL)
     model = "import torch\nmodel = torch.nn.Linear(3, 3)\n"
     program = f"{model}{ddp}model(torch.ones(1, 3)).sum().backward()\n{alone}print('ENDED', float(x.sum()))\n"
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

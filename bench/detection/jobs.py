@@ -39,7 +39,7 @@ FAULTS = {
     "pauses": "one rank pauses for two steps' time every ten steps (garbage collection)",
     "neighbour": "a noisy neighbour: one rank slow in bursts of 40 steps of 60",
     "stalls": "input stalls: 40% of one rank's steps",
-    "link": "a slow link: everybody's step, nobody's own time",
+    "link": "a slow link: all steps, no own time",
 }
 
 

@@ -14,28 +14,29 @@ RANKS = (2, 4, 8, 128)
 HEAD = """# The slow-rank detector: its operating point
 
 Written by `python -m bench.detection --write`; do not edit. What the detector does and why is in
-[design/0002-detector.md](design/0002-detector.md). Every cell of an injection holds: **found within 200 steps · median
-delay in steps · verdicts on a wrong rank per job**. 100 jobs a cell (25 with 1,024 ranks), each with its own noise; a
-job is healthy for 120 steps before the fault unless the column says otherwise. False alarms are per 86,400 job steps, a
-day at one step per second, over 260,000 healthy steps a line (one alarm among those is 0.33).
+[design/0002-detector.md](design/0002-detector.md). A cell of an injection has three figures: **found within 200
+steps · median delay in steps · verdicts on a wrong rank per job**. There are 100 jobs per cell (25 with 1,024 ranks),
+each with its own noise. A job is healthy for 120 steps before the fault, unless the column says otherwise. False alarms
+are per 86,400 job steps, a day at one step per second, over 260,000 healthy steps per line. One alarm among those is
+0.33.
 """
 
 WEAK = """
-## Where it is weak
+## Limitations
 
 - Correlated noise hides what is no wider than it. With 10% jitter of autocorrelation 0.9, 12% is not found at any
-  number of ranks, and 30% within 200 steps in {found}% of the jobs of 2, 4, 8 and 128 ranks: a window of 24
-  steps wanders by 7% by chance, and an alarm needs nearly six times that. The alternative is naming healthy ranks.
-- Where healthy ranks really are 8 to 16% slower by turns for a dozen steps (the last noise above), they are named for
-  it; a live job tells of that if it cost 50 ms and is still there. Of the other noises the worst line above has {worst}
-  false alarms in 86,400 steps.
-- Two ranks give one series of differences. Until its autocorrelation is known (some forty steps) only large slowdowns
-  are reported, and a rank that becomes slow in the first twenty steps is found after more than a hundred.
-- The gate is 5%: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
-  compared with what healthy ranks may differ by (6% for few ranks), so a smaller excess stays unnamed for good.
-- Single pauses, however long, count for little. A rank that pauses again and again is named by another way, which needs
-  some twenty pauses of one of two ranks, thirteen of one of four and five of one of many, and 5% of the job's time.
-- More than half of the ranks slow: then the others look fast, and nobody is named.
+  number of ranks. 30% is found within 200 steps in {found}% of the jobs of 2, 4, 8 and 128 ranks. The mean of
+  24 steps wanders by 7% by chance, and an alarm requires nearly six times that. Otherwise healthy ranks would be named.
+- If healthy ranks really are 8 to 16% slower by turns for a dozen steps (the last noise above), they are named for
+  it. In a live job that is reported if it cost 50 ms and has not ended. Of the other noises the worst line above has
+  {worst} false alarms in 86,400 steps.
+- Two ranks give one series of differences. Until its autocorrelation is known (some forty steps), only large slowdowns
+  are reported. A rank that becomes slow in the first twenty steps is found after more than a hundred.
+- The limit is 5%: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
+  compared with what healthy ranks may differ by (6% for few ranks), so a smaller excess is never reported.
+- Single pauses, however long, count for little. Repeated pauses are detected separately. That requires 5% of the job's
+  time, and some twenty pauses of one of two ranks, thirteen of one of four, or five of one of many.
+- If more than half of the ranks are slow, the others look fast, and no rank is named.
 """
 
 
@@ -97,7 +98,7 @@ def _rules_table(results: Results) -> str:
         "Re-implemented in `bench/detection/baselines.py`; a rule that names the same rank again within 50 steps\n"
         "counts once, and its false alarms are measured over 26,000 healthy steps. The job rule names no rank.\n\n"
     )
-    return "## Beside the rules of today's tools\n\n" + note + page_table(head, rows)
+    return "## Compared with the rules of today's tools\n\n" + note + page_table(head, rows)
 
 
 def _sizes_table(results: Results) -> str:
@@ -122,7 +123,7 @@ def _faults_table(results: Results, faults: Mapping[str, str]) -> str:
         if f"fault/{kind}/4" in results
     ]
     note = (
-        "Slowdowns of 20% in all; drift and pauses are given 500 steps. A slow link must name nobody: there only the\n"
+        "Slowdowns of 20% in all; drift and pauses are given 500 steps. A slow link must name no rank: there only the\n"
         "last figure counts.\n\n"
     )
     head = ["fault", *(f"{ranks} ranks" for ranks in RANKS)]

@@ -1,4 +1,4 @@
-"""The laws of all-reduce between hosts, measured in the lab beside what the schedules say: every floor, met or missed.
+"""The laws of all-reduce between hosts, measured in the lab against the schedules: every floor, met or missed.
 
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
@@ -6,15 +6,15 @@ Hosts are network namespaces with links of a known rate (`ringside lab`), so it 
                         [--repeat N] [--json] [--write PAGE]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
-    star      4 hosts x 2 ranks: ours beside Gloo, Open MPI and the link's rate, 4 B to 64 MB
+    star      4 hosts x 2 ranks: ours, Gloo, Open MPI and the link's rate, 4 B to 64 MB
     moves     the other collectives, 4 hosts x 2 ranks: through the hosts' shared memory, without, and Gloo's
-    selection what start-up takes, and the default choice beside stock Gloo, 4 B to 64 MB, 4 hosts x 2 ranks
+    selection what start-up takes, and the default choice against stock Gloo, 4 B to 64 MB, 4 hosts x 2 ranks
               (selection-alone: x 1 rank)
     laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
     two-tree  its gain over the single tree; leaves use both directions at once
     delay     5 ms from host to host: time against rounds x delay
-    mesh      a link is cut to a quarter mid-run: when it is answered, and the time after beside every fixed choice
-    ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) beside stock DDP on Gloo; layers wait
+    mesh      a link is cut to a quarter mid-run: when it is answered, and the time after against every fixed choice
+    ddp       a training step, 4 hosts x 2 ranks: ours (f32, bf16 wire) against stock DDP on Gloo; layers wait
     ddp-slower  the same at 500 Mbit/s, where those cores are not the bound
     ddp-cpu   the same (not in `all`); layers compute, on the cores that all hosts of the lab share
 """
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("law", nargs="+", choices=[*SECTIONS, "all"])
     parser.add_argument("--repeat", type=int, default=0, metavar="N", help="turns of every contender")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="also put the tables into a page (between-hosts.md)")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="also put the tables into this page")
     args = parser.parse_args()
     if reason := Lab.unavailable():
         report_progress(f"not measured: {reason}")

@@ -112,7 +112,7 @@ def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str, rat
         "CPU: of all ranks together, per step, on the cores that all hosts of the lab share; idle: what the kernel "
         "counts of them as idle, during forward, too.",
         "exposed: backward had nothing left and waited; total: from each bucket's hand-over to its result, summed "
-        "(buckets wait for those before them). Of stock DDP by a watched model of its own (attach(engine='native')).",
+        "(buckets wait for those before them). Of stock DDP, by a separate watched model (attach(engine='native')).",
         f"a float32 gradient's sums with a bf16 wire differ by at most {reports[0]['half_error']:.1e} of the largest.",
     ]
     return section

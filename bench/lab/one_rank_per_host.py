@@ -84,15 +84,15 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
         ]
     section.pivot = ("algorithm", "n", "words", "s")
     section.notes = [
-        "in brackets: what the schedule takes by the engine's play on paper (a segment in and one out at a time, each "
-        "stored before it is handed on), by the same law; then, in percent of what the cores of the lab's machine have "
-        "in that time, the processor time of all ranks, and what the kernel counts as idle.",
-        "busiest link: the busiest direction of a host's link, by the schedule. fill: segments that travel before its "
-        "first one can come and after its last one has, by the schedule's chains of messages; of "
-        f"{size_words(SEGMENT_BYTES)}, or an eighth of that where the engine's messages are small (links were timed).",
-        "native: Gloo's own all-reduce, held against the ring's law. *32: pipelined in 32 segments.",
-        "every timed call follows one of the same kind that does not count: the first one works the order of messages "
-        "out (by every rank, on the cores that all hosts share), and connections that were idle begin slowly.",
+        "in brackets, first: the simulated schedule by the same law (a segment in and one out at a time, each stored "
+        "before it is forwarded). Then the processor time of all ranks, and what the kernel counts as idle, both in "
+        "percent of the machine's cores in that time.",
+        "busiest link: the busiest direction of a host's link, by the schedule.",
+        "fill: segments that travel before the first one of the busiest link and after its last one, by the schedule's "
+        f"chains of messages. A segment has {size_words(SEGMENT_BYTES)}, or an eighth of that if messages are small.",
+        "native: Gloo's own all-reduce, compared with the ring's law. *32: pipelined in 32 segments.",
+        "every timed call follows one of the same kind that does not count. In the first one every rank works out the "
+        "order of messages, and idle connections begin slowly.",
     ]
     return section
 
@@ -174,14 +174,14 @@ def two_tree(repeat: int, rate: str = LAW_RATE) -> Section:
         section.floors.append(Floor(what, last["both"] / last["played_both"], 0.75))
     section.notes = [
         "leaves: of the single tree; for the two-tree those whose bytes fill both directions in the busiest link's "
-        "time (one leaf is the other tree's root and has half of them). In, out: bytes on their links by the payload "
-        "rate and the time, counted by the kernel; median. Where in + out > 1, both directions must have been busy at "
-        "once for in + out - 1 of the time: at least. By the law: the same of the schedule's bytes in the busiest "
-        "link's time; as played: in the time that the schedule takes in the engine's play on paper, in which its "
-        "pipeline fills and drains. A time longer by a tenth leaves 0.82 of 1.",
-        "by hops: share of the time in which the per-hop timers saw messages on the wire to and from a leaf (the hosts "
-        "of a lab share a clock); a message of B bytes that was there at t was on the wire from t - B / payload rate "
-        "on, or from earlier, so this is at least, too.",
+        "time. One leaf is the other tree's root and has half of them.",
+        "in, out: bytes on their links by the payload rate and the time, counted by the kernel; median.",
+        "both, at least: where in + out > 1, both directions must have been busy at once for in + out - 1 of the time.",
+        "by the law: the same of the schedule's bytes in the busiest link's time.",
+        "as played: the same in the time of the simulated schedule, in which its pipeline fills and drains. A time "
+        "longer by a tenth leaves 0.82 of 1.",
+        "by hops: share of the time in which the per-hop timers saw messages on the wire to and from a leaf. A message "
+        "of B bytes that arrived at t was on the wire from t - B / payload rate on, or longer: this is at least, too.",
         "every timed call follows one of the same kind that does not count, as for the laws.",
     ]
     return section
@@ -270,7 +270,7 @@ def delay(repeat: int) -> Section:
         "measured: all ranks begin at an agreed time; from there to the last one's end; median of calls and turns.",
         "chain: messages that wait for each other, of which the law is made. It is the number of rounds, except off "
         "powers of two, where some rounds of the doublings overlap: there is no barrier between rounds.",
-        "one_shot, direct and parameter_server are shown and not judged: they have more messages at once than rounds, "
-        "and the lab's delay, one process that passes every frame on, takes longer for those than the law has.",
+        "one_shot, direct and parameter_server are shown and not judged: they have more messages at once than rounds. "
+        "The lab's delay is one process that forwards every frame, and takes longer for those than the law.",
     ]
     return section

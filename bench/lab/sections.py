@@ -35,7 +35,7 @@ def bytes_on_links(repeat: int) -> Section:
     """Compare what the kernel counts on every host's link with what the schedule says."""
     section = Section(
         "bytes",
-        f"Bytes on each host's link: the kernel's counters beside the schedule ({size_words(BYTES_SIZE)}, all hosts, "
+        f"Bytes on each host's link: the kernel's counters and the schedule ({size_words(BYTES_SIZE)}, all hosts, "
         "both directions; most and least of them)",
         [
             ("algorithm", "algorithm", "s"),
@@ -134,7 +134,7 @@ def star(repeat: int) -> Section:
     ranks, full = hosts * per_host, payload_bytes_per_second(RATE)
     section = Section(
         "star",
-        f"Star, {hosts} hosts x {per_host} ranks, {RATE}: beside stock Gloo, and the link's payload rate "
+        f"Star, {hosts} hosts x {per_host} ranks, {RATE}: compared with stock Gloo and the link's payload rate "
         f"({full / 1e6:.1f} MB/s); busbw per host = 2(H-1)/H S/t",
         [
             ("size", "size", "s"),

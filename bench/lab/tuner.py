@@ -50,9 +50,9 @@ def _section(name: str, per_host: int, repeat: int) -> Section:
         report_progress(f"  {name}: beside stock Gloo")
         turns = take_turns(lab, cases, repeat)
     section.title = (
-        f"The default choice beside stock Gloo, {HOSTS} hosts x {per_host} ranks, {RATE}; start-up of the selection, "
-        f"{len(starts)} times: {', '.join(f'{took:.2f}' for took, _ in starts)} s (with groups and connections "
-        f"{', '.join(f'{whole:.2f}' for _, whole in starts)} s)"
+        f"The default choice compared with stock Gloo, {HOSTS} hosts x {per_host} ranks, {RATE}; start-up of the "
+        f"selection, {len(starts)} times: {', '.join(f'{took:.2f}' for took, _ in starts)} s (with groups and "
+        f"connections {', '.join(f'{whole:.2f}' for _, whole in starts)} s)"
     )
     section.rows = [row_of(turns, case) for case in cases]
     section.floors = list(floors_of(section, starts))

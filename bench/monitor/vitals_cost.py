@@ -17,7 +17,7 @@ from bench.common import make_parser
 
 from ringside.monitor.vitals.process import LARGEST_SHARE, VitalSigns
 from ringside.pytorch.recording.record_transport import BATCH_SECONDS
-from ringside.pytorch.recording.vitals import RankVitals
+from ringside.pytorch.recording.session import RankVitals
 
 STEPS = 20_000  # over which the cost of one is the mean
 

@@ -31,7 +31,7 @@ SCALES = (
 )
 
 HEAD = (
-    "# Predictions beside published measurements",
+    "# Predictions against published measurements",
     "",
     "Written by `python -m bench.predict.score --write` from the tables described in the data's INDEX.csv.",
     "Errors are mean absolute errors of the time; a figure for several tables is the median over them. A full",
@@ -101,7 +101,7 @@ def scoreboard(data: Path, more: Path | None) -> Iterable[str]:
     own = summary(held)
     yield f"| | GPU hold-outs | {own.tables} | | {_percent(own.band_coverage)} | | | |"
     # What all tables share was looked up from all of them: look it up again without each, and score that one.
-    yield from ["", "## Leave one table out", "", *_leave_one_out(gpus, known)]
+    yield from ["", "## One table left out", "", *_leave_one_out(gpus, known)]
     yield from ["", "## NVLS: W·n/(n+1)", "", *_nvls(tables)]
     yield from ["", "## CPU clusters from point-to-point tables, nothing fitted", "", *_cpu(tables, known)]
     yield from ["", "## Every table", "", *_each(held, small, plain)]
@@ -136,8 +136,8 @@ def _row(name: str, suite: str, count: int, target: str, value: float | None, ot
 
 def _leave_one_out(gpus: Sequence[Table], known: Knowledge) -> Iterable[str]:
     """What all tables share was looked up from all of them: look it up again without each, and score that one."""
-    yield "What all tables share (the pipeline's ramp and depth, the band's quantile, the scale of bumps) is set again"
-    yield "from all tables but those of one cluster, and that one is scored with it."
+    yield "All tables share some constants: the pipeline's ramp and depth, the band's quantile, the scale of bumps."
+    yield "They are set again from all tables but those of one cluster, and that cluster is scored with them."
     yield ""
     yield "| figure | with all tables | each without itself |"
     yield "|---|---|---|"
@@ -248,7 +248,8 @@ def _nvls(tables: Sequence[Table]) -> Iterable[str]:
     yield "|---|---|---|---|"
     for ranks, rate in sweep:
         law = nvls_rate(width, ranks)
-        yield f"| {ranks} | {rate / 1e9:.1f} | {law / 1e9:.1f} | {100 * (law / rate - 1):+.2f}% |"
+        off = f"{100 * (law / rate - 1):+.2f}%".replace("-", "−")
+        yield f"| {ranks} | {rate / 1e9:.1f} | {law / 1e9:.1f} | {off} |"
 
 
 def _cpu(tables: Sequence[Table], known: Knowledge) -> Iterable[str]:

@@ -77,10 +77,10 @@ CASES = {
         fault=f"slow:rank=2,factor=1.3,from_step={AT}",
         job=(("ranks", 4), ("model", "waiting")),
     ),
-    "pause": Case("rank 1 stands still for 8 s once", "hang", fault=f"pause:rank=1,at_step={AT},seconds=8"),
-    "stall": Case("rank 1 stands still for 1 s once", "", (), fault=f"pause:rank=1,at_step={AT},seconds=1"),
+    "pause": Case("rank 1 pauses for 8 s once", "hang", fault=f"pause:rank=1,at_step={AT},seconds=8"),
+    "stall": Case("rank 1 pauses for 1 s once", "", (), fault=f"pause:rank=1,at_step={AT},seconds=1"),
     "pauses": Case(
-        "rank 1 stands still for 0.1 s in every tenth step",
+        "rank 1 pauses for 0.1 s in every tenth step",
         "slow_rank",
         fault=f"pause:rank=1,at_step={AT},seconds=0.1,every=10",
         job=(("steps", 460),),

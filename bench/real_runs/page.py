@@ -12,14 +12,16 @@ from bench.common import markdown_table
 Results = Sequence[Mapping[str, Any]]
 HEAD = """# Real runs: one thing wrong, one verdict
 
-Written by `python -m bench.real_runs --write`; do not edit. Each line is a training job of its own on one machine of
-two cores, started by torchrun (the slow link: on hosts of the network lab); what is wrong begins at step 60. The
-model computes (`gpt`), takes its time without a processor as one on an accelerator does (`waiting`), or has hundreds
-of tiny parameters (`tiny`). *Right* means this verdict on these ranks and no other. The delay is in training steps,
-from the first that was different to the one at whose end the verdict was reached, of several runs the middle one and
-how far they went; a hang is named by the clock. *Longer* is by how much the verdict says that the rank's own time is
-longer than the others'. The last column says how many of the two cores were busy with something else meanwhile: the
-more, the less a wrong line says.
+Written by `python -m bench.real_runs --write`; do not edit. Each line is a separate training job on one machine with
+two cores, started by torchrun (the slow link: on hosts of the network lab). The fault begins at step 60. The columns:
+
+- *Model*: it computes (`gpt`), waits as a host does for an accelerator (`waiting`), or has hundreds of tiny parameters
+  (`tiny`).
+- *Runs right*: the verdict was on these ranks, and no other.
+- *Delay*: training steps from the first that differed to the one at whose end the verdict was reached. Of several runs:
+  the median, and the range. A hang is detected by the clock.
+- *Longer*: the rank's own time compared with the others', by the verdict.
+- *Others' cores*: how many of the two cores were busy with something else. The more, the less a wrong line means.
 
 """
 COLUMNS = (

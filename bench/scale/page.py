@@ -15,18 +15,20 @@ HEAD = """# The monitor at scale
 Written by `python -m bench.scale --write`; do not edit. What was decided and why is in
 [design/0017-scale.md](design/0017-scale.md).
 
-Every rank is a process of its own, with the session that `attach()` makes: its step clock, its thread, its batches over
-a real `TCPStore` to rank 0, where collector, watchers and run directory are those of any run. Only compute is slept,
-and there are no gradients. All processes share **one machine of two cores**; where each rank has its own, only rank 0's
-figures matter. At 2% jitter one rank, drawn by the seed, becomes 12% slower at a drawn step.
+Every rank is a separate process with the session that `attach()` makes: its step clock, its thread, its batches over
+a real `TCPStore` to rank 0. Collector, watchers and run directory there are those of any run. Compute is replaced by
+sleep, and there are no gradients. All processes share **one machine of two cores**. Where each rank
+has its own, only rank 0's figures matter. At 2% jitter one rank, drawn by the seed, becomes 12% slower at a drawn step.
 """
 
 NOTES = """
-*Delay*: slow steps the job had finished when rank 0 was told, and in brackets how many of them the detector needed; the
-rest is transport. The floor is 10. *Lag*: steps finished by the fastest rank that the collector had not yet completed,
-sampled four times a second: a record is sent within a quarter of a second after its step has ended (with 1,024 ranks
-within a whole one), and read within a quarter. *CPU*: share of one core, while steps were made. *Memory*: resident in
-rank 0's process, which holds Python and torch as well, and in brackets what of it came after the first steps.
+- *Delay*: slow steps the job had finished when rank 0 had the verdict. In brackets: how many of them the detector
+  required; the rest is transport. The limit is 10.
+- *Lag*: steps finished by the fastest rank that the collector had not yet completed, sampled four times a second. A
+  record is sent within a quarter of a second after its step (with 1,024 ranks within a second), and read within a
+  quarter.
+- *CPU*: share of one core, while steps were made.
+- *Memory*: resident in rank 0's process, with Python and torch. In brackets: what was added after the first steps.
 """
 
 
@@ -155,12 +157,16 @@ def _replays_table(results: Mapping[str, Figures]) -> str:
     times = ", ".join(f"{1e3 * value:.1f}" for value in first["own_s"])
     text = f"""## Recorded traces, replayed
 
-Kineto traces of {first["ranks"]} {first["backend"].upper()} ranks (of a public DLRM job, one recorded step of
-which they worked for {times} ms), read by the doctor's reader and run again at
-their own pace for {first["steps"]} steps. *Repeated*, each rank has its own time in every step, so ranks that were slow
-in that step are slow for good, and are to be named. *Dealt*, each rank is given in every step the time of some recorded
-rank, drawn anew: healthy, with noise as wide as what was recorded. (Repeated, the rank that is made slower was one of
-the faster half; 12% slower it still is below the others' median, holds nobody up, and is rightly not named.)
+Kineto traces of {first["ranks"]} {first["backend"].upper()} ranks of a public DLRM job, read by the doctor's reader and
+run again at their own pace for {first["steps"]} steps. In one recorded step the ranks worked for {times} ms.
+
+- *Repeated*: each rank has its own time in every step. Ranks that were slow in that step are always slow, and should be
+  named.
+- *Dealt*: in every step each rank has the time of some recorded rank, drawn anew. So the job is healthy, with noise as
+  wide as recorded.
+
+(Repeated, the rank that is made slower was one of the faster half. With 12% more it is still below the others' median,
+delays no rank, and is rightly not named.)
 
 """
     head = ["steps", "injected", "runs", "named", "steps/s", "records lost and late", "rank 0's CPU"]

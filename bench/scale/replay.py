@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from bench.scale.rank import Floats, Job
 
-from ringside.doctor.files.progress import Silent
+from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Limits
 from ringside.doctor.files.walk import gather
 from ringside.doctor.kineto import reader as kineto
@@ -70,7 +70,7 @@ def recorded(paths: Sequence[str | Path]) -> Recorded:
         UsageError: No two ranks recorded the same step there.
     """
     traces = []
-    with gather(paths, progress=Silent(), limits=Limits()) as gathered:
+    with gather(paths, progress=Progress(), limits=Limits()) as gathered:
         for source in gathered.sources:
             if kineto.matches(source):
                 with source.open() as stream:

@@ -247,10 +247,15 @@ class Death:
     @property
     def signal_name(self) -> str:
         """Name of the signal, such as SIGKILL."""
-        try:
-            return signal.Signals(self.signum).name
-        except ValueError:
-            return f"signal {self.signum}"
+        return signal_name(self.signum)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class RankWatch:

@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -284,6 +285,14 @@ def test_at_the_start_it_is_said_what_is_watched_and_where_it_is_recorded(words,
     line = parse_command_line(words.split(), ours=())
     assert said in start_line(line, Path("a/run"), {})
     assert is_without_rank_0(line, {}) == ("--node-rank 1" in words)
+
+
+def test_the_page_about_nodes_shows_what_each_node_says():
+    page = (Path(__file__).parents[2] / "docs" / "multi-node.md").read_text()
+    shown = re.findall(r"^\$ RINGSIDE_ENGINE=native ringside run (.*)\nringside run: (.*)$", page, re.MULTILINE)
+    for words, said in shown:
+        assert start_line(parse_command_line(words.split(), ours=("--run-dir",)), Path("runs/train"), {}) == said
+    assert len(shown) == 2
 
 
 def test_places_in_the_environment_count_as_well():

@@ -96,6 +96,25 @@ def test_once_waits_for_whoever_only_begins_to_read(run: Path) -> None:
     assert stream.getvalue() == GOLDEN
 
 
+class Lost(Local):
+    """Knows the run, and cannot read on."""
+
+    def poll(self) -> bool:
+        if self.snapshot().info is None:
+            return super().poll()
+        raise RingsideError("the disk is gone")
+
+
+def test_once_shows_what_is_known_where_no_more_can_be_read(run: Path) -> None:
+    lost = Lost(run)
+    while lost.snapshot().info is None:
+        lost.poll()
+    stream = io.StringIO()
+    assert command.print_once(lost, SortOrder(), stream, as_data=False) == 0
+    assert "the disk is gone" in stream.getvalue()
+    assert "\n    3   100 ms" in stream.getvalue()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -198,11 +217,9 @@ def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatc
     assert call(str(run), "--once") == 0
 
 
-def test_once_reads_a_long_run_to_its_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "AT_ONCE", 10)
-    source, _ = command.choose_run(str(run))
+def test_once_reads_a_long_run_to_its_end(run: Path) -> None:
     stream = io.StringIO()
-    assert command.print_once(source, SortOrder(), stream, as_data=False) == 0
+    assert command.print_once(Local(run, at_once=10), SortOrder(), stream, as_data=False) == 0
     assert "reading" not in stream.getvalue()
 
 

@@ -285,7 +285,7 @@ def test_the_recorded_healthy_set_names_nobody():
 def test_one_rank_of_three_hundred():
     found = as_json(examine([shared("kineto") / "gloo_world300_rank34.json.gz"]))
     assert found["verdicts"] == []
-    assert "rank 34 of 300: 1 steps, 10 collectives" in found["files"][0]["text"]
+    assert "rank 34 of 300: 1 step, 10 collectives" in found["files"][0]["text"]
     assert any("of 300 ranks only rank 34" in line["why"] for line in found["unjudged"])
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringside.decoding import plain_ranks
 from ringside.doctor.kineto import collector as names
 from ringside.doctor.kineto import intervals
 from ringside.doctor.kineto.straggler import binomial_tail
@@ -49,8 +50,8 @@ def test_shapes_types_and_ranks():
     assert names.count_elements([[[2, 3], [4]], [], []]) == 10
     assert names.count_elements("no shape") == 0
     assert [names.dtype_bytes(name) for name in ("Float", "c10::BFloat16", "Half", "double", "?")] == [4, 2, 2, 8, 4]
-    assert names.rank_list("[0, 1, 12]") == names.rank_list([0, 1, 12]) == (0, 1, 12)
-    assert names.rank_list(None) == ()
+    assert plain_ranks("[0, 1, 12]") == plain_ranks([0, 1, 12]) == (0, 1, 12)
+    assert plain_ranks(None) == ()
 
 
 def covered(pieces: list[tuple[int, int]]) -> set[int]:

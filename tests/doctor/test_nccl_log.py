@@ -294,6 +294,17 @@ def test_one_rank_of_eight_is_said_to_be_one_of_eight(tmp_path: Path) -> None:
     assert "1 rank of 8" in found.unjudged[0].why
 
 
+def test_a_hop_belongs_to_the_communicator_that_it_names_not_to_the_newest(tmp_path: Path) -> None:
+    """A thread that makes two communicators may connect the first after it began the second."""
+    first = job_log([4], comm_id="0xa").replace("0x55d0", "0xaaaa").splitlines()
+    second = job_log([4], comm_id="0xb", order=[0, 2, 1, 3]).replace("0x55d0", "0xbbbb")
+    hops = [f"{line} comm 0xaaaa{int(line.split(':')[1]) - 1000:04x}00 nRanks 04" for line in first if " via " in line]
+    found = look_at(tmp_path, "\n".join([*(line for line in first if " via " not in line), second, *hops]))
+    assert found.verdicts == []
+    for drawing, ring in zip(found.rings, ([1, 2, 3, 0], [2, 1, 3, 0]), strict=True):
+        assert [(hop.dst, hop.via) for hop in drawing.rings[0]] == [(rank, "P2P") for rank in ring]
+
+
 @pytest.mark.parametrize(("text", "order"), [(OLD_2_4, [0, 1]), (BUS_IDS_2_10, [0, 1])])
 def test_older_forms_of_the_lines(tmp_path: Path, text: str, order: list[int]) -> None:
     found = look_at(tmp_path, text)

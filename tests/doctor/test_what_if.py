@@ -29,7 +29,7 @@ def duration_of(kind: str, *_: int) -> float:
 def answered(shape: Shape) -> WhatIf:
     events = msgspec.convert(shape.events, list[TimelineEvent])
     meta = Meta(dp_size=shape.replicas, pp_size=shape.stages, vpp_size=shape.chunks)
-    return answer_what_if(prepare_recording(build_timeline(events, meta)).recording)
+    return answer_what_if(prepare_recording(build_timeline(events, meta))[0])
 
 
 def published(name: str) -> dict:
@@ -199,7 +199,7 @@ def test_interleaving_that_the_metadata_does_not_tell_is_seen(tmp_path):
     shape = Shape(stages=2, replicas=2, micro_batches=4, chunks=2)
     run(shape, duration_of)
     events = msgspec.convert(shape.events, list[TimelineEvent])
-    untold = answer_what_if(prepare_recording(build_timeline(events, Meta(dp_size=2, pp_size=2))).recording)
+    untold = answer_what_if(prepare_recording(build_timeline(events, Meta(dp_size=2, pp_size=2)))[0])
     assert untold.step_s == pytest.approx(answered(shape).step_s)
 
 

@@ -26,6 +26,7 @@ from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_ta
 from ringside.engine.tuner.timing import Race, Rank0Broadcast, StartupTiming, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
+from ringside.text import percent
 
 from .threaded import on_threads
 
@@ -96,6 +97,15 @@ def test_expected_times_follow_what_was_measured():
     assert 0.002 < found.expected_s(MB // 2, "ring") < 0.028
     assert found.expected_s(128 * MB, "ring") == pytest.approx(2 * ring.expected_s)
     assert found.expected_s(MB, "ring@3,2,1,0") is None
+    smallest = next(row for row in found.ranks[0].rows if row.choice == "ring")
+    assert found.expected_s(1, "ring") == smallest.expected_s  # below what was looked at: it takes no less
+    # The reason names the first of the others, and by how much it is expected to take longer.
+    rank = found.at(MB)
+    own = next(row for row in rank.rows if row.choice == rank.winner)
+    other = next(row for row in rank.rows if row.choice != rank.winner)
+    more = other.expected_s / own.expected_s - 1
+    assert more != 0
+    assert f"; {other.choice} would take {percent(abs(more))} {'more' if more > 0 else 'less'}" in rank.why
 
 
 def test_a_table_in_use_changes_only_for_a_tenth_or_to_keep_the_promise():

@@ -209,6 +209,7 @@ def test_bounds_ascend_within_the_tensor() -> None:
 def test_weights_are_one_s_own_or_one_per_rank() -> None:
     assert own_weight(2, 1, 3) == (2.0, 0)
     assert own_weight(0, 1, 3) == (0.0, 0)
+    assert own_weight([0.25, 0.5, 0.0], 1, 3)[0] == 0.5  # they need not sum to 1
     weight, tag = own_weight([1, 2.5, 0], 1, 3)
     assert weight == 2.5
     assert tag != 0

@@ -1,4 +1,4 @@
-"""SECURITY.md: each of its lines is held by tests that there are."""
+"""SECURITY.md: each of its lines is enforced by tests that exist."""
 
 from __future__ import annotations
 

@@ -70,6 +70,8 @@ def test_counters_count(lab_factory: LabFactory):
     assert 4 * MB < moved[0][1] < 4.4 * MB
     assert 4 * MB < moved[1][0] < 4.4 * MB
     assert max(moved[2]) < 0.1 * MB
+    with pytest.raises(UsageError, match="host 3"):
+        lab.interface_bytes(3)
 
 
 def test_a_mesh_uses_the_link_of_the_pair(lab_factory: LabFactory):

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from ringside.monitor import detect
-from ringside.monitor.slow_rank.robust import divergence
 from ringside.monitor.slow_rank.window_test import WindowTest
-from ringside.monitor.stats import log_excess
+from ringside.monitor.stats import divergence, log_excess
 
 
 def rough(seed: int, ranks: int, steps: int, share: float = 0.15) -> np.ndarray:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.monitor.slow_rank.noise import MANY
+from ringside.monitor.slow_rank.noise import MANY, mean_variance
 from ringside.monitor.slow_rank.window_test import WINDOWS, WindowTest
-from ringside.monitor.slow_rank.window_variance import mean_variance
 from ringside.monitor.stats import log_excess, student
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.monitor.alerts.book import AlertBook
-from ringside.monitor.alerts.live import digest_steps
-from ringside.monitor.replicas import Check, ReplicaCheck, find_odd_ranks
+from ringside.monitor.replicas import Check, ReplicaCheck, digest_steps, find_odd_ranks
 from ringside.monitor.verdict import headline
 
 NAMES = ["body.weight", "body.bias", "head.weight"]

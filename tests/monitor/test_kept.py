@@ -19,7 +19,7 @@ from tests.support.waiting import Clock
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
 from ringside.monitor.alerts.book import AlertBook
 from ringside.monitor.alerts.counters import MetricCounters
-from ringside.monitor.causes.explain import explain_verdict
+from ringside.monitor.causes import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.hang.attribution import find_cause
 from ringside.monitor.hang.detector import HangDetector, verdict_of
@@ -34,8 +34,7 @@ from ringside.monitor.run.directory import STEPS as STEPS_FILE
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Row, Vitals, Wire
 from ringside.monitor.run.table import VitalsGatherer, tabulate
-from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, SustainedShift
-from ringside.monitor.slow_rank.level_shift import LevelShift, compare
+from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, LevelShift, SustainedShift, compare
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import KEPT, WindowTest
 from ringside.monitor.stats import log_excess

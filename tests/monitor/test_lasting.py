@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor.slow_rank.change_point import WINDOWS, YOUNG_REFRESH, SustainedShift
-from ringside.monitor.slow_rank.robust import median
-from ringside.monitor.stats import Floats, log_excess
+from ringside.monitor.stats import Floats, log_excess, median
 
 PAST, WARM_UP, Z = 60, 3, 3.0
 CHANCE = 1.0 - NormalDist().cdf(Z)

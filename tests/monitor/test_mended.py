@@ -7,7 +7,7 @@ from tests.monitor.recorded import recorded
 from ringside.monitor import detect
 from ringside.monitor.slow_rank import window_test as screen
 from ringside.monitor.slow_rank.detector import Detector
-from ringside.monitor.slow_rank.level_shift import has_recovered
+from ringside.monitor.slow_rank.window_test import has_recovered
 
 
 def ends(own):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ringside.monitor.price import (
-    SECONDS_PER_DAY,
     Meter,
     cost_rank_seconds,
     repair_ranks,
@@ -14,6 +13,7 @@ from ringside.monitor.price import (
 from ringside.monitor.slow_rank.detector import detect
 
 HOUR = 3_600.0
+SECONDS_PER_DAY = 24 * HOUR
 
 
 def slowdown_rank_seconds(ranks: int, slowdown: float, seconds: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.monitor.slow_rank.level_shift import EVERY, LevelShift, compare
+from ringside.monitor.slow_rank.change_point import EVERY, LevelShift, compare
 
 LEAST = 0.05
 

@@ -15,7 +15,7 @@ import pytest
 
 from ringside.errors import RingsideError
 from ringside.monitor import RunInfo, StepRecord, Verdict, detect
-from ringside.monitor.causes.explain import explain_verdict
+from ringside.monitor.causes import explain_verdict
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.table import tabulate

@@ -225,7 +225,7 @@ def test_of_lanes_the_bounds_travel_with_the_flag_too(ranks: int) -> None:
 
 
 def test_what_two_hold_is_written_past_the_caches_in_whole_cache_lines() -> None:
-    """What `ringside bench` measures memory with."""
+    """What `ringside bench` measures memory with; other instruction sets: test_kernels.py."""
     size = 5 * LINE
     raw = np.zeros((4, 4096 + size), np.uint8)
     a, b, x, y = (row[-address(row) % LINE :][: size + LINE] for row in raw)

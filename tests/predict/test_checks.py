@@ -48,7 +48,12 @@ def test_honest_tables_have_no_flags(ranks):
     [
         (lambda row: {"algbw": Figure(row.algbw.value * 1.073741824, 5e6)}, "sizes that are GiB"),
         (lambda row: {"algbw": Figure(row.algbw.value / 1.073741824, 5e6)}, "GiB/s"),
-        (lambda row: {"algbw": Figure(row.algbw.value * 8, 5e6)}, "bits"),
+        (lambda row: {"algbw": Figure(row.algbw.value * 8, 5e6)}, "in Gbit/s"),
+        (lambda row: {"algbw": Figure(row.algbw.value / 8, 5e6)}, "an eighth: is the size in bits"),
+        (lambda row: {"algbw": Figure(row.algbw.value * 1.048576, 5e6)}, "1.0486 times: MiB for MB"),
+        (lambda row: {"algbw": Figure(row.algbw.value / 1.048576, 5e6)}, "1/1.0486: MiB for MB"),
+        (lambda row: {"algbw": Figure(row.algbw.value * 1e3, 5e6)}, "in ms, not µs"),
+        (lambda row: {"algbw": Figure(row.algbw.value / 1e3, 5e3)}, "in ns, not µs"),
         (lambda row: {"algbw": row.busbw}, "it is the bus bandwidth"),
         (lambda row: {"algbw": Figure(row.algbw.value * 1.25, 5e6)}, "is not size/time"),
         (lambda row: {"busbw": Figure(row.busbw.value * 1.1, 5e6)}, "where 8 ranks give 1.75"),

@@ -36,6 +36,7 @@ def test_what_is_written_is_read_again():
     assert again == fabric
     assert again.sources == fabric.sources
     assert [times.ranks_per_host for times in again.measured] == [(8, 8), (8,) * 4]
+    assert "\nranks_per_host = 8\n" in to_toml(preset("dgx-a100", hosts=4))  # a list only where hosts differ
     slow = replace(preset("dgx-a100"), sources={}).with_slow_link(0, 9, 4)
     assert from_toml(to_toml(slow)) == slow
 

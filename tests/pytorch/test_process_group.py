@@ -322,6 +322,9 @@ def beyond_gloo(rank: int) -> list[str]:
     eighth = ramp(rank, 3).to(torch.float8_e4m3fn)
     dist.broadcast(eighth, 0)
     expect("float8", eighth.float(), ramp(0, 3))
+    eighths = [torch.zeros(2, dtype=torch.float8_e4m3fn) for _ in range(size)]
+    dist.all_to_all(eighths, [ramp(rank, 2).to(torch.float8_e4m3fn) for _ in range(size)])
+    expect("all_to_all of float8", torch.stack(eighths).float(), torch.stack([ramp(r, 2) for r in range(size)]))
     turned = torch.complex(ramp(rank, 3), ramp(rank, 3)).conj()
     dist.distributed_c10d._get_default_group().allreduce([turned]).wait()
     expect("conjugated", turned.resolve_conj(), sum(torch.complex(ramp(r, 3), -ramp(r, 3)) for r in range(size)))

@@ -186,7 +186,9 @@ def test_collectives_are_counted_once_by_who_carries_them() -> None:
         counters.through_gloo("send", inner.carry, by=1, fails=True)
     expected = {"gloo": {"send": 2}, "ringside": {"all_reduce": 2, "barrier": 1}}
     assert (counters.total(), counters.table()) == (5, expected)
-    inner.carry(4)  # past us
+    inner.carry(1)  # past us
+    assert counters.table()["gloo"] == {"send": 2, "unseen": 1}
+    inner.carry(3)
     assert counters.table() == {"gloo": {"send": 2, "unseen": 4}, "ringside": expected["ringside"]}
 
 

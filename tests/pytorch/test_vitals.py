@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ringside.monitor.run.records import StepRecord, Vitals
-from ringside.pytorch.recording.vitals import RankVitals
+from ringside.pytorch.recording.session import RankVitals
 
 
 class Signs:

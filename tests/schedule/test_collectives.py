@@ -50,6 +50,12 @@ def test_one_rank_does_nothing(name: str):
     assert (by_name(name, 1).rounds, by_name(name, 1).chunks) == (0, 1)
 
 
+def test_only_a_collective_whose_result_holds_all_contributions_reduces():
+    reducing = {name for name in COLLECTIVES if by_name(name, 2).collective.reduces}
+    # A barrier is over when everybody's arrival has reached everybody.
+    assert reducing == {name for name in COLLECTIVES if "reduce" in name} | {"dissemination_barrier"}
+
+
 @pytest.mark.parametrize("make", ROOTED)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7, 8])
 def test_any_rank_can_be_the_root(make: type, ranks: int):

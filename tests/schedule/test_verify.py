@@ -23,6 +23,7 @@ from ringside.schedule import (
     run,
     verify,
 )
+from ringside.schedule.proof.expressions import Expressions
 
 Rows = list[tuple[int, int, int, bool]]
 
@@ -227,3 +228,15 @@ def test_an_audit_can_be_sent_to_another_process(by_symmetry: bool):
 def test_room_for_no_message_is_refused():
     with pytest.raises(UsageError, match="at least 1 buffer"):
         verify(ring(4), buffers=0)
+
+
+def test_a_pool_of_sums_knows_how_many_each_adds_up_however_they_were_made():
+    pool = Expressions(3, 1)
+    pair = pool.add(np.array([0, 1]), np.array([1, 2]), np.array([0, 1]), 0)  # x0 + x1, x1 + x2
+    whole = pool.add_one(int(pair[0]), 2, 0, 1)
+    again = pool.add_one(whole, whole, 2, 2)
+    sizes, sets = pool.sizes_and_sets()
+    assert sizes.tolist() == [1, 1, 1, 2, 2, 3, 6]
+    assert sets[:, 0].tolist() == [0b001, 0b010, 0b100, 0b011, 0b110, 0b111, 0b111]
+    assert pool.operands(again) == (whole, whole)
+    assert pool.origin(again) == (2, 2)

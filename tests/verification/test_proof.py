@@ -69,6 +69,35 @@ def test_the_matrix_has_every_place_once():
     assert len({case.faults[-1] for case in every}) == len(every) == len(Kind) * (4 * 6 * 2 + 4 + 3 + 3 + 4) * 4
 
 
+@pytest.mark.parametrize("phase", Phase)
+def test_every_place_of_the_matrix_is_come_to(phase):
+    cases = [case for case in matrix_cases() if case.faults[-1].at.phase is phase]
+    chance = random.Random(phase.value)
+    assert any(run_case(case).struck == len(case.faults) for case in chance.sample(cases, 5))
+
+
+def test_a_strike_between_two_meets_two():
+    world = make_world(Case(5, ()))
+    cut, suspected = [], []
+    world.network.cut = lambda src, dst: cut.append((src, dst))
+    struck = {}
+
+    def strike_now():
+        struck["process"] = process = world.living()[0]
+        for other in world.living()[1:]:
+            other.suspect = lambda seat, other=other: suspected.append((other.seat.rank, seat.rank))
+        strike(Kind.HALF_OPEN, world, process)
+        strike(Kind.SUSPECTED, world, process)
+
+    world.after(0.1, strike_now)
+    world.run()
+    rank = struck["process"].seat.rank
+    [(src, dst)] = cut
+    assert src == rank != dst
+    [(accuser, accused)] = suspected
+    assert accused == rank != accuser
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_simulated_exchange_is_the_schedule_whatever_the_order_of_messages(algorithm, ranks):

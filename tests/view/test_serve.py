@@ -274,6 +274,8 @@ def test_the_index_lists_runs_and_leads_to_them(tmp_path: Path) -> None:
         assert "&lt;b&gt;x" in page
         assert "<b>x" not in page
         assert f'href="run/{key_of(other)}/"' in page
+        places = [page.index(text) for text in ("Active runs", "None on this machine.", "Ended runs", ">first<")]
+        assert places == sorted(places)
         assert until(lambda: told(url, f"/run/{key_of(other)}/api/now")["ranks"] == 3)
         assert until(lambda: told(url)["ranks"] == 2)
         assert ask(url, f"/run/{key_of(other)}/web/page.js")[0] == 200

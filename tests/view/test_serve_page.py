@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +18,12 @@ from tests.view.hostile_run import HOSTILE, hostile_run
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-pytest.importorskip("playwright", reason="playwright is not installed")
 
-from playwright.sync_api import sync_playwright
 from tests.view.served import LIMIT_S, serving
 
 from ringside.text import digits, duration, signed_percent
 from ringside.view.server.feed import PageFeed, packed_rows
 from ringside.view.server.history import Rows
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"]
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens pages; at the end none may have complained on its console."""
-    contexts, complaints = [], []
-
-    def open_(url: str, *, width: int = 1280, height: int = 800, scheme: str = "light") -> Any:
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        context.set_default_timeout(1000 * LIMIT_S)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(url)
-        return page
-
-    yield open_
-    for context in contexts:
-        context.close()
-    # The server of a test is gone before its pages are: they try to reconnect.
-    assert [text for text in complaints if "net::ERR_" not in text] == []
 
 
 def rows(page: Any) -> int:
@@ -140,6 +103,88 @@ def test_zoom_hover_links_and_keys(tmp_path: Path, open_page: Callable[..., Any]
         assert page.locator("#reading").inner_text().startswith("Rank 0, step ")
         page.evaluate("location.hash = '#step=5&rank=3'")
         until(lambda: page.locator("#reading").inner_text().startswith("Rank 3, step 5: "))
+
+
+SHOWN = "[ringside.heat.x, ...ringside.charts.map((chart) => chart.x)].map(({ from, to }) => [from, to])"
+
+
+def test_a_range_selected_in_one_chart_is_shown_by_all(
+    tmp_path: Path, open_page: Callable[..., Any], drag: Callable[..., None]
+) -> None:
+    def shown() -> tuple[float, float]:
+        """The range of all charts and the map: one."""
+        found = {tuple(one) for one in page.evaluate(SHOWN)}
+        assert len(found) == 1
+        return found.pop()
+
+    with serving(slow_run(tmp_path / "run")) as url:
+        page = open_page(url)
+        until(lambda: rows(page) == 120)
+        box = page.locator("#of-wait").bounding_box()
+        width, left = box["width"] - 58, 58  # beside the labels of the axis
+        begin, end = ((left + share * width) / box["width"] for share in (0.25, 0.75))
+        drag(page, "#of-wait", begin, end, drop=False)
+        marked = page.evaluate("ringside.charts.map((chart) => [chart.marked.from, chart.marked.to])")
+        assert marked == [pytest.approx([30, 90], abs=1)] * 4
+        page.mouse.up()
+        assert page.evaluate("ringside.charts.map((chart) => chart.marked)") == [None] * 4
+        assert shown() == pytest.approx((30, 90), abs=1)
+        assert page.locator("#follow").get_attribute("aria-pressed") == "false"
+
+        page.keyboard.press("Escape")  # the chart has the focus since it was dragged
+        assert shown() == (0, 120)
+        page.keyboard.press("Home")
+        page.keyboard.press("+")
+        assert shown() == (0, 60)
+        tip = page.locator("#tip")
+        assert tip.inner_text().startswith("step 0")
+        page.keyboard.press("Shift+ArrowRight")
+        assert tip.inner_text().startswith("step 10")
+        page.locator("#of-all").dblclick()
+        assert shown() == (0, 120)
+        drag(page, "#of-all", 0.5, 0.5)  # a click selects nothing
+        assert shown() == (0, 120)
+
+
+def test_bars_of_ranks_are_their_excess(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    own = np.tile([0.1, 0.1004, 0.1021, 0.1], (40, 1))
+    with serving(write_run(tmp_path / "run", own)) as url:
+        page = open_page(url)
+        until(lambda: page.locator("#rows tr").count() == 4)
+        excess = page.locator("#rows tr td:nth-child(4)").all_inner_texts()
+        assert excess[:2] == ["+2.1%", "+0.4%"]
+        wide, narrow, *_ = (bar.bounding_box()["width"] for bar in page.locator("#rows .bar").all())
+        assert 4 < wide / narrow < 6.5
+        assert page.locator("#rows .track").first.bounding_box()["width"] > 2 * wide  # 2% is not alarming
+
+
+def test_a_run_without_a_verdict_so_far_says_who_is_slowest_and_is_not_called_healthy(
+    tmp_path: Path, open_page: Callable[..., Any]
+) -> None:
+    path = write_run(tmp_path / "run", np.tile([0.1, 0.1021, 0.1], (40, 1)))
+    (path / "events.jsonl").write_text("")
+    with serving(path, make=lambda path: PageFeed(path, poll_s=0.05)) as url:  # not yet quiet for long
+        page = open_page(url)
+        page.wait_for_selector("#verdicts .open h1:has-text('No straggler so far.')")
+        said = "Rank 1 is slowest now: its own time is 2.1% above the median of the others’ (last 16 steps)."
+        words = page.locator("[data-name=calm]")
+        assert words.inner_text() == said
+        append(path, np.tile([0.1, 0.1, 0.105], (20, 1)), 40)
+        until(lambda: words.inner_text().startswith("Rank 2 is slowest now: its own time is 5.0% above"))
+
+
+def test_an_ended_run_is_told_as_a_report_tells_it(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    with serving(slow_run(tmp_path / "run")) as url:  # killed: no event says that it has ended
+        page = open_page(url)
+        page.wait_for_selector("#state:has-text('ended')")
+        page.wait_for_selector("#questioncard:visible")
+        assert page.locator("#verdicts dt").all_inner_texts() == ["Why", "Cost", "Next"]
+        tops = [
+            page.locator(part).bounding_box() for part in ("#verdicts", "#of-all", "#ring", "#questioncard", "#tiles")
+        ]
+        order = [(box["y"] // 100, box["x"]) for box in tops]
+        assert order == sorted(order)
+        assert "mean per step, last 16 steps" in page.locator("#ringnote").inner_text()
 
 
 def test_it_updates_while_a_run_grows_and_survives_a_restart(tmp_path: Path, open_page: Callable[..., Any]) -> None:

@@ -113,7 +113,7 @@ def test_sorting_and_turning_round(run: Path) -> None:
             assert shown_ranks(app) == list(range(7, -1, -1))
             await pilot.press("S", "S", "S")
             assert app.order == SortOrder("wait")
-            assert shown_ranks(app)[-1] == 5  # who holds the others up waits least
+            assert shown_ranks(app)[-1] == 5  # the straggler waits least
             await pilot.press("s", "s", "s", "s", "s")
             assert app.order.sort == "wait"
 
@@ -311,7 +311,7 @@ def test_help_verdicts_colours_and_quit(run: Path) -> None:
             assert screen(app)[-1] == "the newest of 2 jobs; the others: runs/b"
             await pilot.press("question_mark")
             await pilot.pause()
-            assert any("who holds the others up waits least" in line for line in screen(app))
+            assert any("the straggler waits least" in line for line in screen(app))
             assert screen(app)[19].startswith("Figures are")
             await pilot.press("q", "v")
             await pilot.pause()

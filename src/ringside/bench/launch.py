@@ -81,14 +81,9 @@ def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Map
 def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
     """Start a rank; `log` is the descriptor that takes what it writes."""
     # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
+    env, null = {"OMP_NUM_THREADS": "1", **os.environ, **environment}, subprocess.DEVNULL
     return subprocess.Popen(
-        command,
-        env={"OMP_NUM_THREADS": "1", **os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-        preexec_fn=die_with_parent,
+        command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
     )
 
 

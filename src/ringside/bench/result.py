@@ -170,9 +170,8 @@ def verdict(result: BenchResult) -> list[str]:
     if wrong:
         first = wrong[0]
         case = f"{_label(first)}, {size(first.sample.size_bytes, binary=True)}, {first.sample.cache}"
-        lines.insert(
-            0, f"WRONG RESULTS in {len(wrong)} of {len(result.rows)} rows, first: {case}: {first.wrong} elements"
-        )
+        how_many = f"{len(wrong)} of {len(result.rows)} rows"
+        lines.insert(0, f"WRONG RESULTS in {how_many}, first: {case}: {first.wrong} elements")
     ours = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "symmetric"]
     ours = [r for r in ours if r.sample.cache != "cold"]
     marks = [r for r in ours if r.sample.size_bytes in _LANDMARKS] or ours[:1] + ours[-1:]

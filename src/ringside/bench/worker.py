@@ -121,17 +121,9 @@ class _Turns:
 
     def sample(self, cache: str, size_bytes: int, buffers: int) -> Sample:
         """Return what is reported of this case."""
-        who = self.contender
+        who, seconds = self.contender, tuple(self.seconds)
         return Sample(
-            who.engine,
-            who.algorithm,
-            who.tensor,
-            cache,
-            size_bytes,
-            buffers,
-            self.iterations,
-            tuple(self.seconds),
-            self.wrong,
+            who.engine, who.algorithm, who.tensor, cache, size_bytes, buffers, self.iterations, seconds, self.wrong
         )
 
 

@@ -65,14 +65,8 @@ from ringside.launch.torchrun import (
     stop_requests,
     with_defaults,
 )
-from ringside.monitor.alerts.live import (
-    DIGEST_EVERY,
-    METRICS_PORT,
-    ON_VERDICT,
-    AlertSettings,
-    digest_steps,
-    notify_afterwards,
-)
+from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
+from ringside.monitor.replicas import DIGEST_EVERY, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.text import counted, name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding

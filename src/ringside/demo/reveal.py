@@ -11,14 +11,9 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import duration, percent
 
 FACTOR = 1.3
-SLOWNESS = ("slow_rank", "uneven_work", "input_bound")
 WANTED: Mapping[type, tuple[str, ...]] = {
-    Slow: SLOWNESS,
-    Input: SLOWNESS,
-    Uneven: SLOWNESS,
-    Pause: SLOWNESS,
-    Hang: ("hang",),
-    Stop: ("hang",),
+    **dict.fromkeys((Slow, Input, Uneven, Pause), ("slow_rank", "uneven_work", "input_bound")),
+    **dict.fromkeys((Hang, Stop), ("hang",)),
     Diverge: ("diverged",),
     Kill: ("dead_rank",),
 }
@@ -60,8 +55,8 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return True, f"{words}. It was detected, and another rank too: other load on this machine, or a false alarm."
     if others:
         return False, f"{words}. The verdict is wrong: it names another rank."
-    limit = "time" if isinstance(fault, Slow | Input | Uneven | Pause) else "this run"
-    return False, f"{words}. It was not detected in {limit}."
+    where = "time" if isinstance(fault, Slow | Input | Uneven | Pause) else "this run"
+    return False, f"{words}. It was not detected in {where}."
 
 
 def names(fault: Fault, verdict: Verdict) -> bool:

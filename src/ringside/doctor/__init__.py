@@ -9,15 +9,4 @@ from ringside.doctor.files.source import Limits, Source
 from ringside.doctor.files.walk import gather
 from ringside.doctor.findings import Findings, Note, Question, Unjudged, as_json
 
-__all__ = [
-    "Findings",
-    "Limits",
-    "Note",
-    "Question",
-    "Reader",
-    "Source",
-    "Unjudged",
-    "as_json",
-    "examine",
-    "gather",
-]
+__all__ = ["Findings", "Limits", "Note", "Question", "Reader", "Source", "Unjudged", "as_json", "examine", "gather"]

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import UNDECODABLE, converted, plain_count
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, verdict_of_files
-from ringside.doctor.kineto.collector import plain_count
 from ringside.text import first_line, rank_list
 
 KIND = "torchelastic error file"
@@ -50,14 +49,10 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         extra = extra if isinstance(extra, dict) else {}
         match = _RANK.search(source.name)
         rank = plain_count(extra.get("rank", match and next(group for group in match.groups() if group)))
-        try:
-            time_s = msgspec.convert(extra.get("timestamp"), float, strict=False)
-        except msgspec.ValidationError:
-            time_s = 0.0
         found = {
             "message": str(inner.get("message", "")),
             "stack": str(extra.get("py_callstack", "")),
-            "time": time_s,
+            "time": converted(extra.get("timestamp"), float, 0.0),
             "rank": rank if rank >= 0 else None,
         }
         errors.append((source.name, found))

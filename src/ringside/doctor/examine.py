@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import cache
@@ -12,7 +11,7 @@ from typing import Protocol, cast
 
 import msgspec
 
-from ringside.doctor.files.progress import Progress, Silent
+from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Limits, Source
 from ringside.doctor.files.walk import gather
 from ringside.doctor.findings import Findings, Note, merge
@@ -48,9 +47,7 @@ class Reader(Protocol):
 @cache
 def readers() -> tuple[Reader, ...]:
     """Return all readers, in the order of `MODULES`."""
-    names = [f"ringside.doctor.{name}" for name in MODULES]
-    known = [name for name in names if importlib.util.find_spec(name) is not None]
-    return tuple(cast("Reader", importlib.import_module(name)) for name in known)
+    return tuple(cast("Reader", importlib.import_module(f"ringside.doctor.{name}")) for name in MODULES)
 
 
 _log = logging.getLogger(__name__)
@@ -70,7 +67,7 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
     Returns:
         Findings with at least one note per file. Nothing readable means: no note is `used`.
     """
-    progress = progress or Silent()
+    progress = progress or Progress()
     with gather(paths, progress=progress, limits=limits or Limits()) as gathered:
         # Every source to the first reader that knows its kind.
         groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers()]
@@ -87,9 +84,8 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
                     members.append(source)
                     break
             else:
-                unknown.append(
-                    Note(file=source.name, text="; ".join([_describe_unknown(source), *source.problems]), used=False)
-                )
+                text = "; ".join([_describe_unknown(source), *source.problems])
+                unknown.append(Note(file=source.name, text=text, used=False))
         parts = [_read(reader, sources, progress) for reader, sources in groups if sources]
         return merge([*parts, Findings(notes=[*unknown, *gathered.notes])])
 
@@ -105,9 +101,8 @@ def _read(reader: Reader, sources: Sequence[Source], progress: Progress) -> Find
         except Exception as error:
             _log.debug("the reader of %ss failed", reader.KIND, exc_info=True)
             # each try costs a reading of all: beyond so many the rest is left out at once
-            at_fault = (
-                _at_fault(reader, sources, error) if len(left_out) < MOST_LEFT_OUT else dict.fromkeys(sources, error)
-            )
+            few = len(left_out) < MOST_LEFT_OUT
+            at_fault = _at_fault(reader, sources, error) if few else dict.fromkeys(sources, error)
             for source, why in at_fault.items():
                 reason = f"{type(why).__name__}: {first_line(str(why))}"
                 text = f"looks like a {reader.KIND} but could not be read: {reason}"
@@ -143,7 +138,7 @@ def _at_fault(reader: Reader, sources: Sequence[Source], error: Exception) -> di
 
 def _failure(reader: Reader, sources: Sequence[Source]) -> Exception | None:
     try:
-        reader.read(sources, Silent())
+        reader.read(sources, Progress())
     except Exception as error:
         return error
     return None

@@ -167,30 +167,24 @@ def merge(findings: Iterable[Findings]) -> Findings:
     """Return several findings as one: lists one after the other, a question as answered by the first that could."""
     parts = list(findings)
     replayed = [found for part in parts for found in (part.what_if, *part.more_what_if) if found is not None]
-    replayed.sort(key=_weight, reverse=True)
+    # Of several jobs the replay with the most steps and workers comes first.
+    replayed.sort(key=lambda what_if: float(what_if.get("steps", 0) * what_if.get("workers", 1)), reverse=True)
     answers: dict[str, Question] = {}
     for part in parts:
         for name, answer in part.questions.items():
             if name not in answers or (answers[name].answer is None and answer.answer is not None):
                 answers[name] = answer
+    joined = {
+        name: [item for part in parts for item in getattr(part, name)]
+        for name in ("verdicts", "unjudged", "notes", "lanes", "standings", "sheets", "rings")
+    }
     return Findings(
-        verdicts=_once([verdict for part in parts for verdict in part.verdicts]),
+        **{**joined, "verdicts": _once(joined["verdicts"]), "unjudged": _once(joined["unjudged"])},
         questions=answers,
-        unjudged=_once([line for part in parts for line in part.unjudged]),
-        notes=[note for part in parts for note in part.notes],
         what_if=replayed[0] if replayed else None,
         more_what_if=replayed[1:],
-        lanes=[lane for part in parts for lane in part.lanes],
-        standings=[sheet for part in parts for sheet in part.standings],
-        sheets=[sheet for part in parts for sheet in part.sheets],
-        rings=[rings for part in parts for rings in part.rings],
         facts={key: value for part in parts for key, value in part.facts.items()},
     )
-
-
-def _weight(what_if: dict[str, Any]) -> float:
-    """How much a replay rests on: of several jobs the one with the most steps and workers comes first."""
-    return float(what_if.get("steps", 0) * what_if.get("workers", 1))
 
 
 def as_json(findings: Findings) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import msgspec
@@ -60,25 +60,12 @@ class DependencyGraph:
         vertices = [list(group) for group in self.groups]
         vertices += [[op] for op in range(len(self.names)) if op not in self.transfers]
         home = {op: index for index, vertex in enumerate(vertices) for op in vertex}
-        before = [{home[dep] for op in vertex for dep in self.after[op]} for vertex in vertices]
-        followers: list[list[int]] = [[] for _ in vertices]
-        for index, deps in enumerate(before):
-            for dep in deps:
-                followers[dep].append(index)
-        left = [len(deps) for deps in before]
-        ready = deque(index for index, count in enumerate(left) if not count)
-        order = []
-        while ready:
-            index = ready.popleft()
-            order.append(vertices[index])
-            for follower in followers[index]:
-                left[follower] -= 1
-                if not left[follower]:
-                    ready.append(follower)
-        if len(order) < len(vertices):
-            stuck = next(vertices[index][0] for index, count in enumerate(left) if count)
-            raise UsageError(f"the recorded operations wait for each other in a circle, {self.names[stuck]} among them")
-        return order
+        before = {i: {home[dep] for op in vertex for dep in self.after[op]} for i, vertex in enumerate(vertices)}
+        try:
+            return [vertices[index] for index in TopologicalSorter(before).static_order()]
+        except CycleError as error:
+            stuck = self.names[vertices[min(error.args[1])][0]]
+            raise UsageError(f"the recorded operations wait for each other in a circle, {stuck} among them") from None
 
 
 def replay_steps(graph: DependencyGraph, seconds: Floats) -> Floats:
@@ -201,18 +188,14 @@ def answer_what_if(recording: Recording) -> WhatIf:
     # Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay.
     seen = [own, ideal] if recording.ranks.shape[1] > 1 else [own]
     by_lane = replay_steps(graph, np.stack(seen, axis=-1)).mean(axis=0) / max(ideal_s, 1e-12)
-    by_stage = np.array(
-        [
-            _ratio(graph, np.where(_on(recording, stage), own, ideal), ideal_s)
-            for stage in range(int(recording.stages.max()) + 1)
-        ]
-    )
+    last = int(recording.stages.max())
+    alone = [np.where(_on(recording, stage), own, ideal) for stage in range(last + 1)]
+    by_stage = np.array([_ratio(graph, seconds, ideal_s) for seconds in alone])
     # The slowest workers as (stage, lane): a worker is as slow as both its lane and its stage are (equation 4).
     scores = np.minimum(by_lane[None, :], by_stage[:, None])
     count = math.ceil(scores.size * WORST_PERCENT / 100)
     places = sorted(np.ndindex(*scores.shape), key=lambda place: (-scores[place], recording.ranks[place]))
     worst = [(int(stage), int(lane)) for stage, lane in places[:count]]
-    last = int(recording.stages.max())
     lost = step_s - ideal_s
 
     def share(repaired: Floats) -> float | None:
@@ -228,23 +211,19 @@ def answer_what_if(recording: Recording) -> WhatIf:
     for kind in dict.fromkeys(recording.kinds):
         of_kind = np.array([other == kind for other in recording.kinds])[:, None, None]
         by_operation[kind] = _ratio(graph, np.where(of_kind, own, ideal), ideal_s)
+    at_median_s = float(replay_steps(graph, ideal_durations(recording, median=True)[:, :1, :1])[0])
+    steps, workers = len(replayed) * recording.stride, recording.ranks.size
     return WhatIf(
         slowdown=step_s / ideal_s if ideal_s > 0 else 1.0,
         worst_worker_share=share(repaired),
         last_stage_share=share(np.where(_on(recording, last), ideal, own)) if recording.pipeline else None,
-        cost_rank_hours=lost
-        * len(replayed)
-        * recording.stride
-        * recording.ranks.size
-        * recording.ranks_per_worker
-        / 3600.0,
-        slowdown_at_median=step_s
-        / max(float(replay_steps(graph, ideal_durations(recording, median=True)[:, :1, :1])[0]), 1e-12),
+        cost_rank_hours=lost * steps * workers * recording.ranks_per_worker / 3600.0,
+        slowdown_at_median=step_s / max(at_median_s, 1e-12),
         step_s=step_s,
         ideal_step_s=ideal_s,
         recorded_step_s=float(recording.recorded_s.mean()),
         steps=len(replayed),
-        workers=recording.ranks.size,
+        workers=workers,
         worst_ranks=[int(recording.ranks[stage, lane]) for stage, lane in worst],
         last_stage_ranks=sorted(int(rank) for rank in recording.ranks[last]) if recording.pipeline else [],
         by_lane=[float(value) for value in by_lane],
@@ -364,13 +343,7 @@ def _verdict(found: WhatIf, steps: list[int], kind: str, ranks: list[int], share
 
 
 def step_recording(
-    own_s: Floats,
-    exposed_s: Floats,
-    step_s: Floats,
-    ranks: Sequence[int],
-    *,
-    world_size: int = 0,
-    stride: int = 1,
+    own_s: Floats, exposed_s: Floats, step_s: Floats, ranks: Sequence[int], *, world_size: int = 0, stride: int = 1
 ) -> Recording:
     """Return the recording of steps of which only own times and waiting are known, such as those of Ringside's runs.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -128,16 +129,14 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
 
 
 def _read_run(folder: str, files: dict[str, Source]) -> Findings:
-    if RUN not in files:
-        why = f"has no {RUN} beside it: give the whole run directory"
-        return Findings(notes=[Note(file=file.name, kind=KIND, text=why, used=False) for file in files.values()])
     with tempfile.TemporaryDirectory(prefix="ringside-doctor-") as copy:
         try:
+            if RUN not in files:
+                raise RingsideError(f"has no {RUN} beside it: give the whole run directory")
             # A copy, so that nothing is written beside what is examined, and members of archives work alike.
             for role, source in files.items():
                 with source.open() as stream, (Path(copy) / role).open("wb") as target:
-                    while block := stream.read(BUFFER_BYTES):
-                        target.write(block)
+                    shutil.copyfileobj(stream, target, BUFFER_BYTES)
             summary, _ = assess_run(RunReader(copy))
             reader = RunReader(copy)
             table = tabulate(reader.iterate(), reader.info.world_size)

@@ -1,5 +1,5 @@
 """Faults that are put into a training run on purpose, to see what notices them.
 
-inject  Make one rank misbehave on purpose: for the demo, for tests, and for users who want to try their alerts
-specs   The faults there are, each a value with its words: `slow:rank=1,factor=1.3,from_step=40`
+inject  Make one rank misbehave on purpose: for the demo, for tests, and for users who want to try their alerts; the
+        faults there are, each a value with its words: `slow:rank=1,factor=1.3,from_step=40`
 """

@@ -15,14 +15,14 @@ import json
 import os
 import select
 import struct
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from subprocess import DEVNULL, PIPE, Popen
 
 from ringside.errors import RingsideError
-from ringside.lab.namespaces import enter
+from ringside.lab.namespaces import check, enter
 
 _READY = "ready"
 READY_S = 30.0
@@ -67,7 +67,7 @@ class DelayLine:
         return self._held[0][0] if self._held else None
 
 
-def start_delay(delay_s: float, cables: Iterable[Cable]) -> subprocess.Popen[str]:
+def start_delay(delay_s: float, cables: Iterable[Cable]) -> Popen[str]:
     """Start the process and return once all its TAP devices are there.
 
     Args:
@@ -77,14 +77,8 @@ def start_delay(delay_s: float, cables: Iterable[Cable]) -> subprocess.Popen[str
     Raises:
         RingsideError: It could not make them.
     """
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ringside.lab.delay", json.dumps([delay_s, list(cables)])],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "ringside.lab.delay", json.dumps([delay_s, list(cables)])]
+    child = Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
     assert child.stdout is not None
     assert child.stderr is not None
     readable, _, _ = select.select([child.stdout], [], [], READY_S)
@@ -128,7 +122,7 @@ class Lateness:
 
 def pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
     """Pass frames on for ever, from each descriptor to that which belongs to it."""
-    timer = _check(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK))
+    timer = check(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK))
     lateness, rings_at_s = Lateness(), 0.0
     poll = select.epoll()
     for fd in (timer, *way_out):
@@ -156,7 +150,7 @@ def pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
             whole_s = int(rings_at_s)
             # struct itimerspec: an interval of 0, and when; in the past means at once, 0 would mean never.
             when = struct.pack("@4l", 0, 0, whole_s, max(int((rings_at_s - whole_s) * 1e9), 1))
-            _check(_libc.timerfd_settime(timer, _TFD_TIMER_ABSTIME, when, None))
+            check(_libc.timerfd_settime(timer, _TFD_TIMER_ABSTIME, when, None))
 
 
 def _open_tap(namespace: str, device: str) -> int:
@@ -166,13 +160,6 @@ def _open_tap(namespace: str, device: str) -> int:
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _TAP | _NO_PI | _VNET_HDR))
     fcntl.ioctl(fd, _TUNSETOFFLOAD, _CSUM_TSO4_TSO6)
     return fd
-
-
-def _check(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
 
 
 if __name__ == "__main__":

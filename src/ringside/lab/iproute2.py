@@ -50,9 +50,8 @@ def unavailable() -> str:
         "tc qdisc add dev a root tbf rate 1gbit burst 64kb limit 1mb && unshare -n true"
     )
     try:
-        done = subprocess.run(
-            ["unshare", "-n", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=_LIMIT_S
-        )
+        command = ["unshare", "-n", "-m", "sh", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the lab needs unshare to work: {error}"
     if done.returncode == 0:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from subprocess import DEVNULL
 from typing import IO, TypeVar
 
 from ringside.errors import UnsupportedError, UsageError
@@ -29,6 +30,9 @@ from ringside.lab.processes import (
 from ringside.lab.wiring import BRIDGE, SWITCH, SWITCH_ADDRESS, WIRINGS, LabLink, address_of, node_of
 
 _FIRST_PORT = 29500
+Env = Mapping[str, str] | None
+Stream = int | IO[str] | None
+"""As for `subprocess.Popen`."""
 _T = TypeVar("_T")
 
 
@@ -134,7 +138,7 @@ class Lab:
     def run(
         self,
         argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
+        env: Env = None,
         timeout_s: float = 120.0,
         *,
         after_failure_s: float = float("inf"),
@@ -173,13 +177,7 @@ class Lab:
         return RunResult(results, max(result.seconds for result in results), not finished, moved)
 
     def spawn(
-        self,
-        host: int,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        *,
-        stdout: int | IO[str] | None = None,
-        stderr: int | IO[str] | None = None,
+        self, host: int, argv: Sequence[str], env: Env = None, *, stdout: Stream = None, stderr: Stream = None
     ) -> subprocess.Popen[str]:
         """Start one process on a host; the lab ends it at exit, if it has not ended by then.
 
@@ -197,12 +195,7 @@ class Lab:
         return self._spawn(node_of(host), argv, env, stdout, stderr)
 
     def run_switch(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        *,
-        stdout: int | IO[str] | None = None,
-        stderr: int | IO[str] | None = None,
+        self, argv: Sequence[str], env: Env = None, *, stdout: Stream = None, stderr: Stream = None
     ) -> subprocess.Popen[str]:
         """Start one process at the switch of a star, as `spawn` does; every host reaches it at `switch_address`."""
         self._need_switch()
@@ -210,7 +203,6 @@ class Lab:
 
     def interface_bytes(self, host: int) -> tuple[int, int]:
         """Return (received, sent) bytes of a host over all its links, with Ethernet headers, as the kernel counts."""
-        self._plan.check_host(host)
         node = node_of(host)
         devices = [end.device for link in self._plan.links_of(host) for end in link.ends if end.node == node]
         return interface_bytes(self.namespace(host), devices)
@@ -295,9 +287,7 @@ class Lab:
     def _all_bytes(self) -> list[tuple[int, int]]:
         return [self.interface_bytes(host) for host in range(self.hosts)]
 
-    def _environ(
-        self, env: Mapping[str, str] | None, place: RankPlacement | None = None, port: int = 0
-    ) -> dict[str, str]:
+    def _environ(self, env: Env, place: RankPlacement | None = None, port: int = 0) -> dict[str, str]:
         given = {**os.environ, **(env or {})}
         own = {} if place is None else rank_environment(place, self.ranks_per_host, port)
         return {**given, **default_environment(given, sum(self.ranks_per_host)), **own, **(env or {})}
@@ -305,23 +295,11 @@ class Lab:
     def _command(self, node: str, argv: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self._open().namespace(node), *argv]
 
-    def _spawn(
-        self,
-        node: str,
-        argv: Sequence[str],
-        env: Mapping[str, str] | None,
-        stdout: int | IO[str] | None,
-        stderr: int | IO[str] | None,
-    ) -> subprocess.Popen[str]:
+    def _spawn(self, node: str, argv: Sequence[str], env: Env, stdout: Stream, stderr: Stream) -> subprocess.Popen[str]:
         _check_command(argv)
+        command, environ = self._command(node, argv), self._environ(env)
         child = subprocess.Popen(
-            self._command(node, argv),
-            env=self._environ(env),
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
+            command, env=environ, stdin=DEVNULL, stdout=stdout, stderr=stderr, text=True, start_new_session=True
         )
         self._spawned.append(child)
         return child

@@ -9,13 +9,13 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import TypeVar
 
 from ringside.errors import RingsideError
@@ -96,11 +96,17 @@ def enter(namespace: str) -> None:
     """
     fd = os.open(DIRECTORY / namespace, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _libc.setns(fd, _CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), namespace)
+        check(_libc.setns(fd, _CLONE_NEWNET), namespace)
     finally:
         os.close(fd)
+
+
+def check(result: int, name: str | None = None) -> int:
+    """Return what a function of libc returned; raise its `OSError`, on what is called `name`, if that is below 0."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return result
 
 
 def inside(namespace: str, function: Callable[[], _T]) -> _T:
@@ -111,22 +117,13 @@ def inside(namespace: str, function: Callable[[], _T]) -> _T:
     Raises:
         OSError: There is no such namespace, or no privilege; and whatever the function raises.
     """
-    results: list[_T] = []
-    errors: list[BaseException] = []
 
-    def call() -> None:
-        try:
-            enter(namespace)
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
+    def call() -> _T:
+        enter(namespace)
+        return function()
 
-    thread = threading.Thread(target=call, name="ringside-lab-inside")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="ringside-lab-inside") as thread:
+        return thread.submit(call).result()
 
 
 def remove(lab: LabName) -> None:
@@ -205,17 +202,11 @@ def _inode(path: Path) -> tuple[int, int] | None:
 # crash. Should it be killed as well, the next lab that starts removes what is left (`remove_leftovers`).
 
 
-def start_guard(lab: LabName) -> subprocess.Popen[bytes]:
+def start_guard(lab: LabName) -> Popen[bytes]:
     """Start the guard of a lab that this process is about to build; it is to be killed once the lab is removed."""
-    words = [str(number) for number in (lab.pid, lab.start, lab.count)]
+    command = [sys.executable, "-m", "ringside.lab.namespaces", *map(str, (lab.pid, lab.start, lab.count))]
     # In a session of its own: Ctrl-C at the terminal is for the owner.
-    return subprocess.Popen(
-        [sys.executable, "-m", "ringside.lab.namespaces", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    return Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
 
 
 def main(arguments: list[str]) -> None:

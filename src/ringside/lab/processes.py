@@ -6,11 +6,11 @@ import contextlib
 import os
 import selectors
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from subprocess import DEVNULL, PIPE, Popen
 from typing import IO
 
 from ringside.errors import RingsideError, UsageError
@@ -220,14 +220,7 @@ class RankProcesses:
 
     def start(self, place: RankPlacement, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start a rank."""
-        child = subprocess.Popen(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        child = Popen(command, env=dict(environ), stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True)
         rank = _Rank(place, child, Process(child.pid))
         self._all.append(rank)
         self._selector.register(rank.process, selectors.EVENT_READ, partial(self._ended, rank))
@@ -315,7 +308,7 @@ class RankProcesses:
 @dataclass
 class _Rank:
     place: RankPlacement
-    child: subprocess.Popen[bytes]
+    child: Popen[bytes]
     process: Process
     alive: bool = True
     ended: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 from ringside.errors import UsageError
 
@@ -127,8 +128,7 @@ def mesh(hosts: int, delay_s: float) -> Wiring:
     """
     links = tuple(
         LabLink((a, b), (LinkEnd(node_of(a), f"to{b}"), LinkEnd(node_of(b), f"to{a}")), delay_s)
-        for a in range(hosts)
-        for b in range(a + 1, hosts)
+        for a, b in combinations(range(hosts), 2)
     )
     setup = {node_of(host): (*_bridge(INTERFACE), _address(host, 32)) for host in range(hosts)}
     return Wiring(hosts, tuple(setup), links, setup)

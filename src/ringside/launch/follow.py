@@ -24,7 +24,7 @@ from ringside.monitor.summary import finish_run
 from ringside.monitor.verdict import Verdict
 from ringside.processes import Death
 from ringside.view.html.run_report import render_report
-from ringside.view.run.live import RunFollower, ShownFinding
+from ringside.view.run.live import LiveRun, RunFollower, ShownFinding
 
 POLL_S = 0.12
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -79,39 +79,23 @@ def follow_run(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int
         stop: Whether somebody asked to stop.
         show: Called several times a second with the run as it is and the verdicts that are new.
     """
-    run, tail = RunFollower(), _Tail(path)
+    live, is_readable = LiveRun(path), True
     status: int | None = None
     while status is None:
         status = launch.wait(POLL_S)
         if status is None and stop.signum:
             launch.end(stop.signum, stop.hurry)
             status = stop.exit_status
-        show(run, tail.read_into(run))
-    return stop.exit_status if stop.signum else status
-
-
-class _Tail:
-    """Reads a run directory that may not be there yet; what cannot be read is said once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._reader: RunReader | None = None
-        self._failed = False
-
-    def read_into(self, run: RunFollower) -> list[ShownFinding]:
-        if self._failed:
-            return []
         try:
-            if self._reader is None:
-                self._reader = RunReader(self._path)
-                run.start(self._reader.info)
-            return run.feed(self._reader.poll(), self._reader.poll_events())
+            if is_readable:
+                live.poll()
         except UsageError:
-            return []  # not written yet
+            pass  # another run is about to begin in this directory
         except RingsideError as error:
-            self._failed = True
+            is_readable = False
             _log.warning("%s: the run goes on and is not shown any more", error)
-            return []
+        show(live.following, live.fresh_findings)
+    return stop.exit_status if stop.signum else status
 
 
 def conclude_run(

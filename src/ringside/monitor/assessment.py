@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.causes.explain import PHASES
+from ringside.monitor.causes import PHASES, extra_phase_seconds
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.stats import Floats, known_median, log_excess
+from ringside.monitor.stats import Floats, log_excess
 from ringside.monitor.verdict import Verdict
 from ringside.text import percent
 
@@ -167,10 +167,7 @@ def _slowest(own: Floats) -> tuple[int, int, float] | None:
 
 def _phase_of_excess(rank: int, since: StepTable) -> tuple[str, float | None]:
     """The phase in which most of a rank's extra time is, and its share; nothing where no phase holds most."""
-    extra = {}
-    for phase in PHASES:
-        seconds = since[f"{phase}_seconds"]
-        extra[phase] = known_median(seconds[:, rank]) - known_median(np.delete(seconds, rank, axis=1).ravel())
+    extra = extra_phase_seconds(rank, since)
     total = sum(max(value, 0.0) for value in extra.values())
     phase = max(PHASES, key=lambda name: extra[name])
     share = extra[phase] / total if total > 0 else 0.0

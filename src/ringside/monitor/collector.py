@@ -18,7 +18,7 @@ from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.links.watcher import LinkWatcher
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
-from ringside.monitor.slow_rank.watcher import SlowRankWatcher
+from ringside.monitor.slow_rank.detector import SlowRankWatcher
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 BEHIND_STEPS = 20
@@ -62,6 +62,7 @@ class StepCollector:
         newest: The newest completed step, None before the first.
         late: Records that came after their step was completed; they are written and not analysed.
         absurd: Records of steps that cannot be; they are dropped, and the first is logged.
+        completed: The steps that the last `add` (or `close`) completed, in order.
         clock: As given.
     """
 
@@ -86,6 +87,7 @@ class StepCollector:
         self._absent: set[int] = set()
         self._missed = [0] * ranks
         self._ended: deque[Verdict] = deque(maxlen=ENDED_KEPT)
+        self.completed: list[Row] = []
 
     def add(self, records: Iterable[StepRecord]) -> list[Event]:
         """Take in a batch of records; return the events it led to."""
@@ -129,9 +131,15 @@ class StepCollector:
         """All verdicts so far with their prices so far (of those that are over, the newest hundred)."""
         return [*self._ended, *(verdict for watcher in self._watchers for verdict in watcher.open)]
 
+    @property
+    def lag_steps(self) -> int:
+        """How many steps the newest completed one is behind the newest that any rank has reported."""
+        return max(self._highest - (-1 if self.newest is None else self.newest), 0)
+
     def _complete(self, done: list[StepRecord], *, everything: bool) -> list[Event]:
         """Complete every step that can be, oldest first, and write all of them in one batch."""
         findings: list[VerdictEvent] = []
+        self.completed = []
         while self._pending:
             step = min(self._pending)
             row = self._pending[step]
@@ -144,6 +152,7 @@ class StepCollector:
                     if self._missed[rank] >= GIVEN_UP_STEPS:
                         self._absent.add(rank)
             row = with_waits(self._pending.pop(step))
+            self.completed.append(row)
             done.extend(row.values())
             self.newest, self.steps = step, self.steps + 1
             for watcher in list(self._watchers):
@@ -240,4 +249,4 @@ class Explained:
 
     def __call__(self) -> bool:
         """Return whether there is."""
-        return self.links.suspects or self.small.episode.is_open or self.small.episode.is_high
+        return self.links.suspects or self.small.suspects

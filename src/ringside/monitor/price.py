@@ -15,8 +15,6 @@ from numpy.typing import ArrayLike
 
 from ringside.monitor.stats import Floats, log_excess, row_medians, usable
 
-SECONDS_PER_DAY = 86_400.0
-
 BLOCK = 96
 """Steps that are repaired by one factor; a rank may become slower and slower."""
 
@@ -71,7 +69,8 @@ def spared_rank_seconds(own: ArrayLike, repaired: ArrayLike) -> float:
         repaired: As they would have been, [steps, ranks].
     """
     times = usable(own)
-    return float(times.shape[1] * (_slowest(times) - _slowest(usable(repaired))).sum())
+    slowest, spared = (np.fmax.reduce(rows, axis=1, initial=0.0) for rows in (times, usable(repaired)))
+    return float(times.shape[1] * (slowest - spared).sum())
 
 
 class Meter:
@@ -103,8 +102,3 @@ class Meter:
             repaired = times.copy()
             repaired[self._rank] *= np.exp(-max(float(np.median(self._excess)) - self._usual, 0.0))
             self.rank_seconds += spared_rank_seconds(times[None], repaired[None])
-
-
-def _slowest(times: Floats) -> Floats:
-    slowest: Floats = np.max(np.where(np.isnan(times), 0.0, times), axis=1, initial=0.0)
-    return slowest

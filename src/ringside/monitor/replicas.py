@@ -7,11 +7,13 @@ largest group that agrees are named; of two it is not known which is right.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from ringside.errors import UsageError
 from ringside.monitor.verdict import Verdict, VerdictEvent
 from ringside.text import name_ranks
 
@@ -192,3 +194,30 @@ def find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
         return tuple(sorted(digests)), False
     right = next(digest for digest, ranks in groups.items() if len(ranks) == sizes[0])
     return tuple(sorted(rank for rank, digest in digests.items() if digest != right)), True
+
+
+# -------------------------------------------------------------------------------------------------
+# How often parameters are compared: as the script requests, or the environment.
+
+DIGEST_EVERY = "RINGSIDE_DIGEST_EVERY"
+EVERY = 100
+"""Steps between two comparisons, where nothing else is requested."""
+
+
+def digest_steps(requested: int | str | None) -> int:
+    """Return how many steps are between two comparisons: as requested, else RINGSIDE_DIGEST_EVERY, else `EVERY`.
+
+    Raises:
+        UsageError: It is no number of steps.
+    """
+    value = os.environ.get(DIGEST_EVERY) or EVERY if requested is None else requested
+    try:
+        steps = -1 if isinstance(value, float) else int(value)
+    except (TypeError, ValueError):
+        steps = -1
+    if steps < 0:
+        raise UsageError(
+            f"parameters cannot be compared every {value!r} steps: give a whole number of steps, or 0 for never "
+            f"(digest_every, --digest-every or {DIGEST_EVERY})"
+        )
+    return steps

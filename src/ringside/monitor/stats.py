@@ -1,6 +1,8 @@
-"""How much longer one rank works than the others: log of own time over the median of the *other* ranks."""
+"""How much longer one rank works than the others (log of own time over the median of the *other* ranks), robustly."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,10 +64,10 @@ def row_medians(values: Floats) -> Floats:
     return medians
 
 
-def known_median(values: Floats) -> float:
-    """Return the median of what is finite; 0 where nothing is."""
+def known_median(values: Floats, otherwise: float = 0.0) -> float:
+    """Return the median of what is finite; `otherwise` where nothing is."""
     known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else 0.0
+    return float(np.median(known)) if known.size else otherwise
 
 
 def _without_itself(values: Floats, ordered: Floats, index: NDArray[np.intp]) -> Floats:
@@ -87,3 +89,61 @@ def student(z: float, freedom: Floats) -> Floats:
     raised = z * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)
     quantile: Floats = np.sqrt(freedom * np.expm1(np.minimum(raised**2 / freedom, 60.0)))
     return quantile
+
+
+# -------------------------------------------------------------------------------------------------
+# Statistics that few late steps do not spoil.
+
+MEDIAN = math.pi / 2
+"""The variance of a median of normal variables over that of their mean."""
+
+EFFICIENCY = 0.37
+"""What the median absolute deviation tells of a scale, over what the standard deviation of normal noise does."""
+
+
+def median(window: Floats) -> Floats:
+    """Return the median over the first axis, NaN where less than half is known; that axis is left out."""
+    ordered = np.sort(window, axis=0)  # NaN last
+    if not np.isnan(ordered[-1]).any():
+        whole: Floats = 0.5 * (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2])
+        return whole
+    known = np.sum(~np.isnan(window), axis=0, keepdims=True)
+    low, high = np.maximum(known - 1, 0) // 2, known // 2
+    pair = [np.take_along_axis(ordered, np.minimum(index, len(ordered) - 1), axis=0)[0] for index in (low, high)]
+    middle: Floats = np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
+    return middle
+
+
+def core_scale(residuals: Floats) -> float:
+    """Return the noise's standard deviation without the late steps."""
+    return 1.4826 * float(np.median(np.abs(residuals)))
+
+
+def no_less_than_usual(values: Floats, known: NDArray[np.bool_] | bool = True) -> Floats:
+    """Return each rank's value, or the mean of all known ones of its job where that is greater.
+
+    One of several ranks always has a small one by chance, and that rank is the one whose steps seem to be news.
+
+    Args:
+        values: Estimates, [jobs, ranks].
+        known: Whose rest on enough steps, [jobs, ranks].
+    """
+    counted = np.broadcast_to(known, values.shape)
+    mean = np.where(counted, values, 0.0).sum(axis=-1, keepdims=True) / np.maximum(
+        counted.sum(axis=-1, keepdims=True), 1
+    )
+    raised: Floats = np.maximum(values, mean)
+    return raised
+
+
+def how_often_again(late: NDArray[np.bool_], share: float) -> float:
+    """Return how often a late step is followed by another, drawn towards the share of late ones where few were seen."""
+    return float((np.count_nonzero(late[1:] & late[:-1]) + share) / (np.count_nonzero(late[:-1]) + 1.0))
+
+
+def divergence(share: float, usual: float) -> float:
+    """Return Kullback and Leibler's divergence of a share of late steps from the usual; 0 where it is no greater."""
+    if share <= usual:
+        return 0.0
+    rest = 0.0 if share >= 1.0 else (1.0 - share) * math.log((1.0 - share) / (1.0 - usual))
+    return share * math.log(share / usual) + rest

@@ -14,7 +14,7 @@ import numpy as np
 from ringside.errors import RingsideError
 from ringside.files import replace_file
 from ringside.monitor.assessment import assess_stragglers
-from ringside.monitor.causes.explain import explain_verdict
+from ringside.monitor.causes import explain_verdict
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
@@ -24,7 +24,7 @@ from ringside.monitor.run.records import SCHEMA, Revised, RunInfo, StepRecord, g
 from ringside.monitor.run.table import StepTable, fill_waits, job_exposed_seconds, job_step_seconds, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.stats import Floats, excess_ratios, known_median
+from ringside.monitor.stats import excess_ratios, known_median
 from ringside.monitor.verdict import Verdict
 
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
@@ -264,7 +264,7 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
 
 
 def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
-    own = [_middle_or_nan(table["own_seconds"][:, rank]) for rank in range(table.ranks)]
+    own = [known_median(table["own_seconds"][:, rank], math.nan) for rank in range(table.ranks)]
     excess = excess_ratios(np.array(own)).tolist()
     waits = fill_waits(table)
     return [
@@ -272,7 +272,7 @@ def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
             "rank": rank,
             "host": run_info.hosts[rank] if rank < len(run_info.hosts) else "",
             "own_seconds_median": own[rank],
-            "wait_seconds_median": _middle_or_nan(waits[:, rank]),
+            "wait_seconds_median": known_median(waits[:, rank], math.nan),
             "excess_ratio": excess[rank],
         }
         for rank in range(table.ranks)
@@ -287,7 +287,3 @@ def _loss(table: StepTable) -> dict[str, float] | None:
         return None
     few = min(LOSS_STEPS, max(len(known) // 2, 1))
     return {"first": float(np.nanmean(losses[known[:few]])), "last": float(np.nanmean(losses[known[-few:]]))}
-
-
-def _middle_or_nan(values: Floats) -> float:
-    return known_median(values) if np.isfinite(values).any() else math.nan

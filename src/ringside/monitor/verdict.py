@@ -71,6 +71,12 @@ class VerdictEvent(NamedTuple):
         return "repaired" if self.ended else "verdict"
 
 
+def episode_end(verdict: Verdict, until_step: int) -> VerdictEvent:
+    """Return that a verdict's episode is over, at its final price, and from which step on all was as before again."""
+    evidence = {**verdict.evidence, "until_step": until_step}
+    return VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
+
+
 def headline(verdict: Verdict) -> str:
     """Return the verdict as one plain sentence without a full stop, e.g. `rank 3 is 12% slower than the others`."""
     who = name_ranks(verdict.ranks) or "the job"

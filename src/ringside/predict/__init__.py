@@ -10,25 +10,7 @@ from ringside.predict.topology.files import from_probe, from_toml, load_topology
 from ringside.predict.topology.topology import LINK_KINDS, LinkClass, LinkOverride, MeasuredTimes, Switch, Topology
 
 __all__ = [
-    "LINK_KINDS",
-    "Culprit",
-    "LinkClass",
-    "LinkOverride",
-    "MeasuredTimes",
-    "PathHop",
-    "SentMessages",
-    "Switch",
-    "Timeline",
-    "Topology",
-    "closed_form",
-    "finish_seconds",
-    "from_probe",
-    "from_toml",
-    "load_topology",
-    "preset",
-    "presets",
-    "price",
-    "prices",
-    "simulate",
-    "to_toml",
-]
+    "LINK_KINDS", "Culprit", "LinkClass", "LinkOverride", "MeasuredTimes", "PathHop", "SentMessages", "Switch",
+    "Timeline", "Topology", "closed_form", "finish_seconds", "from_probe", "from_toml", "load_topology",
+    "preset", "presets", "price", "prices", "simulate", "to_toml",
+]  # fmt: skip

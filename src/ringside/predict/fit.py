@@ -89,16 +89,10 @@ def measured_topology(tables: Sequence[Table], known: Knowledge) -> Topology:
                 f"{table.name} is of {scale.name}, {tables[scales.index(largest)].name} of {largest.name} or another "
                 "network: fit each hardware on its own, or give with --preset what all of them are"
             )
-    measured = tuple(
-        MeasuredTimes(
-            scale.ranks_per_host,
-            scale.nics,
-            tuple(row.size_bytes for row in table.rows),
-            tuple(float(f"{row.time_s:.9g}") for row in table.rows),
-            table.collective,
-            table.algorithm or "auto",
-            Path(table.path).name,
-        )
-        for table, scale in zip(tables, scales, strict=True)
-    )
-    return replace(largest, measured=(*largest.measured, *measured))
+    measured = list(largest.measured)
+    for table, scale in zip(tables, scales, strict=True):
+        sizes = tuple(row.size_bytes for row in table.rows)
+        times = tuple(float(f"{row.time_s:.9g}") for row in table.rows)
+        words = table.collective, table.algorithm or "auto", Path(table.path).name
+        measured.append(MeasuredTimes(scale.ranks_per_host, scale.nics, sizes, times, *words))
+    return replace(largest, measured=tuple(measured))

@@ -93,13 +93,9 @@ def errors_of(sizes: Floats, times_s: Floats, measured_s: Floats) -> Errors:
     """Return the errors of predicted times, all float64 [n], n ≥ 1."""
     error = times_s / measured_s - 1.0
     size, large = np.abs(error), sizes >= LARGE_BYTES
-    return Errors(
-        float(size.mean()),
-        float(np.median(size)),
-        float(error.mean()),
-        int(sizes[int(size.argmax())]),
-        float(size[large].mean()) if large.any() else None,
-    )
+    worst_size = int(sizes[int(size.argmax())])
+    mape_large = float(size[large].mean()) if large.any() else None
+    return Errors(float(size.mean()), float(np.median(size)), float(error.mean()), worst_size, mape_large)
 
 
 # ------------------------------------------------------------------------------------------------ the four ways
@@ -206,7 +202,9 @@ def check_tables(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs,
     done = [check_rows(table) for table in tables]
     collectives = [table for table in done if table.collective in BUS_FACTORS]
     if not collectives:
-        raise UsageError("no table of a collective among these files; point-to-point tables only give the cost of messages")
+        raise UsageError(
+            "no table of a collective among these files; point-to-point tables only give the cost of messages"
+        )
     return collectives, tuple(mpi.pairs_of(done))
 
 
@@ -259,9 +257,8 @@ def summary(scores: Sequence[Score]) -> Summary:
     """Return what scores come to together; figures are None where there is nothing to pool."""
     done = [(score, score.errors, score.prediction) for score in scores if score.errors is not None]
     hits = [prediction.covers(measured(score.scored)) for score, _, prediction in done if prediction is not None]
-    others = {
-        name: [errors.mape for score, _, _ in done if (errors := score.baselines.get(name))] for name in BASELINES
-    }
+    beside = [score.baselines for score, _, _ in done]
+    others = {name: [errors.mape for each in beside if (errors := each.get(name))] for name in BASELINES}
     return Summary(
         len(done),
         _median([errors.mape for _, errors, _ in done if errors]),
@@ -305,8 +302,7 @@ def hockney(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Float
         if found[1] < 0:  # only latency is left
             alpha = float(np.exp(np.mean(np.log(t))))
         weights = 1 / np.sqrt(np.maximum(np.abs((alpha + beta * x) / t - 1), 1e-3))
-    result: Floats = alpha + beta * np.asarray(requested, dtype=np.float64)
-    return result
+    return alpha + beta * np.asarray(requested, dtype=np.float64)
 
 
 def interpolate(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> Floats:
@@ -387,9 +383,8 @@ def _rate(topology: Topology, algorithm: str, protocol: int) -> float:
         name = "Blackwell" if topology.nvls.bytes_per_s > 400e9 else "Hopper"
     place = min(topology.hosts, 3) - 1  # 1, 2, more hosts
     inside = topology.inside.bytes_per_s / 1e9 if topology.inside is not None else math.inf
-    between = (
-        topology.nics * topology.between.bytes_per_s / 1e9 if topology.between and topology.hosts > 1 else math.inf
-    )
+    link = topology.between if topology.hosts > 1 else None
+    between = topology.nics * link.bytes_per_s / 1e9 if link is not None else math.inf
     bus = min(inside, between) if algorithm == "Ring" or topology.hosts > 2 else min(inside, 2 * between)
     ranks = topology.ranks
     if algorithm == "Ring":

@@ -114,14 +114,9 @@ def reverse(s: Schedule) -> Schedule:
     """
     if s.collective.name not in _REVERSED:
         raise UsageError(f"{s.name} cannot be reversed: backwards the chunks of an all-to-all have other numbers")
-    collective = replace(s.collective, name=_REVERSED[s.collective.name])
+    name, collective = f"reversed {s.name}", replace(s.collective, name=_REVERSED[s.collective.name])
     return replace(
-        s,
-        name=f"reversed {s.name}",
-        generate=_reversed_round,
-        parameters=(s,),
-        collective=collective,
-        stretches=s.stretches[::-1],
+        s, name=name, generate=_reversed_round, parameters=(s,), collective=collective, stretches=s.stretches[::-1]
     )
 
 
@@ -155,22 +150,17 @@ def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
     if s.collective.owned and s.chunks % (s.ranks ** (2 if s.collective.name == "all_to_all" else 1)):
         raise UsageError(f"{s.name} cannot be relabelled: its {s.chunks} chunks do not divide by {s.ranks} ranks")
     root = None if s.collective.root is None else names[s.collective.root]
+    name, collective = f"{s.name} in another order", replace(s.collective, root=root)
     return replace(
-        s,
-        name=f"{s.name} in another order",
-        generate=_relabelled_round,
-        parameters=(s, names),
-        collective=replace(s.collective, root=root),
-        rotational=False,
+        s, name=name, generate=_relabelled_round, parameters=(s, names), collective=collective, rotational=False
     )
 
 
 def _relabelled_round(s: Schedule, names: tuple[int, ...], k: int) -> Round:
     step = s.round(k)
     vertex = np.array([*names, *range(s.ranks, s.vertices)], dtype=np.int32)
-    chunk = _moved_chunks(s.collective, s.ranks, s.chunks, vertex[: s.ranks].astype(np.int64))[step.chunk].astype(
-        np.int32
-    )
+    moved = _moved_chunks(s.collective, s.ranks, s.chunks, vertex[: s.ranks].astype(np.int64))
+    chunk = moved[step.chunk].astype(np.int32)
     return in_rank_order(Round(vertex[step.src], vertex[step.dst], chunk, step.reduce), s.chunks)
 
 
@@ -203,13 +193,9 @@ def on_group(s: Schedule, ranks: Sequence[int], of: int) -> Schedule:
         raise UsageError(f"{s.name} needs {s.ranks} different ranks of 0 to {of - 1}, not {list(group)}")
     if s.collective.group is not None:
         raise UsageError(f"{s.name} is on a group already; put the schedule it was made of on the other group")
+    collective = replace(s.collective, group=group)
     return replace(
-        s,
-        ranks=of,
-        generate=_group_round,
-        parameters=(s, group, of),
-        collective=replace(s.collective, group=group),
-        rotational=False,
+        s, ranks=of, generate=_group_round, parameters=(s, group, of), collective=collective, rotational=False
     )
 
 

@@ -23,9 +23,7 @@ def chunk_bounds(elements: int, chunks: int) -> NDArray[np.int64]:
 
 
 def run(
-    schedule: Schedule,
-    inputs: NDArray[Any],
-    op: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] = np.add,
+    schedule: Schedule, inputs: NDArray[Any], op: Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]] = np.add
 ) -> NDArray[Any]:
     """Return what every rank holds after `schedule`; only what its collective wants is meaningful.
 

@@ -185,6 +185,5 @@ def rotational_traffic(schedule: Schedule, number: Counts, step: Round) -> Traff
     ports = int(np.bincount(contacts).max(initial=0))
     sent = np.full(n, len(step), dtype=np.int64)
     reduced = np.full(n, int(step.reduce.sum()), dtype=np.int64)
-    return Traffic(
-        n, schedule.chunks, sent, sent, reduced, ports, 0, np.zeros_like(used), used, per_link[used], rotational=True
-    )
+    links = np.zeros_like(used), used, per_link[used]
+    return Traffic(n, schedule.chunks, sent, sent, reduced, ports, 0, *links, rotational=True)

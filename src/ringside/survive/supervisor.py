@@ -19,7 +19,7 @@ from functools import partial
 
 from ringside.errors import FinalStateError, StoreGoneError, UsageError
 from ringside.launch.torchrun import StopRequest, parse_command_line, shutdown_timeout_s, stop_requests
-from ringside.processes import Death, die_with_parent
+from ringside.processes import die_with_parent, signal_name
 from ringside.survive.cluster.store_host import is_needed
 from ringside.survive.state.kept import KEPT, START, Head, Kept, Stage
 
@@ -137,7 +137,7 @@ class Supervisor:
 
     def _how(self, status: int) -> str:
         if status < 0:
-            return f"rank {self._rank} was ended by {Death(self._rank, 0, None, -status).signal_name}"
+            return f"rank {self._rank} was ended by {signal_name(-status)}"
         return f"rank {self._rank} ended with status {status}"
 
     def _warn(self, words: str) -> None:

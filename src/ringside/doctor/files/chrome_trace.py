@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, BinaryIO, Generic, TypeVar
@@ -43,7 +44,6 @@ class Scan(Generic[T]):
         events: Events read.
         damaged: Events that were no JSON, or not of the form of an event.
         whole: Whether the list of events was closed; otherwise the file breaks off.
-        bytes_read: Bytes seen, unpacked.
     """
 
     stream: BinaryIO
@@ -52,7 +52,6 @@ class Scan(Generic[T]):
     events: int = 0
     damaged: int = 0
     whole: bool = False
-    bytes_read: int = 0
     _rest: bytes = b""
     _at_end: bool = False
 
@@ -90,7 +89,6 @@ class Scan(Generic[T]):
 
     def _read_block(self) -> bool:
         block = self.stream.read(BLOCK_BYTES)
-        self.bytes_read += len(block)
         self._rest += block
         self._at_end = not block
         return bool(block)
@@ -118,10 +116,8 @@ class Scan(Generic[T]):
             # no JSON as a whole: the fields that matter, one by one
             for name in (b"distributedInfo", b"baseTimeNanoseconds", b"host_name"):
                 for match in re.finditer(rb'"' + name + rb'"\s*:\s*(\{[^{}]*\}|\d+|"[^"]*")', text):
-                    try:
+                    with suppress(*UNDECODABLE):
                         self.header[name.decode()] = msgspec.json.decode(match[1])
-                    except UNDECODABLE:
-                        continue
 
     def _next_batch(self) -> list[T]:
         """Decode as many whole events as there are; what follows stays for the next batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from ringside.text import size
 
@@ -11,8 +11,8 @@ EVERY_SECONDS = 0.5
 EVERY_SECONDS_IN_A_LOG = 5.0
 
 
-class Progress(Protocol):
-    """Receives what is being done; both methods are cheap enough to be called for every block read."""
+class Progress:
+    """Receives what is being done, in methods cheap enough to be called for every block. This one shows nothing."""
 
     def begin(self, text: str) -> None:
         """Record what begins now, such as `reading 8 Kineto traces`."""
@@ -21,17 +21,7 @@ class Progress(Protocol):
         """Record that `nbytes` more bytes, as they lie on disk, have been read."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, text: str) -> None:
-        """Do nothing."""
-
-    def advance(self, nbytes: int) -> None:
-        """Do nothing."""
-
-
-class OnStream:
+class OnStream(Progress):
     """Writes progress to a stream: one line that is overwritten on a terminal, a line now and then in a log.
 
     Args:
@@ -41,18 +31,19 @@ class OnStream:
 
     def __init__(self, stream: TextIO, *, terminal: bool) -> None:
         self._stream, self._terminal = stream, terminal
+        self._every_s = EVERY_SECONDS if terminal else EVERY_SECONDS_IN_A_LOG
         self._text, self._bytes, self._shown = "", 0, time.monotonic()
         self._width = 0
 
     def begin(self, text: str) -> None:
         """Note what begins now; show it where it can be overwritten."""
         self._text = text
-        self._show(EVERY_SECONDS if self._terminal else EVERY_SECONDS_IN_A_LOG)
+        self._show()
 
     def advance(self, nbytes: int) -> None:
         """Count bytes; show the sum now and then."""
         self._bytes += nbytes
-        self._show(EVERY_SECONDS if self._terminal else EVERY_SECONDS_IN_A_LOG)
+        self._show()
 
     def done(self) -> None:
         """Wipe the line."""
@@ -60,9 +51,9 @@ class OnStream:
             self._stream.write("\r" + " " * self._width + "\r")
             self._stream.flush()
 
-    def _show(self, every_s: float) -> None:
+    def _show(self) -> None:
         now = time.monotonic()
-        if now - self._shown < every_s:
+        if now - self._shown < self._every_s:
             return
         self._shown = now
         line = f"{self._text} · {size(self._bytes)} read"[:110]

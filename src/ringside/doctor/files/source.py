@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ringside.doctor.findings import Note
 from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
@@ -73,20 +72,9 @@ class Slice(_Stream):
     def __init__(self, fd: int, offset: int, length: int) -> None:
         self._fd, self._offset, self._length, self._position = fd, offset, length, 0
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move within the part."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
-        self._position = max(base + offset, 0)
-        return self._position
-
     def _next(self, most_bytes: int) -> bytes:
-        size_bytes = min(most_bytes, max(self._length - self._position, 0))
         # pread: other slices of the same file keep their own positions
-        data = os.pread(self._fd, size_bytes, self._offset + self._position) if size_bytes else b""
+        data = os.pread(self._fd, min(most_bytes, self._length - self._position), self._offset + self._position)
         self._position += len(data)
         return data
 
@@ -124,16 +112,11 @@ class Gunzip(_Stream):
     Args:
         raw: The compressed bytes; closed with this.
         report: Called where it breaks off, is damaged, or is refused.
-        most_bytes: No more than this is unpacked.
-        most_ratio: Nor more than this times what was read, once `ratio_after_bytes` are unpacked: a bomb.
-        ratio_after_bytes: Until then any ratio will do.
+        limits: What is too much to unpack.
     """
 
-    def __init__(
-        self, raw: ReadableStream, report: Report, *, most_bytes: int, most_ratio: int, ratio_after_bytes: int
-    ) -> None:
-        self._raw, self._report = raw, report
-        self._most_bytes, self._most_ratio, self._ratio_after = most_bytes, most_ratio, ratio_after_bytes
+    def __init__(self, raw: ReadableStream, report: Report, limits: Limits) -> None:
+        self._raw, self._report, self._limits = raw, report, limits
         self._zip = zlib.decompressobj(wbits=GZIP_BITS)
         self._waiting = b""
         self._read = self._made = 0
@@ -177,9 +160,9 @@ class Gunzip(_Stream):
         self._waiting = self._zip.unused_data if self._zip.eof else self._zip.unconsumed_tail
         self._made += len(data)
         # A bomb: too much in all, or far more than was read (small files may be packed as tightly as they like).
-        if self._made > self._most_bytes:
-            return self._end(f"refused: it unpacks to more than {size(self._most_bytes)}")
-        if self._made > self._ratio_after and self.ratio > self._most_ratio:
+        if self._made > self._limits.file_bytes:
+            return self._end(f"refused: it unpacks to more than {size(self._limits.file_bytes)}")
+        if self._made > self._limits.ratio_after_bytes and self.ratio > self._limits.ratio:
             made = size(self._made)
             return self._end(f"refused as a compression bomb: {size(self._read)} unpack to more than {made}")
         return data
@@ -260,11 +243,3 @@ class Source:
         """Note a problem, once."""
         if line not in self.problems:
             self.problems.append(line)
-
-
-@dataclass
-class Gathered:
-    """Sources found, and notes on what was left out."""
-
-    sources: list[Source] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)

@@ -9,23 +9,22 @@ import glob
 import io
 import os
 import re
+import shutil
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from ringside.doctor.files.progress import Progress, Silent
+from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import (
     BUFFER_BYTES,
     GZIP,
     HEAD_BYTES,
     Careful,
-    Gathered,
     Gunzip,
     Limits,
     Opener,
@@ -39,20 +38,24 @@ from ringside.doctor.findings import Note
 from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
-# Members of tar and zip archives as sources of their own; hostile names, links and bombs are left out with a line.
-
-# -------------------------------------------------------------------------------------------------
 # Adding files: what is packed is unpacked, archives are looked into, everything within bounds.
 
 
 @dataclass
-class Context:
-    """What the walk shares: limits, where progress goes, and what to close in the end."""
+class Walk:
+    """A walk over paths: the sources found, and notes on what was left out.
+
+    Args:
+        limits: What is too much.
+        progress: Counts bytes as they are read.
+        stack: What to close in the end.
+    """
 
     limits: Limits
     progress: Progress
     stack: ExitStack
-    found: Gathered = field(default_factory=Gathered)
+    sources: list[Source] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     def add(self, source: Source, nesting: int) -> None:
         """Add a source, after unpacking it; its head is read here.
@@ -61,7 +64,7 @@ class Context:
             source: A file, or a member of an archive.
             nesting: How many archives it lies in.
         """
-        if len(self.found.sources) >= self.limits.files:
+        if len(self.sources) >= self.limits.files:
             self.refuse(source.name, f"is beyond the {self.limits.files} files that are looked at")
             return
         with source.open() as stream:
@@ -74,7 +77,7 @@ class Context:
             nesting += 1
         is_tar, is_zip = source.head[TAR_MAGIC] == b"ustar", source.head[:4] == b"PK\x03\x04"
         if not is_tar and not is_zip:
-            self.found.sources.append(source)
+            self.sources.append(source)
         elif nesting > self.limits.nesting:
             self.refuse(source.name, f"is more than {self.limits.nesting} archives deep and was left out")
         else:
@@ -83,25 +86,14 @@ class Context:
     def _unpack(self, source: Source) -> None:
         """Put a gunzip over a source and read its head again: what was packed may be packed twice."""
         beneath = source.opener
-        source.opener = lambda report: buffered(self.gunzip(beneath(report), report))
-        with self.gunzip(beneath(source.note_problem), source.note_problem) as stream:
+        source.opener = lambda report: buffered(Gunzip(beneath(report), report, self.limits))
+        with Gunzip(beneath(source.note_problem), source.note_problem, self.limits) as stream:
             source.head = _fill(stream)
             source.ratio = stream.ratio
 
     def refuse(self, name: str, why: str) -> None:
         """Note that a file is left out."""
-        self.found.notes.append(Note(file=name, text=why, used=False))
-
-    def gunzip(self, raw: ReadableStream, report: Report) -> Gunzip:
-        """Return the unpacked stream of a gzip file, within the limits."""
-        limits = self.limits
-        return Gunzip(
-            raw,
-            report,
-            most_bytes=limits.file_bytes,
-            most_ratio=limits.ratio,
-            ratio_after_bytes=limits.ratio_after_bytes,
-        )
+        self.notes.append(Note(file=name, text=why, used=False))
 
     def part(self, fd: int, offset: int, length: int) -> Opener:
         """Return an opener for a part of an open file, which counts what is read and survives errors."""
@@ -117,15 +109,18 @@ def _fill(stream: ReadableStream) -> bytes:
     return head
 
 
+# -------------------------------------------------------------------------------------------------
+# Members of tar and zip archives as sources of their own; hostile names, links and bombs are left out with a line.
+
 TAR_MAGIC = slice(257, 262)
 MOST_HEADER_BYTES = 16 << 10
 """A path has at most 4096 bytes; `tarfile` takes quadratic time for what follows."""
 MOST_NAME = 4096
 
 
-def _add_tar(source: Source, context: Context, nesting: int) -> None:
+def _add_tar(source: Source, walk: Walk, nesting: int) -> None:
     """Add the members of a tar archive: its bytes go to one nameless file, of which each member is a part."""
-    spool = _spool(source, context)
+    spool = _spool(source, walk)
     end = spool.seek(0, os.SEEK_END)
     spool.seek(0)
     members = 0
@@ -135,32 +130,28 @@ def _add_tar(source: Source, context: Context, nesting: int) -> None:
                 members += 1
                 if member.size < 0:
                     raise tarfile.ReadError("a member of a negative size")
-                if members > context.limits.files:
-                    context.refuse(source.name, f"has more than {context.limits.files} members; the rest was left out")
+                if members > walk.limits.files:
+                    walk.refuse(source.name, f"has more than {walk.limits.files} members; the rest was left out")
                     return
                 name = f"{source.name}!{member.name}"
                 if member.isdir():
                     continue
-                if why := _hostile(member.name, context):
-                    context.refuse(_short(name), why)
+                if why := _hostile(member.name, walk):
+                    walk.refuse(_short(name), why)
                 elif member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.issparse():
-                    context.refuse(
-                        _short(name), "is a link, a device or a sparse file inside an archive and was left out"
-                    )
+                    walk.refuse(_short(name), "is a link, a device or a sparse file inside an archive and was left out")
                 elif not _is_litter(member.name):
                     # of an archive that breaks off the last member's first bytes can still be read
                     whole = max(min(member.size, end - member.offset_data), 0)
-                    inner = Source(
-                        name, source.path, b"", context.part(spool.fileno(), member.offset_data, whole), whole
-                    )
+                    inner = Source(name, source.path, b"", walk.part(spool.fileno(), member.offset_data, whole), whole)
                     if whole < member.size:
                         inner.problems.append(f"its archive breaks off: {size(whole)} of {size(member.size)} are whole")
-                    context.add(inner, nesting)
+                    walk.add(inner, nesting)
     except Exception as error:  # of a hostile archive tarfile raises anything at all
         source.note_problem(f"the archive breaks off after {members} members ({error})")
     if source.problems or not members:
         why = "; ".join(source.problems) or "is an archive without members"
-        context.refuse(source.name, f"{why}; {members} of its members were found" if source.problems else why)
+        walk.refuse(source.name, f"{why}; {members} of its members were found" if source.problems else why)
 
 
 class _Headers:
@@ -176,45 +167,43 @@ class _Headers:
         return self._read(nbytes)
 
 
-def _spool(source: Source, context: Context) -> BinaryIO:
+def _spool(source: Source, walk: Walk) -> BinaryIO:
     """The archive's bytes in a temporary file that has no name and lasts as long as the walk."""
-    spool = cast("BinaryIO", context.stack.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
-    context.progress.begin(f"unpacking {source.name}")
+    spool = cast("BinaryIO", walk.stack.enter_context(tempfile.TemporaryFile()))  # noqa: SIM115
+    walk.progress.begin(f"unpacking {source.name}")
     with source.open() as stream:
         try:
-            while block := stream.read(BUFFER_BYTES):
-                spool.write(block)
+            shutil.copyfileobj(stream, spool, BUFFER_BYTES)
             spool.flush()
         except OSError as error:
-            source.note_problem(
-                f"could not be unpacked whole: {error.strerror or error}; set TMPDIR to where there is room"
-            )
+            why = error.strerror or error
+            source.note_problem(f"could not be unpacked whole: {why}; set TMPDIR to where there is room")
     return spool
 
 
-def _add_zip(source: Source, context: Context, nesting: int) -> None:
+def _add_zip(source: Source, walk: Walk, nesting: int) -> None:
     """Add the members of a zip archive."""
-    spool = _spool(source, context)
+    spool = _spool(source, walk)
     try:
-        archive = context.stack.enter_context(zipfile.ZipFile(spool))
+        archive = walk.stack.enter_context(zipfile.ZipFile(spool))
         members = archive.infolist()
     except Exception as error:  # of a hostile archive zipfile raises anything at all
-        context.refuse(source.name, f"is a zip archive that cannot be read ({error})")
+        walk.refuse(source.name, f"is a zip archive that cannot be read ({error})")
         return
-    for member in members[: context.limits.files]:
+    for member in members[: walk.limits.files]:
         if not member.is_dir() and not _is_litter(member.filename):
-            name, limits = f"{source.name}!{member.filename}", context.limits
+            name, limits = f"{source.name}!{member.filename}", walk.limits
             bursts = member.file_size > max(limits.ratio * member.compress_size, limits.ratio_after_bytes)
-            if why := _hostile(member.filename, context):
-                context.refuse(_short(name), why)
+            if why := _hostile(member.filename, walk):
+                walk.refuse(_short(name), why)
             elif bursts or member.file_size > limits.file_bytes:
                 packed, full = size(member.compress_size), size(member.file_size)
-                context.refuse(_short(name), f"refused as a compression bomb: {packed} unpack to {full}")
+                walk.refuse(_short(name), f"refused as a compression bomb: {packed} unpack to {full}")
             elif member.flag_bits & 1:
-                context.refuse(_short(name), "is encrypted and was left out")
+                walk.refuse(_short(name), "is encrypted and was left out")
             else:
                 inner = Source(name, source.path, b"", _zip_opener(archive, member), member.compress_size)
-                context.add(inner, nesting)
+                walk.add(inner, nesting)
 
 
 def _zip_opener(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Opener:
@@ -230,15 +219,15 @@ def _zip_opener(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Opener:
     return opener
 
 
-def _hostile(name: str, context: Context) -> str:
+def _hostile(name: str, walk: Walk) -> str:
     """Why a member's name is refused; empty where it is fine. (Nothing would be written there in any case.)"""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     if len(name) > MOST_NAME:
         return f"has a name of {len(name)} characters and was left out"
     if name.startswith(("/", "\\")) or ".." in parts:
         return "has a path that leads out of its archive and was left out"
-    if len(parts) > context.limits.folder_depth:
-        return f"is {len(parts)} levels deep in its archive (at most {context.limits.folder_depth}) and was left out"
+    if len(parts) > walk.limits.folder_depth:
+        return f"is {len(parts)} levels deep in its archive (at most {walk.limits.folder_depth}) and was left out"
     return ""
 
 
@@ -258,8 +247,8 @@ def _short(name: str) -> str:
 @contextmanager
 def gather(
     paths: Sequence[str | Path], *, progress: Progress | None = None, limits: Limits | None = None
-) -> Iterator[Gathered]:
-    """Find every file under `paths`; the sources can be read as long as the context lasts.
+) -> Iterator[Walk]:
+    """Find every file under `paths`; the sources can be read as long as the walk lasts.
 
     Args:
         paths: Files, folders, or globs (`**` included) where no file has that name.
@@ -270,41 +259,36 @@ def gather(
         The sources in a stable order, each file once, and a note on everything left out.
     """
     with ExitStack() as stack:
-        context = Context(limits or Limits(), progress or Silent(), stack)
+        walk = Walk(limits or Limits(), progress or Progress(), stack)
         seen: set[tuple[int, int]] = set()
         for path in map(Path, paths):
-            files: Iterable[Path] = []
-            if path.is_dir():
-                files = _folder(path, context, 0)
-            elif path.exists() or path.is_symlink():
-                files = [path]
-            elif found := [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]:
-                files = chain.from_iterable(
-                    _folder(match, context, 0) if match.is_dir() else [match] for match in found
-                )
-            else:
-                context.refuse(str(path), "does not exist; give files, folders or globs of what the run left behind")
-            for file in files:
-                _add_file(file, context, seen)
-        yield context.found
+            found = [path]
+            if not path.exists() and not path.is_symlink():
+                found = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+            if not found:
+                walk.refuse(str(path), "does not exist; give files, folders or globs of what the run left behind")
+            for match in found:
+                for file in _folder(match, walk, 0) if match.is_dir() else [match]:
+                    _add_file(file, walk, seen)
+        yield walk
 
 
-def _folder(folder: Path, context: Context, depth: int) -> Iterator[Path]:
+def _folder(folder: Path, walk: Walk, depth: int) -> Iterator[Path]:
     """All files of a folder, sorted, links to folders left alone."""
-    if depth > context.limits.folder_depth:
-        context.refuse(str(folder), f"is more than {context.limits.folder_depth} folders deep and was left out")
+    if depth > walk.limits.folder_depth:
+        walk.refuse(str(folder), f"is more than {walk.limits.folder_depth} folders deep and was left out")
         return
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: natural_key(entry.name))
     except OSError as error:
-        context.refuse(str(folder), f"cannot be read: {error.strerror or error}")
+        walk.refuse(str(folder), f"cannot be read: {error.strerror or error}")
         return
     if depth == 0 and not entries:
-        context.refuse(str(folder), "is an empty folder")
+        walk.refuse(str(folder), "is an empty folder")
     # a link to a folder may lead in a circle
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from _folder(folder / entry.name, context, depth + 1)
+            yield from _folder(folder / entry.name, walk, depth + 1)
         elif entry.is_file():
             yield folder / entry.name
 
@@ -316,7 +300,7 @@ def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(piece[:18])) if "0" <= piece[0] <= "9" else (1, piece) for piece in pieces)
 
 
-def _add_file(path: Path, context: Context, seen: set[tuple[int, int]]) -> None:
+def _add_file(path: Path, walk: Walk, seen: set[tuple[int, int]]) -> None:
     try:
         status = path.stat()
         # each file once, however many paths and links lead to it
@@ -324,16 +308,16 @@ def _add_file(path: Path, context: Context, seen: set[tuple[int, int]]) -> None:
             return
         seen.add((status.st_dev, status.st_ino))
         if not path.is_file():
-            context.refuse(str(path), "is not a plain file and was left out")
+            walk.refuse(str(path), "is not a plain file and was left out")
             return
         with path.open("rb"):  # may it be read at all?
             pass
     except OSError as error:
-        context.refuse(str(path), f"cannot be read: {error.strerror or error}")
+        walk.refuse(str(path), f"cannot be read: {error.strerror or error}")
         return
-    count = context.progress.advance
+    count = walk.progress.advance
 
     def opener(report: Report) -> BinaryIO:
         return buffered(Careful(path.open("rb", buffering=0), report, count))
 
-    context.add(Source(str(path), path, b"", opener, status.st_size), nesting=0)
+    walk.add(Source(str(path), path, b"", opener, status.st_size), nesting=0)

@@ -120,9 +120,8 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
         for call in pending:
             is_young = bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
             if call.seq > view.least and not is_young:
-                yield from (
-                    HangWait(rank, absent, view, call) for absent in view.absent(call.seq, reached) if absent != rank
-                )
+                absent = view.absent(call.seq, reached)
+                yield from (HangWait(rank, awaited, view, call) for awaited in absent if awaited != rank)
                 reached = call.seq
 
 
@@ -188,23 +187,11 @@ def _cause_of(causes: list[HangCause], view: GroupView, call: RecordedCall) -> H
 # -------------------------------------------------------------------------------------------------
 # Ranks that called different collectives under the same number: another operation, size or dtype, or another order.
 
-SAME_SIZES = frozenset(
-    {
-        "all_reduce",
-        "allreduce",
-        "allreduce_coalesced",
-        "all_reduce_barrier",
-        "_all_gather_base",
-        "all_gather_single",
-        "all_gather",
-        "_reduce_scatter_base",
-        "reduce_scatter_single",
-        "reduce_scatter",
-        "broadcast",
-        "reduce",
-        "barrier",
-    }
-)
+SAME_SIZES = frozenset({
+    "all_reduce", "allreduce", "allreduce_coalesced", "all_reduce_barrier", "_all_gather_base",
+    "all_gather_single", "all_gather", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter",
+    "broadcast", "reduce", "barrier",
+})  # fmt: skip
 """Collectives whose ranks must all give the same sizes; an all-to-all's may differ."""
 SOON = 8
 """Calls within which another order is recognised as one."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import UNDECODABLE, converted, plain_ranks
 from ringside.errors import RingsideError
 
 # -------------------------------------------------------------------------------------------------
@@ -34,9 +34,7 @@ _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]|\\[uU][0-9a-fA-F]*[dD][89a
 LOST = "lost"
 """Key under which `_whole_part` describes what is lost."""
 
-_OLD_PICKLE = re.compile(
-    rb"\A(?:[(]?[ci][\w.]+\n[\w.]+\n|[(][dl](?:p\d|q)|[\]}](?:p\d|q)|[\]}][.]\Z)",
-)
+_OLD_PICKLE = re.compile(rb"\A(?:[(]?[ci][\w.]+\n[\w.]+\n|[(][dl](?:p\d|q)|[\]}](?:p\d|q)|[\]}][.]\Z)")
 """How pickles of the protocols 0 and 1 begin: a global, a dictionary or a list."""
 
 
@@ -191,8 +189,6 @@ class _Entry(msgspec.Struct):
     collective_seq_id: Int | None = None
     p2p_seq_id: Int | None = None
     seq_id: Int | None = None
-    record_id: Int | None = None
-    id: Int | None = None
     pg_id: Int | None = None
     input_sizes: list[list[Int]] = []
     output_sizes: list[list[Int]] = []
@@ -203,7 +199,6 @@ class _Entry(msgspec.Struct):
     is_p2p: bool | None = None
     frames: Any = None
     time_created_ns: Number | None = None
-    time_discovered_started_ns: Number | None = None
     time_discovered_completed_ns: Number | None = None
     timeout_ms: Number | None = None
 
@@ -216,7 +211,6 @@ class _PgConfig(msgspec.Struct):
 
 class _PgStatus(msgspec.Struct):
     last_enqueued_collective: Int = -1
-    last_started_collective: Int = -1
     last_completed_collective: Int = -1
 
 
@@ -242,7 +236,6 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
         created_s: When it was called, seconds since 1970; 0 where unknown.
         ended_s: When it was seen to have ended; 0 where unknown or not yet.
         done: Whether it ended.
-        started: Whether it was seen to have begun on the device.
         frames: The Python stack that called it, innermost first.
     """
 
@@ -256,7 +249,6 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float = 0.0
     ended_s: float = 0.0
     done: bool = False
-    started: bool = False
     timeout_s: float = 0.0
     frames: list[StackFrame] = []
 
@@ -339,25 +331,13 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         raw = msgspec.convert(content, _Dump, strict=False)
     except UNDECODABLE as error:
         raise NotADumpError(f"is no flight-recorder dump that this version can read ({error})") from None
-    entries: list[_Entry] = []
-    try:
-        entries = msgspec.convert(raw.entries, list[_Entry], strict=False)
-    except UNDECODABLE:
-        # one damaged entry spoils the list: keep those that can be read one by one
-        for item in raw.entries:
-            try:
-                entries.append(msgspec.convert(item, _Entry, strict=False))
-            except UNDECODABLE:
-                continue
+    entries = converted(raw.entries, list[_Entry], None)
+    if entries is None:  # one damaged entry spoils the list: keep those that can be read one by one
+        each = (converted(item, _Entry, None) for item in raw.entries)
+        entries = [entry for entry in each if entry is not None]
     # Groups as configured (Gloo's are not), and those that only entries name.
     groups = {
-        name: Group(
-            name=name,
-            desc=config.desc,
-            ranks=tuple(config.ranks)
-            if isinstance(config.ranks, list)
-            else tuple(int(number[:18]) for number in re.findall(r"\d+", config.ranks)),
-        )
+        name: Group(name=name, desc=config.desc, ranks=plain_ranks(config.ranks))
         for name, config in raw.pg_config.items()
         if name or config.desc
     }
@@ -436,21 +416,13 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
         backend, _, operation = entry.profiling_name.rpartition(":")
         is_p2p = _is_p2p(entry)
         match = P2P.search(operation) if is_p2p else None
-        shape = (
-            operation.partition(" ")[0],
-            str(entry.input_sizes),
-            str(entry.output_sizes),
-            ",".join(entry.input_dtypes or entry.output_dtypes),
-        )
+        dtypes = ",".join(entry.input_dtypes or entry.output_dtypes)
+        shape = (operation.partition(" ")[0], str(entry.input_sizes), str(entry.output_sizes), dtypes)
         # older formats count collectives, sends and receives in one number
         seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
         seq = entry.seq_id if seq is None else seq
-        frames: list[StackFrame] = []
-        if not done:  # a stack is only read where somebody waits, for most calls ended
-            try:
-                frames = msgspec.convert(entry.frames or [], list[StackFrame], strict=False)
-            except UNDECODABLE:
-                frames = []
+        # a stack is only read where somebody waits, for most calls ended
+        frames: list[StackFrame] = [] if done else converted(entry.frames or [], list[StackFrame], [])
         calls.append(
             RecordedCall(
                 group=entry_group(entry)[0],
@@ -463,7 +435,6 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
                 created_s=(entry.time_created_ns or 0) / 1e9,
                 ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
                 done=done,
-                started=entry.state == "started" or bool(entry.time_discovered_started_ns),
                 timeout_s=(entry.timeout_ms or 0) / 1e3,
                 frames=frames,
             )

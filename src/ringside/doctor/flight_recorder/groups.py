@@ -13,6 +13,9 @@ ROOTED = frozenset({"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gat
 """Collectives that some ranks may leave before others have come."""
 
 
+CallsByGroup = Mapping[int, Mapping[str, list[RecordedCall]]]
+
+
 class GroupView:
     """One process group of the job, seen by all of its ranks.
 
@@ -28,13 +31,7 @@ class GroupView:
         completed: Last collective that each rank is known to have completed.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        dumps: dict[int, Dump],
-        members: Sequence[int],
-        made: Mapping[int, Mapping[str, list[RecordedCall]]],
-    ) -> None:
+    def __init__(self, group: Group, dumps: dict[int, Dump], members: Sequence[int], made: CallsByGroup) -> None:
         self.group, self.dumps, self.members = group, dumps, tuple(members)
         self.calls: dict[int, dict[int, RecordedCall]] = {}
         self.p2p: dict[int, list[RecordedCall]] = {}
@@ -47,10 +44,8 @@ class GroupView:
         ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
         self._entered = {rank for rank, seq in entered.items() if seq >= 0}
         self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
-        self.completed = {
-            rank: max([ended.get(rank, -1), *((seq for seq, call in self.calls[rank].items() if call.done))])
-            for rank in dumps
-        }
+        done = {rank: [seq for seq, call in calls.items() if call.done] for rank, calls in self.calls.items()}
+        self.completed = {rank: max([ended.get(rank, -1), *done[rank]]) for rank in dumps}
 
     @cached_property
     def pending(self) -> dict[int, list[RecordedCall]]:
@@ -120,18 +115,13 @@ def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
     made = {rank: dump.by_group() for rank, dump in by_rank.items()}
     views = []
     for group, members in found.values():
-        known = _known(group, members, by_rank)
+        everybody = group.name == "0" or group.desc == "default_pg"
+        known = group.ranks or sorted(by_rank if everybody else members)
         # members by their own dumps, and those that others count as members
         listed = {rank: by_rank[rank] for rank in known if rank in by_rank}
         own = {rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}
         views.append(GroupView(group, {**listed, **own}, known, made))
     return views
-
-
-def _known(group: Group, members: dict[int, Dump], by_rank: dict[int, Dump]) -> Sequence[int]:
-    if group.ranks:
-        return group.ranks
-    return sorted(by_rank if group.name == "0" or group.desc == "default_pg" else members)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -161,7 +151,7 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
         median = times[len(times) // 2] if times else 0.0
         kept: dict[int, Dump] = {}
         # the newest first; of equally old ones the one that shows more waiting
-        for dump in sorted(members, key=lambda dump: (last_s(dump), _open(dump)), reverse=True):
+        for dump in sorted(members, key=lambda dump: (last_s(dump), sum(not c.done for c in dump.calls)), reverse=True):
             apart = abs(last_s(dump) - median) / APART_S
             if dump.world and dump.world != world:
                 why = f"is of another job: its world has {len(dump.world)} ranks, most others' {len(world)}"
@@ -180,7 +170,3 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
 def last_s(dump: Dump) -> float:
     """Return when the dump's last call was made, seconds since 1970; 0 where it has none."""
     return max((call.created_s for call in dump.calls), default=0.0)
-
-
-def _open(dump: Dump) -> int:
-    return sum(not call.done for call in dump.calls)

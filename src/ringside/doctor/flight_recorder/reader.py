@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from ringside.doctor.files.progress import Progress
@@ -31,7 +30,10 @@ def matches(source: Source) -> bool:
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the dumps of one job together, or of several in folders of their own."""
     dumps, refused = [], []
-    with _no_collection():
+    # Hundreds of thousands of new values hold no circles: the garbage collector pauses.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
         for number, source in enumerate(sources):
             progress.begin(f"reading dump {number + 1} of {len(sources)}")
             try:
@@ -45,6 +47,9 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 dumps.append(read_dump(content, source.name, rank, source.path.stat().st_mtime))
             except NotADumpError as error:
                 refused.append(Note(file=source.name, text=str(error), used=False))
+    finally:
+        if collects:
+            gc.enable()
     jobs, left_out = sort_into_jobs(dumps)
     progress.begin(f"matching the collectives of {counted(len(dumps), 'rank')}")
     found = []
@@ -81,18 +86,6 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
             )
         )
     return merge([*found, Findings(notes=[*left_out, *refused])])
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector: hundreds of thousands of new values hold no circles."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -172,14 +165,9 @@ def _standings(views: list[GroupView], verdicts: Sequence[Verdict]) -> list[Shee
                     state = f"entered, but its GPU completed nothing after {completed}"
                 state = f"culprit: {state}"
             rank_rows.append([rank, _known(last), _known(completed), len(pending), state])
-        found.append(
-            Sheet(
-                title=f"Last entered and completed, by rank, in {view.group.title}",
-                columns=["rank", "last entered", "last completed", "open", f"collective {seq}"],
-                rows=rank_rows,
-                culprits=culprits,
-            )
-        )
+        title = f"Last entered and completed, by rank, in {view.group.title}"
+        columns = ["rank", "last entered", "last completed", "open", f"collective {seq}"]
+        found.append(Sheet(title=title, columns=columns, rows=rank_rows, culprits=culprits))
     return found[:MOST_STANDINGS]
 
 
@@ -194,12 +182,9 @@ def _open_groups(views: list[GroupView], verdicts: Sequence[Verdict], which: str
             first = min(calls[0].seq for calls in view.pending.values() if calls) if waiting else None
             group: list[Number | None] = [view.group.name, view.group.desc, len(view.members)]
             open_groups.append([*group, rank_list(waiting), first, rank_list(in_p2p)])
-    overview = Sheet(
-        title=f"Process groups with calls that have no end{which}",
-        columns=["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"],
-        rows=open_groups,
-    )
-    return [overview] if overview.rows else []
+    title = f"Process groups with calls that have no end{which}"
+    columns = ["group", "description", "size", "ranks in a collective", "first", "ranks in a send or receive"]
+    return [Sheet(title=title, columns=columns, rows=open_groups)] if open_groups else []
 
 
 def _known(number: int) -> int | None:

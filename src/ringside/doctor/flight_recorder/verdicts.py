@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+import msgspec
+
 from ringside.doctor.findings import Unjudged, verdict_of_files
 from ringside.doctor.flight_recorder.causes import LIVE_S, HangCause, Mismatch, find_causes, find_mismatches
 from ringside.doctor.flight_recorder.dump import Dump, RecordedCall, StackFrame
@@ -13,6 +15,8 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import counted, name_ranks, rank_list
 
 Evidence = dict[str, float | int | str]
+Waiting = list[tuple[int, RecordedCall]]
+"""Calls without an end, with their ranks."""
 LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")
 
 
@@ -26,16 +30,9 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
             # Two opinions and no majority: the disagreement is certain, the culprit is not.
             blamed = _mismatch_verdict(found)
             calls = "; ".join(f"rank {rank} called {_describe(found.others[rank])}" for rank in found.ranks[:4])
-            title = found.view.group.title
-            unclear.append(
-                verdict_of_files(
-                    kind="mismatch",
-                    ranks=found.ranks,
-                    cause=f"in collective {found.seq} of {title} the ranks called different things: {calls}",
-                    evidence={**blamed.evidence, "victims": "", "who_is_right": "unknown without a majority"},
-                    advice=blamed.advice,
-                )
-            )
+            cause = f"in collective {found.seq} of {found.view.group.title} the ranks called different things: {calls}"
+            evidence = {**blamed.evidence, "victims": "", "who_is_right": "unknown without a majority"}
+            unclear.append(msgspec.structs.replace(blamed, cause=cause, evidence=evidence))
     # After a mismatch its group hangs as a consequence: that is no cause of its own.
     shown = {id(found.view) for found in mismatches}
     causes = [cause for cause in find_causes(views) if id(cause.view) not in shown]
@@ -72,24 +69,20 @@ def _mismatch_verdict(found: Mismatch) -> Verdict:
             f"Make the {found.aspect} of this tensor the same on every rank: look at the last batch (drop_last), at "
             "unused parameters and at the autocast settings of the ranks that differ."
         )
-    return verdict_of_files(
-        kind="mismatch",
-        ranks=found.ranks,
-        cause=(
-            f"in collective {found.seq} of {found.view.group.title}, {who} called {_describe(call)} where the others "
-            f"called {_describe(found.common)}{order}"
-        ),
-        evidence={
-            **_about(found.view, found.common, found.seq),
-            "differs_in": "order" if found.skipped else found.aspect,
-            "called": _describe(call),
-            "others_called": _describe(found.common),
-            "victims": rank_list(others),
-            **_stack("stack", call.frames),
-            **_stack("others_stack", found.common.frames),
-        },
-        advice=advice,
+    cause = (
+        f"in collective {found.seq} of {found.view.group.title}, {who} called {_describe(call)} where the others "
+        f"called {_describe(found.common)}{order}"
     )
+    evidence: Evidence = {
+        **_about(found.view, found.common, found.seq),
+        "differs_in": "order" if found.skipped else found.aspect,
+        "called": _describe(call),
+        "others_called": _describe(found.common),
+        "victims": rank_list(others),
+        **_stack("stack", call.frames),
+        **_stack("others_stack", found.common.frames),
+    }
+    return verdict_of_files("mismatch", found.ranks, cause, evidence, advice)
 
 
 def _hang_verdict(cause: HangCause, causes: Sequence[HangCause], views: list[GroupView], missing: list[int]) -> Verdict:
@@ -131,13 +124,8 @@ def _hang_verdict(cause: HangCause, causes: Sequence[HangCause], views: list[Gro
             "a checkpoint or a branch that only they took; a process that is gone has its reason in its log or in "
             "dmesg."
         )
-    return verdict_of_files(
-        kind="hang" if not cause.circle else "mismatch",
-        ranks=cause.ranks,
-        cause=_why(cause, victims, several=len(causes) > 1),
-        evidence=evidence,
-        advice=advice,
-    )
+    kind, why = "mismatch" if cause.circle else "hang", _why(cause, victims, several=len(causes) > 1)
+    return verdict_of_files(kind, cause.ranks, why, evidence, advice)
 
 
 def _why(cause: HangCause, victims: list[int], *, several: bool) -> str:
@@ -168,7 +156,7 @@ def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
         "group_name": group.desc,
         "group_size": len(view.members),
         "group_ranks": rank_list(view.members),
-        "collective": f"{call.backend}:{call.op}" if call.backend else call.op,
+        "collective": _operation(call),
         "collective_seq_id": seq,
         "input_sizes": call.shape[1],
         "output_sizes": call.shape[2],
@@ -176,6 +164,10 @@ def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
         "size_bytes": call.nbytes,
         **({"timeout_seconds": call.timeout_s} if call.timeout_s else {}),
     }
+
+
+def _operation(call: RecordedCall) -> str:
+    return f"{call.backend}:{call.op}" if call.backend else call.op
 
 
 def _describe(call: RecordedCall) -> str:
@@ -191,8 +183,7 @@ def _stack(name: str, frames: Sequence[StackFrame]) -> Evidence:
     return {name: text} if text else {}
 
 
-def _pending(views: Iterable[GroupView]) -> list[tuple[int, RecordedCall]]:
-    """Calls without an end, with their ranks."""
+def _pending(views: Iterable[GroupView]) -> Waiting:
     return [
         (rank, call)
         for view in views
@@ -202,27 +193,15 @@ def _pending(views: Iterable[GroupView]) -> list[tuple[int, RecordedCall]]:
 
 
 def _nobody_to_blame(
-    dumps: Sequence[Dump], waiting: list[tuple[int, RecordedCall]], missing: list[int]
+    dumps: Sequence[Dump], waiting: Waiting, missing: list[int]
 ) -> tuple[list[Verdict], list[Unjudged]]:
     """Calls have no end, and no rank with a dump is late for them."""
     rank, call = min(waiting, key=lambda item: item[1].created_s)
     which = f"{_describe(call)}, call {call.seq} of group {call.group}"
     if len(missing) == 1 and len(dumps) > 1:
-        verdict = verdict_of_files(
-            kind="hang",
-            ranks=missing,
-            cause=f"it left no dump, and all others wait in {which}",
-            evidence={
-                "collective_seq_id": call.seq,
-                "group": call.group,
-                "collective": f"{call.backend}:{call.op}",
-                "victims": rank_list({rank for rank, _ in waiting}),
-                "missing_dumps": rank_list(missing),
-                **_stack("stack_of_the_waiting", call.frames),
-            },
-            advice="Look for this rank's process and its log: it died, or could not even write its dump.",
-        )
-        return [verdict], []
+        cause = f"it left no dump, and all others wait in {which}"
+        advice = "Look for this rank's process and its log: it died, or could not even write its dump."
+        return [_missing_verdict(missing, cause, call, waiting, missing, advice)], []
     what = f"the culprit of {which}, in which rank {rank} waits"
     if missing:
         absent = f"the dumps of {name_ranks(missing)} are not here"
@@ -238,25 +217,32 @@ def _nobody_to_blame(
         if not hung:
             return [], unjudged
         rank, call = min(hung, key=lambda item: (item[1].p2p, item[1].created_s))
-        verdict = verdict_of_files(
-            kind="hang",
-            ranks=[],
-            cause=f"rank {rank} waits in {_describe(call)} (call {call.seq} of group {call.group}), and no rank whose "
-            "dump is here is late for it",
-            evidence={
-                "collective_seq_id": call.seq,
-                "group": call.group,
-                "collective": f"{call.backend}:{call.op}" if call.backend else call.op,
-                "victims": rank_list(each for each, _ in hung),
-                "missing_dumps": rank_list(missing),
-                **_stack("stack_of_the_waiting", call.frames),
-            },
-            advice=f"Give the dumps of {name_ranks(missing)} as well: the culprit is among them, or the "
-            "network is at fault (look at the NCCL logs).",
+        cause = (
+            f"rank {rank} waits in {_describe(call)} (call {call.seq} of group {call.group}), and no rank whose dump "
+            "is here is late for it"
         )
-        return [verdict], _unjudged(dumps, missing)
+        advice = (
+            f"Give the dumps of {name_ranks(missing)} as well: the culprit is among them, or the network is "
+            "at fault (look at the NCCL logs)."
+        )
+        return [_missing_verdict([], cause, call, hung, missing, advice)], _unjudged(dumps, missing)
     why = "every rank has entered it: it may just have been in flight, or the network may be at fault"
     return [], [Unjudged(what=what, why=f"{why} (look at the NCCL logs)")]
+
+
+def _missing_verdict(
+    ranks: list[int], cause: str, call: RecordedCall, waiting: Waiting, missing: list[int], advice: str
+) -> Verdict:
+    """The job hangs, and dumps that would show why are missing."""
+    evidence: Evidence = {
+        "collective_seq_id": call.seq,
+        "group": call.group,
+        "collective": _operation(call),
+        "victims": rank_list({rank for rank, _ in waiting}),
+        "missing_dumps": rank_list(missing),
+        **_stack("stack_of_the_waiting", call.frames),
+    }
+    return verdict_of_files("hang", ranks, cause, evidence, advice)
 
 
 def _unjudged(dumps: Sequence[Dump], missing: list[int]) -> list[Unjudged]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
 
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import UNDECODABLE, plain_count, plain_ranks
 from ringside.doctor.files.chrome_trace import Scan
 from ringside.doctor.kineto.intervals import Floats, union
 from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedStep
@@ -37,7 +38,6 @@ class CollectiveArguments(msgspec.Struct, gc=False):
 
     name: Any = msgspec.field(name="Collective name", default=None)
     elements_in: Any = msgspec.field(name="In msg nelems", default=None)
-    elements_out: Any = msgspec.field(name="Out msg nelems", default=None)
     dtype: Any = msgspec.field(name="dtype", default=None)
     group: Any = msgspec.field(name="Process Group Name", default=None)
     ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
@@ -55,8 +55,6 @@ class Correlation(msgspec.Struct, gc=False):
     correlation: int = -1
 
 
-MOST_RANKS = 1 << 20
-
 decode_collective = msgspec.json.Decoder(CollectiveArguments).decode
 decode_correlations = msgspec.json.Decoder(list[Correlation], strict=False).decode
 
@@ -72,19 +70,11 @@ def collective_arguments(raw: msgspec.Raw) -> CollectiveArguments:
 def correlations(raws: Sequence[msgspec.Raw]) -> list[int]:
     """Return the correlations of many events, decoded at one go; -1 for those without one."""
     try:
-        return [
-            each.correlation
-            for each in decode_correlations(b"[" + b",".join(bytes(raw) or b"{}" for raw in raws) + b"]")
-        ]
+        joined = b",".join(bytes(raw) or b"{}" for raw in raws)
+        return [each.correlation for each in decode_correlations(b"[" + joined + b"]")]
     except UNDECODABLE:
         half = len(raws) // 2
         return [*correlations(raws[:half]), *correlations(raws[half:])] if half else [-1] * len(raws)
-
-
-def plain_count(value: object) -> int:
-    """Return a rank or a number of ranks as it stands in an untrusted file; -1 for what cannot be one."""
-    text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 8 and int(text) < MOST_RANKS else -1
 
 
 # -------------------------------------------------------------------------------------------------
@@ -94,35 +84,16 @@ def plain_count(value: object) -> int:
 # `ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)` since; RCCL calls most of its own `ncclDevKernel_Generic_4(...)`, from
 # which the collective cannot be known.
 
-COLLECTIVES = {
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
-    "allgatherv": "all_gather",
-    "allgathersingle": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
-    "reducescattersingle": "reduce_scatter",
-    "reduce": "reduce",
-    "broadcast": "broadcast",
-    "broadcastoop": "broadcast",
-    "alltoall": "all_to_all",
-    "alltoallv": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "sendrecv": "send_recv",
-    "send": "send",
-    "recv": "recv",
-    "gather": "gather",
-    "scatter": "scatter",
-    "barrier": "barrier",
-    "generic": "collective",
+_SPELLINGS = {
+    "all_reduce": r"allreduce(coalesced)?",
+    "all_gather": r"allgather(base|v|single|intotensor(coalesced)?)?",
+    "reduce_scatter": r"reducescatter(base|single|tensor(coalesced)?)?",
+    "broadcast": r"broadcast(oop)?",
+    "all_to_all": r"alltoall(base|v|single)?",
+    "send_recv": r"sendrecv",
+    "collective": r"generic",
 }
+"""Collectives by how their names are spelled, without underscores."""
 GRADIENT = ("all_reduce", "reduce_scatter", "collective")
 _KERNEL = re.compile(r"(?:nccl|rccl|mscclpp?|ucc|msccl)[A-Za-z]{0,64}Kernel_?([A-Za-z]+)?", re.IGNORECASE)
 _ANNOTATION = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ringside|rccl):([A-Za-z_]+)")
@@ -135,10 +106,12 @@ _SIZES = {
 }  # fmt: skip
 
 
+@lru_cache(1024)
 def collective_name(name: str) -> str:
     """Return the plain name of a collective (`all_reduce`, ...) from any spelling; lower case of it where unknown."""
-    plain = name.lower().strip("_").replace("_", "")
-    return COLLECTIVES.get(plain, name.lower().strip("_"))
+    plain = name.lower().strip("_")
+    joined = plain.replace("_", "")
+    return next((kind for kind, spelling in _SPELLINGS.items() if re.fullmatch(spelling, joined)), plain)
 
 
 def kernel_collective(name: str) -> str:
@@ -176,15 +149,6 @@ def count_elements(dims: object) -> int:
             product *= max(int(size), 0)
         return product
     return sum(count_elements(inner) for inner in dims)
-
-
-def rank_list(ranks: object) -> tuple[int, ...]:
-    """Return ranks recorded as a list, or as the text of one; what is left out by `...` is not there."""
-    if isinstance(ranks, str):
-        return tuple(int(text[:18]) for text in re.findall(r"\d+", ranks))
-    if isinstance(ranks, Sequence):
-        return tuple(rank for rank in ranks if isinstance(rank, int))
-    return ()
 
 
 # -------------------------------------------------------------------------------------------------
@@ -386,7 +350,7 @@ class TraceCollector:
             elements=elements,
             nbytes=elements * dtype_bytes(dtype),
             group=str(args.group) if args.group is not None else "",
-            ranks=rank_list(args.ranks),
+            ranks=plain_ranks(args.ranks),
             seq=args.seq if isinstance(args.seq, int) and args.seq < MOST_ELEMENTS else -1,
         )
 
@@ -422,9 +386,8 @@ def read_trace(stream: BinaryIO, file: str) -> RankTrace:
     info = info if isinstance(info, dict) else {}
     rank, world = plain_count(info.get("rank")), plain_count(info.get("world_size"))
     trace.rank = rank if rank >= 0 else collector.rank
-    trace.world_size = (
-        world if world >= 0 else max((len(collective.ranks) for collective in trace.collectives), default=0)
-    )
+    largest = max((len(collective.ranks) for collective in trace.collectives), default=0)
+    trace.world_size = world if world >= 0 else largest
     trace.backend = str(info.get("backend") or "")
     trace.host = str(scan.header.get("host_name") or info.get("host_name") or "")
     return trace

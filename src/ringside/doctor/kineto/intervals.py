@@ -64,11 +64,9 @@ def within(intervals: Floats, windows: Floats) -> Floats:
         place = np.searchsorted(intervals[:, 0], when, side="right")
         last = np.maximum(place - 1, 0)
         inside = np.clip(when - intervals[last, 0], 0.0, intervals[last, 1] - intervals[last, 0])
-        total: Floats = np.where(place > 0, lengths[last] + inside, 0.0)
-        return total
+        return np.where(place > 0, lengths[last] + inside, 0.0)
 
-    covered: Floats = before(windows[:, 1]) - before(windows[:, 0])
-    return covered
+    return before(windows[:, 1]) - before(windows[:, 0])
 
 
 def clip(intervals: Floats, start: float, end: float) -> Floats:

@@ -74,8 +74,7 @@ class Matched:
         """Return the mean over collectives of some values, float64 [ranks]; NaN where a rank took part in none."""
         if not len(values):
             return np.full(len(self.ranks), np.nan)
-        means: Floats = np.ma.filled(np.ma.masked_invalid(values).mean(axis=0), np.nan)
-        return means
+        return np.ma.filled(np.ma.masked_invalid(values).mean(axis=0), np.nan)
 
     def end_spread_s(self) -> float:
         """Return how far apart the ranks leave a collective, clocks corrected: the median, seconds; NaN without any."""

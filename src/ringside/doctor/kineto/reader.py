@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -59,8 +58,9 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 continue
             shown = kept.get(trace.file, trace)  # its rank may have been guessed
             nbytes = sum(collective.nbytes for collective in shown.collectives)
+            collectives = counted(len(shown.collectives), "collective")
             who = f"rank {shown.rank} of {job.world_size}" if shown.rank >= 0 else "a rank it does not name"
-            held = f"{who}: {len(shown.steps)} steps, {len(shown.collectives)} collectives ({size(nbytes)})"
+            held = f"{who}: {counted(len(shown.steps), 'step')}, {collectives} ({size(nbytes)})"
             remark = job.remarks.get(trace.file, "")
             text = "; ".join(filter(None, (held, remark, trace.losses)))
             notes.append(Note(file=trace.file, kind=KIND, text=text, used="left out" not in remark))
@@ -68,10 +68,8 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
     # A trace that is in several jobs' remarks is noted once.
     unjudged = []
     if len(jobs) > 1:
-        sizes = ", ".join(
-            f"job {number + 1}: {len(job.traces)} of {job.world_size} ranks" for number, job in enumerate(jobs)
-        )
-        why = f"world size, backend or time differ ({sizes}); each is judged by itself"
+        sizes = [f"job {number}: {len(job.traces)} of {job.world_size} ranks" for number, job in enumerate(jobs, 1)]
+        why = f"world size, backend or time differ ({', '.join(sizes)}); each is judged by itself"
         unjudged = [Unjudged(what="all traces as one job", why=why, side=True)]
     return merge([Findings(notes=list({note.file: note for note in notes}.values()), unjudged=unjudged), *parts])
 
@@ -89,18 +87,14 @@ def _diagnose(job: TracedJob, *, title: str = "") -> Findings:
     common = set.intersection(*(set(rank.numbers.tolist()) for rank in steps))
     numbers = [number for number in steps[0].numbers.tolist() if number in common]
     places = [[int(np.flatnonzero(rank.numbers == number)[0]) for number in numbers] for rank in steps]
-
-    def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    columns = []
+    for name in ("own_s", "step_s", "exposed_s"):
         picked = [getattr(rank, name)[place] for rank, place in zip(steps, places, strict=True)]
-        return np.stack(picked, axis=1) if numbers else np.empty((0, len(steps)))
-
-    pace = straggler.RankPace(
-        [rank.rank for rank in steps], numbers, column("own_s"), column("step_s"), column("exposed_s")
-    )
+        columns.append(np.stack(picked, axis=1) if numbers else np.empty((0, len(steps))))
+    pace = straggler.RankPace([rank.rank for rank in steps], numbers, *columns)
     evidence = Evidence(job.traces, steps, pace, matched)
-    slow = straggler.judge_stragglers(
-        pace, matched.mean_per_rank(matched.lateness), matched.mean_per_rank(matched.waits)
-    )
+    late_s, waits_s = matched.mean_per_rank(matched.lateness), matched.mean_per_rank(matched.waits)
+    slow = straggler.judge_stragglers(pace, late_s, waits_s)
     questions = answer_questions(evidence, slow)
     # how many collectives are small, and whether anybody waits for them
     small = questions["small_collectives"].numbers

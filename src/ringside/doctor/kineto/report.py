@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ import numpy as np
 from ringside.doctor.findings import Lane, Number, Question, Sheet, TimeSpan
 from ringside.doctor.kineto.intervals import Floats
 from ringside.doctor.kineto.match import Matched
-from ringside.doctor.kineto.steps import RankSteps, activity_by_kind, sizes_by_kind
+from ringside.doctor.kineto.steps import RankSteps, activity_by_kind
 from ringside.doctor.kineto.straggler import LEAST_STEPS, MANY_SMALL, SIMILAR, SMALL_BYTES, SMALL_SHARE, RankPace
-from ringside.doctor.kineto.trace import RankTrace, TracedJob
+from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedJob
 from ringside.monitor.job.questions import COUNTS, DOMINATES, NETWORK
 from ringside.monitor.verdict import Verdict, headline
 from ringside.text import counted, duration, percent, rate, size
@@ -84,11 +85,8 @@ def _similar(evidence: Evidence, slow: Sequence[Verdict]) -> Question:
     }
     words = f"Own times (without waiting) lie between {duration(float(own.min()))} and {duration(float(own.max()))}"
     if len(pace.numbers) < LEAST_STEPS:
-        return Question(
-            answer=None,
-            numbers=numbers,
-            words=f"{words}; {counted(len(pace.numbers), 'step')} recorded: too few to judge.",
-        )
+        words = f"{words}; {counted(len(pace.numbers), 'step')} recorded: too few to judge."
+        return Question(answer=None, numbers=numbers, words=words)
     if slow:
         words = f"{words}; {', and '.join(map(headline, slow))}"
     elif worst > SIMILAR:
@@ -148,9 +146,8 @@ def _small(evidence: Evidence) -> Question:
     }
     words = f"{per_step:.1f} collectives per step, {percent(small)} of them below {size(SMALL_BYTES, binary=True)}"
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
-    return Question(
-        answer=many, numbers=numbers, words=f"{words}; half are smaller than {size(float(np.median(known)))}."
-    )
+    words = f"{words}; half are smaller than {size(float(np.median(known)))}."
+    return Question(answer=many, numbers=numbers, words=words)
 
 
 def _mean(columns: Sequence[Floats]) -> float:
@@ -173,10 +170,13 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
     """Return the tables of a job: what ranks did per step, and its collectives."""
     rows_of_culprits = [index for index, rank in enumerate(evidence.pace.ranks) if rank in set(culprits)]
     parts = [collective for trace in evidence.traces for collective in trace.collectives]
+    by_kind: dict[str, list[TracedCollective]] = defaultdict(list)
+    for part in parts:
+        by_kind[part.kind].append(part)
     kinds: list[list[Number | None]] = []
-    for kind, (count, nbytes) in sizes_by_kind(parts).items():
-        seconds = [part.duration_s for part in parts if part.kind == kind]
-        kinds.append([kind, count, nbytes, nbytes / count, float(np.mean(seconds))])
+    for kind, alike in sorted(by_kind.items(), key=lambda item: -sum(part.nbytes for part in item[1])):
+        nbytes = float(sum(part.nbytes for part in alike))
+        kinds.append([kind, len(alike), nbytes, nbytes / len(alike), float(np.mean([p.duration_s for p in alike]))])
     # per rank, the mean over steps or over collectives of what is known
     matched = evidence.matched
     late, waits = matched.mean_per_rank(matched.lateness), matched.mean_per_rank(matched.waits)
@@ -207,11 +207,7 @@ def job_tables(evidence: Evidence, prefix: str, culprits: Sequence[int]) -> list
             note="Wait: own duration of a collective minus the shortest of all ranks. Lateness: arrival after the "
             "first rank's, clocks corrected by collective ends. Both per collective.",
         ),
-        Sheet(
-            title=f"{prefix}Collectives",
-            columns=["kind", "number", "bytes", "mean_bytes", "mean_s"],
-            rows=kinds,
-        ),
+        Sheet(title=f"{prefix}Collectives", columns=["kind", "number", "bytes", "mean_bytes", "mean_s"], rows=kinds),
     ]  # fmt: skip
 
 

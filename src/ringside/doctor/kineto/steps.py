@@ -9,7 +9,7 @@ import numpy as np
 
 from ringside.doctor.kineto.collector import GRADIENT
 from ringside.doctor.kineto.intervals import Floats, clip, intersect, subtract, union, within
-from ringside.doctor.kineto.trace import RankTrace, TracedCollective
+from ringside.doctor.kineto.trace import RankTrace
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,7 @@ class RankSteps:
         windows: Start and end, float64 [steps, 2].
         step_s: Length.
         work_s: Something was computed.
-        communication_s: Some collective ran.
-        hidden_s: ... while something was computed.
+        hidden_s: Some collective ran while something was computed.
         exposed_s: ... while the rank waited for it.
         idle_s: Neither.
         tail_s: Last gradient ready until last collective done.
@@ -37,7 +36,6 @@ class RankSteps:
     windows: Floats
     step_s: Floats
     work_s: Floats
-    communication_s: Floats
     hidden_s: Floats
     exposed_s: Floats
     idle_s: Floats
@@ -133,7 +131,6 @@ def steps_of(trace: RankTrace) -> RankSteps:
         windows=windows,
         step_s=length,
         work_s=work,
-        communication_s=communication,
         hidden_s=hidden,
         exposed_s=exposed,
         idle_s=np.maximum(length - busy, 0.0),
@@ -147,15 +144,6 @@ def steps_of(trace: RankTrace) -> RankSteps:
 def _last_before(times: Floats, when: float) -> float | None:
     place = int(np.searchsorted(times, when, side="right")) - 1
     return float(times[place]) if place >= 0 else None
-
-
-def sizes_by_kind(collectives: list[TracedCollective]) -> dict[str, tuple[int, float]]:
-    """Return number and bytes of collectives by kind, most bytes first."""
-    found: dict[str, tuple[int, float]] = {}
-    for collective in collectives:
-        count, nbytes = found.get(collective.kind, (0, 0.0))
-        found[collective.kind] = (count + 1, nbytes + collective.nbytes)
-    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
 def activity_by_kind(trace: RankTrace, start_s: float, end_s: float) -> dict[str, Floats]:

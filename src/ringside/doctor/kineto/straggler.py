@@ -16,7 +16,7 @@ import numpy as np
 
 from ringside.doctor.kineto.intervals import Floats
 from ringside.monitor import Verdict, detect
-from ringside.monitor.slow_rank.verdict import judge_excess
+from ringside.monitor.slow_rank.detector import judge_excess
 from ringside.monitor.slow_rank.window_test import EFFECT
 from ringside.monitor.stats import log_excess, student
 from ringside.text import duration, percent, size
@@ -112,11 +112,8 @@ def _few_fast(own: Floats, others: Floats) -> float:
     both = np.concatenate([own, others])
     fast = both <= np.quantile(both, FAST)
     clump = max(clumping(fast[: len(own)].astype(np.float64)), clumping(fast[len(own) :].astype(np.float64)))
-    steps, drawn, own_fast = (
-        math.ceil(len(own) / clump),
-        int(fast.sum() / clump),
-        int(fast[: len(own)].sum() / clump + 0.5),
-    )
+    steps, drawn = math.ceil(len(own) / clump), int(fast.sum() / clump)
+    own_fast = int(fast[: len(own)].sum() / clump + 0.5)
     # hypergeometric: the tail up to as few as were seen
     ways = sum(math.comb(steps, few) * math.comb(steps, drawn - few) for few in range(min(own_fast, drawn) + 1))
     return ways / math.comb(2 * steps, drawn)
@@ -179,8 +176,7 @@ class RankPace:
         """How much longer each rank works than the others, in the median step: float64 [ranks], 0.1 means 10%."""
         if not len(self.own_s) or len(self.ranks) < 2:
             return np.zeros(len(self.ranks))
-        ratios: Floats = np.expm1(np.nanmedian(log_excess(self.own_s), axis=0))
-        return ratios
+        return np.expm1(np.nanmedian(log_excess(self.own_s), axis=0))
 
 
 def judge_stragglers(pace: RankPace, lateness_s: Floats, waits_s: Floats) -> list[Verdict]:
@@ -312,11 +308,8 @@ def judge_mismatches(conflicts: Sequence[tuple[str, int, dict[int, str]]]) -> li
     group, seq, calls = min(conflicts, key=lambda conflict: conflict[1])
     words = list(calls.values())
     majority = max(set(words), key=words.count)
-    odd = (
-        sorted(rank for rank, text in calls.items() if text != majority)
-        if words.count(majority) * 2 > len(words)
-        else []
-    )
+    decided = words.count(majority) * 2 > len(words)
+    odd = sorted(rank for rank, text in calls.items() if decided and text != majority)
     listed = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(calls.items())[:8])
     return [
         Verdict(

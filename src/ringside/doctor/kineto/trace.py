@@ -94,11 +94,8 @@ class RankTrace:
         """Start and end of all that was recorded, seconds; (0, 0) where nothing was."""
         times = [*(step.start_s for step in self.steps), *(step.end_s for step in self.steps)]
         times += [self.work[0, 0], self.work[-1, 1]] if len(self.work) else []
-        times += (
-            [self.collectives[0].start_s, max(collective.end_s for collective in self.collectives)]
-            if self.collectives
-            else []
-        )
+        if self.collectives:
+            times += [self.collectives[0].start_s, max(collective.end_s for collective in self.collectives)]
         return (min(times), max(times)) if times else (0.0, 0.0)
 
 
@@ -179,9 +176,8 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
                 remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} has more"
         ranks = sorted(by_rank)
         world = max([trace.world_size for trace in group] + [ranks[-1] + 1])
-        jobs.append(
-            TracedJob([by_rank[rank] for rank in ranks], world, any(trace.rank < 0 for trace in group), remarks)
-        )
+        guessed = any(trace.rank < 0 for trace in group)
+        jobs.append(TracedJob([by_rank[rank] for rank in ranks], world, guessed, remarks))
     return sorted(jobs, key=lambda job: -len(job.traces))
 
 

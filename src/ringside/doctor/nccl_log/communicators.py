@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ringside.doctor.findings import EvidenceHop, Rings, Unjudged, verdict_of_files
+from ringside.doctor.findings import EvidenceHop, Number, Rings, Unjudged, verdict_of_files
 from ringside.doctor.nccl_log.lines import Line
 from ringside.doctor.nccl_log.settings import NcclNetwork
 from ringside.monitor.verdict import Verdict
@@ -18,12 +18,11 @@ from ringside.text import counted, name_ranks, rank_list
 # Communicators rebuilt from the logs: who was which rank, every channel's rings and trees, what every hop uses.
 
 _INIT = re.compile(
-    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d{1,9}) n[rR]anks (?P<nranks>\d{1,9})(?!\d)"
-    r"(?: cudaDev (?P<dev>\d{1,9}))?(?: nvmlDev \d+)?(?: busId (?P<bus>[0-9a-f]+))?"
+    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d{1,9}) n[rR]anks (?P<nranks>\d{1,9})(?!\d| nNodes \d)"
+    r"(?: cudaDev \d{1,9})?(?: nvmlDev \d+)?(?: busId [0-9a-f]+)?"
 )
 _ID = re.compile(r"0x[0-9a-f]+")
 _STATES = ("Init START", "Init COMPLETE", "Abort COMPLETE", "Destroy COMPLETE")
-_NODES = re.compile(r"comm (0x[0-9a-f]+) rank (\d+) nRanks (\d+) nNodes (\d{1,9}) localRanks (\d+)")
 _ORDER = re.compile(r"^Channel (\d{1,3})(?:/\d+)? :((?:\s+\d{1,9})+)$")
 _RING = re.compile(r"^Ring (\d{1,3}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})$")
 _HOP = re.compile(
@@ -43,9 +42,7 @@ class NcclMember:
 
     host: str
     pid: int
-    device: int = -1
     state: str = ""
-    bus: str = ""
 
 
 @dataclass
@@ -76,7 +73,6 @@ class NcclCommunicator:
         neighbours: (previous, next) of a rank in a channel's ring.
         parents: Parent of a rank in a channel's tree; -1 for the root.
         links: Hops by channel, source and destination.
-        nodes: Number of hosts, where NCCL prints it.
     """
 
     name: str
@@ -86,7 +82,6 @@ class NcclCommunicator:
     neighbours: dict[int, dict[int, tuple[int, int]]] = field(default_factory=dict)
     parents: dict[int, dict[int, int]] = field(default_factory=dict)
     links: dict[tuple[int, int, int], NcclLink] = field(default_factory=dict)
-    nodes: int = 0
 
     def host(self, rank: int) -> str:
         """Return a rank's host; empty where its log is not here."""
@@ -117,10 +112,7 @@ class Communicators:
     def add(self, line: Line) -> None:
         """Read one line."""
         text = line.text
-        if match := _NODES.search(text):
-            if found := self._of_pointer.get((*line.process, match[1])):
-                found[0].nodes = int(match[4])
-        elif match := _INIT.search(text):
+        if match := _INIT.search(text):
             self._add_rank(line, match)
         elif text.startswith(("Channel ", "Ring ", "Trees ")):
             # A hop names its communicator in newer versions; else the thread initialises one at a time.
@@ -167,8 +159,7 @@ class Communicators:
             self._of_pointer[pointer] = known
         comm = known[0]
         member = comm.members.setdefault(rank, NcclMember(line.host, line.pid))
-        member.host, member.pid, member.device = line.host, line.pid, int(match["dev"] or line.device)
-        member.state, member.bus = state or member.state, match["bus"] or member.bus
+        member.host, member.pid, member.state = line.host, line.pid, state or member.state
         # lines of channels that came before the communicator had a name
         for text in self._waiting.pop(thread, []):
             _add_hop(comm, rank, text, ring=True)
@@ -255,16 +246,10 @@ def judge_rings(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
 
 
 def _verdict(
-    comm: NcclCommunicator, ranks: Sequence[int], fault: str, cause: str, advice: str, **evidence: object
+    comm: NcclCommunicator, ranks: Sequence[int], fault: str, cause: str, advice: str, **evidence: Number
 ) -> Verdict:
-    plain = {key: value for key, value in evidence.items() if isinstance(value, int | float | str)}
-    return verdict_of_files(
-        kind="broken_ring",
-        ranks=ranks,
-        cause=cause,
-        evidence={"communicator": comm.name, "nranks": comm.nranks, "what": fault, **plain},
-        advice=advice,
-    )
+    about: dict[str, Number] = {"communicator": comm.name, "nranks": comm.nranks, "what": fault, **evidence}
+    return verdict_of_files("broken_ring", ranks, cause, about, advice)
 
 
 def _broken(comm: NcclCommunicator) -> list[Verdict]:
@@ -277,18 +262,12 @@ def _broken(comm: NcclCommunicator) -> list[Verdict]:
             faults[fault] += 1
             first.setdefault(fault, channel)
     advice = "Look at these ranks' logs for the NCCL WARN before this, and whether their process got this far at all."
-    return [
-        _verdict(
-            comm,
-            ranks,
-            "broken",
-            f"the ring of channel {first[ranks, why]} is broken: {why}",
-            advice,
-            channels=count,
-            channel=first[ranks, why],
-        )
-        for (ranks, why), count in faults.items()
-    ]
+    found = []
+    for (ranks, why), count in faults.items():
+        channel = first[ranks, why]
+        cause = f"the ring of channel {channel} is broken: {why}"
+        found.append(_verdict(comm, ranks, "broken", cause, advice, channels=count, channel=channel))
+    return found
 
 
 def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...], str]]:
@@ -327,8 +306,7 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
 
 
 def _crossings(comm: NcclCommunicator) -> list[Verdict]:
-    # The channel that crosses between hosts most often beyond the once per host that a ring needs.
-    worst: tuple[int, int, int] | None = None
+    crossings = []  # of channels that cross between hosts more often than the once per host that a ring needs
     for channel in ring_channels(comm):
         order = ring_order(comm, channel)
         hosts = [comm.host(rank) for rank in order]
@@ -336,27 +314,21 @@ def _crossings(comm: NcclCommunicator) -> list[Verdict]:
             continue
         crossed = sum(a != b for a, b in [*pairwise(hosts), (hosts[-1], hosts[0])])
         needed = len(set(hosts)) if len(set(hosts)) > 1 else 0
-        if crossed > needed and (worst is None or crossed - needed > worst[1] - worst[2]):
-            worst = (channel, crossed, needed)
-    if worst is None:
+        if crossed > needed:
+            crossings.append((channel, crossed, needed, order))
+    if not crossings:
         return []
-    channel, crossed, needed = worst
-    order = ring_order(comm, channel)
-    return [
-        _verdict(
-            comm,
-            [],
-            "crosses hosts",
-            f"the ring of channel {channel} crosses between hosts {crossed} times where {needed} would do: each "
-            "further crossing puts the whole payload on a NIC once more",
-            "Number ranks host by host (torchrun and Slurm's block distribution do), and look at NCCL_TOPO_FILE, "
-            "NCCL_GRAPH_FILE and CUDA_VISIBLE_DEVICES: something made NCCL see the hosts otherwise.",
-            crossings=crossed,
-            needed=needed,
-            channel=channel,
-            order=" → ".join(map(str, order[:64])),
-        )
-    ]
+    channel, crossed, needed, order = max(crossings, key=lambda each: each[1] - each[2])
+    cause = (
+        f"the ring of channel {channel} crosses between hosts {crossed} times where {needed} would do: each "
+        "further crossing puts the whole payload on a NIC once more"
+    )
+    advice = (
+        "Number ranks host by host (torchrun and Slurm's block distribution do), and look at NCCL_TOPO_FILE, "
+        "NCCL_GRAPH_FILE and CUDA_VISIBLE_DEVICES: something made NCCL see the hosts otherwise."
+    )
+    shown: dict[str, Number] = {"crossings": crossed, "needed": needed, "channel": channel}
+    return [_verdict(comm, [], "crosses hosts", cause, advice, **shown, order=" → ".join(map(str, order[:64])))]
 
 
 def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
@@ -366,24 +338,20 @@ def _sockets(comm: NcclCommunicator, network: NcclNetwork) -> list[Verdict]:
     if not over or not (better or network.tried):
         return []  # all that there is, as far as the logs show: `plain_sockets` explains what that means
     ranks = sorted({rank for pair in over for rank in pair} - {rank for pair in better for rank in pair})
-    mixed = (
-        f", though {counted(len(better), 'hop')} use {transport_name(next(iter(better.values())))}" if better else ""
+    via = transport_name(next(iter(better.values()))) if better else ""
+    mixed = f", though {counted(len(better), 'hop')} use {via}" if better else ""
+    cause = f"{counted(len(over), 'hop')} between hosts fell back to TCP sockets{mixed}: {network.reason}"
+    advice = (
+        "Where there is InfiniBand or RoCE: check that the container sees /dev/infiniband and libibverbs, that "
+        "NCCL_IB_DISABLE is unset and NCCL_IB_HCA right, and that the vendor's NCCL plugin loads. Where there is "
+        "not, this is what the network can do: NCCL_NSOCKS_PERTHREAD and NCCL_SOCKET_NTHREADS help a little."
     )
-    reason = network.reason
-    return [
-        _verdict(
-            comm,
-            ranks if better else [],
-            "sockets",
-            f"{counted(len(over), 'hop')} between hosts fell back to TCP sockets{mixed}: {reason}",
-            "Where there is InfiniBand or RoCE: check that the container sees /dev/infiniband and libibverbs, that "
-            "NCCL_IB_DISABLE is unset and NCCL_IB_HCA right, and that the vendor's NCCL plugin loads. Where there is "
-            "not, this is what the network can do: NCCL_NSOCKS_PERTHREAD and NCCL_SOCKET_NTHREADS help a little.",
-            hops=", ".join(f"{src} → {dst}" for src, dst in sorted(over)[:8]),
-            socket_ranks=rank_list({rank for pair in over for rank in pair}),
-            reason=reason,
-        )
-    ]
+    shown: dict[str, Number] = {
+        "hops": ", ".join(f"{src} → {dst}" for src, dst in sorted(over)[:8]),
+        "socket_ranks": rank_list({rank for pair in over for rank in pair}),
+        "reason": network.reason,
+    }
+    return [_verdict(comm, ranks if better else [], "sockets", cause, advice, **shown)]
 
 
 def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> list[Unjudged]:
@@ -402,14 +370,10 @@ def plain_sockets(comms: Sequence[NcclCommunicator], network: NcclNetwork) -> li
 def draw_rings(comm: NcclCommunicator, verdicts: Sequence[Verdict], nvlink: bool | None) -> Rings | None:
     """Return the communicator's rings and trees for the page; None where the logs show none."""
     known = ring_channels(comm)
-    trees = {
-        channel: [
-            _hop(comm, channel, rank, parent, nvlink, connected=False)
-            for rank, parent in sorted(parents.items())
-            if parent >= 0
-        ]
-        for channel, parents in sorted(comm.parents.items())[:MOST_DRAWN]
-    }
+    trees = {}
+    for channel, parents in sorted(comm.parents.items())[:MOST_DRAWN]:
+        up = [(rank, parent) for rank, parent in sorted(parents.items()) if parent >= 0]
+        trees[channel] = [_hop(comm, channel, rank, parent, nvlink, connected=False) for rank, parent in up]
     if not known and not any(trees.values()):
         return None
     rings = {}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ringside.doctor.findings import verdict_of_files
+from ringside.doctor.findings import Number, verdict_of_files
 from ringside.doctor.nccl_log.communicators import NcclCommunicator
 from ringside.doctor.nccl_log.lines import Line
 from ringside.monitor.verdict import Verdict
@@ -20,7 +20,7 @@ _COMM = re.compile(r"comm 0x[0-9a-f]+ rank \d+ ")
 _PEER = re.compile(r"(?:remote peer|from peer|from|to|Connect to|peer)\s+([\w.\-:]+?)<\d+>")
 _LOST = re.compile(
     r"Connection (?:closed|reset|refused)|onnection timed out|[Tt]imed out|status=\d+|with error 12"
-    r"|remote process exited|Broken pipe|No route to host|unreachable",
+    r"|remote process exited|Broken pipe|No route to host|unreachable"
 )
 _OWN = re.compile(
     r"Cuda failure|CUDA error|out of memory|illegal memory access|uncorrectable|\bECC\b|\bXid\b"
@@ -83,20 +83,17 @@ def judge_faults(
         who = f"rank {first.rank}" if first.rank is not None else f"device {first.device}"
         ranks = sorted({fault.rank for fault in own if fault.rank is not None})
         victims = {fault.rank for fault in lost if fault.rank is not None} | set(aborted)
-        return [
-            _verdict(
-                "dead_rank",
-                ranks,
-                f"{who} on {first.host} failed by itself: {first_line(first.text)}",
-                "Look at this host's kernel log (dmesg: Xid, out of memory) and at the Python traceback of this rank.",
-                host=first.host,
-                device=first.device,
-                line=first.number,
-                message=first_line(first.text),
-                hosts=", ".join(sorted({fault.host for fault in own})),
-                victims=rank_list(victims - set(ranks)),
-            )
-        ]
+        cause = f"{who} on {first.host} failed by itself: {first_line(first.text)}"
+        advice = "Look at this host's kernel log (dmesg: Xid, out of memory) and at the Python traceback of this rank."
+        evidence: dict[str, Number] = {
+            "host": first.host,
+            "device": first.device,
+            "line": first.number,
+            "message": first_line(first.text),
+            "hosts": ", ".join(sorted({fault.host for fault in own})),
+            "victims": rank_list(victims - set(ranks)),
+        }
+        return [_verdict("dead_rank", ranks, cause, advice, evidence)]
     if lost:
         return [_lost(lost, aborted, comms, addresses)]
     # Nobody complains: ranks that never became ready, though others of their communicator did.
@@ -105,46 +102,32 @@ def judge_faults(
         late = sorted(rank for rank, member in comm.members.items() if member.state == "Init START")
         if not 0 < len(late) < len(comm.members):
             continue
-        unready.append(
-            _verdict(
-                "hang",
-                late,
-                f"{name_ranks(late)} of communicator {comm.name} began to initialise it and never finished, others did",
-                "Look at the last lines of these ranks' logs, and whether their hosts can be reached from the others "
-                "(NCCL_SOCKET_IFNAME, firewalls).",
-                communicator=comm.name,
-                nranks=comm.nranks,
-                hosts=", ".join(sorted({comm.members[rank].host for rank in late})),
-            )
+        cause = f"{name_ranks(late)} of communicator {comm.name} began to initialise it and never finished, others did"
+        advice = (
+            "Look at the last lines of these ranks' logs, and whether their hosts can be reached from the others "
+            "(NCCL_SOCKET_IFNAME, firewalls)."
         )
+        hosts = ", ".join(sorted({comm.members[rank].host for rank in late}))
+        evidence = {"communicator": comm.name, "nranks": comm.nranks, "hosts": hosts}
+        unready.append(_verdict("hang", late, cause, advice, evidence))
     # Ranks that aborted where most did not; at the end of many a good run all ranks abort.
     few = sorted(set(aborted))
     if unready or not few or not comms or 2 * len(few) >= len(comms[0].members):
         return unready
     largest = comms[0]
-    return [
-        _verdict(
-            "hang",
-            few,
-            f"{name_ranks(few)} aborted communicator {largest.name} without saying why",
-            "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the "
-            "flight-recorder dumps.",
-            communicator=largest.name,
-            nranks=largest.nranks,
-            aborted=rank_list(few),
-            hosts=", ".join(sorted({largest.host(rank) for rank in few})),
-        )
-    ]
-
-
-def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, **evidence: float | int | str) -> Verdict:
-    return verdict_of_files(
-        kind=kind,
-        ranks=ranks,
-        cause=cause,
-        evidence={key: value for key, value in evidence.items() if value != ""},
-        advice=advice,
+    cause = f"{name_ranks(few)} aborted communicator {largest.name} without saying why"
+    advice = (
+        "An abort follows a timeout or an exception: look at PyTorch's own lines before it; give the "
+        "flight-recorder dumps."
     )
+    hosts = ", ".join(sorted({largest.host(rank) for rank in few}))
+    evidence = {"communicator": largest.name, "nranks": largest.nranks, "aborted": rank_list(few), "hosts": hosts}
+    return [_verdict("hang", few, cause, advice, evidence)]
+
+
+def _verdict(kind: str, ranks: Sequence[int], cause: str, advice: str, evidence: Mapping[str, Number]) -> Verdict:
+    known = {key: value for key, value in evidence.items() if value != ""}
+    return verdict_of_files(kind, ranks, cause, known, advice)
 
 
 def _lost(
@@ -171,18 +154,19 @@ def _lost(
     first = lost[0]
     where = f" on {named_peer}" if named_peer else ""
     culprits = name_ranks(on_host) + where if on_host else f"a peer{where}"
-    return _verdict(
-        "hang" if timed_out else "dead_rank",
-        on_host,
-        f"{counted(len(complaining) or len(lost), 'rank')} lost {culprits}: {first_line(first.text)}",
+    cause = f"{counted(len(complaining) or len(lost), 'rank')} lost {culprits}: {first_line(first.text)}"
+    advice = (
         f"Look at the log and the kernel log of {named_peer or 'the peer'}: its process ended first, or its link went "
-        "down (ibstat, ethtool -S: errors, link flaps).",
-        peer=named_peer,
-        host=first.host,
-        line=first.number,
-        message=first_line(first.text),
-        victims=rank_list((complaining | set(aborted)) - set(on_host)),
+        "down (ibstat, ethtool -S: errors, link flaps)."
     )
+    evidence: dict[str, Number] = {
+        "peer": named_peer,
+        "host": first.host,
+        "line": first.number,
+        "message": first_line(first.text),
+        "victims": rank_list((complaining | set(aborted)) - set(on_host)),
+    }
+    return _verdict("hang" if timed_out else "dead_rank", on_host, cause, advice, evidence)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -246,19 +230,14 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
             status = root.get("exitcode", "").split(" ")[0]
             why = f"exit status {status}" if status else "it failed"
             reason = root.get("traceback", "")
-            failed.append(
-                verdict_of_files(
-                    "dead_rank",
-                    [rank],
-                    f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}",
-                    {
-                        **{key: value for key, value in root.items() if value and key != "rank"},
-                        "victims": rank_list(set(lines.timeouts) - {rank}),
-                    },
-                    "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer "
-                    "(dmesg).",
-                )
+            cause = f"torchrun saw it fail first ({why}){': ' + reason if reason else ''}"
+            told = {key: value for key, value in root.items() if value and key != "rank"}
+            victims = rank_list(set(lines.timeouts) - {rank})
+            advice = (
+                "Read this rank's traceback; exit status -9 is SIGKILL, mostly the kernel's out-of-memory killer "
+                "(dmesg)."
             )
+            failed.append(verdict_of_files("dead_rank", [rank], cause, {**told, "victims": victims}, advice))
     if failed or not lines.timeouts:
         return failed
     # The call in which most ranks wait, the earliest of several: what timed out later is a consequence.
@@ -268,14 +247,13 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
     behind = {rank for rank, (enqueued, _) in lines.standing.items() if enqueued < seq}
     others = {rank: timeout for rank, timeout in lines.timeouts.items() if rank not in waiting and timeout[0] <= seq}
     numel, ran = next((timeout[2], timeout[3]) for rank, timeout in lines.timeouts.items() if rank in waiting)
+    standing = sorted(lines.standing.items())
     evidence: dict[str, float | int | str] = {
         "collective_seq_id": seq,
         "collective": op,
         "elements": numel,
         "waited_seconds": ran,
-        "standing": ", ".join(
-            f"rank {rank} enqueued {number}" for rank, (number, _) in sorted(lines.standing.items())[:16]
-        ),
+        "standing": ", ".join(f"rank {rank} enqueued {number}" for rank, (number, _) in standing[:16]),
     }
     if others and not behind:
         elsewhere = ", ".join(f"rank {rank} was in {other[1]} {other[0]}" for rank, other in sorted(others.items())[:4])
@@ -289,6 +267,5 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
     whose = f"{name_ranks(culprits)} never entered it" if culprits else "which rank never entered it is not in this log"
     cause = f"{counted(len(waiting - set(culprits)), 'rank')} timed out in {op} {seq}: {whose}"
     advice = "Give the flight-recorder dumps as well (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1)."
-    return [
-        verdict_of_files("hang", culprits, cause, {**evidence, "victims": rank_list(waiting - set(culprits))}, advice)
-    ]
+    evidence["victims"] = rank_list(waiting - set(culprits))
+    return [verdict_of_files("hang", culprits, cause, evidence, advice)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 _PREFIX_REVERSED = re.compile(
@@ -96,9 +97,7 @@ def _host(text: str, hosts: set[str]) -> str:
 
 def text_lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
     """Yield the numbered lines of a stream of bytes; carriage returns of progress bars end a line too."""
-    number = 0
-    while raw := stream.readline(MOST_LINE):
-        number += 1
+    for number, raw in enumerate(iter(partial(stream.readline, MOST_LINE), b""), 1):
         for piece in raw.replace(b"\r", b"\n").split(b"\n"):
             if piece:
                 yield number, piece.decode("utf-8", "replace")

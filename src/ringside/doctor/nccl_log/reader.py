@@ -111,9 +111,8 @@ class _Log:
             for same in list(alike.values())[:MOST_RING_VERDICTS]
         ]
         # A log shows what the network between hosts is, not how much of the time it takes.
-        vias = Counter(
-            transport_name(link.via) for comm in comms for link in comm.links.values() if link.via.startswith("NET/")
-        )
+        between = [link.via for comm in comms for link in comm.links.values() if link.via.startswith("NET/")]
+        vias = Counter(map(transport_name, between))
         questions = {}
         if vias:
             words = f"the hops between hosts use {', '.join(vias)}; how much of a step they take needs a profile"
@@ -159,6 +158,5 @@ def _hops(comms: Sequence[NcclCommunicator], nvlink: bool | None) -> Sheet:
             where = where if comm.host(link.src) and comm.host(link.dst) else "unknown"
             counts[comm.name, comm.nranks, transport_name(link.via, nvlink=nvlink), where] += 1
     rows: list[list[float | int | str | None]] = [[*key, count] for key, count in sorted(counts.items())]
-    return Sheet(
-        title="What the hops travel over", columns=["communicator", "ranks", "transport", "where", "hops"], rows=rows
-    )
+    columns = ["communicator", "ranks", "transport", "where", "hops"]
+    return Sheet(title="What the hops travel over", columns=columns, rows=rows)

@@ -153,9 +153,8 @@ def judge_settings(settings: NcclSettings, ranks: Mapping[Process, int]) -> list
         verdicts += _disagree(setting, by_rank, {})
     names = {name for variables in settings.environment.values() for name in variables} - OWN_BUSINESS
     for name in sorted(names):
-        by_rank = {
-            ranks[process]: env.get(name, "") for process, env in settings.environment.items() if process in ranks
-        }
+        printed = settings.environment.items()
+        by_rank = {ranks[process]: variables.get(name, "") for process, variables in printed if process in ranks}
         verdicts += _disagree(name, by_rank, {"": "not set"})
     return verdicts
 
@@ -177,12 +176,5 @@ def _disagree(setting: str, by_rank: Mapping[int, str], names: Mapping[str, str]
         if setting.isupper() or "_" in setting
         else f"Install the same {setting.removesuffix(' version')} on every host."
     )
-    return [
-        verdict_of_files(
-            "mismatch",
-            different,
-            f"{setting} differs between ranks: {values}",
-            {"what": setting, "values": values},
-            advice,
-        )
-    ]
+    cause = f"{setting} differs between ranks: {values}"
+    return [verdict_of_files("mismatch", different, cause, {"what": setting, "values": values}, advice)]

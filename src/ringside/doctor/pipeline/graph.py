@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -71,17 +70,9 @@ class _Builder:
             last = pause[-1:] or last
             if self.replicas > 1 and self._overlaps():
                 last, scatters = [*scatters[-1:], *last], []
-            self._chain(
-                [
-                    *self._numbered(stage, "layernorm-grads-all-reduce"),
-                    *self._numbered(stage, "embedding-grads-all-reduce"),
-                    *scatters,
-                    *self._numbered(stage, "separate-grads-all-reduce"),
-                    *self._numbered(stage, "optimizer-clip-main-grad"),
-                    *self._numbered(stage, "optimizer"),
-                ],
-                last,
-            )
+            before = self._numbered(stage, "layernorm-grads-all-reduce", "embedding-grads-all-reduce")
+            after = self._numbered(stage, "separate-grads-all-reduce", "optimizer-clip-main-grad", "optimizer")
+            self._chain([*before, *scatters, *after], last)
         self.groups += self.pairs.values()
         # Which collectives wait for which stages: the embedding's for both ends of the pipeline, clipping for all.
         for key in self.cell:
@@ -100,8 +91,10 @@ class _Builder:
         )
         return graph, keys
 
-    def _numbered(self, stage: int, kind: str) -> list[Key]:
-        return sorted((key for key in self.cell if key.stage == stage and key.kind == kind), key=lambda key: key.seq)
+    def _numbered(self, stage: int, *kinds: str) -> list[Key]:
+        """A stage's operations of some types, type by type, in the order of their numbers."""
+        found = [key for key in self.cell if key.stage == stage and key.kind in kinds]
+        return sorted(found, key=lambda key: (kinds.index(key.kind), key.seq))
 
     def _chain(self, keys: Iterable[Key], last: Iterable[Key] = ()) -> None:
         """Each after the one before; the first after all of `last`."""
@@ -186,17 +179,8 @@ EARLY_S = 1e-2
 """A transfer that ends so much before its peer began was no transfer (clocks disagree, or it was buffered)."""
 
 
-@dataclass(frozen=True)
-class PreparedRecording:
-    """A recording, and how many steps had to be left out because they do not hold the same operations."""
-
-    recording: Recording
-    steps: list[int]
-    left_out: list[int]
-
-
-def prepare_recording(timeline: PipelineTimeline) -> PreparedRecording:
-    """Return the recording of a timeline.
+def prepare_recording(timeline: PipelineTimeline) -> tuple[Recording, list[int]]:
+    """Return the recording of a timeline, and the numbers of the steps in it.
 
     Steps in which some worker's operations differ from the most common ones (a truncated trace, another number of
     micro-batches) are left out; durations of transfers count from the moment when the last of a group has started.
@@ -246,4 +230,4 @@ def prepare_recording(timeline: PipelineTimeline) -> PreparedRecording:
         ranks_per_worker=meta.ranks_per_worker,
         recorded_s=(start + duration).max(axis=(0, 2)) - start.min(axis=(0, 2)),
     )
-    return PreparedRecording(recording, whole, [step for step in timeline.steps if step not in set(whole)])
+    return recording, whole

@@ -77,17 +77,16 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
         events = [event for batch in scan.batches() for event in batch]
     timeline = build_timeline(events, meta)
     try:
-        prepared = prepare_recording(timeline)
-        found = answer_what_if(prepared.recording)
+        recording, steps = prepare_recording(timeline)
+        found = answer_what_if(recording)
     except UsageError as error:
         text = "; ".join([str(error), *source.problems])
         return Findings(notes=[Note(file=source.name, kind=KIND, text=text, used=False)])
     # What the replay leaves out: steps, workers, operations; and what it had to guess.
     unjudged = []
-    if prepared.left_out:
-        why = f"their operations are not those of the other steps ({len(prepared.left_out)} of {len(timeline.steps)})"
-        left_out = ", ".join(map(str, prepared.left_out[:8]))
-        unjudged.append(Unjudged(what=f"steps {left_out}", why=why, side=True))
+    if left_out := [step for step in timeline.steps if step not in set(steps)]:
+        why = f"their operations are not those of the other steps ({len(left_out)} of {len(timeline.steps)})"
+        unjudged.append(Unjudged(what=f"steps {', '.join(map(str, left_out[:8]))}", why=why, side=True))
     workers = timeline.meta.dp_size * timeline.meta.pp_size
     missing = workers - len({(stage, lane[0]) for stage, lane in timeline.ranks})
     if missing > 0:
@@ -100,12 +99,12 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
     if meta is None:
         why = f"no metadata next to {source.name}: sizes were taken from the names of its threads"
         unjudged.append(Unjudged(what="tensor-parallel ranks and interleaving", why=why, side=True))
-    note = f"{len(prepared.steps)} steps of {found.workers} workers ({timeline.stages} stages) replayed"
+    note = f"{len(steps)} steps of {found.workers} workers ({timeline.stages} stages) replayed"
     text = "; ".join(filter(None, [note, scan.losses(), *source.problems]))
     return Findings(
         what_if=as_dict(found, f"timeline {source.name}"),
         sheets=[what_if_table(found)],
-        verdicts=straggler_verdicts(found, prepared.steps, replicas=len(timeline.lanes)),
+        verdicts=straggler_verdicts(found, steps, replicas=len(timeline.lanes)),
         notes=[Note(file=source.name, kind=KIND, text=text)],
         unjudged=unjudged,
     )

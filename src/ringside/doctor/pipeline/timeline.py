@@ -107,17 +107,9 @@ def _size(name: str, found: Mapping[str, str]) -> int:
 COMPUTE = ("forward-compute", "backward-compute")
 P2P = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 KNOWN = (
-    *COMPUTE,
-    *P2P,
-    "params-all-gather",
-    "grads-reduce-scatter",
-    "separate-grads-all-reduce",
-    "layernorm-grads-all-reduce",
-    "embedding-grads-all-reduce",
-    "optimizer-clip-main-grad",
-    "optimizer",
-    "gc",
-)
+    *COMPUTE, *P2P, "params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce",
+    "layernorm-grads-all-reduce", "embedding-grads-all-reduce", "optimizer-clip-main-grad", "optimizer", "gc",
+)  # fmt: skip
 _THREAD = re.compile(r"PP rank (\d{1,9})(?!\d)(?:, TP rank (\d{1,9})(?!\d))?")
 _PROCESS = re.compile(r"DP rank \[?(\d{1,9})(?!\d)")
 LANES_PER_RANK = 5
@@ -129,7 +121,6 @@ class Arguments(msgspec.Struct, gc=False):
 
     step: int | None = None
     model_chunk: int | None = None
-    mb_id: int | None = None
     seq_id: int | None = None
     name: str | int | None = None
 

@@ -7,13 +7,13 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ringside.monitor.alerts.book import Alert
-from ringside.monitor.collector import StepCollector, with_waits
+from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.records import Row, RunInfo, StepRecord
 from ringside.monitor.stats import Floats
 
@@ -79,15 +79,14 @@ class MetricCounters:
     def __init__(self, info: RunInfo, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
         self._guard = threading.Lock()
-        self._rows: dict[int, Row] = {}
-        self._newest, self._highest, self._ended_cost = -1, -1, 0.0
+        self._ended_cost = 0.0
         self._recent: deque[Floats] = deque(maxlen=RECENT_STEPS)
         self._counts = [0] * (len(STEP_BUCKETS_S) + 1)
         totals = {name: np.zeros(info.world_size) for name in RANK_FIELDS}
         self._sums = MetricsSnapshot(info, totals, {}, dict.fromkeys(JOB_FIELDS, 0.0), ())
 
-    def add(self, records: Iterable[StepRecord], collector: StepCollector) -> None:
-        """Take in what the collector has just taken in.
+    def add(self, records: Sequence[StepRecord], collector: StepCollector) -> None:
+        """Take in what the collector has just taken in, once.
 
         Args:
             records: The same batch that its `add` was given.
@@ -97,20 +96,11 @@ class MetricCounters:
         open_cost = sum(v.cost_rank_seconds for v in collector.verdicts if "until_step" not in v.evidence)
         with self._guard:
             sums = self._sums
-            for record in records:
-                if not 0 <= record.rank < sums.info.world_size or record.step < 0:
-                    sums.invalid += 1
-                    continue
-                sums.records += 1
-                if record.step > self._newest:
-                    self._highest = max(self._highest, record.step)
-                    self._rows.setdefault(record.step, {}).setdefault(record.rank, record)
-            newest = -1 if collector.newest is None else collector.newest
-            for step in sorted(step for step in self._rows if step <= newest):
-                self._count_step(self._rows.pop(step))
-            self._newest = max(self._newest, newest)
-            sums.steps, sums.late = collector.steps, collector.late
-            sums.lag_steps = max(self._highest - self._newest, 0)
+            invalid = sum(not 0 <= record.rank < sums.info.world_size or record.step < 0 for record in records)
+            sums.records, sums.invalid = sums.records + len(records) - invalid, sums.invalid + invalid
+            for row in collector.completed:
+                self._count_step(row)
+            sums.steps, sums.late, sums.lag_steps = collector.steps, collector.late, collector.lag_steps
             sums.cost_rank_seconds = max(sums.cost_rank_seconds, self._ended_cost + open_cost)
 
     def add_final_cost(self, cost_rank_seconds: float) -> None:
@@ -141,7 +131,7 @@ class MetricCounters:
 
     def _count_step(self, row: Row) -> None:
         """Add a completed step to the totals; what is no duration or count (NaN, negative) adds nothing."""
-        row, sums = with_waits(row), self._sums
+        sums = self._sums
         values = np.full((len(RANK_FIELDS), sums.info.world_size), np.nan)
         for rank, record in row.items():
             times = [getattr(record, name) for name in RANK_FIELDS]

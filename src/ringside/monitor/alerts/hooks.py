@@ -203,7 +203,7 @@ def parse_hooks(text: str) -> list[Hook]:
 
 def encode(alert: Alert) -> bytes:
     """Return an alert as one line of JSON; numbers that JSON has not are null."""
-    return msgspec.json.encode(finite(msgspec.to_builtins(alert))) + b"\n"
+    return msgspec.json.encode(finite(alert)) + b"\n"
 
 
 def _host(url: str) -> str:

@@ -95,33 +95,6 @@ def parse_endpoint(text: str, token: str = "") -> Endpoint:
 
 
 # -------------------------------------------------------------------------------------------------
-# How often parameters are compared: as the script requests, or the environment.
-
-DIGEST_EVERY = "RINGSIDE_DIGEST_EVERY"
-EVERY = 100
-"""Steps between two comparisons, where nothing else is requested."""
-
-
-def digest_steps(requested: int | str | None) -> int:
-    """Return how many steps are between two comparisons: as requested, else RINGSIDE_DIGEST_EVERY, else `EVERY`.
-
-    Raises:
-        UsageError: It is no number of steps.
-    """
-    value = os.environ.get(DIGEST_EVERY) or EVERY if requested is None else requested
-    try:
-        steps = -1 if isinstance(value, float) else int(value)
-    except (TypeError, ValueError):
-        steps = -1
-    if steps < 0:
-        raise UsageError(
-            f"parameters cannot be compared every {value!r} steps: give a whole number of steps, or 0 for never "
-            f"(digest_every, --digest-every or {DIGEST_EVERY})"
-        )
-    return steps
-
-
-# -------------------------------------------------------------------------------------------------
 # Alerts of a run that is going on.
 
 PATIENCE_S = 3.0

@@ -7,7 +7,6 @@ that writes a checkpoint for a minute while the others wait is reported once.
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, HangFinding, find_cause
 from ringside.monitor.hang.rank_state import RankState
 from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.processes import signal_name
 from ringside.text import name_ranks, percent
 
 GAP_S = 2.0
@@ -202,7 +202,7 @@ def _occupation(finding: HangFinding, culprit: RankState) -> str:
     process = culprit.process
     share = f" ({percent(process.cpu_share)} of a core)" if math.isfinite(process.cpu_share) else ""
     kernel = f" ({process.kernel_function})" if process.kernel_function else ""
-    by_signal = f" by {_signal_name(process.signal)}" if process.signal else ""
+    by_signal = f" by {signal_name(process.signal)}" if process.signal else ""
     sentences = {
         "stopped": f"its process is stopped (state {process.state}){place}",
         "dead": f"its process ended{by_signal}{place}",
@@ -214,13 +214,6 @@ def _occupation(finding: HangFinding, culprit: RankState) -> str:
         "asleep": f"it sleeps elsewhere{kernel}{place}",
     }
     return sentences.get(finding.why, finding.why)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name if number else ""
-    except ValueError:
-        return f"signal {number}"
 
 
 def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict[str, float | int | str]:
@@ -241,7 +234,7 @@ def _evidence(finding: HangFinding, culprit: RankState | None, pid: int) -> dict
     known: dict[str, float | int | str] = {
         "pid": pid,
         "process_state": process.state,
-        "signal": _signal_name(process.signal),
+        "signal": signal_name(process.signal) if process.signal else "",
         "kernel_function": process.kernel_function,
         "where": culprit.where,
         "called": culprit.call,

@@ -7,11 +7,12 @@ for a rank, not for the network, and that is another verdict. The bars are in do
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from ringside.monitor.job.collectives import best_buckets, bucket_mb
 from ringside.monitor.run.records import Row
 from ringside.monitor.run.table import StepTable, least_of_ranks
 from ringside.monitor.stats import Floats
-from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 from ringside.text import duration, percent, size
 
 BOUND_AT, BOUND_UNTIL = 0.5, 0.4
@@ -94,21 +95,34 @@ def bucket_saving(step: JobStep) -> tuple[float, float]:
     return min(best.saved_seconds, step.exposed_seconds), best.saved_ratio
 
 
-class Rule(Protocol):
-    """One kind of verdict on a whole job."""
+class Rule(ABC):
+    """One kind of verdict on a whole job.
+
+    Args:
+        lasting_s: For how long it must be so, seconds.
+
+    Attributes:
+        kind: The verdict's.
+        bars: The share of the step at which an episode begins, and the one below which it ends.
+        episode: Whether it is so.
+    """
 
     kind: str
-    episode: Episode
+    bars: tuple[float, float]
 
+    def __init__(self, lasting_s: float = LASTING_S) -> None:
+        self.episode = Episode(*self.bars, lasting_s)
+
+    @abstractmethod
     def share(self, step: JobStep) -> float:
         """Return which share of the step would be saved; 0 where the rule does not hold."""
 
+    @abstractmethod
     def verdict(self, steps: Iterable[JobStep]) -> Verdict:
         """Return the verdict, from the steps of the episode so far; the watcher fills in since when, and the price."""
 
 
-@dataclass
-class CommunicationBound:
+class CommunicationBound(Rule):
     """The whole job waits for gradients that have nothing left to hide behind.
 
     Args:
@@ -116,16 +130,15 @@ class CommunicationBound:
         lasting_s: For how long it must be so, seconds.
     """
 
-    explained: Callable[[], bool] = bool
-    lasting_s: float = LASTING_S
-    kind: str = "communication_bound"
+    kind, bars = "communication_bound", (BOUND_AT, BOUND_UNTIL)
 
-    def __post_init__(self) -> None:
-        self.episode = Episode(BOUND_AT, BOUND_UNTIL, self.lasting_s)
+    def __init__(self, explained: Callable[[], bool] = bool, lasting_s: float = LASTING_S) -> None:
+        super().__init__(lasting_s)
+        self._explained = explained
 
     def share(self, step: JobStep) -> float:
         """Return exposed synchronisation over step; 0 while something narrower explains it and no verdict is open."""
-        if not self.episode.is_open and self.explained():
+        if not self.episode.is_open and self._explained():
             self.episode.reset()
             return 0.0
         return _ratio(step.exposed_seconds, step.step_seconds)
@@ -150,19 +163,10 @@ class CommunicationBound:
         )
 
 
-@dataclass
-class InputBound:
-    """The whole job waits for its data loaders.
+class InputBound(Rule):
+    """The whole job waits for its data loaders."""
 
-    Args:
-        lasting_s: For how long it must be so, seconds.
-    """
-
-    lasting_s: float = LASTING_S
-    kind: str = "input_bound"
-
-    def __post_init__(self) -> None:
-        self.episode = Episode(INPUT_AT, INPUT_UNTIL, self.lasting_s)
+    kind, bars = "input_bound", (INPUT_AT, INPUT_UNTIL)
 
     def share(self, step: JobStep) -> float:
         """Return time before forward over step."""
@@ -182,21 +186,20 @@ class InputBound:
         )
 
 
-@dataclass
-class SmallCollectives:
-    """Most of the synchronisation is the latency of collectives that are too small.
+class SmallCollectives(Rule):
+    """Most of the synchronisation is the latency of collectives that are too small."""
 
-    Args:
-        lasting_s: For how long it must be so, seconds.
-    """
+    kind, bars = "small_collectives", (SAVED_AT, SAVED_UNTIL)
 
-    lasting_s: float = LASTING_S
-    kind: str = "small_collectives"
-
-    def __post_init__(self) -> None:
-        self.episode = Episode(SAVED_AT, SAVED_UNTIL, self.lasting_s)
+    def __init__(self, lasting_s: float = LASTING_S) -> None:
+        super().__init__(lasting_s)
         self._recent: deque[JobStep] = deque(maxlen=WINDOW_STEPS)
         self._seen, self._share = 0, 0.0
+
+    @property
+    def suspects(self) -> bool:
+        """Whether collectives are too small, or may turn out to be."""
+        return self.episode.is_open or self.episode.is_high
 
     def share(self, step: JobStep) -> float:
         """Return what larger buckets would save over step, of the median of the last steps: single ones vary much."""
@@ -275,9 +278,7 @@ class JobWatcher:
                 self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
                 events.append(VerdictEvent(self._open[rule.kind], ended=False))
             else:
-                verdict = self._open.pop(rule.kind)
-                evidence = {**verdict.evidence, "until_step": rule.episode.until_step}
-                events.append(VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True))
+                events.append(episode_end(self._open.pop(rule.kind), rule.episode.until_step))
         return events
 
     @property

@@ -22,7 +22,7 @@ import msgspec
 from ringside.monitor.job.watcher import JobStep, add_cost, cost_since, job_step, median_step
 from ringside.monitor.links.sampler import Link, Period, combine_wires, wires_by_link
 from ringside.monitor.run.records import Row, Wire
-from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 from ringside.text import rate
 
 SLOW = 0.5
@@ -304,8 +304,7 @@ class LinkWatcher:
                     self._states[link].slow = None
                 verdict = self._open.pop(home)
                 until = self._relief if verdict.since_step < self._relief <= step else step
-                evidence = {**verdict.evidence, "until_step": until}
-                events.append(VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True))
+                events.append(episode_end(verdict, until))
         # Worst first; a link that shares an end with an open verdict's joins that one.
         begun = []
         for found in sorted(slow, key=lambda slow_link: slow_link.bytes_per_s / slow_link.usual.rate):

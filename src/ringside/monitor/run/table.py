@@ -82,15 +82,9 @@ class VitalsGatherer:
         self._seen[record.rank] += 1
         if number % self._stride:
             return
-        numbers = []
-        for name in VITALS_FIELDS:
-            value = getattr(record.vitals, name)
-            try:
-                numbers.append(math.nan if value is None else float(value))
-            except OverflowError:  # a whole number in a file of somebody else's
-                numbers.append(math.nan)
-        values = np.array(numbers)
-        # What cannot be a time or a count is not known.
+        read = (getattr(record.vitals, name) for name in VITALS_FIELDS)
+        # What cannot be a time or a count is not known; a whole number may be larger than any float.
+        values = np.array([math.nan if value is None else float(max(min(value, 2 * LARGEST), -1)) for value in read])
         values = np.where((values >= 0) & (values <= LARGEST), values, np.nan)
         self._rows.append((number, record.step, record.rank, values))
         if len(self._rows) > self._limit:
@@ -251,17 +245,14 @@ def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS, s
         if row is None:
             row = rows[step] = np.full((len(FIELDS), ranks), np.nan)
         if math.isnan(row[1, record.rank]):
-            row[:, record.rank] = _values(record)
+            read = (getattr(record, name) for name in FIELDS)
+            row[:, record.rank] = [math.nan if value is None else value for value in read]
         if len(rows) > limit:
             stride *= 2
             rows = {kept: value for kept, value in rows.items() if kept % stride == 0}
     steps = np.array(sorted(rows), dtype=np.int64)
     values = np.stack([rows[int(step)] for step in steps], axis=1) if rows else np.empty((len(FIELDS), 0, ranks))
     return StepTable(steps, stride, values, vitals.table())
-
-
-def _values(record: StepRecord) -> list[float]:
-    return [math.nan if (value := getattr(record, name)) is None else value for name in FIELDS]
 
 
 def job_step_seconds(table: StepTable) -> Floats:
@@ -286,8 +277,8 @@ def least_of_ranks(values: Floats, *, positive: bool = False) -> Floats:
         positive: Whether 0 stands for not known as well.
     """
     known = np.isfinite(values) & (values > 0 if positive else values >= 0)
-    least = np.where(known, values, np.inf).min(axis=1, initial=np.inf)
-    return np.where(np.isfinite(least), least, np.nan)
+    least: Floats = np.fmin.reduce(np.where(known, values, np.nan), axis=1, initial=np.nan)
+    return least
 
 
 def of_whole_steps(values: Floats) -> Floats:
@@ -308,7 +299,6 @@ def fill_waits(table: StepTable) -> Floats:
     All ranks leave a synchronisation together, so who was blocked least arrived last and waited for nobody.
     """
     waits, exposed = table["wait_seconds"], table["exposed_seconds"]
-    least = np.where(np.isnan(exposed), np.inf, exposed).min(axis=1, initial=np.inf, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        estimate = np.where(np.isfinite(least), exposed - least, np.nan)
-    return np.where(np.isnan(waits), estimate, waits)
+    least = np.fmin.reduce(exposed, axis=1, initial=np.nan, keepdims=True)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        return np.where(np.isnan(waits), exposed - least, waits)

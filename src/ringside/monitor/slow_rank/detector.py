@@ -5,16 +5,23 @@ The method and what it reaches (recall, delay, false alarms per day) are in docs
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from statistics import median
+
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
-from ringside.monitor.slow_rank.pauses import Pauses, is_of_pauses, judge_pauses, rejudge_pauses
-from ringside.monitor.slow_rank.verdict import judge_excess
-from ringside.monitor.slow_rank.window_test import WindowTest
-from ringside.monitor.stats import Floats, log_excess, usable
-from ringside.monitor.verdict import Verdict, VerdictEvent
+from ringside.monitor.causes import explain_verdict
+from ringside.monitor.price import Meter, cost_rank_seconds
+from ringside.monitor.run.records import Row
+from ringside.monitor.run.table import tabulate
+from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, is_of_pauses, judge_pauses, rejudge_pauses
+from ringside.monitor.slow_rank.window_test import EFFECT, PERSISTENCE, WindowTest
+from ringside.monitor.stats import Floats, known_median, log_excess, usable
+from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 
 WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
@@ -89,9 +96,7 @@ class Detector:
 
     def _end(self, rank: int, count: int) -> VerdictEvent:
         """Close a rank's episode, which was over after step count `count`."""
-        verdict = self._open.pop(rank)
-        evidence = {**verdict.evidence, "until_step": self._number(count)}
-        return VerdictEvent(msgspec.structs.replace(verdict, evidence=evidence), ended=True)
+        return episode_end(self._open.pop(rank), self._number(count))
 
     def _judge_episode(self, rank: int, now: int) -> Verdict:
         """Return the verdict on an episode that has just opened, from its steps as far back as the window reaches."""
@@ -176,3 +181,177 @@ def _table(values: ArrayLike) -> Floats:
     if table.ndim != 2:
         raise UsageError(f"an array [steps, ranks] is needed; got one of shape {table.shape}")
     return table
+
+
+# -------------------------------------------------------------------------------------------------
+# From an episode of one rank to a verdict: slow hardware or more work, with the numbers that say so, and its price.
+
+EXPLAINED = 0.7
+"""Uneven work is the verdict when sample counts account for this much of the excess."""
+
+SLOW_CAUSE = "its own work takes longer than the same work elsewhere"
+SLOW_ADVICE = (
+    "Compare this rank's clocks, temperature, CPU steal and neighbours with a healthy rank's; "
+    "move the rank to another device or host if they do not explain it."
+)
+UNEVEN_CAUSE = "it was given more samples per step; per sample it is as fast as the others"
+UNEVEN_ADVICE = "Balance the batches: equal samples (or tokens) per rank, or bucket sequences by length."
+
+
+def judge_excess(
+    rank: int, own: Floats, samples: Floats | None, *, since_step: int, detected_step: int, usual: float = 0.0
+) -> Verdict:
+    """Return the verdict on one rank's episode.
+
+    Args:
+        rank: The culprit.
+        own: Own times in seconds over the episode so far, float [steps, ranks]; NaN = missing.
+        samples: Samples (or tokens) per step and rank, float [steps, ranks]; None where not known.
+        since_step: Training step at which the episode began.
+        detected_step: Training step at which it was noticed.
+        usual: The rank's log excess before the episode.
+    """
+    excess = known_median(log_excess(own)[:, rank])
+    more_work = 0.0 if samples is None else known_median(log_excess(samples)[:, rank])
+    uneven = more_work > 0 and (excess - more_work < min(EFFECT, excess / 2) or more_work >= EXPLAINED * excess)
+    evidence: dict[str, float | int | str] = {
+        "own_seconds": known_median(own[:, rank]),
+        "others_own_seconds": known_median(np.delete(own, rank, axis=1).ravel()),
+        "usual_excess_ratio": math.expm1(usual),
+        "steps": len(own),
+    }
+    if samples is not None:
+        evidence["more_samples_ratio"] = math.expm1(more_work)
+    return Verdict(
+        kind="uneven_work" if uneven else "slow_rank",
+        ranks=[rank],
+        since_step=since_step,
+        detected_step=detected_step,
+        excess_ratio=math.expm1(excess),
+        cause=UNEVEN_CAUSE if uneven else SLOW_CAUSE,
+        evidence=evidence,
+        cost_rank_seconds=cost_rank_seconds(own, [rank], [usual]),
+        advice=UNEVEN_ADVICE if uneven else SLOW_ADVICE,
+    )
+
+
+PriceMeter = Meter | PauseMeter
+"""The price of one open verdict while the run goes on."""
+
+
+def meter_of(verdict: Verdict) -> PriceMeter:
+    """Return a meter that goes on from the price of a verdict on one rank."""
+    if is_of_pauses(verdict):
+        return PauseMeter(verdict)
+    usual = math.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))
+    return Meter(verdict.ranks[0], math.log1p(verdict.excess_ratio), usual, verdict.cost_rank_seconds)
+
+
+# -------------------------------------------------------------------------------------------------
+# What watches a job that goes on: the detector, with causes and prices.
+
+RECORDS_KEPT = 16_384
+
+MATERIAL = 0.02
+"""The share of a job's step that a rank's excess must take up. Less holds nobody up: where a link is slow and steps
+take ten times as long, the rank that sends over it may well need a millisecond more for its own work."""
+
+LASTED_S, LOST_S = 0.3, 0.05
+"""Seconds that an excess must have lasted, and must have added up to, and it must still be there. Now and then a
+virtual machine's processor is another's for a fifth of a second, and two ranks on cores that share a physical one lag
+by turns, by a tenth for a dozen steps: that is much where steps take milliseconds, and nobody can do anything about."""
+
+LOOK_AGAIN = 8
+"""Steps between two looks at who is slow and does not matter yet."""
+
+
+class SlowRankWatcher:
+    """Names ranks whose own time holds the job up: `slow_rank`, `uneven_work`, `input_bound`.
+
+    Args:
+        ranks: Number of ranks.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._detector = Detector(ranks)
+        self._recent: deque[Row] = deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
+        self._meters: dict[int, PriceMeter] = {}
+        # By rank. A finding of the detector is pending until it has lasted, then minor until it is material, then open.
+        self._pending: dict[int, Verdict] = {}
+        self._minor: dict[int, Verdict] = {}
+        self._open: dict[int, Verdict] = {}
+
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
+        """Take in a completed step; see `Watcher`."""
+        self._recent.append(row)
+        own, samples = np.full(self._ranks, np.nan), np.zeros(self._ranks)
+        for rank, record in row.items():
+            own[rank], samples[rank] = record.own_seconds, record.samples
+        findings = self._detector.update(own, samples if samples.any() else None, step=step)
+        for meter in self._meters.values():
+            meter.add(own[None])
+        events = []
+        for finding in findings:
+            rank = finding.verdict.ranks[0]
+            if not finding.ended:
+                self._pending[rank] = finding.verdict
+            elif rank in self._open:
+                verdict = self._priced(rank, self._open.pop(rank))
+                del self._meters[rank]
+                events.append(episode_end(verdict, int(finding.verdict.evidence["until_step"])))
+            else:  # over before it was a verdict
+                self._pending.pop(rank, None)
+                self._minor.pop(rank, None)
+        lasted = [rank for rank, verdict in self._pending.items() if self._has_lasted(verdict)]
+        self._minor.update({rank: self._pending.pop(rank) for rank in lasted})
+        for rank in lasted if step % LOOK_AGAIN else list(self._minor):
+            if self._is_material(self._minor[rank]):
+                verdict = msgspec.structs.replace(self._minor.pop(rank), detected_step=step)
+                if not is_of_pauses(verdict):
+                    table = tabulate((record for row in self._recent for record in row.values()), self._ranks)
+                    verdict = explain_verdict(
+                        verdict, table.between(verdict.since_step), table.before(verdict.since_step)
+                    )
+                self._meters[rank] = meter_of(verdict)
+                self._open[rank] = verdict
+                events.append(VerdictEvent(verdict, ended=False))
+        return events
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
+        return [self._priced(rank, verdict) for rank, verdict in self._open.items()]
+
+    def _has_lasted(self, verdict: Verdict) -> bool:
+        """Return whether a rank's excess has lasted and cost enough, and is there in most of the newest steps."""
+        if is_of_pauses(verdict):
+            return True
+        rank, seconds, lost = verdict.ranks[0], 0.0, 0.0
+        late: list[bool] = []
+        for row in filter(None, reversed(self._recent)):
+            if next(iter(row.values())).step < verdict.since_step:
+                break
+            times = [time for record in row.values() for time in (record.step_seconds, record.own_seconds)]
+            seconds += max((time for time in times if time > 0), default=0.0)  # what is not known is not positive
+            known = {other: record.own_seconds for other, record in row.items() if record.own_seconds > 0}
+            own = known.pop(rank, None)
+            if own is None or not known:
+                continue
+            usual = median(known.values())
+            lost += own - usual
+            late.append(own >= (1.0 + verdict.excess_ratio / 2.0) * usual)
+        else:
+            seconds, lost = LASTED_S, LOST_S  # longer than is remembered
+        newest = late[:PERSISTENCE]
+        return seconds >= LASTED_S and lost >= LOST_S and 2 * sum(newest) >= len(newest)
+
+    def _is_material(self, verdict: Verdict) -> bool:
+        """Return whether what the rank needs beyond the others is a good part of the newest steps."""
+        rows = list(self._recent)[-PERSISTENCE:]
+        steps = [record.step_seconds for row in rows for record in row.values() if record.step_seconds > 0]
+        usual = float(verdict.evidence.get("others_own_seconds", verdict.evidence["own_seconds"]))
+        return not steps or usual * verdict.excess_ratio >= MATERIAL * float(np.median(steps))
+
+    def _priced(self, rank: int, verdict: Verdict) -> Verdict:
+        return msgspec.structs.replace(verdict, cost_rank_seconds=self._meters[rank].rank_seconds)

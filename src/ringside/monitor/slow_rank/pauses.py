@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.monitor.price import spared_rank_seconds
-from ringside.monitor.slow_rank.robust import divergence, median
-from ringside.monitor.stats import Floats, usable
+from ringside.monitor.stats import Floats, divergence, median, usable
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration
 

@@ -108,8 +108,7 @@ class Prediction:
     def covers(self, times_s: ArrayLike) -> NDArray[np.bool_]:
         """Return which of the measured times lie in their band, bool [n]."""
         times = np.asarray(times_s, dtype=np.float64)
-        inside: NDArray[np.bool_] = (times >= self.low_s) & (times <= self.high_s)
-        return inside
+        return (times >= self.low_s) & (times <= self.high_s)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,8 +249,7 @@ def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Cal
 
 def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
     """Of the rows about the curve, float64 [n, n]; a row of weight below 1 is that much less sure."""
-    covariance: Floats = bumps(x, x, scale) + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
-    return covariance
+    return bumps(x, x, scale) + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
 
 
 def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:

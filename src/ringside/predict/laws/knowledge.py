@@ -19,16 +19,6 @@ from ringside.predict.topology.topology import LinkClass, Topology
 # Only words and counts are read, never a measured figure: a prediction from them has seen nothing of what it predicts.
 
 
-@dataclass(frozen=True)
-class _Inside:
-    """A GPU that no preset has: its links to the others of its host, and the source of that."""
-
-    words: str
-    kind: str
-    bytes_per_s: float
-    source: str
-
-
 # The first that matches is taken.
 _MACHINES = (
     (r"\bp4de?\b|p4de?\.", "p4de"),
@@ -39,13 +29,14 @@ _MACHINES = (
     (r"(?<!\w)h(?:100|800|20)(?!\w)(?!.{0,12}pcie)|hopper|a3-?(?:mega|high|ultra)", "dgx-h100"),
     (r"(?<!\w)a(?:100|800)(?!\w)(?!.{0,12}pcie)", "dgx-a100"),
 )
+# GPUs that no preset has: words, the links to the others of a host, bytes per second, and the source of that.
 _GPUS = (
-    _Inside(r"mi35[05]x?", "nvlink", 360e9, "7 xGMI links of 76.8 GB/s each way (AMD CDNA 4 white paper), 2/3 of it"),
-    _Inside(r"mi3[02][05]x?", "nvlink", 336e9, "7 xGMI links of 64 GB/s each way (AMD CDNA 3 white paper), 3/4 of it"),
-    _Inside(r"v100.{0,12}pcie|\bt4\b|g4dn", "pcie", 12e9, "PCIe 3.0 x16"),
-    _Inside(r"v100", "nvlink", 120e9, "6 NVLinks x SM70_NVLINK_BW 20 GB/s (NCCL src/graph/topo.h)"),
-    _Inside(r"rtx (?:pro )?6000|h100.{0,12}pcie|h200 nvl|rtx 50", "pcie", 50e9, "PCIe 5.0 x16, 63 GB/s, 4/5 of it"),
-    _Inside(r"rtx|geforce|l40|\bl4\b|\ba10g?\b|\ba[46]0+\b|pcie", "pcie", 25e9, "PCIe 4.0 x16, 31.5 GB/s, 4/5"),
+    (r"mi35[05]x?", "nvlink", 360e9, "7 xGMI links of 76.8 GB/s each way (AMD CDNA 4 white paper), 2/3 of it"),
+    (r"mi3[02][05]x?", "nvlink", 336e9, "7 xGMI links of 64 GB/s each way (AMD CDNA 3 white paper), 3/4 of it"),
+    (r"v100.{0,12}pcie|\bt4\b|g4dn", "pcie", 12e9, "PCIe 3.0 x16"),
+    (r"v100", "nvlink", 120e9, "6 NVLinks x SM70_NVLINK_BW 20 GB/s (NCCL src/graph/topo.h)"),
+    (r"rtx (?:pro )?6000|h100.{0,12}pcie|h200 nvl|rtx 50", "pcie", 50e9, "PCIe 5.0 x16, 63 GB/s, 4/5 of it"),
+    (r"rtx|geforce|l40|\bl4\b|\ba10g?\b|\ba[46]0+\b|pcie", "pcie", 25e9, "PCIe 4.0 x16, 31.5 GB/s, 4/5"),
 )
 # Gbit/s of one InfiniBand port
 _PORTS = {"xdr": 800.0, "ndr": 400.0, "hdr": 200.0, "edr": 100.0, "fdr": 56.0}
@@ -108,11 +99,11 @@ def _machine(text: str) -> Topology | None:
                 share = 2 / 3 if "a800" in text else 400 / 900
                 found = replace(found, inside=replace(found.inside, bytes_per_s=found.inside.bytes_per_s * share))
             return found
-    for gpu in _GPUS:
-        if match := re.search(gpu.words, text):
-            inside = LinkClass(gpu.kind, 3e-6 if gpu.kind == "nvlink" else 2e-6, gpu.bytes_per_s)
+    for words, kind, bytes_per_s, source in _GPUS:
+        if match := re.search(words, text):
+            inside = LinkClass(kind, 3e-6 if kind == "nvlink" else 2e-6, bytes_per_s)
             between = LinkClass("infiniband", 4e-6, 400 * _PER_GBIT)
-            return Topology(match[0], (8, 8), inside, between, 8, sources={"inside.bytes_per_s": gpu.source})
+            return Topology(match[0], (8, 8), inside, between, 8, sources={"inside.bytes_per_s": source})
     return None
 
 

@@ -201,9 +201,8 @@ def option(topology: Topology, name: str = AUTO) -> Option:
             return _library_option(topology, candidate, replace(law, mean=mean))
     if name not in ALGORITHMS or not _is_possible(name, topology):
         known = names(topology)
-        raise UsageError(
-            f"there is no {name!r}{did_you_mean(name, known)} on {topology.name}; there are {', '.join(known)}"
-        )
+        there = f"there are {', '.join(known)}"
+        raise UsageError(f"there is no {name!r}{did_you_mean(name, known)} on {topology.name}; {there}")
     # By its schedule. What all ranks send is counted by closed forms: schedules may be huge.
     schedule = schedule_for(topology, name)
     law = schedule_law(Scheduled(schedule, topology, fixed_s(topology), pipelined=name in TREES))
@@ -234,10 +233,7 @@ def collective(topology: Topology, name: str) -> Option:
         name: `all_gather` or `reduce_scatter`.
     """
     if has_library(topology):
-        doublings, beyond = _beyond_tables(topology)
-        law, here = _held_to_tables(topology, fabric.law(topology, name), collective=name)
-        spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
-        law = replace(law, spread=spread)
+        law, here, beyond = _held_to_tables(topology, fabric.law(topology, name), collective=name)
         return Option(name, LIBRARY, law, topology.ranks - 1.0, None, None, beyond, measured=here)
     schedule = by_name(f"ring_{name}", topology.ranks)
     law = Law(np.zeros(2), SPREADS, name, backbone=Scheduled(schedule, topology), noise=NOISY)
@@ -253,10 +249,8 @@ def _of_fabric(topology: Topology) -> list[Candidate]:
 
 
 def _library_option(topology: Topology, candidate: Candidate, law: Law) -> Option:
-    """Return one of a library's algorithms; the band widens with every doubling of hosts beyond published tables."""
-    doublings, beyond = _beyond_tables(topology)
-    law, here = _held_to_tables(topology, law, name=candidate.name)
-    spread = np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)
+    """Return one of a library's algorithms."""
+    law, here, beyond = _held_to_tables(topology, law, name=candidate.name)
     n, hosts = topology.ranks, topology.hosts
     inside = {"nvls": n + 1.0, "nvls_tree": float(n + hosts) + 2.0 * (hosts - 1)}  # every host's switch, and a tree
     inside[IN_NETWORK] = float(n + 2 * hosts) if topology.nvls is not None else 2.0 * (n - hosts) + hosts
@@ -270,25 +264,16 @@ def _library_option(topology: Topology, candidate: Candidate, law: Law) -> Optio
     over = "no published table is of an oversubscribed network" if topology.oversubscription > 1 else ""
     rail = "no published table is of a host with a rail less" if topology.host_rates else ""
     beyond = "; ".join(filter(None, [sharp, over, rail, beyond]))
-    law = replace(law, spread=spread)
     return Option(candidate.name, LIBRARY, law, sent, host_sent, rounds, beyond, measured=here)
-
-
-def _beyond_tables(topology: Topology) -> tuple[float, str]:
-    """Return how many doublings of the hosts lie beyond published tables and own ones, and that in words."""
-    rack = max(topology.ranks_per_host) > 16
-    most, unit = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")
-    own = max((len(times.ranks_per_host) for times in topology.measured), default=0)
-    if topology.hosts <= max(most, own):
-        return 0.0, ""
-    whose = "your tables end" if own > most else "published tables end"
-    return math.log2(topology.hosts / max(most, own)), f"{whose} at {max(most, own)} {unit}"
 
 
 def _held_to_tables(
     topology: Topology, law: Law, name: str = "", collective: str = ALL_REDUCE
-) -> tuple[Law, Calibration | None]:
+) -> tuple[Law, Calibration | None, str]:
     """Return a law moved by what tables of the same hardware had beside theirs, and a table's own fit of this scale.
+
+    The law's band widens with every doubling of hosts beyond published tables and own ones; that they end is returned
+    in words.
 
     Tables of the same collective count, or where there is none those of all-reduce: whatever makes a cluster slower
     than its datasheet makes all of its collectives so.
@@ -301,8 +286,6 @@ def _held_to_tables(
     """
     own = [times for times in topology.measured if times.collective == collective]
     own = own or [times for times in topology.measured if times.collective == ALL_REDUCE]
-    if not own:
-        return law, None
     base = replace(topology, overrides=(), host_rates=(), measured=())
     fitted, here = [], None
     for times in own:
@@ -313,7 +296,17 @@ def _held_to_tables(
         alike = collective != ALL_REDUCE or (*forced, chosen)[0] == name
         if times.collective == collective and times.ranks_per_host == topology.ranks_per_host and alike:
             here = fitted[-1]
-    return transfer(fitted, law), here
+    law = transfer(fitted, law) if fitted else law
+    # How far the hosts are beyond all tables.
+    rack = max(topology.ranks_per_host) > 16
+    most, unit = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")
+    largest = max((len(times.ranks_per_host) for times in topology.measured), default=0)
+    if topology.hosts <= max(most, largest):
+        return law, here, ""
+    doublings = math.log2(topology.hosts / max(most, largest))
+    whose = "your tables end" if largest > most else "published tables end"
+    beyond = f"{whose} at {max(most, largest)} {unit}"
+    return replace(law, spread=np.sqrt(law.spread**2 + doublings * PIPELINE.drift**2)), here, beyond
 
 
 @cache

@@ -299,11 +299,8 @@ class Crossover:
 
 def priced(option: Option, sizes: Sequence[float]) -> list[Priced]:
     """Return an option at each of several sizes, bytes, more than 0."""
-    bands = option.predict(sizes).bands
-    return [
-        Priced(option.name, option.basis, band, option.why_extrapolated(size))
-        for size, band in zip(sizes, bands, strict=True)
-    ]
+    bands = zip(sizes, option.predict(sizes).bands, strict=True)
+    return [Priced(option.name, option.basis, band, option.why_extrapolated(size)) for size, band in bands]
 
 
 def ranking(options: Sequence[Option], sizes: Sequence[float] = SIZES) -> dict[float, tuple[Priced, ...]]:
@@ -382,18 +379,14 @@ def bounds(topology: Topology, algorithm: str, size_bytes: float) -> tuple[Bound
         algorithm: As for `options.option`.
         size_bytes: More than 0.
     """
-    now = _seconds(topology, algorithm, size_bytes)
+    now = float(option(topology, algorithm).predict([size_bytes]).times_s[0])
     found = []
     for kind, where, link, worse in _worsened(topology):
-        share = (_seconds(worse, algorithm, size_bytes) / now - 1.0) / (WORSE - 1.0)
+        then = float(option(worse, algorithm).predict([size_bytes]).times_s[0])
+        share = (then / now - 1.0) / (WORSE - 1.0)
         found.append(Bound(kind, where, link, min(max(share, 0.0), 1.0)))
     found.append(Bound("work", "", "", max(0.0, 1.0 - sum(bound.share for bound in found))))
     return tuple(sorted((bound for bound in found if bound.share >= 0.01), key=lambda bound: -bound.share))
-
-
-def _seconds(topology: Topology, algorithm: str, size_bytes: float) -> float:
-    name = AUTO if algorithm == AUTO and has_library(topology) else algorithm
-    return float(option(topology, name).predict([size_bytes]).times_s[0])
 
 
 def _worsened(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
@@ -420,13 +413,9 @@ def _slower(topology: Topology, where: str, worse: LinkClass) -> Topology:
     if where == "inside":
         return replace(topology, inside=worse)
     rate, delay = worse.bytes_per_s / before.bytes_per_s, WORSE if worse.alpha_s > before.alpha_s else 1.0
-    own = tuple(
-        replace(
-            link,
-            alpha_s=None if link.alpha_s is None else link.alpha_s * delay,
-            bytes_per_s=None if link.bytes_per_s is None else link.bytes_per_s * rate,
-        )
-        for link in topology.overrides
-    )
+    own = []
+    for link in topology.overrides:
+        alpha_s, bytes_per_s = link.alpha_s and link.alpha_s * delay, link.bytes_per_s and link.bytes_per_s * rate
+        own.append(replace(link, alpha_s=alpha_s, bytes_per_s=bytes_per_s))
     rates = tuple((out * rate, into * rate) for out, into in topology.host_rates)
-    return replace(topology, between=worse, overrides=own, host_rates=rates)
+    return replace(topology, between=worse, overrides=tuple(own), host_rates=rates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 
@@ -127,15 +127,12 @@ def _hierarchical(schedule: Schedule, k: int) -> Iterator[Messages]:
         local, each = schedule.ranks // hosts, slices // inner.ranks
         lane = np.arange(local, dtype=np.int64)[:, None]
         for block in Stretch(k - inner.rounds, 1, outer).blocks():
-            src, dst = (
-                np.where(end < hosts, end * local + lane, end - hosts + schedule.ranks).ravel()
-                for end in (block.src, block.dst)
-            )
+            ends = block.src, block.dst
+            src, dst = (np.where(end < hosts, end * local + lane, end - hosts + schedule.ranks).ravel() for end in ends)
             yield Messages(src, dst, np.tile(block.chunks * each, local), np.tile(block.added * each, local))
     else:
-        there = (
-            Stretch(k, 1, inner) if k < inner.rounds else Stretch(k - inner.rounds - outer.rounds, 1, reverse(inner))
-        )
+        back = k - inner.rounds - outer.rounds
+        there = Stretch(k, 1, inner) if k < inner.rounds else Stretch(back, 1, reverse(inner))
         # Inside every host alike; each chunk of the host's schedule is `outer.chunks` of the whole.
         host, pieces = inner.ranks * np.arange(hosts, dtype=np.int64)[:, None], outer.chunks
         for block in there.blocks():
@@ -232,22 +229,18 @@ class PreparedRounds:
     Args:
         stretch: The round, and how often it comes.
         wires: What it runs over.
-        sends: Messages that every vertex sends, float64 [vertices].
-        takes: Messages that it takes.
-        added: What it adds up, as a share of the tensor; switches add while they receive.
     """
 
     stretch: Stretch
     wires: Wires
-    sends: Floats = field(init=False)
-    takes: Floats = field(init=False)
-    added: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         self._kept: list[Costs] | None = None
         self._totals: list[Floats] = []  # by what is shared: seconds per byte of the tensor that go through each of it
-        vertices = self.wires.vertices
+        vertices, topology = self.wires.vertices, self.wires.topology
+        most = max(vertices, topology.hosts * topology.nics)  # of anything that is shared
         share = 1.0 / self.stretch.schedule.chunks
+        # Messages that every vertex sends and takes, and what it adds up, as a share of the tensor.
         counts = np.zeros((3, vertices))
         blocks = 0
         for block in self.stretch.blocks():
@@ -255,25 +248,18 @@ class PreparedRounds:
             counts[1] += np.bincount(block.dst, minlength=vertices)
             counts[2] += np.bincount(block.dst, weights=block.added * share, minlength=vertices)
             for kind, (whose, per_byte) in enumerate(self.wires.shares(block.src, block.dst)):
-                used = whose >= 0
-                through = np.bincount(whose[used], weights=(block.chunks * share * per_byte)[used]).astype(np.float64)
+                used, weights = whose >= 0, block.chunks * share * per_byte
                 if kind == len(self._totals):
-                    self._totals.append(np.zeros(1))
-                total = np.zeros(max(len(self._totals[kind]), len(through)))
-                for part in (self._totals[kind], through):
-                    total[: len(part)] += part
-                self._totals[kind] = total
+                    self._totals.append(np.zeros(most))
+                self._totals[kind] += np.bincount(whose[used], weights=weights[used], minlength=most)
             blocks += 1
             first = block
-        self.sends, self.takes, self.added = counts
         if blocks <= 1:  # of more, each is made again whenever it is played: together they may not fit into memory
             self._kept = [self._cost(first)] if blocks else []
-        ranks = self.wires.topology.ranks
-        overhead_s, reduce = self.wires.topology.overhead_s, self.wires.topology.reduce_bytes_per_s
-        here = (np.arange(self.wires.vertices) < ranks).astype(np.float64)
-        self.before = overhead_s * self.sends * here
-        self.after = overhead_s * self.takes * here
-        self.adding = np.zeros_like(here) if reduce is None else self.added * here / reduce
+        # Switches do no work.
+        reduce, (sends, takes, added) = topology.reduce_bytes_per_s, counts * (np.arange(vertices) < topology.ranks)
+        self.before, self.after = topology.overhead_s * sends, topology.overhead_s * takes
+        self.adding: Floats = np.zeros(vertices) if reduce is None else added / reduce
 
     def _cost(self, block: Messages) -> Costs:
         """Return what messages take: each by itself, or as long as all that shares something with it takes there."""

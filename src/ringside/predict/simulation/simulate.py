@@ -48,12 +48,7 @@ MOST_RANKS = 1 << 17  # a ring of them takes half a minute
 
 
 def simulate(
-    schedule: Schedule,
-    topology: Topology,
-    size_bytes: float,
-    *,
-    late: Late | None = None,
-    segments: int = 1,
+    schedule: Schedule, topology: Topology, size_bytes: float, *, late: Late | None = None, segments: int = 1
 ) -> Timeline:
     """Play a schedule over a topology; see the module for what that means.
 
@@ -71,7 +66,7 @@ def simulate(
         UsageError: They do not fit together, a figure cannot be, or the schedule lists more than memory or patience
             holds.
     """
-    schedule = _pipelined(schedule, segments)
+    schedule = schedule if segments == 1 else pipelined(schedule, segments)
     wires = wires_for(schedule, topology)
     size = checked_size(size_bytes)
     ready = _start(schedule, topology, late)
@@ -100,7 +95,7 @@ def finish_seconds(
 
     Arguments and errors as for `simulate`; `sizes` in bytes.
     """
-    schedule = _pipelined(schedule, segments)
+    schedule = schedule if segments == 1 else pipelined(schedule, segments)
     wires = wires_for(schedule, topology)
     checked = [checked_size(size) for size in sizes]
     ready = [_start(schedule, topology, late) for _ in checked]
@@ -116,10 +111,6 @@ def checked_size(size_bytes: float) -> float:
     if not (math.isfinite(size) and size >= 0):
         raise UsageError(f"a tensor has 0 bytes or more, not {size_bytes}")
     return size
-
-
-def _pipelined(schedule: Schedule, segments: int) -> Schedule:
-    return schedule if segments == 1 else pipelined(schedule, segments)
 
 
 def _start(schedule: Schedule, topology: Topology, late: Late | None) -> Floats:

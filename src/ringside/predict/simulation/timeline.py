@@ -130,9 +130,8 @@ def _find_culprits(
     # By link and host, how much less the path would take were they as their class.
     hops = [hop for hop in path if hop.peer >= 0]
     src, dst = (np.array(ends, dtype=np.int64) for ends in ([hop.src for hop in hops], [hop.peer for hop in hops]))
-    (alpha, per_byte), (plain_alpha, plain) = (
-        wires_for(schedule, links).costs(src, dst) for links in (topology, replace(topology, overrides=()))
-    )
+    both = topology, replace(topology, overrides=())
+    (alpha, per_byte), (plain_alpha, plain) = (wires_for(schedule, links).costs(src, dst) for links in both)
     class_share, later = np.minimum(plain / per_byte, 1.0), np.maximum(alpha - plain_alpha, 0.0)
     lost: defaultdict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
     best_rate = max((max(pair) for pair in topology.host_rates), default=0.0)
@@ -310,13 +309,9 @@ class Timeline:
 
     def describe(self) -> str:
         """Return in two lines what it takes and why."""
-        return "\n".join(
-            [
-                f"{self.schedule.name} of {size(self.size_bytes)} over {self.topology.describe()}: "
-                f"{duration(self.seconds)}, busbw {giga(self.busbw)} GB/s",
-                f"bottleneck: {self.guilty}",
-            ]
-        )
+        what = f"{self.schedule.name} of {size(self.size_bytes)} over {self.topology.describe()}"
+        took = f"{duration(self.seconds)}, busbw {giga(self.busbw)} GB/s"
+        return f"{what}: {took}\nbottleneck: {self.guilty}"
 
 
 def checkpoint_every(schedule: Schedule) -> int:

@@ -48,14 +48,10 @@ def _split_implausible(rows: list[TableRow]) -> tuple[list[TableRow], list[Flag]
         spikes += [int(index) + 1 for index in np.flatnonzero(above)]
     for index in spikes:
         reasons[index] = f"{duration(times[index])} beside {duration(times[index + 1])} for a larger message: a spike"
+    rates = sizes / times
     rules = (
         (SLOWER_THAN_LARGER, times, -times, "slower than a larger message, or that one is impossibly fast"),
-        (
-            SLOWER_THAN_PIECES,
-            sizes / times,
-            sizes / times,
-            "slower than in smaller pieces, or those are impossibly fast",
-        ),
+        (SLOWER_THAN_PIECES, rates, rates, "slower than in smaller pieces, or those are impossibly fast"),
     )
     # One wrong row can make others look wrong by one rule and not by the other: the order that blames fewer is taken.
     tried = []

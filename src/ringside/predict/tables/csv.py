@@ -24,18 +24,8 @@ _WORDS |= dict.fromkeys(("gpus", "ranks", "nranks", "world_size", "num_gpus", "n
 _WORDS |= dict.fromkeys(("cluster", "system", "machine", "hardware"), "cluster")
 _WORDS |= dict.fromkeys(("algo", "algorithm"), "algorithm") | {"collective": "collective"}
 _WORDS |= dict.fromkeys(("min_us", "min"), "low") | dict.fromkeys(("max_us", "max"), "high")
-_SECONDS = {
-    "": 1e-6,
-    "us": 1e-6,
-    "usec": 1e-6,
-    "ms": 1e-3,
-    "msec": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "seconds": 1.0,
-    "ns": 1e-9,
-}
-
+_SECONDS = dict.fromkeys(("", "us", "usec"), 1e-6) | dict.fromkeys(("ms", "msec"), 1e-3) | {"ns": 1e-9}
+_SECONDS |= dict.fromkeys(("s", "sec", "seconds"), 1.0)
 
 _KEY = ("cluster", "hosts", "ranks", "algorithm", "collective")
 """Columns whose content assigns a row to a table."""

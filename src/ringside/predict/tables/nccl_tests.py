@@ -47,16 +47,15 @@ def read(text: str, stem: str) -> list[Table]:
     collective = ""
     cut = False
     for number, line in enumerate(text.splitlines(), 1):
-        if match := _DEVICE.search(line):
-            if rows:
-                tables.append(_table(stem, len(tables), rows, flags, devices, collective))
-                rows, flags, devices = [], [], {}
-            devices[int(match[1])] = (match[2], match[3])
-        elif match := _PROGRAM.search(line):
-            if rows and collective and collective != match[1] and "concluded" not in line:
-                tables.append(_table(stem, len(tables), rows, flags, devices, collective))
-                rows, flags, devices = [], [], {}
-            collective = match[1]
+        device, program = _DEVICE.search(line), _PROGRAM.search(line)
+        another = program is not None and collective not in ("", program[1]) and "concluded" not in line
+        if rows and (device or another):
+            tables.append(_table(stem, len(tables), rows, flags, devices, collective))
+            rows, flags, devices = [], [], {}
+        if device:
+            devices[int(device[1])] = (device[2], device[3])
+        elif program:
+            collective = program[1]
         else:
             found = _row(number, line)
             if isinstance(found, TableRow):
@@ -105,25 +104,13 @@ def _gigabytes(read: Figure | None) -> Figure | None:
 
 
 def _table(
-    stem: str,
-    index: int,
-    rows: list[TableRow],
-    flags: list[Flag],
-    devices: dict[int, tuple[str, str]],
-    collective: str,
+    stem: str, index: int, rows: list[TableRow], flags: list[Flag], devices: Mapping[int, tuple[str, str]], program: str
 ) -> Table:
-    hosts = len({host for host, _ in devices.values()})
+    name = f"{stem} ({index + 1})" if index else stem
+    ranks, hosts = max(devices, default=-1) + 1, len({host for host, _ in devices.values()})
     cluster = ", ".join(dict.fromkeys(device for _, device in devices.values()))
-    return Table(
-        f"{stem} ({index + 1})" if index else stem,
-        tuple(rows),
-        tuple(flags),
-        max(devices) + 1 if devices else 0,
-        hosts,
-        cluster,
-        collective_named(collective) or ALL_REDUCE,
-        "auto",
-    )
+    collective = collective_named(program) or ALL_REDUCE
+    return Table(name, tuple(rows), tuple(flags), ranks, hosts, cluster, collective, "auto")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -60,14 +60,6 @@ def read(text: str, stem: str) -> list[Table]:
 
 
 def _table(text: str, stem: str, index: int, collective: str, rows: list[TableRow], flags: list[Flag]) -> Table:
-    ranks, hosts = _RANKS.search(text), _HOSTS.search(text)
-    return Table(
-        f"{stem} ({index + 1})" if index else stem,
-        tuple(rows),
-        tuple(flags),
-        int(ranks[1]) if ranks else 0,
-        int(hosts[1]) if hosts else 0,
-        "",
-        collective,
-        "MPI",
-    )
+    ranks, hosts = (int(match[1]) if (match := words.search(text)) else 0 for words in (_RANKS, _HOSTS))
+    name = f"{stem} ({index + 1})" if index else stem
+    return Table(name, tuple(rows), tuple(flags), ranks, hosts, collective=collective, algorithm="MPI")

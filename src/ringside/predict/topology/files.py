@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
@@ -62,24 +62,20 @@ else:
     import tomli as tomllib
 
 SCHEMA = 1
+_T = TypeVar("_T")
 _NUMBER, _WHOLE, _TEXT, _FLAG = "a number", "a whole number", "text", "true or false"
+_PAIR, _COUNTS = "two whole numbers such as [0, 1]", "a whole number, or one for every host"
+_RANKS, _FIGURES = "a list of whole numbers, one for every host", "a list of numbers"
 _LINK = {"kind": _TEXT, "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "host_bytes_per_s": _NUMBER}
 _SWITCH = {"alpha_s": _NUMBER, "bytes_per_s": _NUMBER}
-_OVERRIDE = {"hosts": "pair", "ranks": "pair", "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "one_way": _FLAG}
-_MEASURED = {
-    "ranks_per_host": "ranks",
-    "nics": _WHOLE,
-    "sizes_bytes": "figures",
-    "times_s": "figures",
-    "collective": _TEXT,
-    "algorithm": _TEXT,
-    "source": _TEXT,
-}
+_OVERRIDE = {"hosts": _PAIR, "ranks": _PAIR, "alpha_s": _NUMBER, "bytes_per_s": _NUMBER, "one_way": _FLAG}
+_MEASURED = {"ranks_per_host": _RANKS, "nics": _WHOLE, "sizes_bytes": _FIGURES, "times_s": _FIGURES}
+_MEASURED |= dict.fromkeys(("collective", "algorithm", "source"), _TEXT)
 _KEYS = {
     "schema": _WHOLE,
     "name": _TEXT,
     "hosts": _WHOLE,
-    "ranks_per_host": "counts",
+    "ranks_per_host": _COUNTS,
     "nics": _WHOLE,
     "rails": _TEXT,
     "oversubscription": _NUMBER,
@@ -87,6 +83,7 @@ _KEYS = {
     "reduce_bytes_per_s": _NUMBER,
     "overhead_s": _NUMBER,
 }
+_PLAIN = tuple(_KEYS)[4:]  # a topology has them under the same names
 _TABLES = {"inside": _LINK, "between": _LINK, "nvls": _SWITCH, "sharp": _SWITCH}
 _NEEDED = {"inside": ("kind", "alpha_s", "bytes_per_s"), "between": ("kind", "alpha_s", "bytes_per_s")}
 
@@ -116,14 +113,11 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
         raise UsageError(f"{origin}: hosts: at most {_MOST_HOSTS:,}, not {data['hosts']}")
     if isinstance(per, list) and len(per) != data["hosts"]:
         raise UsageError(f"{origin}: ranks_per_host: {data['hosts']} numbers, one for every host, not {len(per)}")
-    tables: dict[str, Any] = {}
-    for name in _TABLES:
-        if name in data:
-            make = LinkClass if name in _NEEDED else Switch
-            try:
-                tables[name] = make(**data[name])
-            except UsageError as error:
-                raise UsageError("\n".join(f"{origin}: {name}.{line}" for line in str(error).splitlines())) from None
+    tables: dict[str, Any] = {
+        name: _made(LinkClass if name in _NEEDED else Switch, data[name], f"{origin}: {name}")
+        for name in _TABLES
+        if name in data
+    }
     overrides = []
     for table in data.get("override", []):
         of = "hosts" if "hosts" in table else "ranks"
@@ -133,23 +127,24 @@ def from_toml(text: str, origin: str = "topology") -> Topology:
     measured = []
     for number, table in enumerate(data.get("measured", []), 1):
         lists = {key: tuple(table[key]) for key in ("ranks_per_host", "sizes_bytes", "times_s")}
-        try:
-            measured.append(MeasuredTimes(**table | lists))
-        except UsageError as error:
-            lines = str(error).splitlines()
-            raise UsageError("\n".join(f"{origin}: measured {number}.{line}" for line in lines)) from None
-    simple = {
-        key: data[key] for key in _KEYS if key in data and key not in ("schema", "name", "hosts", "ranks_per_host")
-    }
+        measured.append(_made(MeasuredTimes, table | lists, f"{origin}: measured {number}"))
     return Topology(
         name=data.get("name", origin),
         ranks_per_host=tuple(per) if isinstance(per, list) else (per,) * max(data["hosts"], 0),
         overrides=tuple(overrides),
         measured=tuple(measured),
         sources=dict(data.get("source", {})),
-        **simple,
+        **{key: data[key] for key in _PLAIN if key in data},
         **tables,
     )
+
+
+def _made(kind: Callable[..., _T], figures: Mapping[str, Any], where: str) -> _T:
+    """Return a value made of figures; every line of the error, if they cannot be, says where they stand."""
+    try:
+        return kind(**figures)
+    except UsageError as error:
+        raise UsageError("\n".join(f"{where}.{line}" for line in str(error).splitlines())) from None
 
 
 def _mistakes(data: Mapping[str, Any]) -> list[str]:
@@ -167,9 +162,8 @@ def _mistakes(data: Mapping[str, Any]) -> list[str]:
         if not isinstance(tables, list):
             return [*found, f"{name}: begin each with [[{name}]], in double brackets"]
     for number, table in enumerate(measured, 1):
-        found += _wrong_table(
-            f"measured {number}", table, _MEASURED, ("ranks_per_host", "nics", "sizes_bytes", "times_s")
-        )
+        needed = tuple(_MEASURED)[:4]  # the others have defaults
+        found += _wrong_table(f"measured {number}", table, _MEASURED, needed)
     for number, table in enumerate(overrides, 1):
         found += _wrong_table(f"override {number}", table, _OVERRIDE, ())
         if isinstance(table, dict) and ("hosts" in table) == ("ranks" in table):
@@ -193,7 +187,7 @@ def _wrong_keys(where: str, table: Mapping[str, Any], keys: Mapping[str, str]) -
         if key not in keys:
             found.append(f"{where}{key}: there is no such key; there are {', '.join(keys)}")
         elif not _CHECKS[keys[key]](value):
-            found.append(f"{where}{key}: {_WORDS.get(keys[key], keys[key])}, not {value!r}")
+            found.append(f"{where}{key}: {keys[key]}, not {value!r}")
     return found
 
 
@@ -206,18 +200,10 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     _WHOLE: _is_whole,
     _TEXT: lambda value: isinstance(value, str),
     _FLAG: lambda value: isinstance(value, bool),
-    "pair": lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_whole, value)),
-    "counts": lambda value: (
-        _is_whole(value) or (isinstance(value, list) and bool(value) and all(map(_is_whole, value)))
-    ),
-    "ranks": lambda value: isinstance(value, list) and bool(value) and all(map(_is_whole, value)),
-    "figures": lambda value: isinstance(value, list) and all(map(_CHECKS[_NUMBER], value)),
-}
-_WORDS = {
-    "pair": "two whole numbers such as [0, 1]",
-    "counts": "a whole number, or one for every host",
-    "ranks": "a list of whole numbers, one for every host",
-    "figures": "a list of numbers",
+    _PAIR: lambda value: isinstance(value, list) and len(value) == 2 and all(map(_is_whole, value)),
+    _COUNTS: lambda value: _is_whole(value) or _CHECKS[_RANKS](value),
+    _RANKS: lambda value: isinstance(value, list) and bool(value) and all(map(_is_whole, value)),
+    _FIGURES: lambda value: isinstance(value, list) and all(map(_CHECKS[_NUMBER], value)),
 }
 
 
@@ -240,7 +226,7 @@ def to_toml(topology: Topology, comment: str = "") -> str:
         "hosts": topology.hosts,
         "ranks_per_host": per[0] if len(set(per)) == 1 else list(per),
     }
-    whole |= {key: value for key in list(_KEYS)[4:] if (value := getattr(topology, key)) is not None}
+    whole |= {key: value for key in _PLAIN if (value := getattr(topology, key)) is not None}
     tables = [(f"[{name}]", asdict(value)) for name in _TABLES if (value := getattr(topology, name)) is not None]
     for link in topology.overrides:
         pair = {link.of: [link.src, link.dst], "alpha_s": link.alpha_s, "bytes_per_s": link.bytes_per_s}
@@ -331,10 +317,8 @@ def _interfaces(together: list[tuple[float, ...]], links: list[LinkOverride]) ->
     for host, rates in enumerate(together):
         ends = ([link for link in links if link.src == host], [link for link in links if link.dst == host])
         alone = [median(link.bytes_per_s or 0.0 for link in side) for side in ends]
-        out, into = (
-            min(single, rate) if rate < _ONE_INTERFACE * single else rate
-            for rate, single in zip(rates, alone, strict=True)
-        )
+        sides = zip(rates, alone, strict=True)
+        out, into = (min(single, rate) if rate < _ONE_INTERFACE * single else rate for rate, single in sides)
         found.append((float(out), float(into)))
     return tuple(found)
 

@@ -229,8 +229,7 @@ class Topology:
     @cached_property
     def host_of(self) -> NDArray[np.int64]:
         """The host of every rank, int64 [ranks]."""
-        hosts: NDArray[np.int64] = np.repeat(np.arange(self.hosts, dtype=np.int64), self.ranks_per_host)
-        return hosts
+        return np.repeat(np.arange(self.hosts, dtype=np.int64), self.ranks_per_host)
 
     @cached_property
     def nic_of(self) -> NDArray[np.int64]:
@@ -240,8 +239,7 @@ class Topology:
         sizes = np.array(self.ranks_per_host, dtype=np.int64)
         first = np.cumsum(sizes) - sizes
         local = np.arange(self.ranks, dtype=np.int64) - first[self.host_of]
-        nic: NDArray[np.int64] = (self.host_of * self.nics + local * self.nics // sizes[self.host_of]).astype(np.int64)
-        return nic
+        return (self.host_of * self.nics + local * self.nics // sizes[self.host_of]).astype(np.int64)
 
     @property
     def pooled(self) -> bool:
@@ -286,12 +284,12 @@ class Topology:
         """Return it with the link from rank `src` to rank `dst` `times` slower per byte than it is."""
         if not times > 0 or not math.isfinite(times):
             raise UsageError(f"a link cannot be {times:g} times slower: give a number above 0, such as 4")
-        link = LinkOverride(src, dst, bytes_per_s=self.rate_of(src, dst) / times)
         # It takes the place of an override of the same link, and keeps that one's latency.
-        kept = [old for old in self.overrides if (old.of, old.src, old.dst) != ("ranks", src, dst)]
         before = [old for old in self.overrides if (old.of, old.src, old.dst) == ("ranks", src, dst)]
-        alpha = before[-1].alpha_s if before else None
-        return replace(self, overrides=(*kept, replace(link, alpha_s=alpha)))
+        kept = [old for old in self.overrides if old not in before]
+        alpha_s = before[-1].alpha_s if before else None
+        link = LinkOverride(src, dst, alpha_s, self.rate_of(src, dst) / times)
+        return replace(self, overrides=(*kept, link))
 
     def without_rail(self, host: int) -> Topology:
         """Return it with one network interface fewer on a host; pooled rails only.
@@ -315,22 +313,19 @@ class Topology:
         """Return the rate of a message from one rank to another with nothing beside it, bytes/s."""
         if not (0 <= src < self.ranks and 0 <= dst < self.ranks) or src == dst:
             raise UsageError(f"there is no link from rank {src} to rank {dst}: ranks are 0 to {self.ranks - 1}")
-        rate = most = self._class_rate(src, dst)
-        hosts = (int(self.host_of[src]), int(self.host_of[dst]))
-        for of, pair in (("hosts", hosts), ("ranks", (src, dst))):
-            for link in self.overrides:
-                if link.of == of and (link.src, link.dst) == pair and link.bytes_per_s is not None:
-                    rate = link.bytes_per_s
-        # No link of its own carries more than the port or the interface at either end of it.
-        if self.host_rates and not self._together(src, dst):
-            most = min(self.host_rates[hosts[0]][0], self.host_rates[hosts[1]][1])
-        return min(rate, most)
-
-    def _class_rate(self, src: int, dst: int) -> float:
         together = self._together(src, dst)
         link = self.inside if together else self.between
         assert link is not None
-        return link.bytes_per_s if together or not self.pooled else link.bytes_per_s * self.nics
+        rate = most = link.bytes_per_s * (1 if together or not self.pooled else self.nics)
+        hosts = (int(self.host_of[src]), int(self.host_of[dst]))
+        for of, pair in (("hosts", hosts), ("ranks", (src, dst))):
+            for own in self.overrides:
+                if own.of == of and (own.src, own.dst) == pair and own.bytes_per_s is not None:
+                    rate = own.bytes_per_s
+        # No link of its own carries more than the port or the interface at either end of it.
+        if self.host_rates and not together:
+            most = min(self.host_rates[hosts[0]][0], self.host_rates[hosts[1]][1])
+        return min(rate, most)
 
     # ---------------------------------------------------------------------------------------------- what cannot be
 
@@ -375,13 +370,11 @@ class Topology:
             most = {"ranks": self.ranks, "hosts": self.hosts}.get(link.of, 0)
             name = f"override {link.of} {link.src} > {link.dst}"
             if not (0 <= link.src < most and 0 <= link.dst < most) or link.src == link.dst:
-                mistakes.append(
-                    f"{name}: two different {link.of} of 0 to {most - 1}" if most else f"{name}: of ranks or hosts"
-                )
-            for wrong in wrong_rate("bytes_per_s", link.bytes_per_s) + (
-                [] if link.alpha_s is None else wrong_delay("alpha_s", link.alpha_s)
-            ):
-                mistakes.append(f"{name}: {wrong}")
+                which = f"two different {link.of} of 0 to {most - 1}" if most else "of ranks or hosts"
+                mistakes.append(f"{name}: {which}")
+            wrong = wrong_rate("bytes_per_s", link.bytes_per_s)
+            wrong += [] if link.alpha_s is None else wrong_delay("alpha_s", link.alpha_s)
+            mistakes += [f"{name}: {line}" for line in wrong]
         return mistakes
 
     # ---------------------------------------------------------------------------------------------- words

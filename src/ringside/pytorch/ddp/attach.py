@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ringside.engine import HostCommunicator, Settings
 from ringside.errors import UnsupportedError, UsageError
 from ringside.isolation import Guard
-from ringside.monitor.alerts.live import digest_steps
+from ringside.monitor.replicas import digest_steps
 from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.communicator.communicator import communicator as group_communicator
 from ringside.pytorch.ddp.attached_model import Attachment, attachment_of, hold, own_hook, satisfies

@@ -27,14 +27,15 @@ from ringside.isolation import Guard, Listeners
 from ringside.monitor.hang import attribution as hang_judge
 from ringside.monitor.links import sampler as links
 from ringside.monitor.links.sampler import LinkSampler
-from ringside.monitor.run.records import StepRecord
+from ringside.monitor.run.records import StepRecord, Vitals
 from ringside.monitor.step_clock import DeviceEvents, Draft, Marker, StepClock, UnreachedSteps
 from ringside.monitor.verdict import Verdict
+from ringside.monitor.vitals.gpu import open_gpu
+from ringside.monitor.vitals.process import VitalSigns
 from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests, shared_store
 from ringside.pytorch.recording.rank0 import Rank0Recorder, run_info
 from ringside.pytorch.recording.record_transport import Rank0Presence, RecordSender, StoreSilence, batch_seconds
-from ringside.pytorch.recording.vitals import RankVitals
 from ringside.pytorch.store import group_store, host_name
 
 WRITING_SECONDS = 120.0  # for the summary and the report of a long run, at the end
@@ -70,6 +71,50 @@ class RecordingSettings:
 
 
 DEFAULT_SETTINGS = RecordingSettings()
+
+
+class RankVitals:
+    """The vitals of this process. All but `step_ended` is called by one thread, which is not the one that trains.
+
+    Args:
+        signs: Reads them.
+    """
+
+    def __init__(self, signs: VitalSigns | None = None) -> None:
+        self._signs = signs or VitalSigns()
+        self._guard = Guard(warning="what the kernel knows of this rank is not recorded any more")
+        self._gpu: str | None = None
+        self._is_gpu_known = not torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+
+    def step_ended(self) -> None:
+        """Called by the thread that trains: only there it can be seen which GPU it uses."""
+        if self._is_gpu_known or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        self._is_gpu_known = True
+        with contextlib.suppress(RuntimeError, AssertionError):
+            uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+            self._gpu = None if uuid is None else str(uuid)
+
+    def add_to(self, records: list[StepRecord]) -> list[StepRecord]:
+        """Return a batch of records, ascending, with the vitals of the time since the last batch in the oldest.
+
+        So a reader that goes step by step knows them for the steps that they are about.
+        """
+        vitals = self._guard.run(self._read) if records else None
+        return records if vitals is None else [msgspec.structs.replace(records[0], vitals=vitals), *records[1:]]
+
+    def skip(self) -> None:
+        """Leave out the time since the last batch: what happened in it is no part of the run."""
+        self._guard.run(self._signs.restart)
+
+    def close(self) -> None:
+        """Close the kernel's files and the driver."""
+        self._signs.close()
+
+    def _read(self) -> Vitals | None:
+        if self._gpu is not None:  # here, not on the training thread: to load the driver's library takes long
+            self._signs.gpu, self._gpu = open_gpu(self._gpu), None
+        return self._signs.since()
 
 
 class Session:
@@ -260,11 +305,13 @@ class Session:
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Inside, steps are timed for `on_record` listeners but are no part of the run."""
-        step = self._set_paused(True, self.clock.step)
+        self._set_paused(True)
+        step = self.clock.step
         try:
             yield
         finally:
-            self._set_paused(False, step)  # the run's steps are numbered on as if nothing had been between
+            self._set_paused(False)
+            self.clock.step = step  # the run's steps are numbered on as if nothing had been between
 
     def end(self) -> None:
         """Send what is left; on rank 0 wait briefly for the others and write the summary and the report."""
@@ -296,13 +343,11 @@ class Session:
 
     # -------------------------------------------------------------------------------------------- the training thread
 
-    def _set_paused(self, is_paused: bool, step: int) -> int:
-        """Begin or end a pause with the clock at a step; return the step that it was at."""
+    def _set_paused(self, is_paused: bool) -> None:
+        """Begin or end a pause, with a step that begins now."""
         self.clock.flush()
-        before, self._is_paused = self.clock.step, is_paused
-        self.clock.step = step
+        self._is_paused = is_paused
         self.clock.restart()
-        return before
 
     def _emit(self, draft: Draft) -> None:
         """A step is over: the clock calls this."""

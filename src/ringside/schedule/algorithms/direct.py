@@ -32,17 +32,12 @@ def direct(n: int) -> Schedule:
 
 def direct_reduce_scatter(n: int) -> Schedule:
     """Return the first round of `direct`: rank r ends with the canonical sum of chunk r; raise `UsageError`: n < 1."""
-    rounds = min(n - 1, 1)
-    return Schedule(
-        "direct_reduce_scatter", n, n, rounds, _direct_round, (n, 0), collective=REDUCE_SCATTER, rotational=True
-    )
+    return Schedule("direct_reduce_scatter", n, n, min(n - 1, 1), _direct_round, (n, 0), 0, REDUCE_SCATTER, True)
 
 
 def direct_all_gather(n: int) -> Schedule:
     """Return the second round of `direct`: everybody hands its chunk to all others; raise `UsageError`: n < 1."""
-    return Schedule(
-        "direct_all_gather", n, n, min(n - 1, 1), _direct_round, (n, 1), collective=ALL_GATHER, rotational=True
-    )
+    return Schedule("direct_all_gather", n, n, min(n - 1, 1), _direct_round, (n, 1), 0, ALL_GATHER, True)
 
 
 def _direct_round(n: int, first: int, k: int) -> Round:

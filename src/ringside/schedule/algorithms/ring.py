@@ -24,16 +24,8 @@ def ring(n: int) -> Schedule:
     Raises:
         UsageError: n < 1.
     """
-    return Schedule(
-        "ring",
-        n,
-        chunks=n,
-        rounds=2 * (n - 1),
-        generate=_ring_round,
-        parameters=(n, 0),
-        rotational=True,
-        stretches=(n - 1, n - 1),
-    )
+    half = n - 1
+    return Schedule("ring", n, n, 2 * half, _ring_round, (n, 0), rotational=True, stretches=(half, half))
 
 
 def ring_reduce_scatter(n: int) -> Schedule:

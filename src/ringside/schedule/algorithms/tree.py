@@ -45,19 +45,13 @@ def parents(n: int) -> NDArray[np.int64]:
     return parent
 
 
-def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how far every rank is from the root, int64 [n], given `parents`."""
-    depth = np.zeros_like(parent)
-    above = parent.copy()
-    while (inside := above >= 0).any():
-        depth[inside] += 1
-        above[inside] = parent[above[inside]]
-    return depth
-
-
 def _tree_round(n: int, k: int) -> Round:
     parent = parents(n)
-    depth = _depths(parent)
+    # How far every rank is from the root.
+    depth, ancestor = np.zeros_like(parent), parent.copy()
+    while (inside := ancestor >= 0).any():
+        depth[inside] += 1
+        ancestor[inside] = parent[ancestor[inside]]
     deepest = int(depth.max())
     climbing = k < deepest
     child = np.flatnonzero(depth == (deepest - k if climbing else k - deepest + 1)).astype(np.int32)

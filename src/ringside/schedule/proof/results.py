@@ -55,7 +55,10 @@ def wrong_results(end: Outcome) -> Iterator[Problem]:
     """Name every value that some rank wrongly ends with, chunk by chunk."""
     right = _right_expressions(end)
     once = end.collective.exactly_once
-    for chunk in _suspects(end, right).tolist():
+    # The chunks of which somebody ends with a wrong value, or not all with the same.
+    top = np.where(end.wants, end.final, -1).max(axis=0)
+    suspects = np.flatnonzero((end.wants & (~right[end.final] | (end.final != top))).any(axis=0))
+    for chunk in suspects.tolist():
         column = np.where(end.wants[:, chunk], end.final[:, chunk], -1)
         distinct = np.unique(column[end.wants[:, chunk]])
         for expression in distinct[~right[distinct]].tolist():
@@ -92,12 +95,6 @@ def _right_expressions(end: Outcome) -> NDArray[np.bool_]:
             right &= sizes[expression] == end.holds.sum(axis=0)[chunk]
         everything[expression] = right
     return everything
-
-
-def _suspects(end: Outcome, right: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the chunks of which somebody ends with a wrong value, or not all with the same."""
-    top = np.where(end.wants, end.final, -1).max(axis=0)
-    return np.flatnonzero((end.wants & (~right[end.final] | (end.final != top))).any(axis=0))
 
 
 def _result(end: Outcome, chunk: int, expression: int, column: Ids) -> _Result:

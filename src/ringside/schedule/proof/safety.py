@@ -209,9 +209,8 @@ def deadlocks(schedule: Schedule, step: Round, k: int, buffers: int) -> Iterator
                 reason = "a message from a lower rank that it has not taken yet (list them in rank order)"
             else:
                 reason = f"{_vertex(schedule, wait.on)} to read that chunk"
-            waits.append(
-                f"{_vertex(schedule, wait.rank)} holds a message for chunk {wait.chunk} and waits for {reason}"
-            )
+            holder = _vertex(schedule, wait.rank)
+            waits.append(f"{holder} holds a message for chunk {wait.chunk} and waits for {reason}")
         who = " and ".join(waits) + (" and so on" if len(cycle) > 4 else "")
         message = f"in round {k + 1} {who}; with {enough} buffers instead of {buffers} this round can finish"
         yield Problem("deadlock", message, cycle[0].rank, cycle[0].chunk, k)

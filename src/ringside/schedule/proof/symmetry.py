@@ -38,9 +38,13 @@ def prove(schedule: Schedule, buffers: int) -> Audit | None:
     number, step = all_representatives(schedule)
     keep = well_formed(schedule, step)
     problems: list[Problem] = []
-    for i in np.flatnonzero(~well_formed(schedule, step)).tolist():
+    for i in np.flatnonzero(~keep).tolist():
         problems += malformed(schedule, step.where(np.arange(len(step)) == i), int(number[i]))
-    block = _Block(schedule, number[keep], _in_block_0(schedule, step.where(keep)))
+    # Every transfer turned until it carries a chunk of block 0.
+    n, width, kept = schedule.ranks, schedule.chunks // schedule.ranks, step.where(keep)
+    turn = kept.chunk // width
+    turned = Round((kept.src - turn) % n, (kept.dst - turn) % n, kept.chunk % width, kept.reduce)
+    block = _Block(schedule, number[keep], turned)
     unsafe = [] if problems else [*block.unordered(), *block.deadlocks(buffers)]
     end = block.run()
     if end is None:
@@ -62,13 +66,6 @@ def prove(schedule: Schedule, buffers: int) -> Audit | None:
         traffic=rotational_traffic(schedule, number, step),
         _expression=partial(_expression, block, end),
     )
-
-
-def _in_block_0(schedule: Schedule, step: Round) -> Round:
-    """Turn every transfer until it carries a chunk of block 0."""
-    n, width = schedule.ranks, schedule.chunks // schedule.ranks
-    turn = step.chunk // width
-    return Round((step.src - turn) % n, (step.dst - turn) % n, step.chunk % width, step.reduce)
 
 
 def _expression(block: _Block, end: Outcome, chunk: int, rank: int) -> str:
@@ -111,11 +108,8 @@ class _Block:
         cells, times = np.unique(written, return_counts=True)
         clashes = np.intersect1d(cells[times > 1], written[copies]) // (self.schedule.ranks * self.width)
         small = replace(self.schedule, chunks=self.width, rotational=False)
-        return [
-            p
-            for k in np.unique(clashes).tolist()
-            for p in unordered_writes(small, self.step.where(self.number == k), k)
-        ]
+        rounds = np.unique(clashes).tolist()
+        return [p for k in rounds for p in unordered_writes(small, self.step.where(self.number == k), k)]
 
     def deadlocks(self, buffers: int) -> list[Problem]:
         """Check the rounds in which a chunk is read that a single message writes; others cannot block."""

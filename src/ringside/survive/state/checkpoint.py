@@ -86,21 +86,20 @@ class Checkpoints:
         """
         if self._writer is not None and self._writer.is_alive():
             return False
-
-        def write() -> None:
-            try:
-                self.write(tree)
-                self._failing = False
-            except Exception as error:  # what goes wrong in DCP comes in several types
-                # Warn once until a checkpoint can be written again; training goes on meanwhile.
-                level = logging.INFO if self._failing else logging.WARNING
-                problem = f"no checkpoint of step {tree['step']} ({_first_line(error)})"
-                _log.log(level, "%s: training goes on, the one before stays; make room in %s", problem, self.directory)
-                self._failing = True
-
-        self._writer = threading.Thread(target=write, name="ringside-checkpoint", daemon=True)
+        self._writer = threading.Thread(target=self._try_write, args=(tree,), name="ringside-checkpoint", daemon=True)
         self._writer.start()
         return True
+
+    def _try_write(self, tree: dict[str, Any]) -> None:
+        try:
+            self.write(tree)
+            self._failing = False
+        except Exception as error:  # what goes wrong in DCP comes in several types
+            # Warn once until a checkpoint can be written again; training goes on meanwhile.
+            level = logging.INFO if self._failing else logging.WARNING
+            problem = f"no checkpoint of step {tree['step']} ({_first_line(error)})"
+            _log.log(level, "%s: training goes on, the one before stays; make room in %s", problem, self.directory)
+            self._failing = True
 
     def finish(self, timeout_s: float) -> bool:
         """Wait for the one that is being written; return whether none is any more."""

@@ -1,7 +1,8 @@
 """Charts: lines over training steps, and over sizes, hosts or buckets.
 
 The plot is inline SVG that stretches with the page; its labels are HTML, so that they never shrink. A chart is readable
-without scripts; `report.js` shows numbers on hover.
+without scripts; `report.js` shows numbers on hover and zooms charts over steps, by `brush.js`, which the live page has
+as well.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from ringside.view.html.page import note_line
 Text = Callable[[float], str]
 
 UNITS = 1000
-"""Both sides of a plot's own coordinates; the page stretches them."""
+"""The height of a plot's own coordinates, and the width of one that is not over steps; the page stretches them."""
 
-POINTS = 400
+POINTS = 360
 MOST_TICKS = 5
+STEP_TICKS = 6
 ROOM = 0.04  # above and below, as a share of what is shown
 
 
@@ -97,44 +99,56 @@ def chart(
         text: How to write a value.
         from_zero: Whether the axis begins at 0, unless all values lie close together far above it.
     """
-    each = math.ceil(len(lines[0].x) / POINTS)
+    each, note = math.ceil(len(lines[0].x) / POINTS), ""
     if each > 1:
-        lines = [_thin(line, each) for line in lines]
+        lines, note = [_thin(line, each) for line in lines], f"Each point is the median of {each} steps."
     steps = [int(step) for step in lines[0].x]
     first, last = (steps[0], steps[-1]) if steps else (0, 0)
     low, high = _value_range([line.y for line in lines], from_zero)
-    x, y = _Scale(first, last), _Scale(low, high)
+    # Across, one unit is one step: short numbers, and exact however far one zooms in.
+    across = last - first or 1
+    x, y = _Scale(first, last, units=across), _Scale(low, high)
 
     # Episodes lie under the lines: a shaded stretch, and its label on the side where there is room for it.
     shapes, flags = [], []
     for mark in marks:
         until = last if mark.until is None else min(max(mark.until, first), last)
         begin, end = x.place(min(max(mark.since, first), last)), x.place(until)
-        template = '<rect class="episode" x="{:.1f}" y="0" width="{:.1f}" height="{}"/>'
-        shapes.append(fill(template, begin, max(end - begin, 1), UNITS))
-        side, edge = ("left", begin) if begin < 0.6 * UNITS else ("right", UNITS - begin)
+        template = '<rect class="episode" x="{:.10g}" y="0" width="{:.10g}" height="{}"/>'
+        shapes.append(fill(template, begin, max(end - begin, across / UNITS), UNITS))
+        side, edge = ("left", begin) if begin < 0.6 * across else ("right", across - begin)
         template = '<span class="flag {side}" style="{side}:{percent:.2f}%">{label}</span>'
-        flags.append(fill(template, side=side, percent=100 * edge / UNITS, label=mark.label))
+        flags.append(fill(template, side=side, percent=100 * edge / across, label=mark.label))
     shapes += [_draw_line(line, x, y, "band") for line in lines]
 
     medians = "; ".join(f"{line.name}: {text(_median(line.y))}" for line in lines[-8:])
     return _figure(
         "chart",
         identity,
-        fill("\n<figcaption>{}</figcaption>", title),
+        fill("\n<figcaption>{}</figcaption>{}", title, note_line(note)),
         f"{title}. Medians: {medians}.",
         lines,
-        [(y.place(value), text(value)) for value in ticks(low, high)],
+        [(y.place(value), _short(text(value))) for value in ticks(low, high)],
         shapes,
         flags,
-        fill('<div class="x"><span>step {}</span><span>{}</span></div>', first, last),
+        fill(
+            '<div class="name">step</div><div class="x">{}</div>',
+            # Only whole numbers are steps.
+            [
+                _tick("left", x.place(step) / across, f"{step:.0f}")
+                for step in ticks(first, last, STEP_TICKS)
+                if step % 1 == 0
+            ],
+        ),
         {
             "steps": steps,
             "series": [
                 {"name": line.name, "style": line.style, "text": [text(value) for value in line.y]} for line in lines
             ],
             "span": [first, last],
+            "marks": [[mark.since, mark.until] for mark in marks],
         },
+        across,
     )
 
 
@@ -175,7 +189,7 @@ def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, 
         levels,
         [_draw_line(line, across, up, f"band {line.style}") for line in lines],
         [],
-        fill('<div class="xs">{}</div>', [_tick("left", place, text) for place, text in places]),
+        fill('<div class="xs">{}</div>', [_tick("left", place / UNITS, text) for place, text in places]),
         {
             "steps": [round(across.place(value), 2) for value in values],
             "labels": [x.text(value) for value in values],
@@ -196,6 +210,7 @@ def _figure(
     flags: Iterable[Markup],
     below: Markup,
     data: Mapping[str, object],
+    across: float = UNITS,
 ) -> Markup:
     """Return the figure of a chart: its head, a legend, and the plot between its labels.
 
@@ -209,14 +224,15 @@ def _figure(
         shapes: What is drawn.
         flags: Labels over it.
         below: The labels below.
-        data: What `report.js` shows on hover.
+        data: What `report.js` shows on hover, and where the marks lie of a chart that it zooms.
+        across: The width of the plot's own coordinates.
     """
     return fill(
         """<figure class="{kind}" id="{identity}">{head}
 <div class="legend">{legend}</div>
 <div class="plot" tabindex="0" role="img" aria-label="{spoken}">
 <div class="y">{levels}</div>
-<div class="area"><svg viewBox="0 0 {units} {units}" preserveAspectRatio="none" aria-hidden="true">
+<div class="area"><svg viewBox="0 0 {across} {units}" preserveAspectRatio="none" aria-hidden="true">
 {grid}{shapes}</svg>{flags}
 <div class="cursor" hidden></div><div class="tip" hidden></div></div>
 {below}
@@ -229,9 +245,10 @@ def _figure(
             fill('<span class="key {}{}"><i></i>{}</span>', line.style, " dotted" if line.dots else "", line.name)
             for line in lines
         ],
-        levels=[_tick("bottom", place, text) for place, text in levels],
+        levels=[_tick("bottom", place / UNITS, text) for place, text in levels],
+        across=across,
         units=UNITS,
-        grid=[fill('<path class="grid" d="M0 {:.1f}H{}"/>', UNITS - place, UNITS) for place, _ in levels],
+        grid=[fill('<path class="grid" d="M0 {:.1f}H{}"/>', UNITS - place, across) for place, _ in levels],
         shapes=shapes,
         flags=flags,
         below=below,
@@ -239,11 +256,11 @@ def _figure(
     )
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Return three to six round values between low and high."""
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Return three to six round values between low and high, or about as many more as are asked for."""
     if not high > low:
         return [low]
-    rough = (high - low) / 4
+    rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
@@ -273,14 +290,18 @@ def _value_range(values: Sequence[Floats], from_zero: bool) -> tuple[float, floa
     return bottom - room, top + room
 
 
-class _Scale:
-    """Values, or their logarithms, to places, 0 to `UNITS`."""
+_Point = tuple[float, int]
+"""A place in a plot's own coordinates."""
 
-    def __init__(self, low: float, high: float, *, log: bool = False) -> None:
-        self._low, self._width, self._log = low, (high - low) or 1.0, log
+
+class _Scale:
+    """Values, or their logarithms, to places from 0 to so many units."""
+
+    def __init__(self, low: float, high: float, *, log: bool = False, units: float = UNITS) -> None:
+        self._low, self._width, self._log, self._units = low, (high - low) or 1.0, log, units
 
     def place(self, value: float) -> float:
-        return UNITS * ((math.log10(value) if self._log else value) - self._low) / self._width
+        return self._units * ((math.log10(value) if self._log else value) - self._low) / self._width
 
 
 def _axis_scale(values: Floats, axis: Axis, room: float) -> tuple[_Scale, list[tuple[float, str]]]:
@@ -294,38 +315,56 @@ def _axis_scale(values: Floats, axis: Axis, room: float) -> tuple[_Scale, list[t
     low, high = low - more, high + more
     scale = _Scale(low, high, log=axis.log)
     labelled = list(axis.marks) or (_decades if axis.log else ticks)(low, high)
-    # 1 MB, not 1.00 MB.
-    return scale, [(scale.place(value), re.sub(r"\.0+(?=\D|$)", "", axis.text(value))) for value in labelled]
+    return scale, [(scale.place(value), _short(axis.text(value))) for value in labelled]
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Return powers of ten between two logarithms, every second, third ... of many, halves too of few."""
+    """Return powers of ten between two logarithms, every second, third ... of many, parts of them too of few."""
     first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
-    # Within two decades 1, 2 and 5 of each are labelled.
+    # Within two decades 1, 2 and 5 of each are labelled, or 1 and 3 where these are too many to stand side by side.
     if last - first < 2:
-        steps = [f * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for f in (1, 2, 5)]
-        return [v for v in steps if low - 1e-9 <= math.log10(v) <= high + 1e-9]
+        for factors in ((1, 2, 5), (1, 3)):
+            steps = [f * 10.0**p for p in range(math.floor(low), math.ceil(high) + 1) for f in factors]
+            inside = [v for v in steps if low - 1e-9 <= math.log10(v) <= high + 1e-9]
+            if len(inside) <= MOST_TICKS:
+                break
+        return inside
     step = math.ceil((last - first + 1) / MOST_TICKS)
     return [10.0**power for power in range(first, last + 1, step)]
 
 
-def _tick(side: str, place: float, text: str) -> Markup:
-    return fill('<span style="{}:{:.2f}%">{}</span>', side, 100 * place / UNITS, text)
+def _short(text: str) -> str:
+    """A label of an axis: 1 MB, not 1.00 MB."""
+    return re.sub(r"\.0+(?=\D|$)", "", text)
+
+
+def _tick(side: str, share: float, text: str) -> Markup:
+    end = Markup(' class="end"' if side == "left" and share > 0.97 else "")  # it ends where the plot ends
+    return fill('<span{} style="{}:{:.2f}%">{}</span>', end, side, 100 * share, text)
 
 
 def _draw_line(line: Curve, x: _Scale, y: _Scale, band: str) -> Markup:
     """Return a line, interrupted where a value is missing, over its band, which has these CSS classes; or dots."""
 
-    def places(xs: Floats, ys: Floats) -> list[str]:
+    def places(xs: Floats, ys: Floats) -> list[_Point | None]:
         heights = [min(max(UNITS - y.place(value), 0.0), UNITS) if math.isfinite(value) else None for value in ys]
-        return ["" if high is None else f"{x.place(at):.1f} {high:.1f}" for at, high in zip(xs, heights, strict=True)]
+        pairs = zip(xs, heights, strict=True)
+        return [None if high is None else (round(x.place(at), 1), round(high)) for at, high in pairs]
 
-    def path(points: Sequence[str]) -> str:
-        return "".join(("L" if before else "M") + point for before, point in pairwise(["", *points]) if point)
+    # From point to point, so that files stay small: differences of rounded places add up to rounded places.
+    def path(points: Sequence[_Point | None]) -> str:
+        return "".join(
+            f"M{point[0]:.10g} {point[1]}"
+            if before is None
+            else f"l{point[0] - before[0]:.10g}{point[1] - before[1]:+d}"
+            for before, point in pairwise([None, *points])
+            if point is not None
+        )
 
     points = places(line.x, line.y)
     if line.dots:
-        return fill('<path class="dots {}" d="{}"/>', line.style, "".join(f"M{point}h0" for point in points if point))
+        dots = [f"M{point[0]:.10g} {point[1]}h0" for point in points if point is not None]
+        return fill('<path class="dots {}" d="{}"/>', line.style, "".join(dots))
     if len(points) == 1:  # a short dash instead of an invisible line
         points += places(line.x + 1, line.y)
     shade = NOTHING

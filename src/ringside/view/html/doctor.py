@@ -30,7 +30,7 @@ KINDS = {
     "idle": "idle",
     "missing": "culprit: not there, or stopped",
 }
-TICKS = 5
+TICKS = 4  # even: on phones every second label is hidden, and the last one has to stay
 MOST_ROWS = 256
 OPEN_FILES = 12
 _OPEN = Markup(" open")
@@ -155,7 +155,7 @@ def lanes_figure(lanes: Sequence[Lane]) -> Markup:
     return fill(
         """<figure class="lanes"><figcaption>{title}</figcaption>
 <p class="legend">{legend}</p><div class="rows">{rows}</div><div class="ticks">{ticks}</div></figure>""",
-        title=lanes[0].title,
+        title=lanes[0].title[:1].upper() + lanes[0].title[1:],
         legend=[
             fill('<span class="key"><i class="{}"></i>{}</span>', kind, text)
             for kind, text in KINDS.items()

@@ -12,6 +12,9 @@ from ringside.view.html.markup import NOTHING, Markup, fill, join
 from ringside.view.tui.console import without_controls
 from ringside.view.verdict_text import checks
 
+LONG_TEXT = 64
+"""A longer figure has a line of its own."""
+_LONG = Markup(' class="long"')
 PREDICTION_STYLES = ("report.css", "doctor.css", "predict.css")
 
 
@@ -101,8 +104,10 @@ def tiles(cells: Iterable[tuple[str, str, str]]) -> Markup:
 
 def figures(values: Mapping[str, Number]) -> list[Markup]:
     """Return a name and a formatted value for each entry of a verdict's evidence or of a what-if."""
+    shown = [(title(name), figure(name, value)) for name, value in values.items()]
     return [
-        fill("<div><dt>{}</dt><dd>{}</dd></div>", title(name), figure(name, value)) for name, value in values.items()
+        fill("<div{}><dt>{}</dt><dd>{}</dd></div>", _LONG if len(text) > LONG_TEXT else NOTHING, name, text)
+        for name, text in shown
     ]
 
 

@@ -64,13 +64,14 @@ def longest_waits(own: Floats, waits: Floats, most: int) -> list[Wait]:
     ]
 
 
-def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup:
+def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int], window: str = "whole run") -> Markup:
     """Return a `<figure>`: ranks on a ring, arrows from who waited to whom they waited for.
 
     Args:
         arrows: What to draw, the longest first.
         ranks: Number of ranks.
         culprits: Ranks named by a verdict; marked by a double outline and the word, not by colour alone.
+        window: Which steps the means are over.
     """
     most = max((seconds for _, _, seconds in arrows), default=0.0)
     texts = [f"rank {a} waited {duration(seconds)} per step for rank {b}" for a, b, seconds in arrows]
@@ -93,7 +94,7 @@ def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int]) -> Markup
  orient="auto"><path d="M0 .6 7.4 4 0 7.4z" class="head culprit"/></marker></defs>
 <circle class="track" cx="{centre}" cy="{centre}" r="{radius}"/>{arrows}{nodes}</svg>
 <div><p class="note">An arrow points from a rank that waited to the rank it waited for; its width is the time per
-step.</p><ol class="waits">{items}</ol></div></div></figure>""",
+step: mean, {window}.</p><ol class="waits">{items}</ol></div></div></figure>""",
         label="; ".join(texts[:8]) or "no rank waited",
         centre=CENTRE,
         radius=RADIUS,
@@ -104,6 +105,7 @@ step.</p><ol class="waits">{items}</ol></div></div></figure>""",
         ],
         nodes=[_node(rank, ranks, rank in culprits) for rank in range(ranks)],
         items=items or Markup("<li>No rank waited.</li>"),
+        window=window,
     )
 
 

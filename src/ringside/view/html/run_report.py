@@ -66,9 +66,11 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     culprits = {rank for verdict in blamed for rank in verdict.ranks if 0 <= rank < table.ranks}
 
     # The picture of the ring is about the steps of the first verdict, or about the whole run.
-    steps = table
+    steps, window = table, "whole run"
     if verdicts and len(table):
         steps = table.between(verdicts[0].verdict.since_step, _end_of(verdicts[0].verdict))
+        if len(steps):
+            window = f"steps {steps.steps[0]} to {steps.steps[-1]}"
     most = MOST_ARROWS if table.ranks > 8 else 2 * MOST_ARROWS
     arrows = longest_waits(steps["own_seconds"], fill_waits(steps), most)
 
@@ -79,7 +81,9 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         fill('<section aria-label="Notes">{}</section>', changes) if changes else NOTHING,
         # The proof, who waited for whom, the checks, then the rest.
         fill('<section aria-label="Own time">{}</section>', own) if len(table) else NOTHING,
-        fill('<section aria-label="Who waits for whom">{}</section>', waits_ring(arrows, table.ranks, culprits)),
+        fill(
+            '<section aria-label="Who waits for whom">{}</section>', waits_ring(arrows, table.ranks, culprits, window)
+        ),
         checks_section(read_answers(summary.get("questions")), [text.verdict for text in verdicts]),
         _figures(summary),
         fill('<section aria-label="Over time">{}</section>', over_time) if len(table) else NOTHING,
@@ -90,7 +94,8 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     hosts = len(set(run_info.hosts)) or 1
     where = f"{counted(run_info.world_size, 'rank')} on {counted(hosts, 'host')}"
     meta = f"{moment(run_info.started_unix)} · {where} · {run_info.engine}\n · {counted(summary['steps'], 'step')}"
-    return render_page(run_info.name, run_info.name, meta, sections, styles=("report.css",), scripts=("report.js",))
+    scripts = ("brush.js", "report.js")
+    return render_page(run_info.name, run_info.name, meta, sections, styles=("report.css",), scripts=scripts)
 
 
 def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:

@@ -25,7 +25,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
-from ringside.monitor.slow_rank.verdict import PriceMeter, meter_of
+from ringside.monitor.slow_rank.detector import PriceMeter, meter_of
 from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
@@ -37,6 +37,7 @@ from ringside.view.verdict_text import all_is_well, no_verdict, surely_well, ver
 
 RECENT_STEPS = 16
 LOSSES_KEPT = 4096
+FIGURES = ("own_seconds", "wait_seconds")
 
 
 def progress_text(steps: int, last: int, of: int) -> str:
@@ -59,7 +60,6 @@ class RankFigures:
     rank: int
     own_seconds: float
     wait_seconds: float
-    exposed_seconds: float
 
 
 @dataclass
@@ -71,12 +71,14 @@ class ShownFinding:
         meter: Adds up its price; None for verdicts that have none.
         over: Whether its episode has ended.
         final: What it cost in all, as recorded when it ended, rank-seconds; 0: not recorded.
+        until_step: The first step after the episode, as recorded when it ended; None: not recorded.
     """
 
     verdict: Verdict
     meter: PriceMeter | None
     over: bool = False
     final: float = 0.0
+    until_step: int | None = None
 
     @property
     def cost_rank_seconds(self) -> float:
@@ -157,12 +159,9 @@ class RunFollower:
         """Return each rank's figures."""
         figures = []
         for rank in range(self.ranks):
-            medians = []
-            for name in ("own_seconds", "wait_seconds", "exposed_seconds"):
-                values = [getattr(row[rank], name) for row in self._rows if rank in row]
-                values = [value for value in values if math.isfinite(value)]
-                medians.append(float(np.median(values)) if values else math.nan)
-            figures.append(RankFigures(rank, *medians))
+            records = [row[rank] for row in self._rows if rank in row]
+            columns = ([getattr(record, name) for record in records] for name in FIGURES)
+            figures.append(RankFigures(rank, *(known_median(np.array(column), math.nan) for column in columns)))
         return figures
 
     def median(self, name: str) -> float:
@@ -214,10 +213,11 @@ class RunFollower:
                 return self.findings[-1]
             elif kind == "repaired":
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
-                same = (verdict.kind, verdict.ranks)
+                same, until = (verdict.kind, verdict.ranks), verdict.evidence.get("until_step")
                 for finding in self.findings:
                     if (finding.verdict.kind, finding.verdict.ranks) == same and not finding.over:
                         finding.over, finding.final = True, verdict.cost_rank_seconds
+                        finding.until_step = until if isinstance(until, int) else None
             elif (revised := read_revised(event)) is not None:
                 self.revised.append(revised)
         except (TypeError, ValueError, OverflowError, *UNDECODABLE):
@@ -305,7 +305,7 @@ class LiveRun:
         events: The newest events, oldest first.
         version: Grows with whatever changed; a view that has drawn this version is up to date.
         restarts: How often another run has begun in this directory.
-        fresh, fresh_events: What the last poll read.
+        fresh, fresh_events, fresh_findings: What the last poll read; the verdicts are among the events, too.
         behind: Whether it left records for the next.
         records_read: How many records were read of this run.
         settled: The summary of a run that goes on no more, as `ringside report` writes it: every view of it takes its
@@ -320,6 +320,7 @@ class LiveRun:
         self.version = 0
         self.fresh: list[StepRecord] = []
         self.fresh_events: list[Event] = []
+        self.fresh_findings: list[ShownFinding] = []
         self.following = RunFollower()
         self.events: list[Event] = []
         self.ended = self.behind = False
@@ -339,7 +340,7 @@ class LiveRun:
         Raises:
             RingsideError: The run cannot be read (damaged, of a newer Ringside, permission, disk).
         """
-        self.fresh, self.fresh_events = [], []
+        self.fresh, self.fresh_events, self.fresh_findings = [], [], []
         # Another run.json is another run: this directory was begun anew.
         identity = None
         with contextlib.suppress(OSError):
@@ -361,7 +362,7 @@ class LiveRun:
             self._keep(records)
             self.records_read += len(records)
             self.events = [*self.events, *events][-EVENTS_KEPT:]
-            self.following.feed(records, events)
+            self.fresh_findings = self.following.feed(records, events)
             self.ended |= any(event["kind"] == "ended" for event in events)
             self.settled, self._is_settled = None, False
             self.version += 1

@@ -13,7 +13,7 @@ import numpy as np
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.records import RunInfo
-from ringside.monitor.run.table import FIELDS, StepTable, fill_waits, job_step_seconds
+from ringside.monitor.run.table import FIELDS, fill_waits, job_step_seconds
 from ringside.monitor.stats import Floats
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
@@ -40,6 +40,7 @@ class Run:
         path: The run directory.
         info: What was known at its start.
         summary: The content of `summary.json`, judged anew from the records.
+        table: All records by field, step and rank.
 
     Raises:
         UsageError: `path` is no run directory.
@@ -50,22 +51,17 @@ class Run:
         reader = RunReader(path)
         self.path = Path(path)
         self.info: RunInfo = reader.info
-        self.summary, self._table = assess_run(reader)
-
-    @property
-    def table(self) -> StepTable:
-        """All records by field, step and rank."""
-        return self._table
+        self.summary, self.table = assess_run(reader)
 
     @property
     def steps(self) -> np.ndarray:
         """Training step of each row of the arrays, int64 [steps]."""
-        return self._table.steps
+        return self.table.steps
 
     @property
     def ranks(self) -> int:
         """Number of ranks."""
-        return self._table.ranks
+        return self.table.ranks
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
@@ -75,17 +71,17 @@ class Run:
     @cached_property
     def step_seconds(self) -> Floats:
         """Duration of each step of the job, float64 [steps]: the median over ranks."""
-        return job_step_seconds(self._table)
+        return job_step_seconds(self.table)
 
     @property
     def own_seconds(self) -> Floats:
         """Own time, float64 [steps, ranks]; NaN where missing."""
-        return self._table["own_seconds"]
+        return self.table["own_seconds"]
 
     @cached_property
     def wait_seconds(self) -> Floats:
         """Wait for the last rank, float64 [steps, ranks]; NaN where missing."""
-        return fill_waits(self._table)
+        return fill_waits(self.table)
 
     def __getitem__(self, field: str) -> Floats:
         """Return one field of the records, float64 [steps, ranks]; NaN where missing.
@@ -95,7 +91,7 @@ class Run:
         """
         if field not in FIELDS:
             raise UsageError(f"records have no field {field!r}; they have {', '.join(FIELDS)}")
-        return self._table[field]
+        return self.table[field]
 
     def rank_table(self) -> list[dict[str, Any]]:
         """Return one row per rank: host, medians of own time and wait in seconds, excess as a ratio."""
@@ -113,7 +109,7 @@ class Run:
             raise UsageError("a DataFrame needs pandas: pip install pandas") from error
         steps, ranks = np.meshgrid(self.steps, np.arange(self.ranks), indexing="ij")
         columns = {"step": steps.ravel(), "rank": ranks.ravel()}
-        frame = pandas.DataFrame({**columns, **{name: self._table[name].ravel() for name in FIELDS}})
+        frame = pandas.DataFrame({**columns, **{name: self.table[name].ravel() for name in FIELDS}})
         # Steps that a rank did not record are no rows.
         return frame[~frame["own_seconds"].isna()].reset_index(drop=True)
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.text import counted, moment
-from ringside.view.html.markup import fill
+from ringside.view.html.markup import Markup, fill
 from ringside.view.server.feed import PageFeed, Runs
 from ringside.view.server.guard import HttpGuard, listen, users_of
 
@@ -36,36 +36,36 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".j
 HIDDEN = ("runs.html",)
 
 
-def make_app(runs: Runs, *, stopping: Callable[[], bool] = lambda: False) -> Starlette:
-    """Return the application; it only ever reads.
+class _Handlers:
+    """What answers requests; it only ever reads.
 
     Args:
-        runs: What it shows.
+        runs: What is shown.
         stopping: Whether the server is about to stop: streams end then.
     """
-    handlers = _Handlers(runs, stopping)
-    routes = []
-    for prefix in ("", "/run/{key}"):
-        routes += [
-            Route(f"{prefix}/", handlers.page),
-            Route(f"{prefix}/api/now", handlers.now),
-            Route(f"{prefix}/api/steps", handlers.steps),
-            Route(f"{prefix}/api/rank", handlers.rank),
-            Route(f"{prefix}/events", handlers.events),
-            Route(f"{prefix}/metrics", handlers.metrics),
-            Route(f"{prefix}/web/{{name}}", handlers.file),
-        ]
-    routes += [
-        Route("/runs", handlers.index),
-        Route("/grafana.json", handlers.dashboard),
-        Route("/favicon.ico", handlers.icon),
-    ]
-    return Starlette(routes=routes)
 
-
-class _Handlers:
     def __init__(self, runs: Runs, stopping: Callable[[], bool]) -> None:
         self._runs, self._stopping = runs, stopping
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        routes = []
+        for prefix in ("", "/run/{key}"):
+            routes += [
+                Route(f"{prefix}/", self.page),
+                Route(f"{prefix}/api/now", self.now),
+                Route(f"{prefix}/api/steps", self.steps),
+                Route(f"{prefix}/api/rank", self.rank),
+                Route(f"{prefix}/events", self.events),
+                Route(f"{prefix}/metrics", self.metrics),
+                Route(f"{prefix}/web/{{name}}", self.file),
+            ]
+        routes += [
+            Route("/runs", self.index),
+            Route("/grafana.json", self.dashboard),
+            Route("/favicon.ico", self.icon),
+        ]
+        return Starlette(routes=routes)
 
     async def page(self, request: Request) -> Response:
         await self._feed(request)
@@ -101,21 +101,29 @@ class _Handlers:
 
     async def index(self, request: Request) -> Response:
         listed = await anyio.to_thread.run_sync(self._runs.listed)
-        rows = []
+        rows: dict[bool, list[Markup]] = {True: [], False: []}
         for run in listed:
             ranks = counted(run.ranks, "rank") if run.ranks else "not readable"
             state = "pill live" if run.live else "pill"
-            rows.append(
+            rows[run.live].append(
                 fill(
                     '<li><a href="run/{key}/"><b>{name}</b>{state}<span>{ranks}</span><span>{began}</span></a></li>',
                     key=run.key,
                     name=run.name,
-                    state=fill('<span class="{}">{}</span>', state, "live" if run.live else "recorded"),
+                    state=fill('<span class="{}">{}</span>', state, "live" if run.live else "ended"),
                     ranks=ranks,
                     began=moment(run.started_unix) if run.started_unix else "",
                 )
             )
-        page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", "".join(rows))
+        lists = [
+            fill(
+                '<h2>{}</h2><ul class="runs">{}</ul>',
+                title,
+                rows[live] or Markup('<li class="none">None on this machine.</li>'),
+            )
+            for live, title in ((True, "Active runs"), (False, "Ended runs"))
+        ]
+        page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", "".join(lists))
         return Response(page, media_type="text/html")
 
     async def file(self, request: Request) -> Response:
@@ -177,9 +185,9 @@ def _file_response(name: str) -> Response:
 
 
 def _page_files() -> dict[str, Traversable]:
-    """The page's files by name; it shares the report's style."""
+    """The page's files by name; it shares the report's style, and how charts zoom."""
     static = resources.files("ringside.view").joinpath("static")
-    shared = {"report.css": static.joinpath("report.css")}
+    shared = {name: static.joinpath(name) for name in ("report.css", "brush.js")}
     return {**shared, **{file.name: file for file in static.joinpath("live").iterdir()}}
 
 
@@ -262,7 +270,7 @@ class PageServer:
         # An address that stands for all of the host's is none that a browser can open.
         name = socket.gethostname() if address in ("0.0.0.0", "::") else address
         self.url = f"http://{f'[{name}]' if ':' in name else name}:{bound_port}/"
-        guard = HttpGuard(make_app(runs, stopping=self.is_stopping), token=token, names=names)
+        guard = HttpGuard(_Handlers(runs, self.is_stopping).app(), token=token, names=names)
         config = uvicorn.Config(
             guard, log_level="error", access_log=False, server_header=False, ws="none", http=PageConnection,
             proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=20,

@@ -261,7 +261,7 @@ class Runs:
         return self._feed(key) if key in self._known else None
 
     def listed(self) -> list[Listed]:
-        """Return the runs that are going on, then those under the directory, the newest first."""
+        """Return the runs that are going on, then the one to show first and those under the directory; newest first."""
         going = {entry.directory: entry for entry in running_runs()}
         found = []
         for path in dict.fromkeys(
@@ -277,6 +277,7 @@ class Runs:
                 except RingsideError:
                     ranks, started = 0, 0.0
             found.append(Listed(key_of(path), path, as_text(path.name), entry is not None, ranks, started))
+        found.sort(key=lambda run: (not run.live, -run.started_unix))
         self._known.update({run.key: run.path for run in found})
         return found[:MOST_LISTED]
 

@@ -44,7 +44,8 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
     Returns:
         Names, stage and step; `verdicts` in words with prices; `calm`, of an ended run without any: headline, reasons
         and whether it is sure; `tiles`; `figures` per rank (base64 float32 seconds, and ratios), medians over `window`;
-        `arrows` [waiting, awaited, seconds per step]; `links`; `questions`; `notes`, sentences.
+        `arrows` [waiting, awaited, mean seconds per step], over `arrows_window`; `links`; `questions`; `notes`,
+        sentences.
     """
     info, settled = live.info, live.settled
     if info is None:
@@ -77,6 +78,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         "window": live.window,
         "figures": {**figures, "step": packed([rank.step for rank in ranks], np.float64)},
         "arrows": longest_waits(own, waits, ARROWS),
+        "arrows_window": f"last {FEW} steps",
         "topology": topology(info.algorithm, live.ranks),
         "links": [_link(link, info.hosts) for link in links[:LINKS]],
         "questions": [
@@ -123,21 +125,12 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
         "steps": live.following.steps,
         "step_seconds": {"median": _or_none(live.following.median("step_seconds"))},
     }
-    # The step at which episodes ended, by kind and ranks.
-    ends: dict[Any, int] = {}
-    for event in live.events:
-        verdict = event.get("verdict")
-        if event["kind"] == "repaired" and isinstance(verdict, dict):
-            until = (verdict.get("evidence") or {}).get("until_step")
-            if isinstance(until, int):
-                ends[verdict.get("kind"), tuple(verdict.get("ranks") or ())] = until
     found = []
     for finding in live.findings:
         content = msgspec.to_builtins(finding.verdict)
         content["cost_rank_seconds"] = finding.cost_rank_seconds
-        end = ends.get((finding.verdict.kind, tuple(finding.verdict.ranks)))
-        if finding.over and end is not None and "until_step" not in content["evidence"]:
-            content["evidence"] = {**content["evidence"], "until_step": end}
+        if finding.until_step is not None:
+            content["evidence"].setdefault("until_step", finding.until_step)
         found.append(_verdict_content(content, context, over=finding.over))
     return [verdict for verdict in found if verdict is not None]
 

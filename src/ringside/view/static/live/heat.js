@@ -1,4 +1,5 @@
 // The map of ranks × steps. What was drawn once is kept as pictures of 256 steps, at every zoom; a frame only places them.
+// `ticks` is brush.js's, which the page loads before.
 
 import { colours } from "./words.js";
 
@@ -331,7 +332,7 @@ export class Heat {
     canvas.addEventListener("pointerup", up);
     canvas.addEventListener("pointercancel", up);
     canvas.addEventListener("pointerleave", () => this.hooks.onHover(null, null));
-    canvas.addEventListener("dblclick", (event) => this.zoom(event.shiftKey ? 2 : 0.4, event));
+    canvas.addEventListener("dblclick", () => this.fit());
   }
 
   drop(start, event) {
@@ -344,13 +345,4 @@ export class Heat {
     const { plot } = this, steps = (across / plot.width) * (this.x.to - this.x.from), ranks = (down / plot.height) * (this.y.to - this.y.from);
     this.view(this.x.from + steps, this.x.to + steps, this.y.from + ranks, this.y.to + ranks);
   }
-}
-
-// Round whole numbers between two values, at most so many.
-export function ticks(from, to, most, least = 0) {
-  const rough = (to - from) / Math.max(most, 1), power = 10 ** Math.floor(Math.log10(rough || 1));
-  const step = Math.max([1, 2, 5, 10].map((unit) => unit * power).find((unit) => unit >= rough) ?? power, least);
-  const found = [];
-  for (let value = Math.ceil(from / step) * step; value <= to; value += step) found.push(value);
-  return found;
 }

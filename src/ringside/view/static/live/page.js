@@ -7,6 +7,7 @@ import { Ring } from "./ring.js";
 import { byId, duration, element, put, signedPercent, unbroken } from "./words.js";
 
 const FEW_ROWS = 16;
+const LEAST_EXCESS = 0.05; // the scale of the bars reaches at least so far: noise stays small
 const choice = { step: null, rank: null };
 let figures = null, state = null, ofRank = null, showAll = false, announced = "", linked = false, asked = 0;
 
@@ -26,26 +27,33 @@ const hover = (row, event, chart) => {
   const rows = run.rows;
   tip(event, `step ${rows.steps[row].toLocaleString("en")}`, chart.values(row));
 };
+// One range of steps for the map and all charts: what is selected in one of them is shown in all.
+const view = {
+  range: () => heat.x,
+  show: (from, to) => heat.view(from, to),
+  all: () => heat.fit(),
+  mark: (range) => { for (const chart of charts) chart.mark(range); },
+};
 const charts = [
   new Lines(byId("of-rank"), byId("key-rank"), [
     { name: "own", kind: "area", colour: "s0", of: (_, extra) => extra?.own },
     { name: "wait", kind: "area", colour: "wait", of: (_, extra) => extra?.wait },
     { name: "wire", kind: "line", colour: "wire", of: (_, extra) => extra?.wire },
-  ], { title: "The chosen rank over time", onHover: hover }),
+  ], { title: "The chosen rank over time", onHover: hover, view }),
   new Lines(byId("of-all"), byId("key-all"), [
     { name: "5–95%", kind: "band", colour: "s0", of: (rows) => [rows.lines.own_low, rows.lines.own_high] },
     { name: "median", kind: "line", colour: "s0", of: (rows) => zero(rows, "own") },
     { name: "slowest rank", kind: "line", colour: "bad", of: (rows) => zero(rows, "own_most") },
-  ], { title: "Own time of all ranks", onHover: hover }),
+  ], { title: "Own time of all ranks", onHover: hover, view }),
   new Lines(byId("of-overlap"), byId("key-overlap"), [
     { name: "exposed", kind: "area", colour: "bad", of: (rows) => zero(rows, "exposed") },
     { name: "hidden", kind: "area", colour: "wire", of: hidden },
     { name: "backward", kind: "line", colour: "ink", dash: true, of: (rows) => zero(rows, "backward") },
-  ], { title: "Communication behind backward", onHover: hover }),
+  ], { title: "Communication behind backward", onHover: hover, view }),
   new Lines(byId("of-wait"), byId("key-wait"), [
     { name: "wait, median rank", kind: "line", colour: "wait", bold: true, of: (rows) => zero(rows, "wait") },
     { name: "wire, median rank", kind: "line", colour: "wire", bold: true, of: (rows) => zero(rows, "wire") },
-  ], { title: "Wait and wire", onHover: hover }),
+  ], { title: "Wait and wire", onHover: hover, view }),
 ];
 const heat = new Heat(byId("heat"), {
   onView: (x) => {
@@ -140,7 +148,10 @@ function choose(step, rank, { keep = true } = {}) {
   if (!run.rows.count && step !== null) { [choice.step, choice.rank] = [step, rank]; return; }
   choice.rank = Math.min(Math.max(rank ?? guess(), 0), Math.max(run.rows.ranks - 1, 0));
   choice.step = step ?? run.rows.steps[run.rows.count - 1] ?? null;
-  if (choice.step !== null) heat.select(choice.step, choice.rank);
+  if (choice.step !== null) {
+    heat.select(choice.step, choice.rank);
+    for (const chart of charts) chart.at(run.rows.nearest(choice.step));
+  }
   byId("rank").value = choice.rank;
   if (keep) history.replaceState(null, "", `#step=${choice.step}&rank=${choice.rank}`);
   askRank();
@@ -194,7 +205,7 @@ function tellState() {
 }
 
 function tellPill() {
-  const words = { live: "live", ended: "ended", quiet: "no longer running", stalled: "no step for a while", waiting: "waiting", reading: "reading" };
+  const words = { live: "live", ended: "ended", quiet: "ended", stalled: "no step for a while", waiting: "waiting", reading: "reading" };
   const pill = byId("state");
   pill.textContent = !linked ? "reconnecting" : words[state?.state] ?? "connecting";
   pill.className = `pill ${linked ? state?.state ?? "" : "off"}`;
@@ -211,6 +222,8 @@ function tellVerdicts() {
       if (place && text !== undefined && place.textContent !== unbroken(text)) place.textContent = unbroken(text);
     }
   });
+  const words = box.querySelector("[data-name=calm]");
+  if (words) words.textContent = calmWords();
   const said = verdicts.filter((verdict) => !verdict.over).map((verdict) => `${verdict.kind} ${verdict.ranks}`).join("; ");
   if (said !== announced) {
     byId("announce").textContent = said ? verdicts.filter((verdict) => !verdict.over).map((verdict) => verdict.headline).join(" ") : "All verdicts are resolved.";
@@ -222,7 +235,7 @@ function verdictCard(verdict, index) {
   const card = element("section", { class: `verdict bad${verdict.over ? " over" : ""}`, "aria-label": "Verdict" });
   const sign = element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, verdict.over ? "✓" : "!"), `verdict · ${verdict.kind.replaceAll("_", " ")}${verdict.over ? " · over" : ""}`);
   const list = element("dl");
-  for (const [name, key] of [["Cost", "price"], ["Why", "why"], ["Next", "next"]]) {
+  for (const [name, key] of [["Why", "why"], ["Cost", "price"], ["Next", "next"]]) {
     if (verdict[key]) list.append(element("dt", {}, name), element("dd", { "data-name": key, class: key }, unbroken(verdict[key])));
   }
   card.append(sign, element(index ? "h2" : "h1", { "data-name": "headline" }, unbroken(verdict.headline)), element("p", { class: "when", "data-name": "when" }, verdict.when), list);
@@ -245,14 +258,19 @@ function calm() {
   return state.step < 12 ? "Too few steps for a verdict." : `No straggler ${state.state === "live" ? "so far" : "detected"}.`;
 }
 
+function calmWords() {
+  if (state.calm) return unbroken(state.calm[1]);
+  if (!calm().startsWith("No straggler") || !(figures?.excess.length > 1)) return "";
+  const rank = slowest();
+  return `Rank ${rank} is slowest now: its own time is ${signedPercent(figures.excess[rank]).slice(1)} above the median of the others’ (${state.window}).`;
+}
+
 function calmCard() {
-  const headline = calm(), known = state.calm ? state.calm[2] : headline.startsWith("No rank");
-  const card = element("section", { class: `verdict ${known ? "well" : "open"}`, "aria-label": "Verdict" });
-  card.append(element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, known ? "✓" : "…"), "verdict"), element("h1", {}, headline));
+  const headline = calm(), sure = state.calm?.[2];
+  const card = element("section", { class: `verdict ${sure ? "well" : "open"}`, "aria-label": "Verdict" });
+  card.append(element("p", { class: "sign" }, element("span", { "aria-hidden": "true" }, sure ? "✓" : "…"), "verdict"), element("h1", {}, headline));
   if (headline.startsWith("Waiting")) card.append(element("p", {}, "Its directory has no run.json yet: that comes with the first step of a DistributedDataParallel model."));
-  const rank = figures ? slowest() : 0;
-  if (state.calm) card.append(element("p", {}, unbroken(state.calm[1])));
-  else if (known && figures && figures.excess.length > 1) card.append(element("p", {}, `The slowest rank now, rank ${rank}, takes ${signedPercent(figures.excess[rank])} of the others’ median own time on top.`));
+  card.append(element("p", { "data-name": "calm" }, calmWords()));
   return card;
 }
 
@@ -274,6 +292,7 @@ function culprits() {
 function tellRing() {
   if (!state?.ranks || !figures) return;
   ring.show({ ranks: state.ranks, arrows: state.arrows, topology: state.topology, culprits: culprits(), chosen: choice.rank, excess: figures.excess, step: state.step_seconds });
+  byId("ringnote").textContent = `Arrows point from who waits to whom they wait for: mean per step, ${state.arrows_window}.`;
 }
 
 function tellRanks() {
@@ -282,21 +301,27 @@ function tellRanks() {
   const order = Array.from({ length: count }, (_, rank) => rank).sort((a, b) => (bad.has(b) - bad.has(a)) || ((figures.excess[b] || 0) - (figures.excess[a] || 0)) || a - b);
   byId("ranktitle").textContent = state.window === "whole run" ? "Ranks" : "Ranks now";
   byId("ranknote").textContent = `Medians, ${state.window}, the slowest first.`;
-  const most = Math.max(...figures.own.filter(Number.isFinite), 1e-12);
+  const known = figures.excess.filter(Number.isFinite), span = [Math.min(...known, 0), Math.max(...known, LEAST_EXCESS)];
+  put(byId("ends"), ...span.map((value) => element("span", {}, value ? signedPercent(value) : "0")));
   const shown = showAll ? order : order.slice(0, FEW_ROWS);
-  put(byId("rows"), ...shown.map((rank) => rankRow(rank, bad.has(rank), most)));
+  put(byId("rows"), ...shown.map((rank) => rankRow(rank, bad.has(rank), span)));
   byId("all").hidden = count <= FEW_ROWS;
   byId("all").textContent = showAll ? `Show the slowest ${FEW_ROWS}` : `Show all ${count.toLocaleString("en")} ranks`;
 }
 
-function rankRow(rank, culprit, most) {
-  const bar = element("span", { class: "bar" });
-  bar.style.width = `${((100 * figures.own[rank]) / most).toFixed(1)}%`;
+// Its bar begins at the median of the others: left of it a rank is faster, right of it slower.
+function rankRow(rank, culprit, [least, most]) {
+  const bar = element("span", { class: "bar" }), excess = figures.excess[rank] || 0;
+  const share = (value) => (100 * (value - least)) / (most - least);
+  bar.style.left = `${share(Math.min(excess, 0)).toFixed(1)}%`;
+  bar.style.width = `${((100 * Math.abs(excess)) / (most - least)).toFixed(1)}%`;
+  const zero = element("span", { class: "zero" });
+  zero.style.left = `${share(0).toFixed(1)}%`;
   const row = element("tr", { class: [culprit ? "culprit" : "", rank === choice.rank ? "chosen" : ""].join(" ").trim() },
     element("th", { scope: "row" }, String(rank), ...(culprit ? [element("span", { class: "badge" }, "verdict")] : [])),
     element("td", { class: "text" }, state.hosts[figures.host[rank]] ?? ""),
     element("td", {}, duration(figures.own[rank])), element("td", {}, signedPercent(figures.excess[rank])),
-    ...["wait", "wire"].map((name) => element("td", {}, duration(figures[name][rank]))), element("td", { class: "wide", "aria-hidden": "true" }, bar));
+    ...["wait", "wire"].map((name) => element("td", {}, duration(figures[name][rank]))), element("td", { class: "wide", "aria-hidden": "true" }, element("span", { class: "track" }, zero, bar)));
   row.addEventListener("click", () => choose(choice.step, rank));
   return row;
 }
@@ -322,7 +347,7 @@ function tellQuestions() {
 
 function move(rows, ranks) {
   if (!run.rows.count) return;
-  const at = choice.step === null ? run.rows.count - 1 : run.rows.nearest(choice.step) + rows;
+  const at = (choice.step === null ? run.rows.count - 1 : run.rows.nearest(choice.step)) + rows;
   choose(run.rows.steps[Math.min(Math.max(at, 0), run.rows.count - 1)], Math.min(Math.max((choice.rank ?? guess()) + ranks, 0), run.rows.ranks - 1));
 }
 
@@ -330,15 +355,27 @@ const keys = {
   ArrowLeft: (fast) => move(fast ? -10 : -1, 0), ArrowRight: (fast) => move(fast ? 10 : 1, 0),
   ArrowUp: (fast) => move(0, fast ? -10 : -1), ArrowDown: (fast) => move(0, fast ? 10 : 1),
   Home: () => move(-Infinity, 0), End: () => move(Infinity, 0),
-  "+": () => heat.zoom(0.5), "=": () => heat.zoom(0.5), "-": () => heat.zoom(2), 0: () => heat.fit(), l: () => heat.follow(), L: () => heat.follow(),
+  "+": () => heat.zoom(0.5), "=": () => heat.zoom(0.5), "-": () => heat.zoom(2), 0: () => heat.fit(), Escape: () => heat.fit(), l: () => heat.follow(), L: () => heat.follow(),
 };
 
-byId("heat").addEventListener("keydown", (event) => {
+function pressed(event) {
   const act = event.ctrlKey || event.metaKey || event.altKey ? null : keys[event.key];
-  if (!act) return;
+  if (!act) return false;
   event.preventDefault();
   act(event.shiftKey);
-});
+  return true;
+}
+
+byId("heat").addEventListener("keydown", pressed);
+for (const chart of charts) {
+  const { canvas } = chart;
+  canvas.addEventListener("keydown", (event) => {
+    if (!pressed(event) || choice.step === null) return hide();
+    const row = run.rows.nearest(choice.step), box = canvas.getBoundingClientRect();
+    hover(row, { clientX: box.left + chart.place(row + 0.5), clientY: box.top }, chart);
+  });
+  canvas.addEventListener("blur", hide);
+}
 byId("heat").addEventListener("focus", () => byId("reading").setAttribute("aria-live", "polite"));
 byId("heat").addEventListener("blur", () => byId("reading").setAttribute("aria-live", "off"));
 byId("in").addEventListener("click", () => heat.zoom(0.5));

@@ -30,16 +30,17 @@ export class Ring {
       ...(topology ? topology.edges.map((edge) => this.edge(edge)) : [shape("circle", { class: "track", cx: CENTRE, cy: CENTRE, r: RADIUS })]),
       ...arrows.slice().reverse().map((arrow) => this.arrow(arrow, most, culprits.has(arrow[1]))),
       ...this.places.flatMap((place, rank) => this.node(place, rank, culprits.has(rank), rank === chosen, excess[rank])),
-      ...this.middle(arrows, topology),
+      ...this.count(topology),
     );
     this.tell(arrows, culprits);
   }
 
-  middle(arrows, topology) {
+  // In the corner, where no arrow goes.
+  count(topology) {
     if (topology || this.ranks <= MOST_NAMES) return [];
     return [
-      shape("text", { class: "centre", x: CENTRE, y: CENTRE - 8 }, this.ranks.toLocaleString("en")),
-      shape("text", { class: "small", x: CENTRE, y: CENTRE + 16 }, "ranks"),
+      shape("text", { class: "many", x: 8, y: 24 }, this.ranks.toLocaleString("en")),
+      shape("text", { class: "small", x: 8, y: 48 }, "ranks"),
     ];
   }
 

@@ -1,15 +1,17 @@
-"""What held a rank up, in words with numbers: signs in its vitals that neither healthy ranks nor its own past show.
+"""Why a rank is slow, as far as its records show: what held it up, which phase grew, whether it was running at all.
 
 What holds a rank up is a share of its own time that is larger than before and larger than at every healthy rank, by
-enough to account for a good part of the excess and by more than it varies.
+enough to account for a good part of the excess and by more than it varies. The signs are in its vitals: what changed on
+its host and its GPU.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +29,125 @@ from ringside.monitor.run.table import (
 )
 from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.stats import Floats, known_median, log_excess
+from ringside.monitor.verdict import Verdict
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
-from ringside.text import percent
+from ringside.text import duration, percent
+
+# -------------------------------------------------------------------------------------------------
+# The verdict with its cause.
+
+PHASES = ("data", "forward", "backward", "optimizer")
+PHASE_WORDS = {
+    "data": "fetching its input",
+    "forward": "its forward pass",
+    "backward": "its backward pass",
+    "optimizer": "its optimizer update",
+}
+DOMINANT = 0.6
+"""A phase that holds this share of the excess is named; for the input, the verdict changes its kind."""
+
+CONTENDED = 0.1
+"""A rank that had no CPU for this share of the time, as the healthy ones, was not running all the time."""
+
+DESCHEDULED = "it was ready to run but had no CPU for part of the step: descheduled or throttled"
+UNEXPLAINED = "it was running for less of the step than usual, and the kernel's counters do not show why"
+RUNNING = "it was running all the time: more work to do, or a slower clock"
+AS_MUCH_CPU = "it had a CPU as much as the others: more work to do, or a slower clock"
+INPUT_ADVICE = (
+    "Give this rank's data loader more workers or prefetching, or move its share of the data to storage as fast as "
+    "the others'."
+)
+DESCHEDULED_ADVICE = (
+    "Look for another process on this rank's cores, a CPU quota of its container (cpu.stat: nr_throttled) or steal "
+    "time of its virtual machine; pin the rank or move it."
+)
+
+
+def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | None = None) -> Verdict:
+    """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
+
+    Args:
+        verdict: A verdict on one rank.
+        episode: The records of its episode.
+        before: The records before it, where there are any.
+
+    Returns:
+        The verdict with more evidence and, if the input is what grew, of the kind `input_bound`; verdicts of other
+        kinds come back as they are.
+    """
+    if verdict.kind != "slow_rank" or not len(episode):
+        return verdict
+    rank = verdict.ranks[0]
+    extra = extra_phase_seconds(rank, episode)
+    total = sum(max(value, 0.0) for value in extra.values())
+    grown = max(PHASES, key=lambda phase: extra[phase])
+    measured = [phase for phase in PHASES if np.nansum(episode[f"{phase}_seconds"]) > 0]
+    evidence = {f"extra_{phase}_seconds": extra[phase] for phase in measured}
+    longer = f"{duration(extra[grown])} per step"
+    found = [] if total <= 0 else [f"most of the extra time is in {PHASE_WORDS[grown]} ({longer})"]
+    comparison = _compare_rank(rank, verdict.excess_ratio, episode, before)
+    signs = _find_signs(comparison)
+    if total > 0 and grown == "data" and extra["data"] >= DOMINANT * total:
+        loading = [sign for sign in signs if sign.advice != SLEEP_ADVICE]  # a rank that waits for its input sleeps
+        return _with_signs(verdict, evidence, found, loading, kind="input_bound", advice=INPUT_ADVICE)
+    if total > 0 and extra[grown] < DOMINANT * total:
+        found = ["all of its phases take longer"]
+    if signs:
+        return _with_signs(verdict, evidence, found, signs)
+
+    # Nothing is known to hold it up: whether it had a CPU with its share before, or else with the others'. A share of
+    # the *step* is robust: a rank that spins while it waits and one that sleeps both look busier, never idler, once
+    # they are the culprit and wait no more.
+    share = _busy(episode)
+    usual = known_median(_busy(before)[:, rank]) if before is not None and len(before) else 0.0
+    usual = usual or known_median(np.delete(share, rank, axis=1).ravel())
+    now = known_median(share[:, rank])
+    if now <= 0 or usual <= 0:
+        return _with(verdict, evidence, found)
+    numbers = {**evidence, "cpu_share_ratio": now, "usual_cpu_share_ratio": usual}
+    no_cpu = [comparison.read(share).now for share in (waited_share, throttled_share)]
+    waited = float(np.nansum(no_cpu)) if np.isfinite(no_cpu).any() else math.nan
+    if now < usual * (1.0 - 0.5 * comparison.lost):
+        why = DESCHEDULED if math.isnan(waited) else UNEXPLAINED
+        return _with(verdict, numbers, [*found, why], advice=DESCHEDULED_ADVICE)
+    return _with(verdict, numbers, [*found, AS_MUCH_CPU if waited >= CONTENDED else RUNNING])
+
+
+def extra_phase_seconds(rank: int, table: StepTable) -> dict[str, float]:
+    """Return how much longer each of `PHASES` took on a rank than on the median of the others, seconds per step."""
+    extra = {}
+    for phase in PHASES:
+        seconds = table[f"{phase}_seconds"]
+        extra[phase] = known_median(seconds[:, rank]) - known_median(np.delete(seconds, rank, axis=1).ravel())
+    return extra
+
+
+def _with_signs(
+    verdict: Verdict, evidence: dict[str, float], found: list[str], signs: list[ProbableCause], **changes: str
+) -> Verdict:
+    """Name the strongest sign first, with its advice; the numbers of all of them are evidence."""
+    numbers: dict[str, float | int | str] = dict(evidence)
+    for sign in signs:
+        numbers |= sign.evidence
+    strongest = [sign.words for sign in signs[:1]]
+    advice = {"advice": signs[0].advice} if signs else {}
+    return _with(verdict, numbers, [*strongest, *found], **{**changes, **advice})
+
+
+def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: list[str], **changes: str) -> Verdict:
+    cause = "; ".join(found) or verdict.cause
+    kept = {name: value for name, value in verdict.evidence.items() if name not in SIGN_EVIDENCE}
+    return msgspec.structs.replace(verdict, cause=cause, evidence={**kept, **evidence}, **changes)
+
+
+def _busy(table: StepTable) -> Floats:
+    steps = table["step_seconds"]
+    share: Floats = np.where(steps > 0, table["cpu_seconds"] / np.where(steps > 0, steps, 1.0), np.nan)
+    return share
+
+
+# -------------------------------------------------------------------------------------------------
+# A slow rank beside healthy ones and beside its own past.
 
 EXPLAINS = 0.4
 """A sign is a cause if it accounts for this share of the time lost."""
@@ -125,7 +244,7 @@ class RankComparison(NamedTuple):
         return known_median(self.episode.mean(self.episode[field])[self.healthy])
 
 
-def compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
+def _compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
     """Return whom to compare a slow rank with.
 
     Args:
@@ -162,9 +281,6 @@ def _synced(table: StepTable) -> Floats:
     share: Floats = np.where(steps > 0, np.nansum(table["exposed_seconds"], axis=0) / np.where(steps > 0, steps, 1), 0)
     return np.clip(share, 0.0, 1.0)
 
-
-# -------------------------------------------------------------------------------------------------
-# What held a rank up, in words with numbers: signs in its vitals that neither healthy ranks nor its own past show.
 
 # -------------------------------------------------------------------------------------------------
 # A GPU that runs at a lower clock than the others' and than it did before, and why it does.
@@ -204,18 +320,13 @@ class ProbableCause(NamedTuple):
     evidence: dict[str, float | int | str]
 
 
-def _slow_clock(episode: VitalsTable, past: VitalsTable, rank: int, healthy: NDArray[np.bool_]) -> ProbableCause | None:
+def _slow_clock(comparison: RankComparison) -> ProbableCause | None:
     """Return what a lower clock of a rank's GPU accounts for; None where it is not lower, or the GPU has little to do.
 
     Clocks are compared as shares of the highest that each GPU has, with the lowest of the healthy ranks' and with its
     own before. What takes a GPU is taken to be inverse to its clock.
-
-    Args:
-        episode: The vitals since the rank became slow.
-        past: Those before.
-        rank: The culprit.
-        healthy: Which ranks are not slow, bool [ranks].
     """
+    episode, past, rank, healthy = comparison.episode, comparison.past, comparison.rank, comparison.healthy
     now, before = episode.mean(_clock(episode)), past.mean(_clock(past))[rank]
     known = [value for value in (*now[healthy], before) if np.isfinite(value)]
     bits = _lasting_bits(episode, rank)
@@ -226,8 +337,8 @@ def _slow_clock(episode: VitalsTable, past: VitalsTable, rank: int, healthy: NDA
         bits &= ~_lasting_bits(episode, int(other))
     reasons = name_reasons(bits)
     names = ("gpu_clock_mhz", "gpu_max_clock_mhz", "gpu_celsius", "gpu_watts", "gpu_cap_watts")
-    numbers = {name: float(episode.mean(episode[name])[rank]) for name in names}
-    numbers["others_gpu_clock_mhz"] = known_median(episode.mean(episode["gpu_clock_mhz"])[healthy])
+    numbers = {name: comparison.level(name) for name in names}
+    numbers["others_gpu_clock_mhz"] = comparison.others("gpu_clock_mhz")
     numbers = {name: value for name, value in numbers.items() if value > 0}
     evidence: dict[str, float | int | str] = dict(numbers)
     if reasons:
@@ -309,7 +420,7 @@ SIGN_EVIDENCE = frozenset(
 """Names of all numbers that signs give as evidence."""
 
 
-def find_signs(comparison: RankComparison) -> list[ProbableCause]:
+def _find_signs(comparison: RankComparison) -> list[ProbableCause]:
     """Return what explains a slow rank, the strongest first; empty where nothing does.
 
     That it slept is reported only where nothing else is known of it: it is what all kinds of waiting look like.
@@ -331,7 +442,7 @@ def find_signs(comparison: RankComparison) -> list[ProbableCause]:
     if stalled.explains(lost):
         words = f"memory is short: work stalled for {percent(stalled.now)} of the time (memory.pressure)"
         found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
-    clock = _slow_clock(comparison.episode, comparison.past, comparison.rank, comparison.healthy)
+    clock = _slow_clock(comparison)
     if clock is not None and clock.share >= max(EXPLAINS * lost, LEAST):
         found.append(clock)
     if not found and comparison.read(held_share).explains(lost):
@@ -350,12 +461,6 @@ def find_signs(comparison: RankComparison) -> list[ProbableCause]:
         return []
     words = f"it slept {percent(asleep.now)} of its own time: waiting for I/O, a lock or a timer"
     return [ProbableCause(asleep.saved, words, SLEEP_ADVICE, _evidence("asleep", asleep))]
-
-
-def had_no_cpu(comparison: RankComparison) -> float:
-    """Return the share of its own time in which the culprit wanted a CPU and had none; NaN: not known."""
-    waited, throttled = comparison.read(waited_share).now, comparison.read(throttled_share).now
-    return float(np.nansum([waited, throttled])) if np.isfinite([waited, throttled]).any() else float("nan")
 
 
 def _throttled(comparison: RankComparison, share: Measurement) -> ProbableCause:
