@@ -47,7 +47,7 @@ def main() -> None:
     attachment = attachment_of(model)
     if accelerator.is_main_process and attachment is not None and attachment.session is not None:
         print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")
-        print("gradients carried by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
+        print("gradients reduced by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
         print("recorded in", attachment.session.path)
     accelerator.end_training()
 

@@ -58,7 +58,7 @@ def main() -> None:
     watching = [callback for callback in callbacks if getattr(callback, "attachment", None)]
     if trainer.is_global_zero and watching:
         attachment = watching[0].attachment
-        print("gradients carried by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
+        print("gradients reduced by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
         print("recorded in", attachment.session.path)
 
 

@@ -58,7 +58,7 @@ def main() -> None:
     if trainer.is_world_process_zero() and attachment is not None and attachment.session is not None:
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         print(f"loss {float(losses[0]):.3f} -> {float(losses[-1]):.3f}")
-        print("gradients carried by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
+        print("gradients reduced by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
         print("recorded in", attachment.session.path)
 
 

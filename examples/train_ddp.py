@@ -51,7 +51,7 @@ def main() -> None:
 
     if dist.get_rank() == 0:
         print(f"loss {first:.3f} -> {last:.3f}")
-        print("gradients carried by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
+        print("gradients reduced by", ", ".join(f"{who}: {count}" for who, count in attachment.counters.items()))
         if attachment.session is not None:
             print("recorded in", attachment.session.path)
     dist.destroy_process_group()

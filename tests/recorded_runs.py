@@ -18,8 +18,11 @@ def own_times(steps: int, ranks: int, *, jitter: float = 0.02, seed: int = 0) ->
     return 0.1 * np.exp(np.random.default_rng(seed).normal(0, jitter, (steps, ranks)))
 
 
-def write_run(path: Path, own: np.ndarray, *, clocks: np.ndarray | None = None, engine: str = "ringside") -> Path:
-    """Record a job of these own times [steps, ranks]; `clocks` are seconds by which ranks' clocks are ahead."""
+def write_run(
+    path: Path, own: np.ndarray, *, clocks: np.ndarray | None = None, engine: str = "ringside", first: int = 0
+) -> Path:
+    """Record a job of these own times [steps, ranks], its first step numbered `first`; `clocks` are seconds by which
+    ranks' clocks are ahead."""
     ranks = own.shape[1]
     ahead = np.zeros(ranks) if clocks is None else clocks
     info = RunInfo(
@@ -29,7 +32,7 @@ def write_run(path: Path, own: np.ndarray, *, clocks: np.ndarray | None = None, 
     )  # fmt: skip
     writer = RunWriter(path, info)
     now = 1.7e9
-    for step, row in enumerate(own):
+    for step, row in enumerate(own, first):
         length = float(row.max()) + SYNC_S
         now += length
         writer.append(

@@ -130,10 +130,10 @@ def test_any_other_text_is_refused_with_what_exists(text):
         ("slow", "needs rank="),
         ("slow:rank=1,factor=1", "more than 1"),
         ("slow:rank=1,factor=0.5", "more than 1"),
-        ("slow:rank=1,factor=nan", "cannot be"),
-        ("slow:rank=1,factor=inf", "cannot be"),
-        ("slow:rank=-1", "cannot be"),
-        ("slow:rank=1,from_step=-3", "cannot be"),
+        ("slow:rank=1,factor=nan", "0 or more, and finite"),
+        ("slow:rank=1,factor=inf", "0 or more, and finite"),
+        ("slow:rank=-1", "0 or more, and finite"),
+        ("slow:rank=1,from_step=-3", "0 or more, and finite"),
         ("slow:rank=one", "no whole number"),
         ("slow:rank=1,rank=0", "given twice"),
         ("slow:rank=1,at_step=4", "takes rank=, factor=, from_step="),
@@ -201,8 +201,8 @@ def test_backward_begins_where_it_reaches_an_output_however_nested(shape):
 
 
 def test_a_pause_is_told_with_when_it_comes():
-    assert Pause(1, 60).describe() == "rank 1 stood still for 3 s in step 60"
-    assert Pause(1, 60, 0.5, every=7).describe() == "rank 1 stood still for 0.5 s every 7 steps from step 60 on"
+    assert Pause(1, 60).describe() == "rank 1 paused for 3 s in step 60"
+    assert Pause(1, 60, 0.5, every=7).describe() == "rank 1 paused for 0.5 s every 7 steps from step 60 on"
 
 
 def test_what_was_burnt_too_much_is_taken_off_later():
@@ -277,7 +277,7 @@ def test_a_pause_stalls_once_in_its_step():
 def test_a_pause_that_comes_again_and_again():
     fault = parse_fault("pause:rank=0,at_step=2,seconds=0.5,every=3")
     assert parse_fault(str(fault)) == fault
-    assert fault.describe() == "rank 0 stood still for 0.5 s every 3 steps from step 2 on"
+    assert fault.describe() == "rank 0 paused for 0.5 s every 3 steps from step 2 on"
     model, stalls = Model(WorkClock()), []
     injector = inject(fault, model, 0, stall=lambda seconds: stalls.append((step, seconds)))
     for step in range(10):

@@ -119,7 +119,7 @@ def test_a_run_gets_a_directory_that_can_be_written_and_is_its_own(
     assert warning == ""
     assert choose_directory(path / "below", "demo") == (path / "below", "")
     (path / RUN).write_text("{}")
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         choose_directory(path, "demo")
 
 

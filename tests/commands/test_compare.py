@@ -56,7 +56,7 @@ def test_what_cannot_be_seen_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     own[60:] *= 1.6
     unsteady = str(write_run(tmp_path / "unsteady", own))
     assert main(["compare", unsteady, unsteady]) == 0
-    assert "would not be seen: its times vary too much." in " ".join(capsys.readouterr().out.split())
+    assert "would not be detected: step times vary too much." in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_straggler_is_not_gone_where_a_run_is_too_unsteady_to_show_one(

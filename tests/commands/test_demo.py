@@ -73,7 +73,7 @@ def test_a_slow_rank_is_named_with_its_price(tmp_path, command, size, fault, kin
     assert dearest["cost_rank_seconds"] > 0
     # On a busy machine the other may be named too, and the words say which of the two it was.
     others = [verdict for verdict in found["verdicts"] if verdict["ranks"] != [1]]
-    assert ("The verdict is right" in err) == (not others)
+    assert ("The verdict is correct" in err) == (not others)
     assert ("It was named" in err) == bool(others)
     assert re.search(r"rank 1 (is|waits for its input)", err)
 
@@ -104,7 +104,7 @@ def test_a_rank_that_hangs_is_named_and_the_demo_ends(tmp_path, fault):
     assert (verdict["kind"], verdict["ranks"], verdict["since_step"]) == ("hang", [1], 40)
     assert launched.summary(path)["injected"]["kind"] == fault
     assert launched.gone(path)
-    assert "The verdict is right" in out
+    assert "The verdict is correct" in out
 
 
 def stopped_as_started(path, signum, _):
@@ -191,7 +191,7 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path, command):
     (tmp_path / "run.json").write_text("{}")
     status, _, err = command(*QUICK, "--run-dir", tmp_path)
     assert status == 2
-    assert "already holds a run" in err
+    assert "already contains a run" in err
 
 
 @pytest.mark.parametrize("ranks", [0, -1])

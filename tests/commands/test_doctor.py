@@ -64,7 +64,7 @@ def test_the_verdict_is_first_and_files_are_last(hung: Path, capsys: pytest.Capt
 def test_where_the_ranks_of_the_culprits_group_stand(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", str(hung)])
     lines = capsys.readouterr().out.splitlines()
-    table = lines[lines.index("Where every rank of default_pg (group 0) stands:") + 1 :]
+    table = lines[lines.index("Last entered and completed, by rank, in default_pg (group 0):") + 1 :]
     assert [line.split() for line in table[:3]] == [
         ["ranks", "last", "entered", "last", "completed", "open", "collective", "6"],
         ["2", "5", "5", "0", "culprit:", "never", "entered"],

@@ -52,7 +52,7 @@ def test_a_demo_of_a_healthy_run_says_that_nobody_was_named_rightly(call: Call, 
     launch = Recorded("demo", ["[rank 0] hello"], looks=2).instead_of(demo, monkeypatch)
     status, out, err = call(HEALTHY)
     assert (status, out.splitlines()[-1]) == (0, "here")
-    assert "Nothing was injected, and nobody was named: right." in out
+    assert "Nothing was injected, and no rank was named: correct." in out
     assert re.search(r"^Loss 5\.\d\d → [23]\.\d\d nats per byte in 110 steps\.$", out, re.M)
     assert "The same training over Gloo, in turn with ours, 25 steps each (Gloo's time over ours):" in out
     assert re.search(r"^report +here/report.html\nsummary +here/summary.json$", out, re.M)
@@ -88,7 +88,7 @@ def test_a_fault_that_was_named_beside_others_is_right_and_one_that_was_not_is_w
     Recorded("hosts", looks=2).instead_of(demo, monkeypatch)
     status, out, err = call(SLOW)
     assert status == 0
-    assert "It was named, and so was somebody else" in out
+    assert "It was detected, and another rank too" in out
     assert [line[:44] for line in err.splitlines() if line.startswith("●")] == [
         "● rank 5 is 30% slower than the others since",
         "● the link 0 → 4 is slow since step 31: host",
@@ -96,7 +96,7 @@ def test_a_fault_that_was_named_beside_others_is_right_and_one_that_was_not_is_w
     ]
     Recorded("demo").instead_of(demo, monkeypatch)
     status, out, _ = call(f"{RUN}-too --inject slow:rank=1,factor=2.5,from_step=30")
-    assert (status, "It was not found in time." in out) == (1, True)
+    assert (status, "It was not detected in time." in out) == (1, True)
 
 
 def test_the_log_is_shown_where_training_failed(call: Call, monkeypatch: pytest.MonkeyPatch):

@@ -105,7 +105,7 @@ def test_a_rank_that_was_killed_is_told_by_the_launcher_and_a_taken_port_once(tm
         hook = f"--on-verdict={writer(tmp_path / 'told')}"
         status, _, err, path = run(tmp_path, command, "killed.py", hook, f"--metrics-port={port}")
     assert status == 1
-    assert err.count(f"port {port} at 127.0.0.1 cannot be had") == 1
+    assert err.count(f"port {port} at 127.0.0.1 is not available") == 1
     assert launched.summary(path)["steps"] > 0
     # What the machine did to a rank before may have become an alert of its own.
     told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]

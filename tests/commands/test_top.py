@@ -217,6 +217,12 @@ def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatc
     assert call(str(run), "--once") == 0
 
 
+def test_once_reads_a_long_run_to_its_end(run: Path) -> None:
+    stream = io.StringIO()
+    assert command.print_once(Local(run, at_once=10), SortOrder(), stream, as_data=False) == 0
+    assert "reading" not in stream.getvalue()
+
+
 @pytest.mark.parametrize(("lines", "left_out"), [(24, 0), (12, 0), (11, 2), (10, 3), (4, 4)])
 def test_once_fits_the_screen(
     run: Path, lines: int, left_out: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -28,7 +28,7 @@ def rows(output: str) -> list[list[str]]:
 def test_the_verdict_comes_first_and_the_table_has_every_schedule(capsys: pytest.CaptureFixture[str]):
     assert run("ring", "direct", "--ranks", "1-6") == 0
     output = capsys.readouterr().out
-    assert output.splitlines()[0] == "all 12 schedules proved: ring, direct"
+    assert output.splitlines()[0] == "all 12 schedules verified: ring, direct"
     assert [row[:2] for row in rows(output)] == [[name, str(n)] for name in ("ring", "direct") for n in range(1, 7)]
 
 
@@ -42,7 +42,7 @@ def test_the_table_of_everything_fits_a_terminal(capsys: pytest.CaptureFixture[s
 def test_the_numbers_of_one_row(capsys: pytest.CaptureFixture[str]):
     assert run("ring", "--ranks", "5") == 0
     output = capsys.readouterr().out
-    assert output.splitlines()[0] == "1 schedule proved: ring"
+    assert output.splitlines()[0] == "1 schedule verified: ring"
     assert rows(output) == [["ring", "5", "8", "3", "1.600", "1.600", "1.600", "1.600", "1", "ok"]]
     assert "lower bound" not in output
 
@@ -51,7 +51,7 @@ def test_a_canonical_sum_is_said(capsys: pytest.CaptureFixture[str]):
     assert run("chain", "--ranks", "5") == 0
     output = capsys.readouterr().out
     assert rows(output) == [["chain", "5", "8", "3", "2.000", "2.000", "1.600", "1.000", "1", "canonical"]]
-    assert "canonical: proved, and every sum is ((x0+x1)+x2)+..." in output
+    assert "canonical: verified, and every sum is ((x0+x1)+x2)+..." in output
 
 
 def test_beating_a_bound_is_explained(capsys: pytest.CaptureFixture[str]):
@@ -73,8 +73,8 @@ def test_progress_goes_to_a_terminal_only(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert run("ring", "--ranks", "2") == 0
     out, err = capsys.readouterr()
-    assert "proving" in err
-    assert "proving" not in out
+    assert "verifying" in err
+    assert "verifying" not in out
 
 
 def test_json_carries_exact_fractions(capsys: pytest.CaptureFixture[str]):
@@ -105,7 +105,7 @@ def test_a_broken_schedule_fails_and_is_named_first(
     assert run("broken", "ring", "--ranks", "3") == 1
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert first == "1 of 2 schedules wrong:"
-    assert second.startswith("  broken, 3 ranks: missing: chunk 0 of rank 0 ends as (x0+x2) (written in round 0)")
+    assert second.startswith("  broken, 3 ranks: missing: chunk 0 of rank 0 ends as (x0+x2) (written in round 1)")
     assert run("broken", "--ranks", "3", "--json") == 1
     problem = json.loads(capsys.readouterr().out)["audits"][0]["problems"][0]
     assert (problem["kind"], problem["rank"], problem["chunk"], problem["round"]) == ("missing", 0, 0, 0)

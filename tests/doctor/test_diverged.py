@@ -55,4 +55,4 @@ def test_summary_and_report_tell_it(run: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["verdicts"] == [content]
     page = (run / "report.html").read_text()
     assert "The replicas of ranks 1 and 3 drifted apart from the others" in page
-    assert "Since step 10; noticed at step 19." in page
+    assert "Since step 10; detected at step 19." in page

@@ -158,7 +158,7 @@ def test_a_folder_that_is_too_deep(tmp_path: Path, depth: int, why: str) -> None
     ("mode", "archives", "why"),
     [
         ("w", 4, ""),
-        ("w", 5, "lies more than 3 archives deep and was left out"),
+        ("w", 5, "is more than 3 archives deep and was left out"),
         ("w:gz", 2, ""),
         ("w:gz", 3, "is packed more than 3 times and was left out"),
         ("gz", 4, ""),

@@ -100,7 +100,7 @@ def open_as(rank: list[int], size: list[int], segments: list[int], timeout_s: fl
     [
         ([0, 1, 2], [3, 3, 3], [4096, 8192, 4096], "rank 1 has other RINGSIDE_"),
         ([0, 1, 2], [3, 3, 4], [4096] * 3, "rank 2 thinks there are 4 ranks, rank 0 thinks 3"),
-        ([0, 1, 1], [3, 3, 3], [4096] * 3, "two processes both say they are rank 1"),
+        ([0, 1, 1], [3, 3, 3], [4096] * 3, "two processes claim to be rank 1"),
     ],
 )
 def test_ranks_that_do_not_fit_are_refused_and_named(ranks: Any, sizes: Any, segments: Any, words: str) -> None:

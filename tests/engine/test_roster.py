@@ -118,7 +118,7 @@ def test_two_processes_of_one_rank_are_refused() -> None:
         def set(self, key: str, value: str) -> None:
             super().set(key, msgspec.json.encode(own_rank_info(SAME)).decode())
 
-    with pytest.raises(UsageError, match="two processes both say they are rank 0"):
+    with pytest.raises(UsageError, match="two processes claim to be rank 0"):
         exchange_rank_infos(Later({"offer/1": msgspec.json.encode(own_rank_info(SAME))}), 0, 2, own_rank_info(SAME))
 
 

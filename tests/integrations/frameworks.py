@@ -35,7 +35,7 @@ class Trained:
     @property
     def carried_by(self) -> str:
         """What rank 0 says of who carried its gradients."""
-        return next(line for line in self.out.splitlines() if line.startswith("gradients carried by"))
+        return next(line for line in self.out.splitlines() if line.startswith("gradients reduced by"))
 
 
 def train(script: Path, run: Path, *, steps: int, start: tuple[str, ...] = TORCHRUN, **environ: str) -> Trained:

@@ -174,7 +174,7 @@ CAUSES = {
     "memory": (
         {"memory_stalled_seconds": 0.25},
         QUIET,
-        "memory is short: work stood still 25% of the time",
+        "memory is short: work stalled for 25% of the time",
         "memory.events",
         {"memory_stalled_ratio": 0.25},
     ),
@@ -202,7 +202,7 @@ CAUSES = {
     "GPU at set clocks": (
         {"gpu_clock_mhz": 1110.0, "gpu_reasons": 0x6},
         {**QUIET, **BUSY_GPU},
-        "its clocks were set by somebody",
+        "its clocks were set by hand",
         "nvidia-smi -rgc",
         {"gpu_clock_mhz": 1110.0},
     ),

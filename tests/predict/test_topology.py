@@ -141,7 +141,7 @@ def test_impossible_topologies_are_refused(change, words):
 
 
 def test_a_rank_without_a_link_is_refused():
-    with pytest.raises(UsageError, match="between: 2 hosts and nothing that joins them"):
+    with pytest.raises(UsageError, match="between: 2 hosts and no network that joins them"):
         Topology("x", (1, 1))
     with pytest.raises(UsageError, match="inside: hosts with several ranks"):
         Topology("x", (2, 1), between=WIRE)

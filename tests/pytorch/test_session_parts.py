@@ -303,7 +303,7 @@ def test_ranks_that_do_not_come_are_nowhere_and_that_is_said(caplog: pytest.LogC
     store.set("who/2", json.dumps(["node-2", 17]))
     info = run_info(store, 4, "gloo", 0.05)
     assert (info.hosts[1:], info.pids[1:]) == (["", "node-2", ""], [0, 17, 0])
-    assert "the monitor has not heard of ranks 1 and 3 within 0.05 s" in caplog.text
+    assert "ranks 1 and 3 did not report to the monitor within 0.05 s" in caplog.text
     caplog.clear()
     store.set("who/1", json.dumps(["node-1", 16]))
     assert run_info(store, 3, "gloo", 0.05).hosts[1:] == ["node-1", "node-2"]

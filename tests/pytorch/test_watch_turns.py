@@ -164,10 +164,10 @@ def test_a_store_that_is_gone_is_said_once_and_only_while_it_matters(
     monkeypatch.setattr(watch_mail, "MAIL_S", 0.002)
     caplog.set_level("INFO", "ringside")
     mail = StoreChannel(Breaks(), 0, [[0], [1]])
-    until(lambda: "hears nothing of other hosts any more (connection reset)" in caplog.text)
+    until(lambda: "receives nothing from other hosts any more (connection reset)" in caplog.text)
     assert mail.silence_s(time.monotonic() + 3.0) >= 3.0
     mail.close()
-    assert caplog.text.count("hears nothing") == 1
+    assert caplog.text.count("receives nothing") == 1
 
 
 # ------------------------------------------------------------------------------------------------ ranks of one host

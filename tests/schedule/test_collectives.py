@@ -176,7 +176,7 @@ def test_a_switch_that_is_not_there_or_knows_nothing_is_named():
     )
     early = verify(from_rounds("early", 4, 1, [Round.of(down)], switches=1)).problems
     assert early[0].kind == "missing"
-    assert "chunk 0 of ranks 0-3 ends as ?4 (written in round 0)" in early[0].message
+    assert "chunk 0 of ranks 0-3 ends as ?4 (written in round 1)" in early[0].message
     mixed = [Round.of(up), Round.of([(4, 0, 0, False)]), Round.of([(0, r, 0, False) for r in (1, 2, 3)])]
     assert verify(from_rounds("mixed", 4, 1, mixed, switches=1)).ok
 
@@ -192,7 +192,7 @@ def test_a_switch_remembers_nothing():
 
 def test_a_switch_has_no_messages_to_itself():
     (problem,) = verify(from_rounds("loop", 2, 1, [Round.of([(2, 2, 0, True)])], switches=1)).problems
-    assert "in round 0 switch 2 sends chunk 0 to switch 2, but a switch cannot send to itself" in problem.message
+    assert "in round 1 switch 2 sends chunk 0 to switch 2, but a switch cannot send to itself" in problem.message
 
 
 def test_all_gather_owners():

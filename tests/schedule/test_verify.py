@@ -63,7 +63,7 @@ def test_a_dropped_reduction_is_missing():
     problem = only(verify(without(ring(4), 1, 2)))
     # Chunk 0 should have reached rank 3 in round 1; rank 0 finishes it without ranks 1 and 2.
     assert place(problem) == ("missing", 0, 0, 2)
-    assert "chunk 0 of ranks 0-3 ends as (x0+x3) (written in round 2)" in problem.message
+    assert "chunk 0 of ranks 0-3 ends as (x0+x3) (written in round 3)" in problem.message
     assert "without the contributions of ranks 1 and 2" in problem.message
 
 
@@ -81,7 +81,7 @@ def test_a_result_overwritten_by_something_older_is_missing():
 def test_a_repeated_reduction_is_double():
     problem = only(verify(edited(ring(4), 1, lambda rows: [*rows, rows[2]])))
     assert place(problem) == ("double", 3, 0, 1)
-    assert "with the contributions of ranks 1 and 2 more than once, first so on rank 3 in round 1" in problem.message
+    assert "with the contributions of ranks 1 and 2 more than once, first so on rank 3 in round 2" in problem.message
 
 
 def test_adding_in_an_all_gather_is_double():
@@ -102,7 +102,7 @@ def test_complete_sums_in_different_orders_are_named():
     schedule = written_out(4, 1, first, [(2, 1, 0, 1)], [(1, 2, 0, 0), (1, 3, 0, 0)])
     audit = verify(schedule)
     assert place(only(audit)) == ("order", 0, 0, 0)
-    assert "rank 0 ends as (((x0+x1)+x2)+x3) (written in round 0)" in audit.problems[0].message
+    assert "rank 0 ends as (((x0+x1)+x2)+x3) (written in round 1)" in audit.problems[0].message
     assert "but of ranks 1-3 as ((x0+x1)+(x2+x3))" in audit.problems[0].message
     assert (audit.expression(0, rank=0), audit.expression(0, rank=3)) == ("(((x0+x1)+x2)+x3)", "((x0+x1)+(x2+x3))")
 
@@ -117,7 +117,7 @@ def test_swapped_operands_are_the_same_sum():
 def test_an_overwrite_beside_another_write_is_unordered():
     problem = verify(edited(ring(4), 3, lambda rows: [*rows, (3, 1, 0, True)])).problems[0]
     assert place(problem) == ("order", 1, 0, 3)
-    assert "in round 3 ranks 0 and 3 write into chunk 0 of rank 1 at once" in problem.message
+    assert "in round 4 ranks 0 and 3 write into chunk 0 of rank 1 at once" in problem.message
 
 
 def test_recursive_doubling_needs_one_buffer():
@@ -165,10 +165,10 @@ def test_messages_out_of_rank_order_need_room():
 @pytest.mark.parametrize(
     ("row", "rank", "chunk", "words"),
     [
-        ((0, 4, 1, 1), 4, 1, "in round 2 rank 0 sends chunk 1 to rank 4, but there is no rank 4, only ranks 0-3"),
+        ((0, 4, 1, 1), 4, 1, "in round 3 rank 0 sends chunk 1 to rank 4, but there is no rank 4, only ranks 0-3"),
         ((-1, 2, 1, 1), -1, 1, "there is no rank -1"),
         ((0, 1, 9, 0), 0, 9, "there is no chunk 9, only chunks 0 to 3"),
-        ((3, 3, 1, 1), 3, 1, "in round 2 rank 3 sends chunk 1 to rank 3, but a rank cannot send to itself"),
+        ((3, 3, 1, 1), 3, 1, "in round 3 rank 3 sends chunk 1 to rank 3, but a rank cannot send to itself"),
     ],
 )
 def test_malformed_transfers(row: tuple[int, int, int, bool], rank: int, chunk: int, words: str):

@@ -65,12 +65,15 @@ def test_of_a_slow_link_neither_end_is_marked_but_the_link_is() -> None:
     assert "link 0 → 1, from step 5" in page
 
 
-def test_the_last_words_in_the_terminal_have_the_answers() -> None:
+def test_the_last_words_in_the_terminal_have_the_checks() -> None:
     summary, _, _ = run()
     out = io.StringIO()
     Console(file=out, width=200).print(closing_summary(summary, []))
+    found = checks(read_answers(summary["questions"])).values()
+    assert [check.mark for check in found] == ["!", "✓", "!", "?"]
     lines = out.getvalue().splitlines()
-    assert [line.split()[0] for line in lines if line.strip().endswith("?")] == ["yes", "yes", "yes", "–"]
+    assert all(f"{check.mark} {check.heading}" in lines for check in found)
+    assert all(f"  {check.caption}" in lines for check in found)
     del summary["questions"]
     Console(file=out, width=200).print(closing_summary(summary, []))  # as an older version wrote it
 
@@ -106,6 +109,13 @@ def test_a_verdict_says_which_rank_differs() -> None:
     numbers: dict[str, float | int | str] = {"worst_rank": 3, "worst_excess_ratio": 0.02}
     found = checks({"similar_step_times": Question(answer=False, numbers=numbers, words=headline(slow))}, [slow])
     assert found["similar_step_times"].heading == f"Ranks differ: {headline(slow)}"
+
+
+def test_who_differs_is_not_said_again_below() -> None:
+    slow = Verdict(kind="slow_rank", ranks=[3], since_step=0, detected_step=9, excess_ratio=0.3)
+    words = "Rank 3 is 30% slower than the others; over the whole run own times differ by 2% at most"
+    found = checks({"similar_step_times": Question(answer=False, numbers={"worst_rank": 3}, words=words)}, [slow])
+    assert found["similar_step_times"].caption == "Over the whole run own times differ by 2% at most."
 
 
 def test_hostile_text_in_an_answer_stays_text() -> None:

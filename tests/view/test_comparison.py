@@ -55,5 +55,5 @@ def test_new_and_gone_verdicts_and_what_else_differs_are_told(tmp_path: Path) ->
 
 def test_too_few_steps_are_refused_by_name(tmp_path: Path) -> None:
     short = run_of(tmp_path / "short", own_times(8, 2))
-    with pytest.raises(UsageError, match="short holds 8 steps; comparing needs 10 after 5"):
+    with pytest.raises(UsageError, match="short has 8 steps; comparing needs 10 after 5"):
         compare(short, run_of(tmp_path / "b", own_times(40, 2)))

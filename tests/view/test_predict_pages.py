@@ -254,5 +254,5 @@ def test_a_trace_of_a_simulation(tmp_path: Path) -> None:
     path = [event for event in events if event["ph"] == "X" and event["pid"] == 8]
     assert sum(event["dur"] for event in path) == pytest.approx(1e6 * timeline.seconds, abs=0.1)
     assert {event["name"] for event in events if event["pid"] == 1} >= {"late", "process_name"}
-    with pytest.raises(UsageError, match="more than a trace viewer holds"):
+    with pytest.raises(UsageError, match="more than a trace viewer can show"):
         write_timeline(tmp_path / "large.json", simulate(ring(512), preset("dgx-h100", 64), 1e8))

@@ -74,7 +74,7 @@ def test_markdown_says_the_verdict_first_and_cannot_be_broken_by_names(tmp_path:
     assert lines[0] == "# a\\|b&lt;c&gt;"
     assert lines[2].startswith("## Rank 2 is")
     assert "| 2 | host-0 |" in text
-    assert text.count("Do all ranks have similar step times? **no.**") == 1
+    assert text.count("- ! **Ranks differ: rank ") == 1
     rows = [line for line in lines if line.startswith("|")]
     assert {row.count("|") - row.count("\\|") for row in rows} == {3, 6}
 

@@ -162,7 +162,7 @@ def test_a_port_that_is_held_says_by_whom_and_the_verb_exits_with_2(
         port = held.getsockname()[1]
         assert main(["serve", str(path), "--port", str(port)]) == 2
         said = capsys.readouterr().err
-        assert re.search(rf"port {port} at 127.0.0.1 is held by process \d+ \(.*python", said)
+        assert re.search(rf"port {port} at 127.0.0.1 is used by process \d+ \(.*python", said)
         assert "--port" in said
         assert "process" in holder(port)
     with pytest.raises(UsageError, match="no port 70000"):

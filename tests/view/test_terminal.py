@@ -125,10 +125,19 @@ def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
 def test_lines_for_logs():
     run = following()
     line = status_line(run, 75.0)
-    assert "40/100 steps" in line
+    assert "40 steps of at most 100" in line
     assert "rank 1: own 130 ms wait 0 s" in line
     assert line.endswith("(medians, last 16 steps)")
     assert verdict_line(run.findings[0]).startswith("rank 1 is 30% slower than the others since step 20: most of")
+
+
+def test_the_closing_words_are_without_blanks_at_the_end_of_lines_and_without_a_minus_for_the_healthy():
+    summary = summarise(info(2), list(records(2, 60, slow=1)), [Verdict(**verdict())])
+    shown = lines(closing_summary(summary, [Verdict(**verdict())]), width=80)
+    assert [line for line in shown if line != line.rstrip()] == []
+    assert "   0    100 ms  30.0 ms" in shown
+    assert "−23%" not in "".join(shown)
+    assert "+30.0%" in "".join(shown)
 
 
 def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
@@ -140,7 +149,7 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
         "most of the extra",
         "2.00 rank-hours",
         "move it",
-        "own time vs others",
+        "own vs others' median",
         "30 steps",
     ]
     positions = [text.index(words) for words in order]

@@ -170,7 +170,11 @@ def test_a_verdict_that_is_over_says_so_and_asks_for_nothing(tmp_path: Path) -> 
 
 def test_the_detail_of_a_rank_has_its_phases_and_the_numbers_of_its_verdict(tmp_path: Path) -> None:
     told = plain(rank_detail(take_snapshot(Local(judged(tmp_path / "run")), 2), 2, 80))
-    for words in ("rank 2 · host-0 · pid 102 · 120 steps", "own 130 ms · others own 100 ms", "over its last 120 steps"):
+    for words in (
+        "rank 2 · host-0 · pid 102 · newest step 119",
+        "own 130 ms · others own 100 ms",
+        "over its last 120 steps",
+    ):
         assert words in told
     phases = {
         line.split("  ")[1].strip(): line for line in told.splitlines() if line.startswith("  ") and " ms" in line
@@ -292,6 +296,21 @@ def test_hostile_events_leave_the_ranks_on_the_screen(tmp_path: Path, event: str
     assert [one.rank for one in snapshot.ranks] == [0, 1, 2, 3]
     assert math.isfinite(snapshot.ranks[2].own_seconds)
     assert list(once_lines(snapshot, SortOrder(), 80))
+
+
+def test_a_long_run_says_how_far_it_has_been_read_until_it_is_judged(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", own_times(50, 4))
+    source = Local(path, at_once=60)
+    shown = []
+    while (snapshot := take_snapshot(source)).reading:
+        shown.append(plain(verdict_block(snapshot, 80, 3)))
+        assert plain(first_line(snapshot, 80)).startswith("ringside top run · reading · 4 ranks")
+    # The last line is of the poll that found the end: the next one judges.
+    counts = (60, 120, 180, 200)
+    assert [line.split(": ")[1] for line in shown] == [f"{count} so far …" for count in counts]
+    assert all(line.startswith("○ reading ") for line in shown)
+    assert plain(verdict_block(snapshot, 80, 3)).startswith("● No straggler detected.")
+    assert take_snapshot(Local(path)).calm == snapshot.calm
 
 
 def test_records_of_a_rank_come_from_the_end_of_a_large_file(tmp_path: Path) -> None:

@@ -76,6 +76,17 @@ def drive(play: Callable[[Any], Any]) -> None:
     asyncio.run(play(None))
 
 
+def test_a_long_run_is_read_in_pieces_and_then_judged(run: Path) -> None:
+    async def play(_: Any) -> None:
+        app = TopApp(Local(run, at_once=100), refresh_s=None, clock=Clock(0.0))
+        lines = await on_screen(app, ())
+        assert lines[0].startswith("ringside top run · 200 steps · 8 ranks")
+        assert app.snapshot is not None
+        assert app.snapshot.reading == ""
+
+    drive(play)
+
+
 def test_verdicts_come_first_and_all_fits_80_by_24(run: Path) -> None:
     async def play(_: Any) -> None:
         lines = await on_screen(app_on(run), ())
@@ -101,7 +112,7 @@ def test_sorting_and_turning_round(run: Path) -> None:
             assert shown_ranks(app) == list(range(7, -1, -1))
             await pilot.press("S", "S", "S")
             assert app.order == SortOrder("wait")
-            assert shown_ranks(app)[-1] == 5  # who holds the others up waits least
+            assert shown_ranks(app)[-1] == 5  # the straggler waits least
             await pilot.press("s", "s", "s", "s", "s")
             assert app.order.sort == "wait"
 
@@ -182,13 +193,13 @@ def test_one_rank_in_detail_goes_on_with_the_run(run: Path) -> None:
             await pilot.press("down", "enter")
             await settled(app, pilot)
             lines = screen(app)
-            assert lines[1].startswith("rank 5 · host-1 · pid 105 · 200 steps")
+            assert lines[1].startswith("rank 5 · host-1 · pid 105 · newest step 199")
             assert any(line.startswith("  facts") and "own 130 ms" in line for line in lines)
             assert any(line.startswith("  backward") for line in lines)
             more(run, 200)
             await app.refresh_now()
             await pilot.pause()
-            assert "201 steps" in screen(app)[1]
+            assert "newest step 200" in screen(app)[1]
             await pilot.press("escape")
             await pilot.pause()
             assert screen(app)[1].startswith("● rank 5")
@@ -299,7 +310,7 @@ def test_help_verdicts_colours_and_quit(run: Path) -> None:
             assert screen(app)[-1] == "the newest of 2 jobs; the others: runs/b"
             await pilot.press("question_mark")
             await pilot.pause()
-            assert any("who holds the others up waits least" in line for line in screen(app))
+            assert any("the straggler waits least" in line for line in screen(app))
             assert screen(app)[19].startswith("Figures are")
             await pilot.press("q", "v")
             await pilot.pause()

@@ -150,7 +150,8 @@ class _Progress:
         self._quiet = quiet
         self._live = sys.stderr.isatty() and not quiet
         self._since = self._last = time.monotonic()
-        self.show(f"starting {self._what}")
+        alone = "; nothing is exchanged: what is timed is the cost of a call" if bench_plan.ranks == 1 else ""
+        self.show(f"starting {self._what}{alone}")
 
     def observe(self, rank: int, message: Message) -> None:
         """Show where rank 0 is."""

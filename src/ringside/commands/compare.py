@@ -60,7 +60,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; return 1 where a step became slower than allowed."""
     if args.warm_up < 0:
-        raise UsageError(f"--warm-up {args.warm_up} cannot be: it is a number of steps")
+        raise UsageError(f"--warm-up {args.warm_up}: a number of steps, 0 or more")
     # the comparison decides by its interval, not by the median alone: noise does not fail a build
     found = compare(Run(args.before), Run(args.after), warm_up_steps=args.warm_up)
     failed = args.fail_over is not None and found.is_slower_than(args.fail_over)
@@ -99,7 +99,7 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
         console.print(Text(f"Different jobs: {'; '.join(found.unlike)}.", style="bold yellow"))
     console.print(Text(answer, style="bold red" if failed else "bold"))
     if not step.is_certain and step.high >= HIDDEN:
-        hidden = f"A step that takes up to {signed_percent(step.high)} would not be seen: its times vary too much."
+        hidden = f"A change of up to {signed_percent(step.high)} would not be detected: step times vary too much."
         console.print(Text(hidden, style="yellow"))
     if limit is not None:
         console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g}% of a step's time."))

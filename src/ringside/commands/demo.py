@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         return demo_kill.run(args)
     ranks = max(usable_cores(), 2) if args.nproc_per_node is None else args.nproc_per_node
     if ranks < 1:
-        raise UsageError(f"a demo needs at least 1 rank, not {ranks}: nobody waits for anybody below 2")
+        raise UsageError(f"a demo needs at least 1 rank, not {ranks}; a straggler needs 2")
     if ranks < 2 or args.steps < 1:
         raise UsageError("the demo takes at least 2 ranks (-n) and 1 step (--steps)")
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed

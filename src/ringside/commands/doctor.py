@@ -98,8 +98,11 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         verbose: One line per file in place of one for all.
     """
     status = exit_status(findings)
-    one_unread = status == NOTHING_READABLE and len(findings.notes) == 1  # its own line says why
-    if (headline := overall_headline(findings)) and not one_unread:
+    if status == NOTHING_READABLE and len(findings.notes) == 1:
+        (note,) = findings.notes
+        console.print(Text(f"{note.file} {note.text}", style="bold"))
+        return
+    if headline := overall_headline(findings):
         style = {VERDICTS: "bold red", NOT_ENOUGH: "bold yellow"}.get(status, "bold")
         console.print(Text(headline, style=style))
     advised = set()

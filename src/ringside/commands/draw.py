@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ringside.commands.options import host_count
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
@@ -40,7 +41,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         "--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk (default: 1)"
     )
     parser.add_argument("--order", metavar="R,R,...", help="which rank plays rank 0, 1, ...: a ring order")
-    parser.add_argument("--hosts", type=int, metavar="N", help="how many, for hierarchical (default: about √ranks)")
+    parser.add_argument(
+        "--hosts", type=host_count, metavar="N", help="how many, for hierarchical (default: about √ranks)"
+    )
     parser.add_argument("--ranks-per-host", metavar="N", help="a number, or one per host, for hierarchical: 3,2,4")
     parser.add_argument("--root", type=int, metavar="R", help="of a broadcast, reduce, gather or scatter (default: 0)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write (default: ALGO-N.html)")

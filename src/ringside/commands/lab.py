@@ -29,7 +29,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-from ringside.commands.options import add_verbosity
+from ringside.commands.options import add_verbosity, host_count
 from ringside.errors import UsageError
 from ringside.lab import Lab, RankPlacement, parse_delay, parse_rate
 from ringside.lab.wiring import WIRINGS
@@ -46,7 +46,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     parser.usage = "ringside lab [options] -- command [arguments]"
     add = parser.add_argument
-    add("--hosts", type=int, metavar="N", help="how many (default: 4, or as many as --ranks-per-host lists)")
+    add("--hosts", type=host_count, metavar="N", help="how many (default: 4, or as many as --ranks-per-host lists)")
     add("--ranks-per-host", default="1", metavar="N", help="a number, or one per host: 3,2,4 (default: 1)")
     add("--rate", default="1gbit", metavar="RATE", help="of every link, each way, or none (default: 1gbit)")
     add("--delay", default="0", metavar="TIME", help="host to host, one way, such as 5ms (default: 0)")

@@ -14,6 +14,19 @@ def add_processes(parser: argparse.ArgumentParser, help_text: str) -> None:
     parser.add_argument(*PROCESSES, type=int, metavar="N", help=help_text)
 
 
+def host_count(text: str) -> int:
+    """Return the number of hosts that `--hosts` stands for.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none; a list of hosts of unequal size is for another option.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        hint = "for hosts of unequal size: --ranks-per-host 3,2,4"
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of hosts; {hint}") from None
+
+
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
     """Add `-v` and `-q` to a command that logs or shows progress."""
     how = parser.add_mutually_exclusive_group()

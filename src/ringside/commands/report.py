@@ -1,6 +1,6 @@
 """Rebuild a run's report, and print the verdict.
 
-Writes report.html and summary.json again from what the run directory holds,
+Writes report.html and summary.json again from what is in the run directory,
 even if the run was cut off. --json and --markdown print another form on stdout
 instead of the verdict; --perfetto writes a trace instead of the report.
 
@@ -22,20 +22,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
-from ringside.text import duration, signed_percent
+from ringside.text import duration
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
-from ringside.view.tui.console import SafeConsole, printable_lines
-from ringside.view.verdict_text import all_is_well, no_verdict, verdict_text
+from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks, printable_lines
+from ringside.view.verdict_text import RANKS_CAPTION, all_is_well, excess_text, no_verdict, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -99,14 +99,13 @@ def parse_range(text: str) -> tuple[int | None, int | None]:
 
 def print_summary(summary: dict[str, Any], console: Console) -> None:
     """Print a summary: the verdict first, then the slowest ranks; it fits 80 × 24."""
+    parts: list[RenderableType] = []
     verdicts = [verdict_text(verdict, summary) for verdict in summary["verdicts"]]
     if not verdicts:
-        console.print(Text(no_verdict(summary), style="bold"))
-        console.print(Text(all_is_well(summary)))
+        parts += [Text(no_verdict(summary), style="bold"), Text(all_is_well(summary))]
     for text in verdicts:
-        console.print(Text(text.headline, style="bold red"))
-        for line in (text.when, text.why, f"Cost: {text.price}", f"Next: {text.next}"):
-            console.print(Text(line))
+        parts.append(Text(text.headline, style="bold red"))
+        parts += [Text(line) for line in (text.when, text.why, f"Cost: {text.price}", f"Next: {text.next}")]
     # The slowest ranks, culprits first.
     culprits = {rank for text in verdicts for rank in text.verdict.ranks}
     ranks = sorted(summary["ranks"], key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
@@ -117,6 +116,6 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     for rank in ranks[: len(ranks) - hidden]:
         name = f"{rank['rank']} ◀" if rank["rank"] in culprits else f"{rank['rank']}  "
         times = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]))
-        cells = (name, str(rank["host"]), *times, signed_percent(rank["excess_ratio"]))
+        cells = (name, str(rank["host"]), *times, excess_text(rank["excess_ratio"]))
         table.add_row(*(Text(cell) for cell in cells), style="bold" if rank["rank"] in culprits else "")
-    console.print(table)
+    console.print(WithoutTrailingBlanks(Group(*parts, Text(RANKS_CAPTION, style="dim"), table)))

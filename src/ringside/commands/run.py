@@ -14,8 +14,8 @@ options of ours, before the script:
   -n N, --nproc-per-node N
                          ranks on this node (default: cores, or GPUs)
   --run-dir DIR          where to write the run (default: a new one under runs/)
-  --on-verdict HOOK      tell a URL (JSON by POST) or a command (JSON on stdin)
-                         of every verdict, and when it is resolved
+  --on-verdict HOOK      send every verdict to a URL (JSON by POST) or a command
+                         (JSON on stdin), and again when it is resolved
   --digest-every STEPS   compare all ranks' parameters to the bit every so many
                          steps; 0: never (default: 100)
   --survive              start a keeper per rank, which starts its worker again

@@ -36,7 +36,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on; 0: any free one (default: {PORT})")
-    parser.add_argument("--token", metavar="T", help=f"what readers must send; {TOKEN} keeps it out of `ps`")
+    parser.add_argument("--token", metavar="T", help=f"token that readers must send; {TOKEN} keeps it out of `ps`")
     parser.add_argument(
         "--allow-host", metavar="NAME", action="append", default=[], help="a name that a proxy gives this page"
     )

@@ -35,7 +35,7 @@ from ringside.monitor.run.registry import running_runs
 from ringside.text import counted
 from ringside.view.tui.console import in_ascii, printable, speaks_utf8
 from ringside.view.tui.rank_table import SORTS, SortOrder, arrange_ranks
-from ringside.view.tui.source import Local, Remote, RunSource, take_snapshot
+from ringside.view.tui.source import AT_ONCE, Local, Remote, RunSource, take_snapshot
 from ringside.view.tui.text import as_json, once_lines
 
 HELP = "watch a running job from another shell, rank by rank"
@@ -90,19 +90,20 @@ def choose_run(run: str | None) -> tuple[RunSource, str]:
         path = Path(run)
         if not (path / RUN).exists():
             raise UsageError(f"{printable(run)} is no run: it has no {RUN}. Give the directory that a run writes to")
-        return Local(path), ""
+        return Local(path, at_once=AT_ONCE), ""
     # running jobs, the newest first; else the newest run that was written
     entries = [entry.directory for entry in running_runs()]
     if entries:
         others = ", ".join(printable(str(each)) for each in entries[1:])
-        return Local(entries[0]), (f"the newest of {len(entries)} jobs; the others: {others}" if others else "")
+        remark = f"the newest of {len(entries)} jobs; the others: {others}" if others else ""
+        return Local(entries[0], at_once=AT_ONCE), remark
     found = runs_under(RUNS)
     if not found:
         raise UsageError(
-            f"no job runs on this machine, and {RUNS}/ holds no run; start one with `ringside run`, or give a run's "
-            "directory"
+            f"no job runs on this machine, and there is no run under {RUNS}/; start one with `ringside run`, or give "
+            "a run directory"
         )
-    return Local(found[0]), f"no job runs on this machine; this is the newest under {RUNS}/"
+    return Local(found[0], at_once=AT_ONCE), f"no job runs on this machine; this is the newest under {RUNS}/"
 
 
 def can_draw(environment: Mapping[str, str], stdin: TextIO, stdout: TextIO) -> bool:
@@ -119,8 +120,11 @@ def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: 
     # A server begins to read a run when it is asked for the first time.
     until = time.monotonic() + KNOWN_WITHIN_S
     snapshot = take_snapshot(source)
-    while snapshot.info is None and not snapshot.trouble and time.monotonic() <= until:
-        time.sleep(0.1)
+    if snapshot.reading and sys.stderr.isatty():
+        print(in_ascii(snapshot.reading), file=sys.stderr)
+    while not snapshot.trouble and (snapshot.reading or (snapshot.info is None and time.monotonic() <= until)):
+        if not snapshot.reading:
+            time.sleep(0.1)
         snapshot = take_snapshot(source)
     if snapshot.trouble and snapshot.info is None:
         raise RingsideError(printable(snapshot.trouble))

@@ -10,7 +10,7 @@ exit status: 0 all are right, 1 a schedule is wrong, 2 usage error.
 
 examples:
   $ ringside verify ring direct -n 4,8
-  all 4 schedules proved: ring, direct
+  all 4 schedules verified: ring, direct
   $ ringside verify --all --json
 """
 
@@ -43,10 +43,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("algorithms", nargs="*", metavar="ALGO", help=known)
     parser.add_argument("--all", action="store_true", help="every algorithm there is")
     parser.add_argument("-n", "--ranks", default="1-64", metavar="N", help="such as 8, 2,4,8 or 1-64 (default: 1-64)")
-    parser.add_argument("--buffers", type=int, default=1, metavar="B", help="messages a rank can hold (default: 1)")
+    parser.add_argument("--buffers", type=int, default=1, metavar="B", help="receive buffers of a rank (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON (keys: docs/json.md)")
     add_verbosity(parser)
-    parser.add_argument("--links", action="store_true", help="with --json: what every link carries as well")
+    parser.add_argument("--links", action="store_true", help="with --json: the bytes of every link as well")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     progress, quiet = Console(stderr=True), args.quiet or not sys.stderr.isatty()
     audits = [
         verify(by_name(name, ranks), buffers=args.buffers)
-        for name, ranks in track(cases, "proving", console=progress, transient=True, disable=quiet)
+        for name, ranks in track(cases, "verifying", console=progress, transient=True, disable=quiet)
     ]
     if args.json:
         json.dump(to_json(audits, links=args.links), sys.stdout, indent=2)
@@ -162,7 +162,7 @@ def _verdict(audits: Sequence[Audit]) -> list[str]:
     wrong = [audit for audit in audits if not audit.ok]
     if not wrong:
         count = "1 schedule" if len(audits) == 1 else f"all {len(audits)} schedules"
-        return [f"{count} proved: {', '.join(dict.fromkeys(audit.name for audit in audits))}"]
+        return [f"{count} verified: {', '.join(dict.fromkeys(audit.name for audit in audits))}"]
     lines = [f"{len(wrong)} of {len(audits)} schedules wrong:"]
     found = [f"  {a.name}, {a.ranks} ranks: {p.kind}: {p.message}" for a in wrong for p in a.problems]
     lines += found[:SHOWN_PROBLEMS]
@@ -174,7 +174,7 @@ def _verdict(audits: Sequence[Audit]) -> list[str]:
 def _notes(audits: Sequence[Audit]) -> Iterator[str]:
     yield "sent, received (by the busiest rank) and link (the busiest): in units of the tensor's size"
     if any(audit.canonical for audit in audits):
-        yield "canonical: proved, and every sum is ((x0+x1)+x2)+..., wherever the tensor is cut"
+        yield "canonical: verified, and every sum is ((x0+x1)+x2)+..., wherever the tensor is cut"
     means: dict[str, list[str]] = {}
     for audit in audits:
         if audit.beats_bounds:

@@ -52,13 +52,13 @@ _LINK = re.compile(r"^(\d+)[:>](\d+)=([0-9.]+)x?$")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
-    parser.add_argument("run", metavar="DIR", nargs="?", help="a recorded run; else say the hardware")
+    parser.add_argument("run", metavar="DIR", nargs="?", help="a recorded run; else give the hardware")
     add_hardware(parser)
     add_size(parser)
     add = parser.add_argument
     add("--compute-seconds", type=float, metavar="S", help="forward and backward of a step")
     add("--buckets", type=int, metavar="N", help="gradients are reduced in so many pieces (default: of 25 MiB)")
-    add("--slow-rank", action="append", default=[], metavar="R=P%", help="rank R works P %% longer: 3=12%%")
+    add("--slow-rank", action="append", default=[], metavar="R=P%", help="rank R works P%% longer: 3=12%%")
     add("--repair", action="append", default=[], type=int, metavar="R", help="rank R is as fast as the others' median")
     add("--slow-link", action="append", default=[], metavar="A:B=X", help="rank A to B is X times slower: 7:8=4")
     add("--lose-rail", action="append", default=[], type=int, metavar="H", help="host H loses a network interface")
@@ -113,10 +113,10 @@ def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
         count = args.buckets or max(-(-int(size) // DEFAULT_BUCKET), 1)
         return PredictedStep(topology, size, own, count, _algorithm(args))
     if args.bytes or args.model or args.params_from or args.compute_seconds is not None or args.buckets:
-        raise UsageError(f"{args.run} says what it synchronised and computed: leave --bytes and the like out")
+        raise UsageError(f"{args.run} gives what it synchronised and computed: omit --bytes and the like")
     run = Run(args.run)
     if not given and not change.of_work:
-        raise UsageError(f"say what joined the ranks of {args.run}: --preset, or --topology FILE (ringside probe -o)")
+        raise UsageError(f"missing the network of {args.run}: --preset, or --topology FILE (ringside probe -o)")
     return replace(recorded_step(run, hardware_of(run, args)), algorithm=_algorithm(args))
 
 

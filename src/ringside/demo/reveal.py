@@ -50,13 +50,13 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
     named = [v for v in told if v.kind in WANTED[type(fault)] and v.detected_step >= begin]
     others = [v for v in verdicts if v not in told]
     if named and not others:
-        return True, f"{words}. The verdict is right{_delay(fault, named[0])}."
+        return True, f"{words}. The verdict is correct{_delay(fault, named[0])}."
     if named:
-        return True, f"{words}. It was named, and so was somebody else: another load on this machine, or a mistake."
+        return True, f"{words}. It was detected, and another rank too: other load on this machine, or a false alarm."
     if others:
-        return False, f"{words}. The verdict is wrong: it names somebody else."
+        return False, f"{words}. The verdict is wrong: it names another rank."
     where = "time" if isinstance(fault, Slow | Input | Uneven | Pause) else "this run"
-    return False, f"{words}. It was not found in {where}."
+    return False, f"{words}. It was not detected in {where}."
 
 
 def names(fault: Fault, verdict: Verdict) -> bool:
@@ -77,8 +77,9 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
     return [
         f"The same training over {peer}, in turn with ours, {found['steps']} steps each ({peer}'s time over ours):",
         f"  step           {found['step_ratio']:5.2f} ×  {_both('step_seconds', theirs, ours)}",
-        f"  synchronising  {found['sync_ratio']:5.2f} ×  {_both('sync_seconds', theirs, ours)}, partly behind backward",
-        f"  blocked by it         {_both('exposed_seconds', theirs, ours)}: "
+        f"  synchronising  {found['sync_ratio']:5.2f} ×  {_both('sync_seconds', theirs, ours)}, "
+        "partly overlapped with backward",
+        f"  of which exposed      {_both('exposed_seconds', theirs, ours)}: "
         f"{percent(theirs['share'])} of the step against {percent(ours['share'])}",
     ]
 
@@ -89,8 +90,8 @@ def _both(name: str, theirs: Mapping[str, float], ours: Mapping[str, float]) -> 
 
 def _named_nobody(verdicts: Sequence[Verdict], words: str) -> str:
     if verdicts:
-        return f"{words}, yet a rank was named: another load on this machine, or a mistake."
-    return f"{words}, and nobody was named: right."
+        return f"{words}, yet a rank was named: other load on this machine, or a false alarm."
+    return f"{words}, and no rank was named: correct."
 
 
 def _delay(fault: Fault, verdict: Verdict) -> str:

@@ -148,7 +148,7 @@ def _describe_unknown(source: Source) -> str:
     """Return in a few words what an unrecognised file seems to be."""
     head = source.head
     if not head:
-        return "is empty" if not source.problems else "holds nothing whole"
+        return "is empty" if not source.problems else "has no complete entry"
     if source.ratio > 300:
         return f"{UNKNOWN}: it unpacks {source.ratio:.0f}-fold, like a compression bomb, and was not unpacked"
     if b"\0" in head or sum(byte < 9 for byte in head) > len(head) // 100:

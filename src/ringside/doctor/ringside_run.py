@@ -132,7 +132,7 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     with tempfile.TemporaryDirectory(prefix="ringside-doctor-") as copy:
         try:
             if RUN not in files:
-                raise RingsideError(f"lies without its {RUN}: give the whole run directory")
+                raise RingsideError(f"has no {RUN} beside it: give the whole run directory")
             # A copy, so that nothing is written beside what is examined, and members of archives work alike.
             for role, source in files.items():
                 with source.open() as stream, (Path(copy) / role).open("wb") as target:
@@ -153,11 +153,11 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     steps, ranks = summary["steps"], summary["world_size"]
     cut = "" if ended else "; it was cut off (its events have no end), what had been written is whole"
     text = f"{counted(steps, 'step')} of {counted(ranks, 'rank')}{cut}"
-    few = [] if steps else [Unjudged(what=f"who held the run {folder} up", why="no step was recorded")]
+    few = [] if steps else [Unjudged(what=f"the straggler of the run {folder}", why="no step was recorded")]
     assessment = msgspec.convert(summary["assessment"], Assessment)
     if steps and assessment.state == "undecided":
         why = describe_assessment(assessment).rstrip(".")
-        few = [Unjudged(what=f"whether a rank held the run {folder} up", why=why)]
+        few = [Unjudged(what=f"whether a rank of the run {folder} is a straggler", why=why)]
     replayed, left_out = what_if(folder, table)
     culprits = {rank for verdict in verdicts for rank in verdict.ranks}
     rank_rows = summary["ranks"]

@@ -109,7 +109,7 @@ class Pause(_Fault):
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
         when = f"every {self.every} steps from step {self.at_step} on" if self.every else f"in step {self.at_step}"
-        return f"rank {self.rank} stood still for {self.seconds:g} s {when}"
+        return f"rank {self.rank} paused for {self.seconds:g} s {when}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Hang(_Halting):
     """
 
     example = "hang:rank=1,at_step=60"
-    past = "stood still for good in the backward pass of"
+    past = "stopped for good in the backward pass of"
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
         except ValueError:
             raise _refused(spec, f"{key}={value!r} is no {'whole ' if types[key] is int else ''}number") from None
         if number < 0 or not math.isfinite(number):
-            raise _refused(spec, f"{key}={value} cannot be")
+            raise _refused(spec, f"{key}={value}: 0 or more, and finite")
         values[key] = number
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in values]
     if missing:

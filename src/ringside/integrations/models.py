@@ -171,7 +171,7 @@ def warn_not_watched(model: Any) -> None:
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several and dist.get_rank() == 0:
         _log.warning(
-            "ringside does not watch this training: it holds DistributedDataParallel models, and this is a %s "
+            "ringside does not watch this training: it supports DistributedDataParallel, and this is a %s "
             "(sharded by FSDP or DeepSpeed?)",
             type(model).__name__,
         )

@@ -85,7 +85,7 @@ def start_delay(delay_s: float, cables: Iterable[Cable]) -> Popen[str]:
     if not readable or child.stdout.readline().strip() != _READY:
         child.kill()
         lines = child.communicate()[1].strip().splitlines()
-        raise RingsideError(f"the lab's delay process did not start: {lines[-1] if lines else 'it said nothing'}")
+        raise RingsideError(f"the lab's delay process did not start: {lines[-1] if lines else 'it printed nothing'}")
     child.stdout.close()
     child.stderr.close()
     return child

@@ -29,8 +29,8 @@ from ringside.view.run.live import LiveRun, RunFollower, ShownFinding
 POLL_S = 0.12
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEAD_ADVICE = (
-    "Restart from the last checkpoint. A SIGKILL that nobody sent is mostly the kernel's, out of memory: look at dmesg "
-    "and at the memory limit of the container (memory.events)."
+    "Restart from the last checkpoint. A SIGKILL of unknown origin is mostly the kernel's, out of memory: look at "
+    "dmesg and at the memory limit of the container (memory.events)."
 )
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def choose_directory(requested: Path | None, prefix: str) -> tuple[Path, str]:
     """
     path = requested or Path("runs") / f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if (path / RUN).exists():
-        raise UsageError(f"{path} already holds a run; give a new directory with --run-dir, or remove it")
+        raise UsageError(f"{path} already contains a run; give a new directory with --run-dir, or remove it")
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as probe:  # a full disk or a quota shows only when something is written

@@ -50,7 +50,7 @@ CONTENDED = 0.1
 """A rank that had no CPU for this share of the time, as the healthy ones, was not running all the time."""
 
 DESCHEDULED = "it was ready to run but had no CPU for part of the step: descheduled or throttled"
-UNEXPLAINED = "it was running for less of the step than usual, and what the kernel counts does not say why"
+UNEXPLAINED = "it was running for less of the step than usual, and the kernel's counters do not show why"
 RUNNING = "it was running all the time: more work to do, or a slower clock"
 AS_MUCH_CPU = "it had a CPU as much as the others: more work to do, or a slower clock"
 INPUT_ADVICE = (
@@ -293,7 +293,7 @@ ADVICE = {
     "because of heat.",
     CAPPED: "Compare its power limit with the others' (nvidia-smi -q -d POWER; nvidia-smi -pl sets it) and look after "
     "the machine's power supply.",
-    SET: "Somebody set its clocks: nvidia-smi -rgc and -rac take that back.",
+    SET: "Its clocks were set by hand: nvidia-smi -rgc and -rac reset them.",
 }
 OTHER_ADVICE = "Compare nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE on this host with a healthy one's."
 
@@ -403,7 +403,7 @@ FAULT_ADVICE = (
     "disk or read it ahead."
 )
 MEMORY_ADVICE = (
-    "Give its container or host more memory, or let it need less; memory.pressure and memory.events say how short of "
+    "Give its container or host more memory, or let it need less; memory.pressure and memory.events show how short of "
     "it they are."
 )
 SLEEP_ADVICE = (
@@ -440,7 +440,7 @@ def _find_signs(comparison: RankComparison) -> list[ProbableCause]:
         found.append(faults)
     stalled = comparison.read(stalled_share)
     if stalled.explains(lost):
-        words = f"memory is short: work stood still {percent(stalled.now)} of the time for want of it (memory.pressure)"
+        words = f"memory is short: work stalled for {percent(stalled.now)} of the time (memory.pressure)"
         found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
     clock = _slow_clock(comparison)
     if clock is not None and clock.share >= max(EXPLAINS * lost, LEAST):

@@ -161,7 +161,7 @@ class ReplicaCheck:
             others = name_ranks(rank for rank in self.ranks if rank not in ranks)
             from_whom, tie = f"from those of {others}", ""
         elif len(self.ranks) == 2:
-            from_whom, tie = "between the ranks", "; of two, neither can be told right"
+            from_whom, tie = "between the ranks", "; of two, either may be right"
         else:
             from_whom, tie = "between the ranks", "; no group of them is the largest, so none is right"
         agreed = self._agreed

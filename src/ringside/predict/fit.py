@@ -72,7 +72,7 @@ def measured_topology(tables: Sequence[Table], known: Knowledge) -> Topology:
     for table in tables:
         scale = known.topology(table)
         if scale is None:
-            raise UsageError(f"{table.name}: its words name no hardware that is known; say --preset NAME")
+            raise UsageError(f"{table.name}: its text names no known hardware; give --preset NAME")
         if not has_library(scale):
             raise UsageError(
                 f"{table.name}: {scale.name} is no hardware of a GPU library, and a fit moves only such a library's "
@@ -87,7 +87,7 @@ def measured_topology(tables: Sequence[Table], known: Knowledge) -> Topology:
         if replace(scale, name="", ranks_per_host=(1,), nics=1) != alike:
             raise UsageError(
                 f"{table.name} is of {scale.name}, {tables[scales.index(largest)].name} of {largest.name} or another "
-                "network: fit each hardware on its own, or say with --preset what all of them are"
+                "network: fit each hardware on its own, or give with --preset what all of them are"
             )
     measured = list(largest.measured)
     for table, scale in zip(tables, scales, strict=True):

@@ -124,7 +124,7 @@ def preset_only(table: Table, known: Knowledge) -> Score:
         return _refused(table, "preset", "no usable row")
     found = known.law(table)
     if found is None:
-        words = "its words name no hardware that is known; say --preset NAME"
+        words = "its text names no known hardware; give --preset NAME"
         if is_mpi(table):
             words = "processes on CPUs: give their point-to-point tables (osu_latency, osu_bw) too, or --preset NAME"
         return _refused(table, "preset", words)
@@ -202,7 +202,9 @@ def check_tables(tables: Sequence[Table]) -> tuple[list[Table], tuple[mpi.Pairs,
     done = [check_rows(table) for table in tables]
     collectives = [table for table in done if table.collective in BUS_FACTORS]
     if not collectives:
-        raise UsageError("no table of a collective among these files; point-to-point tables only tell of messages")
+        raise UsageError(
+            "no table of a collective among these files; point-to-point tables only give the cost of messages"
+        )
     return collectives, tuple(mpi.pairs_of(done))
 
 

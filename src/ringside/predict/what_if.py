@@ -216,7 +216,7 @@ def _own_times(step: PredictedStep, change: StepChange) -> Floats:
         if not 0 <= rank < ranks:
             raise UsageError(f"there is no rank {rank}: ranks are 0 to {ranks - 1}")
     if change.slower and not step.work_s:
-        raise UsageError("a rank that is slower by a share: of what? Say what a step computes: --compute-seconds 0.25")
+        raise UsageError("a rank that is slower by a share: of what? Give what a step computes: --compute-seconds 0.25")
     for rank, share in change.slower.items():
         if not (math.isfinite(share) and share > -1):
             raise UsageError(f"rank {rank} cannot be {100 * share:g}% slower: more than -100%")

@@ -83,7 +83,7 @@ def striped(schedules: Sequence[Schedule], name: str = "striped") -> Schedule:
         kinds = ", ".join(f"{s.name} ({s.collective}, {s.ranks} ranks)" for s in stripes)
         raise UsageError(f"stripes must have the same ranks and collective, not {kinds}")
     if first.collective.owned:
-        raise UsageError(f"a {first.collective} cannot be striped: its chunks' numbers say whom they belong to")
+        raise UsageError(f"a {first.collective} cannot be striped: its chunks' numbers are their owners'")
     return Schedule(
         name,
         first.ranks,

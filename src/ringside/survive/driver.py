@@ -463,7 +463,7 @@ class Driver:
         kept = self.job.final.tree()
         newest = kept if saved is None or (kept is not None and kept["step"] > saved["step"]) else saved
         _log.warning(
-            "nobody who held state is left: training goes on from %s",
+            "no rank with state is left: training goes on from %s",
             "its beginning" if newest is None else f"the checkpoint of step {newest['step']}",
         )
         self._begin_again(self.job.rendezvous.open(opened.incarnation), newest or self._initial)

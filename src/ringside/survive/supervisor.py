@@ -98,7 +98,7 @@ class Supervisor:
             if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:
                 times = failures if failures >= MOST_FAILURES else ends
                 self._warn(
-                    f"{self._how(status)}, {times} times in a row without the job having come further (why, it says "
+                    f"{self._how(status)}, {times} times in a row without the job having come further (see the "
                     "above): it is not started again"
                 )
                 self._save(head, "could not run its last lines")

@@ -10,13 +10,20 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ringside.monitor.job.questions import QUESTIONS, read_answers
+from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline, onset
-from ringside.text import clock, counted, duration, percent, signed_percent, size, sparkline
+from ringside.text import clock, counted, duration, percent, size, sparkline
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
-from ringside.view.tui.console import SafeConsole
-from ringside.view.verdict_text import all_is_well, answer_sign, as_sentence, no_verdict, surely_well
+from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
+from ringside.view.verdict_text import (
+    RANKS_CAPTION,
+    all_is_well,
+    checks,
+    excess_text,
+    no_verdict,
+    surely_well,
+)
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -52,7 +59,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         share, words = run.done, f"the same training over {peer_name(run)}, for comparison "
     else:
         share = (run.step + 1) / run.of if run.of else 0.0
-        words = f"{counted(run.step + 1, 'step')}{f' of at most {run.of}' if run.of else ''} "
+        words = f"{run.progress()} "
     progress = Text(words)
     loss = f"  loss {run.losses[-1]:.2f} " if run.losses else ""
     sparks = sparkline(list(run.losses), 16)
@@ -64,7 +71,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
     exposed = run.exposed_seconds()
     sync = Text()
     if step > 0:
-        gradients = f"{size(run.median('payload_bytes'))} of gradients block it for {duration(exposed)}"
+        gradients = f"{size(run.median('payload_bytes'))} of gradients, exposed {duration(exposed)}"
         medians = f"{duration(step)} (median, last {RECENT_STEPS} steps)"
         sync = Text(f"a step takes {medians}; {gradients} ({percent(exposed / step)})", style="dim")
         sync.truncate(width)
@@ -99,18 +106,18 @@ def status_line(run: RunFollower, elapsed_s: float) -> str:
         for rank in sorted(shown, key=lambda rank: rank.rank)
     )
     own += f"  (medians, last {RECENT_STEPS} steps)"
-    return f"{clock(elapsed_s)}  {run.step + 1}{f'/{run.of}' if run.of else ''} steps{loss}  {own}"
+    return f"{clock(elapsed_s)}  {run.progress()}{loss}  {own}"
 
 
 def verdict_line(finding: ShownFinding) -> str:
     """Return a verdict as one line: who, since when, why, what it cost so far."""
     verdict = finding.verdict
     cause = f": {verdict.cause}" if verdict.cause else ""
-    return f"{headline(verdict)} {onset(verdict)}{cause} (noticed at step {verdict.detected_step})"
+    return f"{headline(verdict)} {onset(verdict)}{cause} (detected at step {verdict.detected_step})"
 
 
 def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> RenderableType:
-    """Return what is printed when a run has ended: verdicts first, the table of ranks, the four answers.
+    """Return what is printed when a run has ended: verdicts first, the table of ranks, the checks.
 
     Args:
         summary: The content of `summary.json`.
@@ -121,14 +128,15 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         parts.append(Text(f"● {headline(verdict)} {onset(verdict)}.", style="bold red"))
         cost = verdict.cost_rank_seconds
         in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
-        price = f"{cost:.1f} rank-seconds so far{in_hours}; noticed at step {verdict.detected_step}" if cost > 0 else ""
+        lost = f"{cost:.1f} rank-seconds{in_hours}: time lost, summed over ranks"
+        price = f"{lost}; detected at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for heading, text in (("why", verdict.cause), ("cost", price), ("do", verdict.advice)):
             if text:
                 lines.add_row(Text(f"  {heading}", style="dim"), Text(text))
         parts.append(lines)
     if not summary["steps"]:
-        return Group(*parts, Text("No training step was recorded.", style="bold yellow"))
+        return WithoutTrailingBlanks(Group(*parts, Text("No training step was recorded.", style="bold yellow")))
     if not verdicts:
         style = "bold green" if surely_well(summary) else "bold yellow"
         parts.append(Text(f"{no_verdict(summary)} {all_is_well(summary)}", style=style))
@@ -143,18 +151,16 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         f"exposed {duration(exposed)}{share}; "
         f"monitoring overhead {duration(summary['overhead']['seconds_per_step'])} per step on average"
     )
-    parts += [Text(), rank_table(summary["ranks"]), Text(line, style="dim")]
+    parts += [Text(), Text(RANKS_CAPTION, style="dim"), rank_table(summary["ranks"]), Text(line, style="dim")]
 
-    # The questions: yes or no, and why in a line of its own.
-    answers = read_answers(summary.get("questions"))
-    if answers:
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for name, text in QUESTIONS.items():
-            if name in answers:
-                table.add_row(Text(answer_sign(answers[name]), style="bold"), Text(text))
-                table.add_row("", Text(as_sentence(answers[name].words), style="dim"))
+    found = checks(read_answers(summary.get("questions")), verdicts).values()
+    if found:
+        table = Table.grid(padding=(0, 1, 0, 0))
+        for check in found:
+            table.add_row(Text(check.mark, style="bold"), Text(check.heading))
+            table.add_row("", Text(check.caption, style="dim"))
         parts += [Text(), table]
-    return Group(*parts)
+    return WithoutTrailingBlanks(Group(*parts))
 
 
 def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
@@ -163,15 +169,14 @@ def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
     if len(rows) > RANKS_SHOWN:
         rows = sorted(rows, key=lambda row: -(row["excess_ratio"] or 0.0))[:RANKS_SHOWN]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("rank", "own", "wait", "own time vs others"):
+    for heading in ("rank", "own time", "wait", "own vs others' median"):
         table.add_column(heading, justify="right")
     for row in rows:
-        excess = row["excess_ratio"]
         table.add_row(
             str(row["rank"]),
             duration(row["own_seconds_median"]),
             duration(row["wait_seconds_median"]),
-            "" if excess is None else signed_percent(excess),
+            excess_text(row["excess_ratio"]),
         )
     return table
 

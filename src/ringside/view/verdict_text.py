@@ -18,6 +18,8 @@ from ringside.text import counted, duration, label, name_ranks, percent, rank_ti
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 PAST = {" is ": " was ", " are ": " were ", " gets ": " got ", " needs ": " needed ", " waits ": " waited "}
 PLURAL = {" gets ": " get ", " needs ": " need ", " waits ": " wait ", " is ": " are ", " its ": " their "}
+RANKS_CAPTION = "Ranks: medians, whole run; own time: work from one synchronisation to the next"
+"""Stands above a table of a run's ranks in the terminal."""
 MANY = 6
 """So many ranks are all named by the doctor."""
 
@@ -28,7 +30,7 @@ class VerdictText(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         verdict: The verdict itself.
         headline: Who and what, one sentence.
-        when: Since when, and when it was noticed; empty where there are no steps.
+        when: Since when, and when it was detected; empty where there are no steps.
         why: The probable cause with numbers.
         price: What it cost the job.
         next: What to do.
@@ -70,7 +72,7 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     return VerdictText(
         verdict=verdict,
         headline=as_sentence(_of_two(who_and_what, summary)),
-        when=f"{since}; noticed at step {verdict.detected_step}.",
+        when=f"{since}; detected at step {verdict.detected_step}.",
         why=_of_two(why, summary),
         price=_price(verdict, summary),
         next=as_sentence(verdict.advice),
@@ -125,10 +127,15 @@ def rank_rows(summary: Mapping[str, Any], most: int) -> list[tuple[str, str, str
             str(rank["host"]),
             duration(rank["own_seconds_median"]),
             duration(rank["wait_seconds_median"]),
-            signed_percent(rank["excess_ratio"]),
+            excess_text(rank["excess_ratio"]),
         )
         for rank in slowest[:most]
     ]
+
+
+def excess_text(excess: float | None) -> str:
+    """Return by how much a rank's own time is above the others' median; nothing of a rank that is no slower."""
+    return signed_percent(excess) if excess is not None and excess > 0 else ""
 
 
 def _of_two(text: str, summary: dict[str, Any]) -> str:
@@ -295,7 +302,7 @@ def checks(answers: Mapping[str, Question], verdicts: Iterable[Verdict] = ()) ->
             continue
         # Of four questions only this one has the good answer "yes"; one rank alone has nobody to differ from.
         similar = name == "similar_step_times"
-        numbers = question.numbers
+        numbers, caption = question.numbers, question.words
         if question.answer is None or (similar and not numbers):
             mark, heading = "?", open_
         elif question.answer is similar:
@@ -309,7 +316,9 @@ def checks(answers: Mapping[str, Question], verdicts: Iterable[Verdict] = ()) ->
                 if not who and "worst_rank" in numbers and isinstance(worst, int | float):
                     who = f"rank {numbers['worst_rank']} is {percent(worst)} slower over the whole run"
                 heading += f": {who}" if who else ""
-        found[name] = Check(mark, heading, as_sentence(question.words))
+                # Who it is stands in the heading already.
+                caption = caption[len(who) + 2 :] if who and said.startswith(f"{who.lower()}; ") else caption
+        found[name] = Check(mark, heading, as_sentence(caption))
     return found
 
 

@@ -53,8 +53,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what it is: a preset or a topology (default: auto, by its words)",
     )
-    add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
-    add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
+    add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not give them")
+    add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not give them")
     add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ringside.commands.options import host_count
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
 from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES
@@ -54,7 +55,7 @@ def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> 
     add = parser.add_argument
     add("--preset", metavar="NAME", help=f"hardware: {', '.join(presets())}")
     add("--topology", metavar="FILE", help="custom hardware: TOML, or what `ringside probe -o` wrote")
-    add("--hosts", type=int, metavar="N", help="how many (default: as the preset or file says)")
+    add("--hosts", type=host_count, metavar="N", help="how many (default: as the preset or file says)")
     add("--ranks-per-host", metavar="N", help="ranks used on each, or a list: 8,8,4 (default: all)")
     if algorithm:
         add("--algorithm", default=AUTO, metavar="NAME", help="ring, tree, nvls, ... (default: what the library takes)")
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(printable_lines("\n".join(full_plan(found) if args.all else short_plan(found))))
     if not (args.run or args.bytes or args.model or args.params_from):
-        print(f"({size(DEFAULT_BYTES)} of gradients assumed: say --bytes or --model)", file=sys.stderr)
+        print(f"({size(DEFAULT_BYTES)} of gradients assumed: give --bytes or --model)", file=sys.stderr)
     if args.html is not None:
         write_page(args.html, plan_page(found))
     unfit = found.fit is not None and found.fit.refused and found.sharded is None
@@ -102,7 +103,7 @@ def plan_question(args: argparse.Namespace) -> PlanQuestion:
     if args.run:
         # What a recorded run did, over the hardware that arguments name.
         if args.bytes or args.compute_seconds is not None:
-            raise UsageError(f"--run {args.run} says what it synchronised and computed: leave the others out")
+            raise UsageError(f"--run {args.run} gives what it synchronised and computed: omit the others")
         run = Run(args.run)
         step = recorded_step(run, hardware_of(run, args))
         _, parameters = gradient_bytes(args)
@@ -143,7 +144,7 @@ def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
 def hardware(args: argparse.Namespace) -> Topology:
     """Return the topology that the arguments of `add_hardware` name; raise `UsageError` where they name none."""
     if bool(args.preset) == bool(args.topology):
-        raise UsageError(f"say what it runs on: --preset NAME or --topology FILE; presets are {', '.join(presets())}")
+        raise UsageError(f"missing the hardware: --preset NAME or --topology FILE; presets are {', '.join(presets())}")
     found = preset(args.preset) if args.preset else load_topology(args.topology)
     per = None if args.ranks_per_host is None else parse_ranks_per_host(args.ranks_per_host)
     if args.hosts is None and per is None:

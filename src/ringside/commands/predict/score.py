@@ -8,7 +8,7 @@ used. Where the number of ranks is not given, it follows from busbw/algbw. Then
 rows 0, 2, 4, ... (by size) are fitted and rows 1, 3, 5, ... are scored, next to
 one Hockney line, log-log interpolation and NCCL's tuning constants as seconds.
 
-Tables of osu_latency and osu_bw among the files (or with --p2p) tell what
+Tables of osu_latency and osu_bw among the files (or with --p2p) give what
 messages cost in a CPU cluster.
 
 exit status: 0 scored, 1 no table could be scored, 2 usage error.
@@ -61,8 +61,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--test", metavar="TABLE", nargs="+", default=[], help="... and score these of another scale of it")
     add("--preset", metavar="NAME", help="score without a fit: auto (from the table's words), a preset or a topology")
     add("--p2p", metavar="TABLE", nargs="+", default=[], help="osu_latency and osu_bw of the CPU clusters")
-    add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not say")
-    add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not say")
+    add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not give them")
+    add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not give them")
     add("--points", action="store_true", help="with --json: every scored row with its prediction and band")
     add("--html", type=Path, metavar="FILE", help="write a page: measured and predicted times, and residuals")
     add("--json", action="store_true", help="print JSON (keys: docs/json.md)")

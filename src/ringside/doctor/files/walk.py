@@ -79,7 +79,7 @@ class Walk:
         if not is_tar and not is_zip:
             self.sources.append(source)
         elif nesting > self.limits.nesting:
-            self.refuse(source.name, f"lies more than {self.limits.nesting} archives deep and was left out")
+            self.refuse(source.name, f"is more than {self.limits.nesting} archives deep and was left out")
         else:
             (_add_tar if is_tar else _add_zip)(source, self, nesting + 1)
 
@@ -227,7 +227,7 @@ def _hostile(name: str, walk: Walk) -> str:
     if name.startswith(("/", "\\")) or ".." in parts:
         return "has a path that leads out of its archive and was left out"
     if len(parts) > walk.limits.folder_depth:
-        return f"lies {len(parts)} levels deep in its archive (at most {walk.limits.folder_depth}) and was left out"
+        return f"is {len(parts)} levels deep in its archive (at most {walk.limits.folder_depth}) and was left out"
     return ""
 
 

@@ -42,9 +42,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 match = _RANK.search(PurePosixPath(source.name).name)
                 recorded = content.get("rank") if isinstance(content, dict) else None
                 if not isinstance(recorded, int) and match is None:
-                    raise NotADumpError(
-                        "does not say whose dump it is: name it after its rank, such as nccl_trace_rank_3"
-                    )
+                    raise NotADumpError("has no rank: name it after its rank, such as nccl_trace_rank_3")
                 rank = recorded if isinstance(recorded, int) else int(match.group(1)[-9:] if match else -1)
                 dumps.append(read_dump(content, source.name, rank, source.path.stat().st_mtime))
             except NotADumpError as error:
@@ -167,7 +165,7 @@ def _standings(views: list[GroupView], verdicts: Sequence[Verdict]) -> list[Shee
                     state = f"entered, but its GPU completed nothing after {completed}"
                 state = f"culprit: {state}"
             rank_rows.append([rank, _known(last), _known(completed), len(pending), state])
-        title = f"Where every rank of {view.group.title} stands"
+        title = f"Last entered and completed, by rank, in {view.group.title}"
         columns = ["rank", "last entered", "last completed", "open", f"collective {seq}"]
         found.append(Sheet(title=title, columns=columns, rows=rank_rows, culprits=culprits))
     return found[:MOST_STANDINGS]

@@ -31,7 +31,7 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
             blamed = _mismatch_verdict(found)
             calls = "; ".join(f"rank {rank} called {_describe(found.others[rank])}" for rank in found.ranks[:4])
             cause = f"in collective {found.seq} of {found.view.group.title} the ranks called different things: {calls}"
-            evidence = {**blamed.evidence, "victims": "", "who_is_right": "cannot be told without a majority"}
+            evidence = {**blamed.evidence, "victims": "", "who_is_right": "unknown without a majority"}
             unclear.append(msgspec.structs.replace(blamed, cause=cause, evidence=evidence))
     # After a mismatch its group hangs as a consequence: that is no cause of its own.
     shown = {id(found.view) for found in mismatches}
@@ -46,10 +46,10 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
         noun, end, verb = ("dump", "breaks", "is") if len(older) == 1 else ("dumps", "break", "are")
         why = (
             f"the {noun} of {name_ranks(older)} {end} off, or {verb} "
-            "older than the others': peers finished collectives that they do not hold yet. Give whole dumps of one "
-            "moment"
+            "older than the others': peers completed collectives that they have not recorded yet. Give complete "
+            "dumps of one moment"
         )
-        return verdicts, [*_unjudged(dumps, missing), Unjudged(what="who holds the job up, if anybody does", why=why)]
+        return verdicts, [*_unjudged(dumps, missing), Unjudged(what="the culprit, if there is one", why=why)]
     if not verdicts and (waiting := _pending(views)):
         return _nobody_to_blame(dumps, waiting, missing)
     return verdicts, _unjudged(dumps, missing)
@@ -114,7 +114,7 @@ def _hang_verdict(cause: HangCause, causes: Sequence[HangCause], views: list[Gro
     if cause.stopped:
         advice = (
             "Look at these ranks' kernel log and GPU for that time (dmesg: Xid; nvidia-smi -q: ECC, page retirement), "
-            "and take the node out if there is anything; otherwise at what held their process."
+            "and take the node out if there is anything; otherwise at what stopped their process."
         )
     elif cause.circle:
         advice = "Call the collectives of these groups in the same order on every rank."
@@ -202,7 +202,7 @@ def _nobody_to_blame(
         cause = f"it left no dump, and all others wait in {which}"
         advice = "Look for this rank's process and its log: it died, or could not even write its dump."
         return [_missing_verdict(missing, cause, call, waiting, missing, advice)], []
-    what = f"who holds up {which}, in which rank {rank} waits"
+    what = f"the culprit of {which}, in which rank {rank} waits"
     if missing:
         absent = f"the dumps of {name_ranks(missing)} are not here"
         why = f"{absent}, and no rank with a dump is late; give all dumps of the job"
@@ -222,11 +222,11 @@ def _nobody_to_blame(
             "whose dump is here is late for it"
         )
         advice = (
-            f"Give the dumps of {name_ranks(missing)} as well: who holds the job up is among them, or the network is "
+            f"Give the dumps of {name_ranks(missing)} as well: the culprit is among them, or the network is "
             "at fault (look at the NCCL logs)."
         )
         return [_missing_verdict([], cause, call, hung, missing, advice)], _unjudged(dumps, missing)
-    why = "every rank that should be in it is: it may just have been under way, or the network may be at fault"
+    why = "every rank has entered it: it may just have been in flight, or the network may be at fault"
     return [], [Unjudged(what=what, why=f"{why} (look at the NCCL logs)")]
 
 

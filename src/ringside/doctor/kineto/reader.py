@@ -48,7 +48,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         if trace.events:
             traces.append(trace)
         else:
-            why = "; ".join([*source.problems, "holds no whole event"])
+            why = "; ".join([*source.problems, "has no complete event"])
             notes.append(Note(file=source.name, kind=KIND, text=why, used=False))
     jobs = jobs_of(traces)
     for job in jobs:
@@ -152,7 +152,7 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
         steps = len(pace.numbers)
         if steps < straggler.LEAST_STEPS:
             recorded = f"{counted(steps, 'step')} recorded by all ranks"
-            why = f"{recorded}: {straggler.LEAST_STEPS} and more tell a culprit from chance, "
+            why = f"{recorded}: {straggler.LEAST_STEPS} or more are needed to tell a straggler from chance, "
             why += "and what-if figures from noise"
             found.append(Unjudged(what="a persistent straggler", why=why))
         elif not culprits and pace.excess.max(initial=0.0) > straggler.SIMILAR:
@@ -161,7 +161,7 @@ def _unjudged(job: TracedJob, pace: straggler.RankPace, matched: Matched, culpri
             why = f"rank {who} is the slowest in {most} of {steps} steps, which chance or noise may explain"
             if 2 * most < steps:
                 why = f"the slowest rank moves: no rank is it in more than {most} of {steps} steps (rank {who})"
-            found.append(Unjudged(what="a straggler", why=f"{why}; more steps would tell (30 are plenty)"))
+            found.append(Unjudged(what="a straggler", why=f"{why}; record more steps (30 are plenty)"))
         if not len(matched.parts) and any(trace.collectives for trace in job.traces):
             why = "no collective of one rank is found on another: the traces are of different steps or jobs"
             found.append(Unjudged(what="waits and lateness", why=why))

@@ -70,7 +70,7 @@ def _dominates(evidence: Evidence) -> Question:
 def _similar(evidence: Evidence, slow: Sequence[Verdict]) -> Question:
     pace = evidence.pace
     if len(pace.ranks) < 2 or not pace.numbers:
-        return Question(answer=None, words="One rank's trace cannot tell how fast the others were.")
+        return Question(answer=None, words="One rank's trace does not show how fast the others were.")
     steps, own = pace.step_s.mean(axis=0), np.median(pace.own_s, axis=0)
     slowest = int(np.argmax(pace.excess))
     worst = float(pace.excess[slowest])
@@ -85,7 +85,7 @@ def _similar(evidence: Evidence, slow: Sequence[Verdict]) -> Question:
     }
     words = f"Own times (without waiting) lie between {duration(float(own.min()))} and {duration(float(own.max()))}"
     if len(pace.numbers) < LEAST_STEPS:
-        words = f"{words}; {counted(len(pace.numbers), 'step')} recorded: too few to tell."
+        words = f"{words}; {counted(len(pace.numbers), 'step')} recorded: too few to judge."
         return Question(answer=None, numbers=numbers, words=words)
     if slow:
         words = f"{words}; {', and '.join(map(headline, slow))}"
@@ -114,7 +114,7 @@ def _network(evidence: Evidence) -> Question:
         "hosts": len(hosts),
     }
     speed = f"{rate(float(np.median(large)))}"
-    words = f"Transfers nobody was late for are exposed for {percent(exposed)} of a step, at {speed}"
+    words = f"Exposed communication that waits for no rank: {percent(exposed)} of a step, at {speed}"
     if len(hosts) == 1 and all(trace.host for trace in evidence.traces):
         return Question(answer=False, numbers=numbers, words=f"All ranks are on one host. {words}.")
     if not hosts:
@@ -132,7 +132,7 @@ def _small(evidence: Evidence) -> Question:
     per_step = _mean([rank.collectives.astype(np.float64) for rank in evidence.steps])
     numbers: dict[str, Number] = {"collectives_per_step": per_step}
     if not len(known):
-        words = f"{per_step:.1f} collectives per step; the traces do not say how large they are."
+        words = f"{per_step:.1f} collectives per step; their sizes are not in the traces."
         return Question(answer=None, numbers=numbers, words=words)
     small = float((known < SMALL_BYTES).mean())
     # Time spent in small ones, of all.

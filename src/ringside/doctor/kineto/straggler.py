@@ -262,7 +262,7 @@ def too_many_collectives(
     Args:
         numbers: Numbers of the steps.
         per_step: Collectives per step.
-        small_ratio: Share of them below `SMALL_BYTES`; None where the traces do not say how large they are.
+        small_ratio: Share of them below `SMALL_BYTES`; None where their sizes are not in the traces.
         exposed_ratio: Share of the step in which the rank that waits least waits for communication.
     """
     if len(numbers) < LEAST_STEPS:
@@ -273,7 +273,7 @@ def too_many_collectives(
             return []
         cause = (
             f"each of {per_step:.0f} collectives per step costs a launch and a synchronisation of all ranks; "
-            "the traces do not say how large they are"
+            "their sizes are not in the traces"
         )
         advice = (
             "Record their sizes (record_shapes=True); where they are small, put gradients into larger "

@@ -156,10 +156,10 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
         for trace in sorted((trace for trace in group if trace.rank < 0), key=lambda trace: trace.file):
             match = _IN_NAME.search(trace.file.rpartition("/")[2])
             rank = int(match[1]) if match and int(match[1]) < 1 << 20 else -1
-            remark = f"does not say its rank; {rank} was taken from its name"
+            remark = f"has no rank; {rank} was taken from its name"
             if rank < 0 or rank in taken:
                 rank = next(number for number in range(len(group) + len(taken) + 1) if number not in taken)
-                remark = f"does not say its rank; it is called rank {rank} here"
+                remark = f"has no rank; it is called rank {rank} here"
             taken.add(rank)
             remarks[trace.file] = remark
             named.append(replace(trace, rank=rank))
@@ -173,7 +173,7 @@ def jobs_of(traces: Sequence[RankTrace]) -> list[TracedJob]:
             else:
                 kept, left = sorted((by_rank[trace.rank], trace), key=lambda each: (-each.events, each.file))
                 by_rank[trace.rank] = kept
-                remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} holds more"
+                remarks[left.file] = f"is a second trace of rank {left.rank} and was left out; {kept.file} has more"
         ranks = sorted(by_rank)
         world = max([trace.world_size for trace in group] + [ranks[-1] + 1])
         guessed = any(trace.rank < 0 for trace in group)

@@ -274,12 +274,12 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
     """Breaks of one channel's ring, each with the ranks at it."""
     order = ring_order(comm, channel)
     if channel in comm.order and 2 * len(order) < comm.nranks:
-        return [((), f"only {counted(len(order), 'rank')} of {comm.nranks} stand in it")]
+        return [((), f"only {counted(len(order), 'rank')} of {comm.nranks} are in it")]
     if channel in comm.order and sorted(order) != list(range(comm.nranks)):
         missing = sorted(set(range(comm.nranks)) - set(order))
         twice = sorted(rank for rank, count in Counter(order).items() if count > 1)
         wrong = [f"without {name_ranks(missing)}"] if missing else []
-        wrong += [f"{name_ranks(twice)} stand in it twice"] if twice else []
+        wrong += [f"{name_ranks(twice)} are in it twice"] if twice else []
         return [(tuple(missing or twice), " and ".join(wrong))]
     around = comm.neighbours.get(channel, {})
     torn: list[tuple[tuple[int, ...], str]] = [
@@ -296,7 +296,7 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
     if len(order) < comm.nranks and channel not in comm.order:
         if len(comm.members) < comm.nranks or order[-1] not in comm.members:
             return []  # not all logs are here: the ring may well close in the others
-        return [((order[-1],), f"it ends at rank {order[-1]}, which was connected to nobody")]
+        return [((order[-1],), f"it ends at rank {order[-1]}, which has no next rank")]
     hops = [*pairwise(order), (order[-1], order[0])]
     return [
         ((src, dst), f"rank {src} was never connected to rank {dst}")
@@ -321,7 +321,7 @@ def _crossings(comm: NcclCommunicator) -> list[Verdict]:
     channel, crossed, needed, order = max(crossings, key=lambda each: each[1] - each[2])
     cause = (
         f"the ring of channel {channel} crosses between hosts {crossed} times where {needed} would do: each "
-        "further crossing puts the whole payload on a network card once more"
+        "further crossing puts the whole payload on a NIC once more"
     )
     advice = (
         "Number ranks host by host (torchrun and Slurm's block distribution do), and look at NCCL_TOPO_FILE, "

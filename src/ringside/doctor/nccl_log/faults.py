@@ -104,7 +104,7 @@ def judge_faults(
             continue
         cause = f"{name_ranks(late)} of communicator {comm.name} began to initialise it and never finished, others did"
         advice = (
-            "Look at what these ranks' logs say last, and whether their hosts can be reached from the others "
+            "Look at the last lines of these ranks' logs, and whether their hosts can be reached from the others "
             "(NCCL_SOCKET_IFNAME, firewalls)."
         )
         hosts = ", ".join(sorted({comm.members[rank].host for rank in late}))
@@ -264,7 +264,7 @@ def judge_torch(lines: TorchLines) -> list[Verdict]:
         return [verdict_of_files("mismatch", list(others), cause, {**evidence, "victims": rank_list(waiting)}, advice)]
     silent = set(range(max(waiting) + 1)) - set(lines.timeouts) - set(lines.standing)
     culprits = sorted(behind or (silent if len(silent) == 1 and len(waiting) > 1 else set()))
-    whose = f"{name_ranks(culprits)} never came to it" if culprits else "who never came to it is not in this log"
+    whose = f"{name_ranks(culprits)} never entered it" if culprits else "which rank never entered it is not in this log"
     cause = f"{counted(len(waiting - set(culprits)), 'rank')} timed out in {op} {seq}: {whose}"
     advice = "Give the flight-recorder dumps as well (TORCH_FR_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1)."
     evidence["victims"] = rank_list(waiting - set(culprits))

@@ -123,7 +123,7 @@ class _Log:
             if comm.nranks > max(len(comm.members), 1) and len(partial) < SHOWN_COMMUNICATORS:
                 absent = rank_list(set(range(comm.nranks)) - set(comm.members))
                 seen = counted(len(comm.members), "rank")
-                why = f"the logs hold {seen} of {comm.nranks}; {absent} are missing"
+                why = f"the logs cover {seen} of {comm.nranks}; {absent} are missing"
                 partial.append(Unjudged(what=f"the whole of communicator {comm.name}", why=why))
         environments = list(self.settings.environment.values())
         facts: dict[str, object] = {}

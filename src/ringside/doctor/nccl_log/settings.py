@@ -65,7 +65,7 @@ class NcclNetwork:
         """Why sockets are used, as far as the logs show."""
         hosts = ", ".join(sorted(self._without)[:4])
         found_none = f"NCCL looked for InfiniBand or RoCE and found no device ({hosts})" if hosts else ""
-        return self.fallback or found_none or "the log does not say why"
+        return self.fallback or found_none or "the log gives no reason"
 
 
 _VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+]*)")

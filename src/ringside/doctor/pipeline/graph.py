@@ -191,7 +191,7 @@ def prepare_recording(timeline: PipelineTimeline) -> tuple[Recording, list[int]]
     lanes, meta = timeline.lanes, timeline.meta
     counts = Counter(frozenset(cell) for cell in timeline.cells.values())
     if not counts:
-        raise UsageError("the timeline holds no operation of a training step")
+        raise UsageError("the timeline has no operation of a training step")
     most_common = max(counts, key=lambda keys: (counts[keys], len(keys)))
     whole = [
         step
@@ -199,9 +199,7 @@ def prepare_recording(timeline: PipelineTimeline) -> tuple[Recording, list[int]]
         if all(timeline.cells.get((step, lane), {}).keys() == most_common for lane in lanes)
     ]
     if not whole:
-        raise UsageError(
-            "no step holds the same operations on all data-parallel ranks; record whole steps of all ranks"
-        )
+        raise UsageError("no step has the same operations on all data-parallel ranks; record whole steps of all ranks")
     # All steps hold the same operations: one of them gives the graph.
     template: Cell = timeline.cells[whole[0], lanes[0]]
     numbers = sorted({key.stage for key in template})

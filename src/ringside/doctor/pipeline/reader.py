@@ -97,7 +97,7 @@ def _read_timeline(source: Source, meta: Meta | None, progress: Progress) -> Fin
         why = f"they were left out of the replay: {kinds}"
         unjudged.append(Unjudged(what="operations of unknown types", why=why, side=True))
     if meta is None:
-        why = f"no metadata lies beside {source.name}: sizes were taken from the names of its threads"
+        why = f"no metadata next to {source.name}: sizes were taken from the names of its threads"
         unjudged.append(Unjudged(what="tensor-parallel ranks and interleaving", why=why, side=True))
     note = f"{len(steps)} steps of {found.workers} workers ({timeline.stages} stages) replayed"
     text = "; ".join(filter(None, [note, scan.losses(), *source.problems]))

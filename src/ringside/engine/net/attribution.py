@@ -46,7 +46,7 @@ def explain(label: str, cause: LinkFailure, error: BaseException, rank_map: Rank
     if cause.kind == "disagreed":
         return MismatchError(f"{where}: ranks called different things: {cause.detail} ({culprit} differs)", ranks)
     if cause.kind == "late":
-        text = f"{culprit} did not send within {timeout_s:g} s, though its connection stands"
+        text = f"{culprit} did not send within {timeout_s:g} s, though it is still connected"
         return DeadlineError(f"{where}: {text}; look at what it does, or raise RINGSIDE_TIMEOUT_S", ranks)
     # This rank was the first: what it raised itself is what there is to report.
     if cause.vertex == rank_map.rank:

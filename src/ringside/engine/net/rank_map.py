@@ -140,7 +140,7 @@ def exchange_rank_infos(
             ) from None
     infos = [msgspec.json.decode(store.get(f"offer/{r}"), type=RankInfo) for r in range(size)]
     if infos[rank].nonce != info.nonce:
-        raise UsageError(f"two processes both say they are rank {rank}, one of them on host {infos[rank].host}")
+        raise UsageError(f"two processes claim to be rank {rank}, one of them on host {infos[rank].host}")
     return infos
 
 

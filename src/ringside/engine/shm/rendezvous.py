@@ -278,7 +278,7 @@ def _objection(hello: dict[str, Any], hub: Hub, ranks: int, settings: tuple[int,
     """Return why a rank does not fit; "": it does."""
     peer = hello["rank"]
     if peer in hub.sockets or peer == 0:
-        return f"two processes both say they are rank {peer}"
+        return f"two processes claim to be rank {peer}"
     if hello["ranks"] != ranks:
         return f"rank {peer} thinks there are {hello['ranks']} ranks, rank 0 thinks {ranks}"
     if hello["protocol"] != PROTOCOL:

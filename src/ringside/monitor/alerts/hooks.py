@@ -216,7 +216,7 @@ def _host(url: str) -> str:
     if not parts.hostname or not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
         raise UsageError("the URL of --on-verdict needs a host and no spaces, such as https://example.com/hook")
     if "@" in parts.netloc:
-        raise UsageError("the URL of --on-verdict holds a user name; put the secret into its path, or use a command")
+        raise UsageError("the URL of --on-verdict contains a user name; put the secret into its path, or use a command")
     return parts.netloc
 
 
@@ -281,7 +281,7 @@ class HookQueue:
             if not done:
                 self.counts[DROPPED] += len(self._waiting)
                 self._waiting.clear()
-                self._warn_once("it was not told of everything before the run ended")
+                self._warn_once("not every verdict was sent before the run ended")
         if not done:
             self.hook.cancel()
         self._thread.join(max(deadline - time.monotonic(), 0.5))
@@ -322,4 +322,4 @@ class HookQueue:
     def _warn_once(self, why: str) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING
         self._warned = True
-        _log.log(level, "%s could not be told of a verdict (%s); training goes on", self.hook.name, why)
+        _log.log(level, "%s: a verdict could not be sent (%s); training goes on", self.hook.name, why)

@@ -153,8 +153,8 @@ class AlertService:
                 )
             except (OSError, RingsideError) as error:
                 _log.warning(
-                    "no metrics: port %d at %s cannot be had (%s); give another --metrics-port, or 0 for any that is "
-                    "free; training goes on",
+                    "no metrics: port %d at %s is not available (%s); give another --metrics-port, or 0 for any that "
+                    "is free; training goes on",
                     endpoint.port,
                     endpoint.host,
                     getattr(error, "strerror", None) or error,

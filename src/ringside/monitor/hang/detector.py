@@ -131,10 +131,10 @@ STACKS = "stacks"
 _ADVICE = {
     "stopped": "Send it SIGCONT (kill -CONT {pid}), and find out who stopped it: a debugger, a shell's job control, a "
     "freezer of the container's.",
-    "dead": "Restart from the last checkpoint. A SIGKILL that nobody sent is mostly the kernel's, out of memory: look "
+    "dead": "Restart from the last checkpoint. A SIGKILL of unknown origin is mostly the kernel's, out of memory: look "
     "at dmesg and at the memory limit of the container (memory.events).",
     "left": "Give every rank the same number of steps (DistributedSampler with drop_last, or DDP's join()).",
-    "no_answer": "Its Python does not run: some C code holds the GIL. Its stack says which call that is.",
+    "no_answer": "Its Python does not run: some C code holds the GIL. Its stack shows which call that is.",
     "unheard": "Look whether that host and its network are up.",
     "disk": "It waits for a disk or a network file system: look at dmesg and at the mounts of its host.",
     "busy": "Look at its stack: it works in a loop that others are not in, or at something that only this rank does.",
@@ -208,7 +208,7 @@ def _occupation(finding: HangFinding, culprit: RankState) -> str:
         "dead": f"its process ended{by_signal}{place}",
         "left": f"it has ended its training after collective {culprit.entered}",
         "no_answer": f"no Python thread of it runs (state {process.state}{share}){place}",
-        "unheard": f"nothing has been heard of it for {culprit.silent_s:.1f} s{place}",
+        "unheard": f"it has not reported for {culprit.silent_s:.1f} s{place}",
         "disk": f"it waits for a disk or a file system in the kernel{kernel}{place}",
         "busy": f"it is busy with something else{share}{place}",
         "asleep": f"it sleeps elsewhere{kernel}{place}",

@@ -19,7 +19,7 @@ from ringside.monitor.verdict import Verdict, headline
 from ringside.text import counted, duration, percent, rate, size
 
 QUESTIONS = {
-    "communication_dominates": "Does communication dominate after backward finishes?",
+    "communication_dominates": "Is the step dominated by exposed communication?",
     "similar_step_times": "Do all ranks have similar step times?",
     "network_between_hosts": "Is the network between hosts the bottleneck?",
     "small_collectives": "Are too many small collectives launched?",
@@ -94,7 +94,7 @@ def answer_questions(
         links: What its links carried, where wires were watched.
     """
     if len(table) < FEWEST_STEPS:
-        few = "No step was recorded." if not len(table) else f"{counted(len(table), 'step')} recorded: too few to tell."
+        few = f"{counted(len(table), 'step')} recorded: too few to judge." if len(table) else "No step was recorded."
         return dict.fromkeys(QUESTIONS, Question(answer=None, words=few))
     if info.world_size < 2:
         return dict.fromkeys(QUESTIONS, Question(answer=False, words=ONE_RANK))
@@ -156,7 +156,7 @@ def _network(info: RunInfo, table: StepTable, verdicts: Sequence[Verdict], links
     numbers: dict[str, Number] = {"hosts": len(hosts), "exposed_ratio": share}
     if len(hosts) == 1 and all(info.hosts) and not links:
         return Question(answer=False, numbers=numbers, words="All ranks are on one host.")
-    exposed = f"Transfers nobody was late for are exposed for {percent(share)} of a step"
+    exposed = f"Exposed communication that waits for no rank: {percent(share)} of a step"
     slow = []
     for verdict in verdicts:
         if verdict.kind == "slow_link":

@@ -41,7 +41,7 @@ LASTING_S = 5.0
 
 BOUND_ADVICE = (
     "Send fewer bytes (gradients in bfloat16, a compression hook) or send them less often (more samples per step, "
-    "accumulation under no_sync()); ringside probe tells whether the network is as fast as it should be."
+    "accumulation under no_sync()); ringside probe shows whether the network is as fast as it should be."
 )
 INPUT_ADVICE = (
     "Give every data loader more workers and prefetching (num_workers, prefetch_factor, persistent_workers), or move "
@@ -151,8 +151,8 @@ class CommunicationBound(Rule):
         return _verdict(
             self.kind,
             _ratio(exposed, step - exposed),
-            f"every rank, the last one to arrive as well, is blocked for {duration(exposed)} of each step "
-            f"of {duration(step)}",
+            f"communication is exposed for {duration(exposed)} of each step of {duration(step)}, also on the rank "
+            "that arrives last",
             {
                 "exposed_seconds": exposed,
                 "step_seconds": step,

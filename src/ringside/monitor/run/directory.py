@@ -276,7 +276,7 @@ def _read_info(path: Path) -> RunInfo:
             "that one, or update Ringside"
         )
     if not 0 < info.world_size <= MOST_RANKS:
-        raise RingsideError(f"{path / RUN} says that there are {info.world_size} ranks: it is damaged")
+        raise RingsideError(f"{path / RUN} gives {info.world_size} ranks: it is damaged")
     return info
 
 

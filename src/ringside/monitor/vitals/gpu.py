@@ -17,8 +17,8 @@ REASONS = {
     0x040: "thermal slowdown by the hardware",
     0x080: "power brake by the machine's power supply",
     0x004: "power cap",
-    0x010: "held to the clock of the GPUs it is synchronised with",
-    0x002: "its clocks were set by somebody",
+    0x010: "limited to the clock of the GPUs it is synchronised with",
+    0x002: "its clocks were set by hand",
     0x100: "display clocks",
 }
 """What keeps a GPU's clock down: NVML's bits of clocks event reasons, those that harm most first."""

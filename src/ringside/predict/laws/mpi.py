@@ -104,7 +104,7 @@ def process_law(pairs: Pairs, hosts: int, ranks: int) -> Law:
         UsageError: There is only one host (nothing is known of its insides), or fewer ranks than hosts.
     """
     if hosts < 2 or ranks < hosts:
-        raise UsageError(f"{ranks} ranks on {hosts} hosts: point-to-point tables tell of two hosts and more")
+        raise UsageError(f"{ranks} ranks on {hosts} hosts: point-to-point tables are for two hosts and more")
     spread = SPREAD + np.array([0.3, 0.2, 0.0]) * math.log(pairs.scatter)
     small = float(pairs.one_way(np.ones(1))[0])
     words = (

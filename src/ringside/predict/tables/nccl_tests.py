@@ -86,7 +86,7 @@ def _row(number: int, line: str) -> TableRow | Flag | None:
     numbers = [word for word in words if _NUMBER.match(word) or word.upper() in ("N/A", "NAN", "INF", "-NAN", "-INF")]
     if len(numbers) != len(words):
         odd = next(word for word in words if word not in numbers)
-        return Flag(number, f"{odd!r} stands among the figures", size)
+        return Flag(number, f"{odd!r} is among the figures", size)
     # The first figure is the column `root` if it is a whole number with an odd or full row behind it.
     full = len(numbers) in (5, 9) or len(numbers) > 9
     if numbers and re.fullmatch(r"-?\d+", numbers[0]) and (full or numbers[0].startswith("-")):

@@ -346,9 +346,9 @@ class Topology:
                 mistakes.append(f"hosts_per_leaf: at least 1, not {self.hosts_per_leaf}")
         # What joins them.
         if self.hosts > 1 and self.between is None:
-            mistakes.append(f"between: {self.hosts} hosts and nothing that joins them; say what does")
+            mistakes.append(f"between: {self.hosts} hosts and no network that joins them; name one")
         if max(self.ranks_per_host, default=1) > 1 and self.inside is None:
-            mistakes.append("inside: hosts with several ranks and nothing that joins them; say what does")
+            mistakes.append("inside: hosts with several ranks and no network that joins them; name one")
         if self.host_rates and len(self.host_rates) != self.hosts:
             mistakes.append(f"host_rates: one (out, in) for each of {self.hosts} hosts, not {len(self.host_rates)}")
         # Rates and durations.

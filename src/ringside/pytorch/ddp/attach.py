@@ -76,7 +76,7 @@ def attach(
     if getattr(model, "_use_python_reducer", False):
         why = "torch.compile has its gradients reduced as they are compiled (optimize_ddp = 'python_reducer')"
         if requested == "ringside":
-            raise UnsupportedError(f"the ringside engine cannot carry this model: {why}")
+            raise UnsupportedError(f"the ringside engine does not support this model: {why}")
         if dist.get_rank() == 0:
             _warn_once(f"ringside leaves this model alone: {why}")
         return Attachment(model, why)
@@ -90,7 +90,7 @@ def attach(
     # 2. Agree on the engine: a collective, as is all that follows.
     decision, reducer = _open_reducer(model, requested)
     if requested == "ringside" and decision.engine != "ringside":
-        raise UnsupportedError(f"the ringside engine cannot carry this model: {decision.why}")
+        raise UnsupportedError(f"the ringside engine does not support this model: {decision.why}")
     if decision.engine != "ringside" and requested != "native" and dist.get_rank() == 0:
         _warn_once(f"ringside only watches this model: {decision.why}")
     if monitor and dist.get_world_size(model.process_group) < dist.get_world_size():

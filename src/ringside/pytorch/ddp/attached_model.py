@@ -168,7 +168,7 @@ def hold(
             hook.marks = session.use_device_events(marker)
     if ours is None and model._comm_hooks:
         clock.always_synced = True
-        attachment.why = "the model already has a communication hook, which carries its gradients unseen"
+        attachment.why = "the model already has a communication hook, which reduces its gradients unseen"
     else:
         # What watches: the step clock, the hang watch, and on GPUs events of the device.
         hook.clock, hook.guard = clock, attachment._guard

@@ -72,7 +72,7 @@ def marker_of(model: torch.nn.Module) -> CudaEvents | None:
     path = runtime_in(Path("/proc/self/maps").read_text())
     if path is None:  # a build for AMD's, or with the runtime linked in
         _log.warning(
-            "steps on this GPU are timed by the host's clock, which tells when work was queued: torch has loaded no "
+            "steps on this GPU are timed by the host's clock, which shows when work was queued: torch has loaded no "
             "libcudart, without which events cannot be asked for beside graph captures"
         )
         return None

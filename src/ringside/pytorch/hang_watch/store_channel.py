@@ -156,7 +156,7 @@ class StoreChannel:
                 self._answered = time.monotonic()
         except Exception as error:
             if not self._ended.is_set():
-                _log.info("the hang watch hears nothing of other hosts any more (%s)", error)
+                _log.info("the hang watch receives nothing from other hosts any more (%s)", error)
 
     def _read(self, host: int) -> bool:
         key = f"host/{host}"

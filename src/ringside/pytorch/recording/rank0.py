@@ -216,7 +216,7 @@ def run_info(store: Store, size: int, engine: str, hello_s: float) -> RunInfo:
             rows.append(("", 0))
     if missing:
         _log.warning(
-            "the monitor has not heard of %s within %g s and goes on without; every rank is watched that calls "
+            "%s did not report to the monitor within %g s; it goes on without; every rank is watched that calls "
             "ringside.attach() on a model of its own",
             name_ranks(missing),
             hello_s,

@@ -235,7 +235,7 @@ class StoreSilence:
         _log.log(
             self._level,
             "the job's store has not answered for %.0f s: nothing is recorded until it does, and the newest %d steps "
-            "are kept; training goes on. Look at the process that holds it (rank 0, or torchrun)",
+            "are kept; training goes on. Look at the process that serves it (rank 0, or torchrun)",
             seconds,
             self._records_kept,
         )

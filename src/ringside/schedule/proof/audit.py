@@ -22,10 +22,10 @@ class Problem:
             it contains what a vertex had in that place before anything meaningful came there. `order`: ranks add in
             different orders, or two writes into one chunk are unordered. `deadlock`: ranks wait for each other for
             ever. `malformed`: a transfer that cannot be.
-        message: What is wrong, naming rank, chunk and round.
+        message: What is wrong, naming rank, chunk and round; rounds count from 1 in it, as in drawings.
         rank: Where it goes wrong: the rank that holds, makes or waits for the wrong value.
         chunk: The chunk it is about.
-        round: The round in which it happens; None: that rank's chunk is never written at all.
+        round: The round in which it happens, from 0; None: that rank's chunk is never written at all.
     """
 
     kind: Kind

@@ -48,7 +48,7 @@ class _Result:
 
     @property
     def when(self) -> str:
-        return "no round writes it" if self.round is None else f"written in round {self.round}"
+        return "no round writes it" if self.round is None else f"written in round {self.round + 1}"
 
 
 def wrong_results(end: Outcome) -> Iterator[Problem]:
@@ -128,7 +128,7 @@ def _wrong_sum(end: Outcome, result: _Result) -> Iterator[Problem]:
         rank, k = pool.origin(oldest)
         message = (
             f"{value}, with the {_contributions(double)} of {_who(end, double)} more than once, "
-            f"first so on {_who(end, [rank])} in round {k}"
+            f"first so on {_who(end, [rank])} in round {k + 1}"
         )
         yield Problem("double", message, rank, result.chunk, k)
 

@@ -175,7 +175,7 @@ def malformed(schedule: Schedule, step: Round, k: int) -> Iterator[Problem]:
         else:
             why = f"there is no chunk {chunk}, only chunks 0 to {schedule.chunks - 1}"
         sender, receiver = (_vertex(schedule, vertex) for vertex in (src, dst))
-        message = f"in round {k} {sender} sends chunk {chunk} to {receiver}, but {why}"
+        message = f"in round {k + 1} {sender} sends chunk {chunk} to {receiver}, but {why}"
         yield Problem("malformed", message, rank=(outside or [src])[0], chunk=chunk, round=k)
 
 
@@ -191,8 +191,8 @@ def unordered_writes(schedule: Schedule, step: Round, k: int) -> Iterator[Proble
         vertex, chunk = divmod(flat, schedule.chunks)
         sources = name_vertices(step.src[target == flat].tolist(), schedule.ranks)
         message = (
-            f"in round {k} {sources} write into chunk {chunk} of {_vertex(schedule, vertex)} at once, at least one of "
-            "them overwriting it: the result depends on who comes last"
+            f"in round {k + 1} {sources} write into chunk {chunk} of {_vertex(schedule, vertex)} at once, at least one "
+            "of them overwriting it: the result depends on who comes last"
         )
         yield Problem("order", message, vertex, chunk, k)
 
@@ -212,7 +212,7 @@ def deadlocks(schedule: Schedule, step: Round, k: int, buffers: int) -> Iterator
             holder = _vertex(schedule, wait.rank)
             waits.append(f"{holder} holds a message for chunk {wait.chunk} and waits for {reason}")
         who = " and ".join(waits) + (" and so on" if len(cycle) > 4 else "")
-        message = f"in round {k} {who}; with {enough} buffers instead of {buffers} this round can finish"
+        message = f"in round {k + 1} {who}; with {enough} buffers instead of {buffers} this round can finish"
         yield Problem("deadlock", message, cycle[0].rank, cycle[0].chunk, k)
 
 

@@ -33,12 +33,12 @@ class KnownWorkers:
         """Return a worker of an incarnation.
 
         Raises:
-            RingsideError: It never said where it runs.
+            RingsideError: It never reported where it runs.
         """
         if seat not in self._peers:
             place = self._rendezvous.place(incarnation, seat)
             if place is None:
-                raise RingsideError(f"{seat} never said where it runs: is the store shared by two jobs?")
+                raise RingsideError(f"{seat} never reported where it runs: is the store shared by two jobs?")
             self._peers[seat] = Peer(place, self._machine, lambda: self._silent_s(seat))
         return self._peers[seat]
 
@@ -139,7 +139,7 @@ def refuse_to_be_left_alone(rendezvous: Rendezvous, record: Generation, own_rank
     if others:
         raise MismatchError(
             f"rank {own_rank} is the only one left, every other one was refused ({name_ranks(others)}): "
-            "nobody can tell which of them is right. Their logs say what differs: make them alike, and start the "
+            "which of them is right is unknown. Their logs show what differs: make them alike, and start the "
             "job again"
         )
 

@@ -150,7 +150,9 @@ class Peer:
         if self._process is None:
             return self.here
         if self._process.alive() and not _is_worker(self.place.pid):
-            _log.warning("process %d is said to be a rank, but shows no sign of it: it is left alone", self.place.pid)
+            _log.warning(
+                "process %d is registered as a rank, but shows no sign of being one: it is not killed", self.place.pid
+            )
             return True
         self._process.send(signal.SIGKILL)
         return self._process.wait(KILL_S)

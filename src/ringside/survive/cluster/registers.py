@@ -122,5 +122,5 @@ class StoreRegisters:
 
 def _worth_writing(value: bytes) -> bytes:
     if not value or value == NOBODY_WRITES:
-        raise UsageError("a register holds at least one byte: to a store an empty value means that nothing stands")
+        raise UsageError("a register needs at least one byte: to a store an empty value means that it is not set")
     return value

@@ -285,7 +285,7 @@ class WorkerListener:
             while not self._end.wait(EVERY_S):
                 self.poll()
         except RingsideError as error:
-            _log.debug("nothing is heard from the store any more: %s", error)  # the worker's own calls say so too
+            _log.debug("the store does not answer any more: %s", error)  # the worker's own calls say so too
 
     def poll(self) -> None:
         """Read once what the others have written: generations, signs of life, messages."""

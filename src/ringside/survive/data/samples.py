@@ -340,7 +340,7 @@ class Position:
         try:
             saved = msgspec.convert(stated, Saved)
         except msgspec.ValidationError as error:
-            raise MismatchError(f"the checkpoint does not say where it is in the samples ({error})") from None
+            raise MismatchError(f"the checkpoint has no position in the samples ({error})") from None
         told = {what: (self._passport.get(what), saved.passport.get(what)) for what in COMPARED}
         different = [f"{what} ({here} here, {there} there)" for what, (here, there) in told.items() if here != there]
         if not different and saved.order and (here := self._samples.order_digest(saved.ordered)) != saved.order:

@@ -98,7 +98,7 @@ def _stay_outside(member: MemberState, record: Generation) -> Instructions:
     if record.over:
         return _finish(member, record)
     if member.generation is not None and member.seat.rank in record.drained:
-        return member.end(i.Leave("this rank was drained, for it held the others up: it waits until the job ends"))
+        return member.end(i.Leave("this rank was drained as a straggler: it waits until the job ends"))
     if record.closed and member.step is None:
         member.phase, member.fence = MemberPhase.FENCING, tuple(number for number, _ in record.unsettled)
         return _end_next_generation(member)
@@ -256,7 +256,7 @@ def _apply_commit(member: MemberState, decision: Commit) -> Instructions:
     assert member.step is not None
     # A process that reads COMMIT holds that very result, or is no member any more (rule 1).
     if own is None or own.tag != tag or (rules.equal_digests and own.digest != decision.digest):
-        return member.end(i.Leave(f"{tag} is committed, and {member.seat} holds another result"))
+        return member.end(i.Leave(f"{tag} is committed, and {member.seat} has another result"))
     member.step, member.own = member.step + 1, None
     saved = _checkpoint_if_due(member, member.step) if rules.committed_only else []
     applied: Instructions = [i.Apply(tag, decision), *saved]

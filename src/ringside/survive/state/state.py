@@ -67,7 +67,7 @@ def _walk(node: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(node, list | tuple):
         return [_walk(value, f"{below}{place}", tensors) for place, value in enumerate(node)]
     if not isinstance(node, _PLAIN):
-        raise UnsupportedError(f"{path} is a {type(node).__name__}: a state holds tensors and plain values")
+        raise UnsupportedError(f"{path} is a {type(node).__name__}: a state consists of tensors and plain values")
     return node
 
 
@@ -218,7 +218,7 @@ class JobState:
         """
         if self.position is not None and _POSITION not in tree:
             raise MismatchError(
-                f"the checkpoint of step {tree['step']} does not say where it is in the samples (an older version "
+                f"the checkpoint of step {tree['step']} has no position in the samples (an older version "
                 "wrote it): with another batch, seed or order samples would be lost and others counted twice. Give the "
                 "job another checkpoint_dir, and load the parameters before (torch.distributed.checkpoint reads them)"
             )

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ringside.monitor.job.questions import QUESTIONS, read_answers
+from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import RunInfo, revision_notes
-from ringside.text import duration, size
-from ringside.view.verdict_text import all_is_well, no_verdict, rank_rows, verdict_text
+from ringside.text import counted, duration, size
+from ringside.view.verdict_text import all_is_well, checks, no_verdict, rank_rows, verdict_text
 
 SHOWN_RANKS = 16
 
@@ -35,24 +35,19 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     step, sync, overhead = summary["step_seconds"], summary["sync"], summary["overhead"]
     figures = [
         ("steps", str(summary["steps"])),
-        ("ranks", f"{info.world_size} on {len(set(info.hosts)) or 1} host(s)"),
-        ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
+        ("ranks", f"{info.world_size} on {counted(len(set(info.hosts)) or 1, 'host')}"),
+        ("gradients reduced by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("step time, whole run, median / 95th percentile", f"{duration(step['median'])} / {duration(step['p95'])}"),
-        ("exposed synchronisation per step, whole run, median", duration(sync["exposed_seconds_per_step"])),
+        ("exposed communication per step, whole run, median", duration(sync["exposed_seconds_per_step"])),
         ("payload per step", size(sync["payload_bytes_per_step"])),
-        ("Ringside's own time per step, whole run, mean", duration(overhead["seconds_per_step"])),
+        ("Ringside's overhead per step, whole run, mean", duration(overhead["seconds_per_step"])),
     ]
     sections.append(_table(("figure", "value"), [(name, escape(value)) for name, value in figures]))
 
-    answers = read_answers(summary.get("questions"))
-    if answers:
-        signs = {None: "not enough data", True: "yes", False: "no"}
-        shown = [
-            f"- {QUESTIONS[name]} **{signs[answer.answer]}.** {escape(answer.words)}"
-            for name, answer in answers.items()
-            if name in QUESTIONS
-        ]
-        sections.append("## Four questions\n\n" + "\n".join(shown))
+    found = checks(read_answers(summary.get("questions")), (text.verdict for text in verdicts)).values()
+    if found:
+        shown = [f"- {check.mark} **{escape(check.heading)}.** {escape(check.caption)}".rstrip() for check in found]
+        sections.append("## Checks\n\n" + "\n".join(shown))
 
     ranks = summary["ranks"]
     rows = [(rank, escape(host), *times) for rank, host, *times in rank_rows(summary, SHOWN_RANKS)]

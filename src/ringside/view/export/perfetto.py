@@ -63,7 +63,7 @@ def write_perfetto(path: Path, info: RunInfo, records: list[StepRecord], verdict
     if len(records) > MOST_RECORDS:
         steps = max(MOST_RECORDS // info.world_size, 1)
         raise UsageError(
-            f"{len(records):,} records are more than a trace viewer holds; choose about {steps:,} steps with --steps"
+            f"{len(records):,} records are more than a trace viewer can show; choose about {steps:,} steps with --steps"
         )
     return write_events(path, trace_events(info, records, verdicts))
 
@@ -228,7 +228,7 @@ def write_timeline(path: Path, timeline: Timeline) -> int:
         messages += len(sent.src)
         if messages > MOST_MESSAGES:
             raise UsageError(
-                f"more than {MOST_MESSAGES:,} messages are more than a trace viewer holds: take fewer ranks"
+                f"more than {MOST_MESSAGES:,} messages are more than a trace viewer can show: take fewer ranks"
             )
     return write_events(path, timeline_events(timeline))
 
@@ -252,7 +252,7 @@ def timeline_events(timeline: Timeline) -> Iterator[Trace]:
         rows = zip(sent.src.tolist(), sent.dst.tolist(), sent.size_bytes.tolist(), strict=True)
         times = (map(_us, moments.tolist()) for moments in (sent.begin_s, sent.leave_s, sent.arrive_s))
         for (src, dst, nbytes), begin, leave, arrive in zip(rows, *times, strict=True):
-            args = {"round": sent.round, "bytes": nbytes}
+            args = {"round": sent.round + 1, "bytes": nbytes}
             yield _slice(f"to {dst}, {size(nbytes)}", src, SENDS, begin, leave, **args)
             yield _slice(f"from {src}, {size(nbytes)}", dst, TAKES, begin, arrive, **args)
             common = {"cat": "message", "name": "message", "id": next(number)}
@@ -262,7 +262,7 @@ def timeline_events(timeline: Timeline) -> Iterator[Trace]:
     # The critical path has a track of its own, below the vertices'.
     for hop in timeline.critical_path:
         where = f"rank {hop.src}" if hop.src == hop.dst else f"{hop.src} > {hop.dst}"
-        args = {"round": hop.round, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
+        args = {"round": hop.round + 1, "wire_us": 1e6 * hop.wire_s, "alpha_us": 1e6 * hop.alpha_s}
         yield _slice(where, schedule.vertices, SENDS, _us(hop.begin_s), _us(hop.end_s), **args)
 
 

@@ -137,7 +137,7 @@ def ranks_shown(own: Floats) -> list[int]:
 
 def _verdict_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
     labels = ["kind", "rank"]
-    active = GaugeMetricFamily("ringside_verdict_active", "1 while a verdict holds.", labels=labels)
+    active = GaugeMetricFamily("ringside_verdict_active", "1 while a verdict is open.", labels=labels)
     text = "How much longer the culprit's own time was than the others' when the verdict was reached; 0.12 is 12%."
     excess = GaugeMetricFamily("ringside_verdict_excess_ratio", text, labels=labels)
     # A verdict on several ranks counts for each, one on none for rank ""; of too many the largest.
@@ -351,7 +351,7 @@ class _Handler(BaseHTTPRequestHandler):
             page, kind = self._site.render(self.headers.get("Accept", ""))
         except Exception:
             _log.exception("metrics cannot be made; training goes on")
-            self._answer(500, b"metrics cannot be made; the job's log says why\n")
+            self._answer(500, b"metrics cannot be made; see the job's log\n")
             return
         self._answer(200, page, ("Content-Type", kind))
 

@@ -104,9 +104,9 @@ def _verdict_sections(findings: Findings) -> list[Markup]:
     # Without a verdict: how far that can be trusted.
     kind, mark = "open", "?"
     if not any(note.used for note in findings.notes):
-        why = "What each file is, stands below."
+        why = "See below what each file is."
     elif not is_enough_to_judge(findings):
-        why = "What could not be judged, and why, stands below."
+        why = "See below what could not be judged, and why."
     else:
         kind, mark = "well", "✓"
         why = "Every file that could be read agrees with that."

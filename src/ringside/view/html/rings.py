@@ -95,7 +95,7 @@ def waits_ring(arrows: Sequence[Wait], ranks: int, culprits: set[int], window: s
 <circle class="track" cx="{centre}" cy="{centre}" r="{radius}"/>{arrows}{nodes}</svg>
 <div><p class="note">An arrow points from a rank that waited to the rank it waited for; its width is the time per
 step: mean, {window}.</p><ol class="waits">{items}</ol></div></div></figure>""",
-        label="; ".join(texts[:8]) or "nobody waited for anybody",
+        label="; ".join(texts[:8]) or "no rank waited",
         centre=CENTRE,
         radius=RADIUS,
         # The longest is drawn last, over the others.
@@ -104,7 +104,7 @@ step: mean, {window}.</p><ol class="waits">{items}</ol></div></div></figure>""",
             for arrow, text in reversed(list(zip(arrows, texts, strict=True)))
         ],
         nodes=[_node(rank, ranks, rank in culprits) for rank in range(ranks)],
-        items=items or Markup("<li>Nobody waited.</li>"),
+        items=items or Markup("<li>No rank waited.</li>"),
         window=window,
     )
 

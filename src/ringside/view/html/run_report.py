@@ -24,7 +24,6 @@ from ringside.text import (
     percent,
     rate,
     ratio,
-    signed_percent,
     size,
 )
 from ringside.view.html.charts import ChartMark, Curve, chart
@@ -34,6 +33,7 @@ from ringside.view.html.rings import longest_waits, waits_ring
 from ringside.view.verdict_text import (
     VerdictText,
     all_is_well,
+    excess_text,
     no_verdict,
     surely_well,
     verdict_text,
@@ -221,7 +221,7 @@ def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
     rows = []
     for rank in ranks:
         times = map(duration, (rank["own_seconds_median"], rank["wait_seconds_median"]))
-        cells = (*times, signed_percent(rank["excess_ratio"]))
+        cells = (*times, excess_text(rank["excess_ratio"]))
         rows.append(_row(str(rank["rank"]), str(rank["host"]), cells, rank["rank"] in culprits))
     return table_figure("wide", "Every rank (medians, whole run)", [_RANK_HEADS], rows)
 
@@ -257,7 +257,7 @@ def _details(summary: dict[str, Any], info: RunInfo) -> Markup:
             factor = not isinstance(value, str) and key.endswith("_ratio")
             compared[f"comparison: {label(key)}"] = ratio(float(value)) if factor else figure(key, value)
     rows = [
-        ("gradients carried by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
+        ("gradients reduced by", sync["engine"] + (f", {sync['algorithm']}" if sync["algorithm"] else "")),
         ("gradient buckets", buckets),
         ("payload per step", size(sync["payload_bytes_per_step"])),
         ("communication per step (median, whole run)", duration(sync["total_seconds_per_step"])),

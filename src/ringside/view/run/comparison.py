@@ -105,7 +105,7 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
     for run in (before, after):
         if len(run.steps) < warm_up_steps + FEWEST_STEPS:
             raise UsageError(
-                f"{run.path} holds {len(run.steps)} steps; comparing needs {FEWEST_STEPS} after "
+                f"{run.path} has {len(run.steps)} steps; comparing needs {FEWEST_STEPS} after "
                 f"{warm_up_steps} of warm-up"
             )
     rng = np.random.default_rng(seed)

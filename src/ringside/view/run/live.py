@@ -29,6 +29,7 @@ from ringside.monitor.slow_rank.detector import PriceMeter, meter_of
 from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
+from ringside.text import counted
 from ringside.view.verdict_text import all_is_well, no_verdict, surely_well, verdict_text
 
 # -------------------------------------------------------------------------------------------------
@@ -36,9 +37,20 @@ from ringside.view.verdict_text import all_is_well, no_verdict, surely_well, ver
 
 RECENT_STEPS = 16
 LOSSES_KEPT = 4096
-
-
 FIGURES = ("own_seconds", "wait_seconds")
+
+
+def progress_text(steps: int, last: int, of: int) -> str:
+    """Return how far a run is, in words: steps are counted as a summary counts them, those that were recorded.
+
+    Args:
+        steps: Number of steps that were recorded.
+        last: The newest step; steps are numbered from 0.
+        of: How many steps are planned; 0 where that is not known.
+    """
+    planned = f" of at most {of}" if of else ""
+    resumed = f" (steps {last - steps + 1} to {last}{planned})"
+    return counted(steps, "step") + (resumed if last >= steps else planned)
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,7 @@ class RunFollower:
     Attributes:
         info: What is known from its start; None before.
         step: The newest step of any rank, −1 before the first.
+        first: The oldest; more than 0 where the record begins in the middle of a training that was resumed.
         of: How many steps are planned; 0 where that is not known.
         stage: What is going on: `starting`, `training`, `comparison`, `ended`.
         done: How far the comparison is, 0 to 1.
@@ -94,6 +107,7 @@ class RunFollower:
 
     info: RunInfo | None = None
     step: int = -1
+    first: int = 0
     of: int = 0
     stage: str = "starting"
     done: float = 0.0
@@ -109,6 +123,15 @@ class RunFollower:
         """Number of ranks; 0 while it is not known."""
         return self.info.world_size if self.info else 0
 
+    @property
+    def steps(self) -> int:
+        """Number of steps that were recorded, as a summary counts them."""
+        return self.step - self.first + 1 if self.step >= 0 else 0
+
+    def progress(self) -> str:
+        """Return how far it is, in words."""
+        return progress_text(self.steps, self.step, self.of)
+
     def start(self, info: RunInfo) -> None:
         """Take in what is known from the start."""
         self.info = info
@@ -121,6 +144,7 @@ class RunFollower:
         """
         found = [self._read_event(event) for event in events]
         for record in records:  # the collector writes a step's records together
+            self.first = record.step if self.step < 0 else min(self.first, record.step)
             # The first record of a newer step closes the one before, whoever is missing from it.
             if record.step > self.step:
                 self._complete()
@@ -284,6 +308,7 @@ class LiveRun:
         restarts: How often another run has begun in this directory.
         fresh, fresh_events, fresh_findings: What the last poll read; the verdicts are among the events, too.
         behind: Whether it left records for the next.
+        records_read: How many records were read of this run.
         settled: The summary of a run that goes on no more, as `ringside report` writes it: every view of it takes its
             verdicts and figures from there. None while the run goes on, or where it cannot be judged.
     """
@@ -300,6 +325,7 @@ class LiveRun:
         self.following = RunFollower()
         self.events: list[Event] = []
         self.ended = self.behind = False
+        self.records_read = 0
         self.settled: dict[str, Any] | None = None
         self._is_settled = False
         self._wire: list[float] = []
@@ -335,6 +361,7 @@ class LiveRun:
         if records or events:
             self.fresh, self.fresh_events = records, events
             self._keep(records)
+            self.records_read += len(records)
             self.events = [*self.events, *events][-EVENTS_KEPT:]
             self.fresh_findings = self.following.feed(records, events)
             self.ended |= any(event["kind"] == "ended" for event in events)
@@ -344,7 +371,7 @@ class LiveRun:
 
     def settle(self) -> bool:
         """Judge a run that goes on no more from all its records, once; return whether that was now."""
-        if self._is_settled or self.info is None or self.behind or not (self.ended or self.is_abandoned()):
+        if not self.is_unjudged():
             return False
         self._is_settled = True
         with contextlib.suppress(RingsideError, OSError, *UNDECODABLE):
@@ -357,6 +384,12 @@ class LiveRun:
                 self._wire = [known_median(table["wire_seconds"][:, rank]) for rank in range(table.ranks)]
         self.version += 1
         return True
+
+    def is_unjudged(self) -> bool:
+        """Whether it goes on no more, was read to its end, and was not judged yet."""
+        if self._is_settled or self.info is None or self.behind:
+            return False
+        return self.ended or self.is_abandoned()
 
     def is_abandoned(self) -> bool:
         """Whether nobody writes it any more: no process here, and nothing new for a while."""
@@ -455,7 +488,7 @@ class LiveRun:
     def _begin(self, info: RunInfo | None) -> None:
         self.restarts += info is not None and self.info is not None
         self.following = RunFollower()
-        self.events, self.ended, self.behind = [], False, False
+        self.events, self.ended, self.behind, self.records_read = [], False, False, 0
         self._wire = [math.nan] * (info.world_size if info is not None else 0)
         self.settled, self._is_settled = None, False
         self.version += 1
@@ -494,6 +527,7 @@ class LiveRun:
             "name": run.info.name if run.info else "",
             "stage": "ended" if self.ended else run.stage,
             "step": run.step,
+            "steps": run.steps,
             "of": run.of,
             "ranks": self.ranks,
             "restarts": self.restarts,

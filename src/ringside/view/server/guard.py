@@ -180,7 +180,7 @@ def listen(host: str, port: int) -> socket.socket:
         port: 0 for any that is free.
 
     Raises:
-        UsageError: It cannot be had; the message says which process holds it.
+        UsageError: It is not available; the message says which process holds it.
     """
     try:
         return bind(host, port, BACKLOG)
@@ -189,15 +189,15 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise UsageError(
-                f"port {port} at {host} cannot be had ({error.strerror or error}): give another --host or --port"
+                f"port {port} at {host} is not available ({error.strerror or error}): give another --host or --port"
             ) from None
         raise UsageError(
-            f"port {port} at {host} is held by {holder(port)}: give another --port, or 0 for any that is free"
+            f"port {port} at {host} is used by {holder(port)}: give another --port, or 0 for any that is free"
         ) from None
 
 
 def bind(host: str, port: int, backlog: int) -> socket.socket:
-    """Return a socket that listens at a numeric address; raise OSError or OverflowError where it cannot be had."""
+    """Return a socket that listens at a numeric address; raise OSError or OverflowError where it is not available."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

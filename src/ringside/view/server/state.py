@@ -122,7 +122,7 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
     # What the text of a verdict needs of a summary, where there is none of yet.
     context = live.settled or {
         "world_size": live.ranks,
-        "steps": live.following.step + 1,
+        "steps": live.following.steps,
         "step_seconds": {"median": _or_none(live.following.median("step_seconds"))},
     }
     found = []
@@ -175,7 +175,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
         ("lost so far", rank_time(lost) if lost else "nothing", each),
         ("step time", duration(step), f"median, {live.window}"),
         ("exposed sync", duration(exposed), f"{share}median, {live.window}"),
-        ("hidden behind backward", percent(hidden, 1), f"of {duration(sync)} communication"),
+        ("overlapped with backward", percent(hidden, 1), f"of {duration(sync)} communication"),
         ("wait", duration(wait), f"for the last rank to arrive; median rank, {live.window}"),
     ]
 

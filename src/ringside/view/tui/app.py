@@ -45,7 +45,7 @@ t          colours: the terminal's own, dark, light
 q          quit; the job goes on
 
 own        the rank's own work per step; who is slow has more of it
-wait       until the last rank arrived; who holds the others up waits least
+wait       until the last rank arrived; the straggler waits least
 wire       bytes in flight, after the last rank had arrived
 excess     own time over the median of the others'
 own time   the last steps as blocks, all ranks on one scale
@@ -208,21 +208,25 @@ class TopApp(App[None]):
             self.run_worker(self.refresh_now(), exit_on_error=True)
 
     async def refresh_now(self) -> None:
-        """Look at the run once and show it."""
+        """Look at the run once and show it; a long one again and again until it has been read."""
         if self._polling:
             return
         self._polling = True
         try:
-            page = self.screen
-            rank = page.rank if isinstance(page, Page) else None
-            snapshot = await _in_thread(partial(take_snapshot, self._source, rank))
+            while True:
+                page = self.screen
+                rank = page.rank if isinstance(page, Page) else None
+                snapshot = await _in_thread(partial(take_snapshot, self._source, rank))
+                if self.snapshot is None or snapshot.version != self.snapshot.version:
+                    self._changed_s = self._clock()
+                if self.paused:
+                    return
+                self.snapshot = snapshot
+                self.show_snapshot()
+                if not snapshot.reading or snapshot.trouble:
+                    return
         finally:
             self._polling = False
-        if self.snapshot is None or snapshot.version != self.snapshot.version:
-            self._changed_s = self._clock()
-        if not self.paused:
-            self.snapshot = snapshot
-            self.show_snapshot()
 
     def show_snapshot(self) -> None:
         """Show the newest snapshot; what did not change is not sent again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -48,6 +48,26 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment("\n".join(map(printable, segment.text.split("\n"))), segment.style)
+
+
+class WithoutTrailingBlanks:
+    """What a renderable looks like, without the blanks that fill its lines: it is copied into tickets.
+
+    Args:
+        shown: The renderable.
+    """
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        """Yield its lines, as rich asks for them."""
+        for line in console.render_lines(self._shown, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                line[-1] = Segment(line[-1].text.rstrip(), line[-1].style)
+            yield from [*line, Segment.line()]
 
 
 def in_ascii(text: str) -> str:

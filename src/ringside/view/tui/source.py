@@ -26,10 +26,14 @@ from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run.directory import MOST_RANKS, RUN, STEPS, RunReader, decode_record, open_regular
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
+from ringside.text import size
 from ringside.view.run.live import FEW, STEPS_KEPT, Calm, LiveRun, RankNow
 
 TAIL_BYTES = 8 << 20
 """So much of the end of `steps.jsonl` is looked through for one rank's records."""
+
+AT_ONCE = 10_000
+"""Records of a long run that are read before it is shown how far the reading is: less than 0.1 s."""
 
 LATEST_STEP = 1 << 62
 
@@ -62,6 +66,7 @@ class Snapshot:
         info: What was known at its start; None before.
         stage: `starting`, `training`, `comparison` or `ended`.
         step: The newest step of any rank, −1 before the first.
+        recorded: Number of steps that were recorded.
         of: How many steps are planned; 0 where that is not known.
         ranks: Every rank's figures.
         verdicts: Those that are open first, then by time.
@@ -73,12 +78,14 @@ class Snapshot:
         notes: What else happened, in words, oldest first.
         window: What the ranks' figures are medians of, in words.
         calm: What an ended run without a verdict says; None of others.
+        reading: What is read and judged first, in words; empty once that is done.
     """
 
     where: str
     info: RunInfo | None
     stage: str
     step: int
+    recorded: int
     of: int
     ranks: tuple[RankNow, ...]
     verdicts: tuple[Open, ...]
@@ -90,6 +97,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
     window: str = f"last {FEW} steps"
     calm: Calm | None = None
+    reading: str = ""
 
 
 class RunSource(Protocol):
@@ -128,16 +136,20 @@ class Local:
     Args:
         path: The run directory; it need not be there yet.
         tail_bytes: How much of the end of its records is read for those of one rank.
+        at_once: Records that one poll reads at most. Reading and judging a run of 256 MB takes ten seconds: polls then
+            say how far they are, and one of its own judges it. None: one poll does it all.
 
     Attributes:
         where: That directory, as text.
     """
 
-    def __init__(self, path: Path, *, tail_bytes: int = TAIL_BYTES) -> None:
+    def __init__(self, path: Path, *, tail_bytes: int = TAIL_BYTES, at_once: int | None = None) -> None:
         self.where = str(path)
         self._tail_bytes = tail_bytes
         self._path = path
-        self._live = LiveRun(path)
+        self._live = LiveRun(path, at_once=at_once)
+        self._at_once = at_once
+        self._reading = ""
         self._checked: tuple[int, int] | None = None
 
     def poll(self) -> bool:
@@ -155,8 +167,15 @@ class Local:
             RunReader(self._path)
             self._checked = identity
         try:
-            changed = self._live.poll()
-            return self._live.settle() or changed
+            live = self._live
+            changed = live.poll()
+            # The poll after the one that reached the end of a long run judges it.
+            is_long = self._at_once is not None and live.records_read >= self._at_once
+            if live.behind or (is_long and changed and live.is_unjudged()):
+                self._reading = f"reading {_file_size(self._path / STEPS)} of records: {live.records_read:,} so far …"
+                return True
+            self._reading = ""
+            return live.settle() or changed
         except (ValueError, TypeError, IndexError, OverflowError, KeyError) as error:
             raise RingsideError(
                 f"a part of {self.where} is damaged and was left out ({type(error).__name__}); look into events.jsonl"
@@ -170,6 +189,7 @@ class Local:
             info=live.info,
             stage="ended" if live.ended else run.stage,
             step=run.step,
+            recorded=run.steps,
             of=run.of,
             ranks=tuple(live.now()),
             verdicts=tuple(Open(finding.verdict, finding.cost_rank_seconds, finding.over) for finding in live.findings),
@@ -179,6 +199,7 @@ class Local:
             notes=tuple(change.describe() for change in run.revised),
             window=live.window,
             calm=live.calm,
+            reading=self._reading,
         )
 
     def records(self, rank: int) -> list[StepRecord]:
@@ -197,6 +218,13 @@ class Local:
             ]
             return sorted(found, key=lambda record: record.step)
         return []
+
+
+def _file_size(path: Path) -> str:
+    try:
+        return size(path.stat().st_size)
+    except OSError:  # it has just been removed
+        return "0 B"
 
 
 # -------------------------------------------------------------------------------------------------
@@ -231,6 +259,7 @@ class _Now(msgspec.Struct, kw_only=True):
     name: str = ""
     stage: str = "starting"
     step: int = -1
+    steps: int = 0
     of: int = 0
     ranks: int = 0
     engine: str = ""
@@ -303,7 +332,7 @@ class Remote:
         if changed:
             now = self._decode(body, _Now)
             if not 0 <= now.ranks <= MOST_RANKS:
-                raise RingsideError(f"{self.where} says that the run has {now.ranks} ranks: that cannot be")
+                raise RingsideError(f"{self.where} reports {now.ranks} ranks, which is impossible")
             if now.ranks != self._now.ranks:
                 self._rows = {}
             self._now, self._body, self._version = now, body, self._version + 1
@@ -337,6 +366,7 @@ class Remote:
             info=info if now.ranks else None,
             stage=now.stage,
             step=now.step,
+            recorded=now.steps,
             of=now.of,
             ranks=self._ranks(hosts),
             verdicts=tuple(verdicts),

@@ -16,7 +16,8 @@ from ringside.monitor.assessment import assess_own_times, describe_assessment
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline, onset
-from ringside.text import counted, duration, figure, percent, rank_time, signed_percent, title
+from ringside.text import duration, figure, percent, rank_time, signed_percent, title
+from ringside.view.run.live import progress_text
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
@@ -29,7 +30,7 @@ UNSURE = 0.1
 """An excess above this is no peace, verdict or not."""
 
 PHASES = ("data", "forward", "backward", "optimizer", "own", "wait", "exposed", "wire", "step")
-PHASE_WORDS = {"exposed": "blocked", "wire": "on the wire", "data": "data loading"}
+PHASE_WORDS = {"exposed": "exposed", "wire": "in flight", "data": "data loading"}
 
 UNPRICED = ("dead_rank", "hang", "mismatch", "diverged", "broken_ring")
 
@@ -42,9 +43,11 @@ def first_line(snapshot: Snapshot, width: int, *, remarks: Sequence[str] = ()) -
         " ",
         (printable((snapshot.info.name if snapshot.info else "") or snapshot.where), "bold"),
     )
-    stage = f"{counted(snapshot.step + 1, 'step')}{f' of at most {snapshot.of}' if snapshot.of else ''}"
+    stage = progress_text(snapshot.recorded, snapshot.step, snapshot.of)
     if snapshot.info is None:
         stage = "no run yet"
+    elif snapshot.reading:
+        stage = "reading"
     elif snapshot.step < 0:
         stage = "ended before its first step" if snapshot.stage == "ended" else "the ranks are starting"
     elif snapshot.stage != "training":
@@ -74,6 +77,8 @@ def verdict_block(snapshot: Snapshot, width: int, height: int) -> Text:
 def _verdicts(snapshot: Snapshot, width: int, height: int) -> Text:
     if snapshot.trouble:
         return _join(_paragraph("● ", snapshot.trouble, width, "bold yellow", lines=max(height, 1)), height)
+    if snapshot.reading:
+        return _join(_paragraph("○ ", snapshot.reading, width, "yellow", lines=max(height, 1)), height)
     if not snapshot.verdicts:
         words, style = _no_verdict(snapshot)
         return _join(_paragraph("● ", words, width, style, lines=max(height, 1)), height)
@@ -101,7 +106,7 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
     known = [rank.excess_ratio for rank in snapshot.ranks if math.isfinite(rank.excess_ratio)]
     if snapshot.info is None or snapshot.step < 0:
         return f"waiting for the first step of {printable(snapshot.where)}", "dim"
-    if snapshot.step + 1 < FEWEST_STEPS:
+    if snapshot.recorded < FEWEST_STEPS:
         return f"too few steps for a verdict: it takes {FEWEST_STEPS}", "dim"
     if len(known) < 2:
         return "there is nobody to wait for: one rank is all there is", "green"
@@ -169,7 +174,7 @@ def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
     who.append(f" · {printable(figures.host)}" if figures.host else "", style="bold")
     if rank < len(pids):
         who.append(f" · pid {pids[rank]}", style="dim")
-    who.append(f" · {counted(figures.step + 1, 'step')}", style="dim")
+    who.append(f" · newest step {figures.step}" if figures.step >= 0 else " · no step yet", style="dim")
     times = (("own", figures.own_seconds), ("wait", figures.wait_seconds), ("wire", figures.wire_seconds))
     medians = "  ".join(f"{name} {duration(value)}" for name, value in times)
     excess = signed_percent(figures.excess_ratio)

@@ -175,11 +175,14 @@ function reading() {
 }
 
 function tellState() {
-  const { name, ranks, hosts = [], engine = "", algorithm = "", step, of, trouble } = state;
+  const { name, ranks, hosts = [], engine = "", algorithm = "", step, steps: recorded, of, trouble } = state;
   document.title = `${state.verdicts.some((verdict) => !verdict.over) ? "! " : ""}${name || "waiting"} · Ringside`;
   byId("run").textContent = name || "waiting for the run";
   const places = `${ranks} rank${ranks === 1 ? "" : "s"} on ${hosts.length || 1} host${hosts.length > 1 ? "s" : ""}`;
-  const steps = step >= 0 ? `${(step + 1).toLocaleString("en")} step${step ? "s" : ""}${of ? ` of at most ${of.toLocaleString("en")}` : ""}` : "no step yet";
+  const planned = of ? ` of at most ${of.toLocaleString("en")}` : "";
+  // A record that begins in the middle of a training: how many steps there are, and which.
+  const which = step >= recorded ? ` (steps ${(step - recorded + 1).toLocaleString("en")} to ${step.toLocaleString("en")}${planned})` : planned;
+  const steps = step >= 0 ? `${recorded.toLocaleString("en")} step${recorded === 1 ? "" : "s"}${which}` : "no step yet";
   byId("meta").textContent = name ? [steps, places, algorithm ? `${engine}, ${algorithm}` : engine].join(" · ") : "";
   byId("trouble").hidden = !trouble;
   byId("trouble").textContent = trouble;
@@ -223,7 +226,7 @@ function tellVerdicts() {
   if (words) words.textContent = calmWords();
   const said = verdicts.filter((verdict) => !verdict.over).map((verdict) => `${verdict.kind} ${verdict.ranks}`).join("; ");
   if (said !== announced) {
-    byId("announce").textContent = said ? verdicts.filter((verdict) => !verdict.over).map((verdict) => verdict.headline).join(" ") : "No verdict holds any more.";
+    byId("announce").textContent = said ? verdicts.filter((verdict) => !verdict.over).map((verdict) => verdict.headline).join(" ") : "All verdicts are resolved.";
     announced = said;
   }
 }

@@ -100,7 +100,7 @@ export class Ring {
       return item;
     });
     const none = document.createElement("li");
-    none.textContent = "Nobody waits for anybody.";
+    none.textContent = "No rank waits.";
     put(this.list, ...(lines.length ? lines : [none]));
   }
 }
