@@ -74,6 +74,18 @@ def test_a_straggler_is_not_gone_where_a_run_is_too_unsteady_to_show_one(
     assert "New" not in text
 
 
+def test_a_straggler_is_gone_where_one_so_slow_would_have_been_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that cannot show 10% may well show what there was before."""
+    before = str(slow_run(tmp_path / "before"))
+    after = str(write_run(tmp_path / "after", own_times(120, 4, jitter=0.05, seed=1)))
+    assert main(["compare", before, after]) == 0
+    text = capsys.readouterr().out
+    assert "Gone: rank 2 is " in text
+    assert "B: no verdict. A rank 10% slower might not have been found" in text
+
+
 def test_what_is_no_run_or_no_percentage_is_refused_with_status_2(
     runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

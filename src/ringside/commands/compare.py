@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.errors import UsageError
-from ringside.monitor.assessment import OWN_TIME_KINDS, describe_assessment
+from ringside.monitor.assessment import describe_assessment
 from ringside.monitor.run.directory import finite
 from ringside.monitor.verdict import headline
 from ringside.text import duration, signed_percent
@@ -103,14 +103,12 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
         console.print(Text(hidden, style="yellow"))
     if limit is not None:
         console.print(Text(f"{'Failed' if failed else 'Passed'}: the limit is +{100 * limit:g}% of a step's time."))
-    for title, verdicts, style, other, unsure in (
-        ("New", found.new_verdicts, "red", "before", "In B, and not certain in A"),
-        ("Gone", found.gone_verdicts, "green", "after", "In A, and not certain in B"),
+    for title, verdicts, style, unsure in (
+        ("New", found.new_verdicts, "red", "In B, and not certain in A"),
+        ("Gone", found.gone_verdicts, "green", "In A, and not certain in B"),
     ):
-        # a run that is undecided may have had the same straggler
-        undecided = found.assessment[other].state == "undecided"
         for verdict in verdicts:
-            if undecided and verdict.kind in OWN_TIME_KINDS:
+            if verdict in found.uncertain_verdicts:
                 console.print(Text(f"{unsure}: {headline(verdict)}.", style="yellow"))
             else:
                 console.print(Text(f"{title}: {headline(verdict)}.", style=style))

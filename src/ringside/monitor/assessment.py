@@ -102,8 +102,8 @@ def assess_own_times(steps: NDArray[np.int64], own: Floats) -> Assessment:
     )
 
 
-def would_be_found(own: Floats) -> bool:
-    """Return whether a rank `PROMISED` slower than the others for the second half of a run would have been found in it.
+def would_be_found(own: Floats, ratio: float = PROMISED) -> bool:
+    """Return whether a rank slower than the others by `ratio` for a run's second half would have been found in it.
 
     It would where the mean of that half's steps, or of `LONGEST` of them, lies `CLEARLY` times its own error above what
     the rank exceeds the others by anyway. The error is that of this run's own noise, of which neighbouring steps may be
@@ -111,6 +111,7 @@ def would_be_found(own: Floats) -> bool:
 
     Args:
         own: Own times, float64 [steps, ranks], seconds; NaN: not known.
+        ratio: 0.1 is 10% slower.
     """
     excess = log_excess(own[WARM_UP:])
     steps = min(len(excess) // 2, LONGEST)
@@ -121,7 +122,7 @@ def would_be_found(own: Floats) -> bool:
         if len(values) < 0.9 * len(excess):
             return False  # too little is known of this rank
         usual = max(float(np.median(values)), 0.0)
-        if math.log1p(PROMISED) - usual < CLEARLY * _error_of_mean(values, steps):
+        if math.log1p(ratio) - usual < CLEARLY * _error_of_mean(values, steps):
             return False
     return True
 

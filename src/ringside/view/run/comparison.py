@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.monitor.assessment import Assessment
+from ringside.monitor.assessment import OWN_TIME_KINDS, Assessment, would_be_found
 from ringside.monitor.run.table import job_exposed_seconds
 from ringside.monitor.stats import Floats, known_median, row_medians
 from ringside.monitor.verdict import Verdict
@@ -57,6 +57,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
         changes: All figures, that one first.
         new_verdicts: Kinds and ranks found in the second run and not in the first.
         gone_verdicts: Found in the first and not in the second.
+        uncertain_verdicts: Of both, the stragglers that the other run may have had as well: it could not show them.
         remarks: What makes the two runs hard to compare.
         unlike: What makes them different jobs, of another size or model: then no figure says that code became slower.
         assessment: How sure each run makes us that it had no straggler, by `before` and `after`.
@@ -66,6 +67,7 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[RunChange]
     new_verdicts: list[Verdict]
     gone_verdicts: list[Verdict]
+    uncertain_verdicts: list[Verdict]
     remarks: list[str]
     unlike: list[str]
     assessment: dict[str, Assessment]
@@ -127,17 +129,28 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
         [f"{name}: {first} and {second}" for name, first, second in settings if first != second]
         for settings in (jobs, software)
     )
+    new, gone = _without(after.verdicts, before.verdicts), _without(before.verdicts, after.verdicts)
+    assessment = {
+        name: msgspec.convert(run.summary["assessment"], Assessment)
+        for name, run in (("before", before), ("after", after))
+    }
+    uncertain = [
+        verdict
+        for verdicts, other, run in ((new, assessment["before"], before), (gone, assessment["after"], after))
+        for verdict in verdicts
+        if verdict.kind in OWN_TIME_KINDS
+        and other.state == "undecided"
+        and (other.rank in verdict.ranks or not would_be_found(run.own_seconds, verdict.excess_ratio))
+    ]
     return RunComparison(
         step=changes[0],
         changes=[change for change in changes if change.before > 0 or change.after > 0],
-        new_verdicts=_without(after.verdicts, before.verdicts),
-        gone_verdicts=_without(before.verdicts, after.verdicts),
+        new_verdicts=new,
+        gone_verdicts=gone,
+        uncertain_verdicts=uncertain,
         remarks=[f"different {difference}" for difference in (*unlike, *remarks)],
         unlike=unlike,
-        assessment={
-            name: msgspec.convert(run.summary["assessment"], Assessment)
-            for name, run in (("before", before), ("after", after))
-        },
+        assessment=assessment,
     )
 
 
