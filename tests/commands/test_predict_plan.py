@@ -196,7 +196,7 @@ def test_a_schedule_is_played_with_its_pictures(tmp_path, capsys):
     words = ("simulate", "ring", "--preset", "ethernet-10g", "--hosts", "4", "--bytes", "4MB", "--slow-link", "1:2=4")
     plain = said(capsys, *words, "--late", "3=5ms").out
     assert plain.startswith("ring of 4 MB over ethernet-10g")
-    assert "bottleneck: slow link 1 > 2 costs" in plain
+    assert "bottleneck: slow link 1 → 2 costs" in plain
     assert "extrapolated" in plain
     data = json.loads(said(capsys, *words, "--json", "--html", str(page), "--perfetto", str(trace)).out)
     assert len(data["finish_seconds"]) == 4
