@@ -80,7 +80,7 @@ def test_a_preset_sees_no_row_at_all():
         (lambda t: hold_out(replace(t, rows=t.rows[:1]), KNOWN), "1 usable rows; a hold-out needs 4"),
         (lambda t: hold_out(replace(t, rows=()), KNOWN), "0 usable rows"),
         (lambda t: larger_sizes(t, KNOWN, 1e15), "0 above"),
-        (lambda t: preset_only(t, KNOWN), "say --preset NAME"),
+        (lambda t: preset_only(t, KNOWN), "give --preset NAME"),
         (lambda t: preset_only(replace(t, algorithm="MPI default"), KNOWN), "point-to-point tables"),
         (lambda t: other_scale([replace(t, rows=())], t, KNOWN), "no usable rows"),
     ],
