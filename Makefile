@@ -25,7 +25,7 @@ demo: $(READY) ## train a small GPT over our own all-reduce and name the rank th
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)
 
 # A fifth of a worker's time here is waiting: a third one fills it (202 s of wall became 164).
-test test-all: WORKERS := 3
+test: WORKERS := 3
 test: $(READY) ## run a choice of the tests, some of every kind: under three minutes on two cores
 	@$(PYTEST) -m "not (long or thorough) or core" --hypothesis-profile quick $(ARGS)
 

@@ -60,6 +60,7 @@ def test_times_and_ratios_in_words() -> None:
     assert rank_time(10.2 * 86_400) == "10.2 rank-days"
     assert rank_time(0.5) == "0.500 rank-seconds"
     assert [percent(x) for x in (0.0994, 0.0996, 1.5, -0.2, None)] == ["9.9%", "10%", "150%", "−20%", "–"]
+    assert (signed_percent(0.00049), signed_percent(-0.00049), signed_percent(0.0006)) == ("0.0%", "0.0%", "+0.1%")
     assert (percent(0.1234, 2), signed_percent(-0.0321), signed_percent(None)) == ("12.34%", "−3.2%", "–")
     assert [digits(x) for x in (99.96, 0.0, 1234.0, -2.5)] == ["100", "0", "1230", "-2.50"]
 

@@ -87,8 +87,11 @@ def percent(value: float | None, decimals: int | None = None) -> str:
 
 
 def signed_percent(value: float | None) -> str:
-    """Return a ratio as a percentage with a sign: `+12.0%`; a dash where it is not known."""
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{100 * value:+.1f}%".replace("-", "−")
+    """Return a ratio as a percentage with a sign: `+12.0%`, and `0.0%` without; a dash where it is not known."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    text = f"{100 * value:+.1f}%"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text.replace("-", "−")
 
 
 def digits(value: float) -> str:

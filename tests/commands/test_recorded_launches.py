@@ -404,5 +404,7 @@ def test_where_nothing_was_recorded_it_is_said_why(
     deaths: tuple[int, ...], message: str, out: str, call: Call, script: Path, monkeypatch: pytest.MonkeyPatch
 ):
     Recorded(status=1, deaths=[Death(rank, 1, 1, 0) for rank in deaths]).instead_of(run_command, monkeypatch)
-    assert call("run --quiet --run-dir here train.py") == (1, out, f"ringside run: {message}\n")
+    ended = "the job failed: of the ranks on this node, rank {} ended first, with exit status 1"
+    failure = f"ringside run: {ended.format(deaths[0])}\n" if deaths else ""
+    assert call("run --quiet --run-dir here train.py") == (1, out, f"ringside run: {message}\n{failure}")
     assert Path("here").exists() == bool(out)

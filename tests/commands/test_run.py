@@ -84,7 +84,7 @@ def test_an_unmodified_script_is_watched_with_its_arguments_untouched(tmp_path):
     assert found["steps"] == 50
     assert found["world_size"] == 2
     assert found["sync"]["payload_bytes_per_step"] == 4 * (64 * 64 + 64)
-    assert "own time vs others" in err
+    assert "own vs others' median" in err
     assert "/report.html" in err
     assert "Traceback" not in err
     assert "hang watch stopped" not in err

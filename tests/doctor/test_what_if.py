@@ -142,7 +142,7 @@ def test_a_timeline_without_whole_steps_says_so(tmp_path):
     (tmp_path / "timeline.json").write_text(json.dumps(shape.events))
     note = examine([tmp_path]).notes[0]
     assert not note.used
-    assert "no step holds the same operations" in note.text
+    assert "no step has the same operations" in note.text
 
 
 def test_metadata(tmp_path: Path):

@@ -62,7 +62,7 @@ def ensure_dead(known, pid):
 def test_a_process_that_is_no_worker_is_left_alone(start, known, caplog):
     process, _ = start("-c", "import sys; print(flush=True); sys.stdin.read()")
     assert ensure_dead(known, process.pid)
-    assert "shows no sign of it: it is left alone" in caplog.text
+    assert "shows no sign of being one: it is not killed" in caplog.text
 
 
 def test_a_worker_of_this_job_is_killed_and_nobody_else_of_its_kind(start, known):

@@ -38,7 +38,7 @@ def offences(path: Path) -> list[str]:
 def test_no_module_could_execute_what_it_reads() -> None:
     seen = {name: offences(path) for name, path in modules().items()}
     assert {name: found for name, found in seen.items() if found} == {name: ["pickle"] for name in LOADS_PICKLES}
-    assert len(seen) > 400
+    assert len(seen) > 380
 
 
 def test_the_check_sees_what_it_looks_for(tmp_path: Path) -> None:

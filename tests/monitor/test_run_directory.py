@@ -137,7 +137,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, make_info: 
 @pytest.mark.parametrize("ranks", [-1, 0, 10**9])
 def test_a_damaged_number_of_ranks_is_refused_before_memory_is(tmp_path: Path, make_info: Info, ranks: int) -> None:
     RunWriter(tmp_path, msgspec.structs.replace(make_info(1), world_size=ranks))
-    with pytest.raises(RingsideError, match=f"says that there are {ranks} ranks: it is damaged"):
+    with pytest.raises(RingsideError, match=f"gives {ranks} ranks: it is damaged"):
         RunReader(tmp_path)
 
 

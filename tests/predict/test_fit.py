@@ -104,7 +104,7 @@ def test_what_is_told_of_a_fit_are_its_scores():
 @pytest.mark.parametrize(
     ("tables", "known", "told"),
     [
-        ([replace(TWO, cluster="")], KNOWN, "say --preset NAME"),
+        ([replace(TWO, cluster="")], KNOWN, "give --preset NAME"),
         ([TWO], Knowledge("ethernet-10g"), "no hardware of a GPU library"),
         ([replace(TWO, rows=())], KNOWN, "no usable row"),
         ([TWO, replace(FOUR, cluster="4x DGX A100")], KNOWN, "fit each hardware on its own"),

@@ -121,7 +121,7 @@ def test_all_views_of_a_finished_run_agree(
         slower, price = percent(text.verdict.excess_ratio), rank_time(text.verdict.cost_rank_seconds)
         assert all(f"{slower} slower" in view for view in (top, report, page, markdown, terminal))
         assert all(price in view for view in (top, report, page, markdown, served["cost"]))
-        assert f"{text.verdict.cost_rank_seconds:.1f} rank-seconds" in terminal
+        assert f"{rank_time(text.verdict.cost_rank_seconds)} lost, summed over ranks" in terminal
         assert all(text.why in view for view in (" ".join(report.split()), page))
     if not texts:
         sure = make in (healthy, resumed)
@@ -143,7 +143,7 @@ def test_all_views_of_a_finished_run_agree(
         duration(summary["step_seconds"]["median"]), duration(summary["sync"]["exposed_seconds_per_step"])
     )  # fmt: skip
     assert served["step_seconds"] == summary["step_seconds"]["median"]
-    for name, value in (("step time", step), ("exposed sync", exposed)):
+    for name, value in (("step time", step), ("exposed communication", exposed)):
         assert tiles[name][0] == value
         assert "median, whole run" in tiles[name][1]
         assert re.search(rf"{name} {re.escape(value)} [^;]*;? ?median, whole run", page)

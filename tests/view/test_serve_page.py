@@ -264,6 +264,7 @@ def test_it_fits(tmp_path: Path, open_page: Callable[..., Any], width: int, sche
 
 def test_numbers_are_written_as_in_the_report(tmp_path: Path, open_page: Callable[..., Any]) -> None:
     values = [0.0, 1.0, 0.0999, 0.09996, 12.345, 99.96, 999.6, 3600.0, 86399.0, 1e6, 4.2e-5, 3.1e-8, -0.25, 0.1234]
+    values += [-0.0004, 0.0004]
     with serving(slow_run(tmp_path / "run")) as url:
         page = open_page(url)
         written = page.evaluate(

@@ -92,7 +92,7 @@ def test_verdicts_come_first_and_all_fits_80_by_24(run: Path) -> None:
         lines = await on_screen(app_on(run), ())
         assert lines[0].startswith("ringside top run · 200 steps · 8 ranks")
         assert lines[1] == "● rank 5 is 30% slower than the others since step 80"
-        assert any("cost" in line and "rank-seconds so far" in line for line in lines[2:7])
+        assert any("cost" in line and "rank-seconds lost, summed over ranks" in line for line in lines[2:7])
         assert [line for line in lines if line.startswith("▌   5  host-1")]
         assert lines[-1].startswith("s sort  r reverse")
         assert (len(lines), max(map(len, lines)) <= 80) == (24, True)

@@ -120,7 +120,8 @@ def print_comparison(found: RunComparison, limit: float | None, failed: bool, co
     for name in ("A", "B", "change", "95% interval"):
         table.add_column(name, justify="right", no_wrap=True)
     for change in found.changes:
-        cells = (change.name, duration(change.before), duration(change.after), signed_percent(change.ratio))
+        label = change.name.replace("sync", "communication")  # in JSON the name is a key
+        cells = (label, duration(change.before), duration(change.after), signed_percent(change.ratio))
         colour = "" if not change.is_certain else "red" if change.ratio > 0 else "green"
         table.add_row(
             *(Text(cell) for cell in cells),

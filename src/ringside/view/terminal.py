@@ -13,7 +13,7 @@ from rich.text import Text
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline, onset
-from ringside.text import clock, counted, duration, percent, size, sparkline
+from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
 from ringside.view.verdict_text import (
@@ -86,7 +86,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         lines = [Text(f"  {verdict.cause}")]
         if verdict.kind != "dead_rank":
             resolved = " (resolved)" if finding.over else ""
-            lines.append(Text(f"  cost so far: {finding.cost_rank_seconds:.1f} rank-seconds{resolved}", style="bold"))
+            lines.append(Text(f"  cost so far: {rank_time(finding.cost_rank_seconds)}{resolved}", style="bold"))
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         parts += lines
@@ -127,8 +127,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     for verdict in verdicts:
         parts.append(Text(f"● {headline(verdict)} {onset(verdict)}.", style="bold red"))
         cost = verdict.cost_rank_seconds
-        in_hours = f" ({cost / 3600:.2f} rank-hours)" if cost / 3600 > 0.1 else ""
-        lost = f"{cost:.1f} rank-seconds{in_hours}: time lost, summed over ranks"
+        lost = f"{rank_time(cost)} lost, summed over ranks"
         price = f"{lost}; detected at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for heading, text in (("why", verdict.cause), ("cost", price), ("do", verdict.advice)):

@@ -160,7 +160,8 @@ def lanes_figure(lanes: Sequence[Lane]) -> Markup:
             fill('<span class="key"><i class="{}"></i>{}</span>', kind, text)
             for kind, text in KINDS.items()
             if kind in present
-        ],
+        ]
+        + [fill('<span class="key">time since the first moment shown</span>')],
         rows=rows,
         ticks=[fill("<span>{}</span>", duration(end * tick / TICKS)) for tick in range(TICKS + 1)],
     )

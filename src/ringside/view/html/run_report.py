@@ -164,7 +164,7 @@ def _figures(summary: dict[str, Any]) -> Markup:
     of_step = ("" if overhead["ratio"] is None else f"{percent(overhead['ratio'], 2)} of a step; ") + "mean, whole run"
     cells = [
         ("step time", duration(median), f"median, whole run; 95th percentile {duration(step['p95'])}"),
-        ("exposed sync", duration(exposed), f"{of_median}median, whole run"),
+        ("exposed communication", duration(exposed), f"{of_median}median, whole run"),
         ("Ringside overhead", duration(overhead["seconds_per_step"]), of_step),
     ]
     if loss.get("last") is not None and loss.get("first") is not None:

@@ -174,7 +174,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     return [
         ("lost so far", rank_time(lost) if lost else "nothing", each),
         ("step time", duration(step), f"median, {live.window}"),
-        ("exposed sync", duration(exposed), f"{share}median, {live.window}"),
+        ("exposed communication", duration(exposed), f"{share}median, {live.window}"),
         ("overlapped with backward", percent(hidden, 1), f"of {duration(sync)} communication"),
         ("wait", duration(wait), f"for the last rank to arrive; median rank, {live.window}"),
     ]

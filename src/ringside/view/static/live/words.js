@@ -19,7 +19,8 @@ export function duration(seconds) {
 
 export function signedPercent(value) {
   if (value === null || !Number.isFinite(value)) return "–";
-  return `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)}%`;
+  const text = (100 * Math.abs(value)).toFixed(1);
+  return `${Number(text) === 0 ? "" : value < 0 ? "−" : "+"}${text}%`;
 }
 
 // Numbers stay on one line with their units.
