@@ -110,6 +110,22 @@ def test_who_has_died_is_named_though_its_connection_stands() -> None:
     os.close(pidfd)
 
 
+def test_who_closes_while_another_closes_closes_nothing_twice() -> None:
+    """A close ends the wait of another thread, and that one closes as well: here in the middle of the first one."""
+    hub = Hub(rank=0, ranks=3, pidfds=[-1, *os.pipe()])
+    closed = []
+
+    class Socket:
+        def close(self) -> None:
+            closed.append(self)
+            hub.close()
+
+    hub.sockets = {1: Socket(), 2: Socket()}  # type: ignore[dict-item]
+    hub.close()  # a descriptor that is closed twice would raise
+    assert len(closed) == len(set(closed)) == 2
+    assert (hub.sockets, hub.pidfds) == ({}, [-1, -1, -1])
+
+
 def test_closing_ends_the_wait_of_another_thread() -> None:
     with hubs(2) as made:
         found: list[Any] = []

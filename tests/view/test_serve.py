@@ -266,7 +266,8 @@ def test_another_job_in_the_same_place_voids_what_was_told(tmp_path: Path) -> No
         assert told(url, f"/api/steps?since={before['serial']}&epoch={before['epoch']}")["rows"] == 9
 
 
-def test_the_index_lists_runs_and_leads_to_them(tmp_path: Path) -> None:
+def test_the_index_lists_runs_and_leads_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no run that goes on in another test
     first = write_run(tmp_path / "runs" / "first", own_times(20, 2))
     other = write_run(tmp_path / "runs" / "<b>x", own_times(20, 3))
     with serving(first, under=tmp_path / "runs") as url:

@@ -25,8 +25,15 @@ MPI_MEMORY = "OMPI_MCA_btl_sm_backing_directory"
 MPI_4_MEMORY = "OMPI_MCA_btl_vader_backing_directory"
 """The same for Open MPI 4."""
 
-MPI_TYPES = {"float32": "FLOAT", "float64": "DOUBLE"}
-MPI_TYPES |= {name: f"{name.upper()}_T" for name in ("int8", "uint8", "int16", "int32", "int64")}
+MPI_TYPES = {
+    "float32": "FLOAT",
+    "float64": "DOUBLE",
+    "int8": "INT8_T",
+    "uint8": "UINT8_T",
+    "int16": "INT16_T",
+    "int32": "INT32_T",
+    "int64": "INT64_T",
+}
 MPI_OPS = ("sum", "prod", "min", "max", "band", "bor", "bxor")
 
 

@@ -72,6 +72,7 @@ class Hub:
     sockets: dict[int, socket.socket] = field(default_factory=dict)
     pidfds: list[int] = field(default_factory=list)
     lent: bool = False
+    _open: list[bool] = field(default_factory=lambda: [True], repr=False, compare=False)
 
     def exchange(self, value: Any, fds: Sequence[int] = (), *, timeout_s: float) -> list[Parcel]:
         """Give a value and descriptors to every rank and return what each rank gave, by rank.
@@ -104,7 +105,7 @@ class Hub:
 
     def abort(self, error: BaseException) -> None:
         """Send the peers the reason, as far as they can be reached, and close at once."""
-        for sock in self.sockets.values():
+        for sock in list(self.sockets.values()):  # another thread may close meanwhile
             if self.rank == 0 and isinstance(error, RingsideError):
                 with contextlib.suppress(OSError):
                     sock.settimeout(0.1)
@@ -113,13 +114,19 @@ class Hub:
 
     def close(self) -> None:
         """Close the sockets, and the pidfds unless they are lent."""
-        for sock in self.sockets.values():
+        # A close ends the wait of another thread, which closes as well: whoever takes the token does it. No lock, for a
+        # forked child would inherit it as it is held.
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        sockets, self.sockets = self.sockets, {}
+        pidfds, self.pidfds = self.pidfds, [-1] * len(self.pidfds)
+        for sock in sockets.values():
             sock.close()
-        self.sockets.clear()
-        for fd in self.pidfds:
+        for fd in pidfds:
             if fd >= 0 and not self.lent:
                 os.close(fd)
-        self.pidfds = [-1] * len(self.pidfds)
 
     def _send(self, peer: int, value: Any, fds: Sequence[int], deadline: float) -> None:
         sock = self.sockets[peer]

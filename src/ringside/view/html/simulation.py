@@ -171,17 +171,15 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
             shapes.append(fill(template, kind, begin, y, max(until - begin, 3)))
     shapes.append(fill('<path class="end" d="M{:.1f} 0V{:.0f}"/>', UNITS * timeline.seconds / end, LANE * len(rows)))
     # The critical path goes from lane to lane; hops between ranks without a lane are left out.
-    path, at = "", (-1.0, -1.0)
+    path, at = "", ""
     for hop in timeline.critical_path:
         if hop.src in rows and hop.dst in rows:
-            points = [
-                (round(UNITS * seconds / end, 1), LANE * rows[vertex] + LANE / 2)
+            leaves, arrives = (
+                f"{round(UNITS * seconds / end, 1)} {LANE * rows[vertex] + LANE / 2}"
                 for vertex, seconds in ((hop.src, hop.begin_s), (hop.dst, hop.end_s))
-            ]
-            path += "".join(
-                f"{'M' if point is points[0] else 'L'}{point[0]} {point[1]}" for point in points if point != at
             )
-            at = points[1]
+            path += f"L{arrives}" if leaves == at else f"M{leaves}L{arrives}"
+            at = arrives
     shapes.append(fill('<path class="path" d="{}"/>', path))
 
     names = []
@@ -232,8 +230,9 @@ def shown_lanes(timeline: Timeline) -> list[int]:
     guilty = [rank for rank in timeline.guilty.ranks if timeline.guilty.kind != "narrow host"]
     order = [*guilty, *(vertex for vertex, _ in on_path.most_common()), *range(count)]
     kept = list(dict.fromkeys(order))[:MOST_LANES]
-    reached = list(dict.fromkeys(vertex for hop in timeline.critical_path for vertex in (hop.src, hop.dst)))
-    return sorted(kept, key=lambda vertex: (reached.index(vertex) if vertex in on_path else len(reached), vertex))
+    on_the_way = dict.fromkeys(vertex for hop in timeline.critical_path for vertex in (hop.src, hop.dst))
+    places = {vertex: place for place, vertex in enumerate(on_the_way)}
+    return sorted(kept, key=lambda vertex: (places.get(vertex, len(places)), vertex))
 
 
 def message_spans(timeline: Timeline, vertices: Sequence[int]) -> dict[tuple[str, int], Floats]:

@@ -172,7 +172,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
     each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a cost"
     return [
-        ("lost so far", rank_time(lost) if lost else "nothing", each),
+        ("lost" if settled else "lost so far", rank_time(lost) if lost else "nothing", each),
         ("step time", duration(step), f"median, {live.window}"),
         ("exposed communication", duration(exposed), f"{share}median, {live.window}"),
         ("overlapped with backward", percent(hidden, 1), f"of {duration(sync)} communication"),

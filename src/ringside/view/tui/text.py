@@ -30,7 +30,7 @@ UNSURE = 0.1
 """An excess above this is no peace, verdict or not."""
 
 PHASES = ("data", "forward", "backward", "optimizer", "own", "wait", "exposed", "wire", "step")
-PHASE_WORDS = {"exposed": "exposed", "wire": "in flight", "data": "data loading"}
+PHASE_WORDS = {"wire": "in flight", "data": "data loading"}
 
 UNPRICED = ("dead_rank", "hang", "mismatch", "diverged", "broken_ring")
 
