@@ -18,7 +18,8 @@ from ringside.text import counted, duration, label, name_ranks, percent, rank_ti
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 PAST = {" is ": " was ", " are ": " were ", " gets ": " got ", " needs ": " needed ", " waits ": " waited "}
 PLURAL = {" gets ": " get ", " needs ": " need ", " waits ": " wait ", " is ": " are ", " its ": " their "}
-RANKS_CAPTION = "Ranks: medians, whole run; own time: work from one synchronisation to the next"
+OWN_TIME = "own time: work from one synchronisation to the next"
+RANKS_CAPTION = f"Ranks: medians, whole run; {OWN_TIME}"
 """Stands above a table of a run's ranks in the terminal."""
 MANY = 6
 """So many ranks are all named by the doctor."""

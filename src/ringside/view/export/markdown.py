@@ -10,7 +10,7 @@ from typing import Any
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import RunInfo, revision_notes
 from ringside.text import counted, duration, size
-from ringside.view.verdict_text import all_is_well, checks, no_verdict, rank_rows, verdict_text
+from ringside.view.verdict_text import OWN_TIME, all_is_well, as_sentence, checks, no_verdict, rank_rows, verdict_text
 
 SHOWN_RANKS = 16
 
@@ -53,7 +53,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     rows = [(rank, escape(host), *times) for rank, host, *times in rank_rows(summary, SHOWN_RANKS)]
     rest = f"\n\nThe slowest {SHOWN_RANKS} of {len(ranks)} ranks." if len(ranks) > SHOWN_RANKS else ""
     ranked = _table(("rank", "host", "own", "wait", "excess"), rows)
-    sections.append(f"## Ranks (medians, whole run)\n\n{ranked}{rest}")
+    sections.append(f"## Ranks (medians, whole run)\n\n{as_sentence(OWN_TIME)}\n\n{ranked}{rest}")
     return "\n\n".join(sections) + "\n"
 
 

@@ -25,8 +25,11 @@ from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange_ranks
 from ringside.view.tui.rank_widget import RankTable
 from ringside.view.tui.source import RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import STALE_S, all_verdicts, first_line, rank_detail, verdict_block
+from ringside.view.verdict_text import OWN_TIME
 
 REFRESH_S = 0.5
+ROOMY = 20
+"""Lines from which own time is defined above the ranks; `?` defines it on any terminal."""
 THEMES = ("ansi-dark", "textual-dark", "textual-light")
 """The first one takes the terminal's own colours, light or dark."""
 
@@ -132,8 +135,8 @@ class TopApp(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layers: base; overflow: hidden; }
-    .line, #heading { height: 1; }
-    #verdicts { height: auto; }
+    .line { height: 1; }
+    #verdicts, #heading { height: auto; }
     #filter { height: 1; border: none; padding: 0; display: none; }
     #filter:focus { border: none; }
     VerticalScroll { scrollbar-size: 0 0; height: 1fr; }
@@ -250,7 +253,9 @@ class TopApp(App[None]):
             remarks.append(f"nothing new for {stale_s:.0f} s")
         self._update("title", first_line(snapshot, width, remarks=remarks))
         self._update("verdicts", verdict_block(snapshot, width, max(min(height - 10, 9), min(height - 4, 2), 0)))
-        self._update("heading", Text(heading_line(columns, self.order, snapshot.window)[:width], style="dim"))
+        heading = heading_line(columns, self.order, snapshot.window)[:width]
+        heading = f"{OWN_TIME[:width]}\n{heading}" if height >= ROOMY else heading
+        self._update("heading", Text(heading, style="dim"))
         keys = Text(printable(self._remark) or KEYS, style="dim")
         keys.truncate(width, overflow="ellipsis")
         self._update("keys", keys)

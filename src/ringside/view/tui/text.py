@@ -21,7 +21,7 @@ from ringside.view.run.live import progress_text
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
-from ringside.view.verdict_text import FEWEST_STEPS
+from ringside.view.verdict_text import FEWEST_STEPS, OWN_TIME
 
 STALE_S = 10.0
 """So long without news is worth a word."""
@@ -267,6 +267,7 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
     yield from (line.rstrip() for line in verdict_block(snapshot, width, 24).plain.split("\n"))
     columns = fit_columns(snapshot, width)
     yield ""
+    yield OWN_TIME[:width]
     yield heading_line(columns, order, snapshot.window).rstrip()
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
     for rank in arrange_ranks(snapshot.ranks, order):
