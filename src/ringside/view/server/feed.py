@@ -24,7 +24,7 @@ from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, RunReader, runs_under
 from ringside.monitor.run.registry import running_runs
 from ringside.view.run.live import QUIET_S, LiveRun
-from ringside.view.server.history import CELLS, History, Rows
+from ringside.view.server.history import History, Rows
 from ringside.view.server.state import packed, page_state
 
 POLL_S = 0.3
@@ -43,7 +43,6 @@ class PageFeed:
         path: The run directory; it need not be there yet.
         poll_s: How often to look.
         quiet_s: A run of no process here that wrote nothing for so long is judged as one that has ended.
-        cells: Steps × ranks that the history keeps at most.
 
     Attributes:
         path: The run directory.
@@ -51,10 +50,10 @@ class PageFeed:
         asked: When somebody last asked, monotonic seconds.
     """
 
-    def __init__(self, path: Path, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S, cells: int = CELLS) -> None:
+    def __init__(self, path: Path, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> None:
         self.path, self.number, self.asked = path, 0, time.monotonic()
         self._boot = f"{secrets.token_hex(4)}{next(_boots)}"
-        self._poll_s, self._cells = poll_s, cells
+        self._poll_s = poll_s
         self._guard = threading.Lock()
         self._stop = threading.Event()
         self._live = LiveRun(path, at_once=AT_ONCE, quiet_s=quiet_s)
@@ -154,7 +153,7 @@ class PageFeed:
     def _begin(self) -> None:
         info = self._live.info
         self._begun += 1
-        self._history = History(self._live.ranks, cells=self._cells)
+        self._history = History(self._live.ranks)
         self._ledger = LinkLedger()
         self._book = AlertBook(info.name if info else "", str(self.path.absolute()))
         self._tally = MetricCounters(info) if info else None
