@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -119,24 +119,21 @@ def surely_well(summary: Mapping[str, Any]) -> bool:
     return summary["steps"] >= FEWEST_STEPS and found is not None and found.state == "none"
 
 
+def slowest_first(summary: Mapping[str, Any], culprits: Container[int] = ()) -> list[dict[str, Any]]:
+    """Return the ranks of a summary: culprits first, then by how much longer they work than the others."""
+    return sorted(summary["ranks"], key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
+
+
+def rank_texts(rank: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """Return a rank of a summary as texts: rank, host, own time, wait, and excess, empty for one that is no slower."""
+    own, wait = duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"])
+    excess = rank["excess_ratio"] or 0.0
+    return str(rank["rank"]), str(rank["host"]), own, wait, signed_percent(excess) if excess > 0 else ""
+
+
 def rank_rows(summary: Mapping[str, Any], most: int) -> list[tuple[str, str, str, str, str]]:
-    """Return the slowest ranks of a summary, at most so many: rank, host, own time, wait, and excess, as texts."""
-    slowest = sorted(summary["ranks"], key=lambda rank: -(rank["excess_ratio"] or 0.0))
-    return [
-        (
-            str(rank["rank"]),
-            str(rank["host"]),
-            duration(rank["own_seconds_median"]),
-            duration(rank["wait_seconds_median"]),
-            excess_text(rank["excess_ratio"]),
-        )
-        for rank in slowest[:most]
-    ]
-
-
-def excess_text(excess: float | None) -> str:
-    """Return by how much a rank's own time is above the others' median; nothing of a rank that is no slower."""
-    return signed_percent(excess) if excess is not None and excess > 0 else ""
+    """Return the slowest ranks of a summary as texts, at most so many."""
+    return [rank_texts(rank) for rank in slowest_first(summary)[:most]]
 
 
 def _of_two(text: str, summary: dict[str, Any]) -> str:

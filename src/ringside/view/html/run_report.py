@@ -13,19 +13,7 @@ from ringside.monitor.run.records import RunInfo, StepRecord, revision_notes
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
-from ringside.text import (
-    counted,
-    digits,
-    duration,
-    figure,
-    label,
-    moment,
-    name_ranks,
-    percent,
-    rate,
-    ratio,
-    size,
-)
+from ringside.text import counted, digits, duration, figure, label, moment, name_ranks, percent, rate, ratio, size
 from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import checks_section, column_head, render_page, table_figure, tiles, verdict_section
@@ -33,8 +21,9 @@ from ringside.view.html.rings import longest_waits, waits_ring
 from ringside.view.verdict_text import (
     VerdictText,
     all_is_well,
-    excess_text,
     no_verdict,
+    rank_texts,
+    slowest_first,
     surely_well,
     verdict_text,
 )
@@ -217,12 +206,11 @@ def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]
 def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
     ranks = summary["ranks"]
     if len(ranks) > 2 * SINGLE_LINES:
-        ranks = sorted(ranks, key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
+        ranks = slowest_first(summary, culprits)
     rows = []
     for rank in ranks:
-        times = map(duration, (rank["own_seconds_median"], rank["wait_seconds_median"]))
-        cells = (*times, excess_text(rank["excess_ratio"]))
-        rows.append(_row(str(rank["rank"]), str(rank["host"]), cells, rank["rank"] in culprits))
+        name, host, *cells = rank_texts(rank)
+        rows.append(_row(name, host, cells, rank["rank"] in culprits))
     return table_figure("wide", "Every rank (medians, whole run)", [_RANK_HEADS], rows)
 
 
