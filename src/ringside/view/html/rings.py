@@ -11,7 +11,7 @@ import numpy as np
 from ringside.doctor.findings import EvidenceHop, Rings
 from ringside.monitor.stats import Floats, usable
 from ringside.text import duration, name_ranks
-from ringside.view.html.markup import NOTHING, Markup, fill, join
+from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import note_line
 
 CENTRE = 210.0
@@ -144,7 +144,7 @@ def _node(rank: int, ranks: int, culprit: bool) -> Markup:
         word = fill('<text class="word" x="{:.1f}" y="{:.1f}">{}</text>', *outside, label)
     kind = "node culprit" if culprit else "node"
     circle = fill('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"/>', kind, x, y, size)
-    return join((halo, circle, name, word))
+    return fill("{}{}{}{}", halo, circle, name, word)
 
 
 def _node_size(ranks: int) -> float:

@@ -48,11 +48,6 @@ class RankTable(Widget, can_focus=True):
         self._drawn: list[tuple[str, Style]] = []
 
     @property
-    def first(self) -> int:
-        """Index of the first line on the screen."""
-        return self._top
-
-    @property
     def chosen(self) -> int | None:
         """The rank that Enter is about: the cursor's, else the first line's; None in an empty table."""
         if self._cursor is not None:
