@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -195,16 +196,13 @@ def transport_class(via: str) -> str:
     return next((name for start, name in _STYLES if via.startswith(start)), "net" if via.startswith("NET") else "other")
 
 
-def _group_alike(drawings: dict[int, list[EvidenceHop]]) -> list[tuple[str, list[EvidenceHop]]]:
+def _group_alike(drawings: dict[int, list[EvidenceHop]]) -> list[tuple[str, Sequence[EvidenceHop]]]:
     """Each different drawing once, with the channels that have it: `channels 0 and 1`."""
-    found: list[tuple[list[int], list[EvidenceHop]]] = []
+    found: dict[tuple[EvidenceHop, ...], list[int]] = defaultdict(list)
     for channel, hops in drawings.items():
-        same = next((channels for channels, known in found if known == hops), None)
-        if same is not None:
-            same.append(channel)
-        elif hops:
-            found.append(([channel], hops))
-    return [(name_ranks(channels, "channel"), hops) for channels, hops in found]
+        if hops:
+            found[tuple(hops)].append(channel)
+    return [(name_ranks(channels, "channel"), hops) for hops, channels in found.items()]
 
 
 def _crossings(rings: Rings, hops: Sequence[EvidenceHop]) -> tuple[int, int]:

@@ -185,11 +185,8 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
     for vertex in lanes:
         name = f"rank {vertex}" if vertex < timeline.schedule.ranks else "switch"
         names.append(fill("<span{}>{}</span>", Markup(" class=culprit" if vertex in culprits else ""), name))
-    left_out = ""
-    if timeline.schedule.vertices > MOST_LANES:
-        left_out = (
-            f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
-        )
+    order = f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
+    left_out = order if timeline.schedule.vertices > MOST_LANES else ""
     return fill(
         """<figure class="gantt" data-end="{end!r}"><figcaption>{title}</figcaption>{notes}
 <div class="legend">{legend}</div><div class="box"><div class="names">{names}</div>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -22,7 +23,8 @@ from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, RunReader, runs_under
-from ringside.monitor.run.registry import running_runs
+from ringside.monitor.run.records import RunInfo
+from ringside.monitor.run.registry import Entry, running_runs
 from ringside.view.run.live import QUIET_S, LiveRun
 from ringside.view.server.history import History, Rows
 from ringside.view.server.state import packed, page_state
@@ -266,16 +268,12 @@ class Runs:
         for path in dict.fromkeys(
             [*going, self._first, *(path.absolute() for path in runs_under(self._under)[:MOST_LISTED])]
         ):
-            entry = going.get(path)
-            if entry is not None:
-                ranks, started = entry.world_size, entry.started_unix
-            else:
-                try:
-                    info = RunReader(path).info
-                    ranks, started = info.world_size, info.started_unix
-                except RingsideError:
-                    ranks, started = 0, 0.0
-            found.append(Listed(key_of(path), path, as_text(path.name), entry is not None, ranks, started))
+            known: Entry | RunInfo | None = going.get(path)
+            if known is None:
+                with contextlib.suppress(RingsideError):
+                    known = RunReader(path).info
+            ranks, started = (known.world_size, known.started_unix) if known else (0, 0.0)
+            found.append(Listed(key_of(path), path, as_text(path.name), path in going, ranks, started))
         found.sort(key=lambda run: (not run.live, -run.started_unix))
         self._known.update({run.key: run.path for run in found})
         return found[:MOST_LISTED]
