@@ -34,7 +34,7 @@ from ringside.view.export.perfetto import check_trace_name, steps_between, write
 from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks, printable_lines
-from ringside.view.verdict_text import RANKS_CAPTION, all_is_well, no_verdict, rank_texts, slowest_first, verdict_text
+from ringside.view.verdict_text import RANKS_CAPTION, describe_calm, rank_texts, slowest_first, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -101,7 +101,8 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     parts: list[RenderableType] = []
     verdicts = [verdict_text(verdict, summary) for verdict in summary["verdicts"]]
     if not verdicts:
-        parts += [Text(no_verdict(summary), style="bold"), Text(all_is_well(summary))]
+        calm = describe_calm(summary)
+        parts += [Text(calm.headline, style="bold"), Text(calm.text)]
     for text in verdicts:
         parts.append(Text(text.headline, style="bold red"))
         parts += [Text(line) for line in (text.when, text.why, f"Cost: {text.price}", f"Next: {text.next}")]

@@ -16,15 +16,7 @@ from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
-from ringside.view.verdict_text import (
-    RANKS_CAPTION,
-    all_is_well,
-    checks,
-    no_verdict,
-    rank_rows,
-    rank_texts,
-    surely_well,
-)
+from ringside.view.verdict_text import RANKS_CAPTION, checks, describe_calm, rank_rows, rank_texts
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -138,8 +130,8 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     if not summary["steps"]:
         return WithoutTrailingBlanks(Group(*parts, Text("No training step was recorded.", style="bold yellow")))
     if not verdicts:
-        style = "bold green" if surely_well(summary) else "bold yellow"
-        parts.append(Text(f"{no_verdict(summary)} {all_is_well(summary)}", style=style))
+        calm = describe_calm(summary)
+        parts.append(Text(f"{calm.headline} {calm.text}", style="bold green" if calm.sure else "bold yellow"))
     parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
     # Steps, step time, synchronisation and our own cost in one line.
     sync, step = summary["sync"], summary["step_seconds"]["median"]

@@ -18,15 +18,7 @@ from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import checks_section, column_head, render_page, table_figure, tiles, verdict_section
 from ringside.view.html.rings import longest_waits, waits_ring
-from ringside.view.verdict_text import (
-    VerdictText,
-    all_is_well,
-    no_verdict,
-    rank_texts,
-    slowest_first,
-    surely_well,
-    verdict_text,
-)
+from ringside.view.verdict_text import VerdictText, describe_calm, rank_texts, slowest_first, verdict_text
 
 SINGLE_LINES = 8
 """Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
@@ -120,9 +112,10 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
 def _verdict_sections(verdicts: list[VerdictText], summary: dict[str, Any]) -> list[Markup]:
     """Return a section for every verdict, and what the demo had injected, which the detector never saw."""
     if not verdicts:
-        kind, mark = ("well", "✓") if surely_well(summary) else ("open", "?")
-        why = fill("<p>{}</p>", _keep_units(all_is_well(summary)))
-        return [verdict_section("verdict", no_verdict(summary), kind=kind, mark=mark, text=why)]
+        calm = describe_calm(summary)
+        kind, mark = ("well", "✓") if calm.sure else ("open", "?")
+        why = fill("<p>{}</p>", _keep_units(calm.text))
+        return [verdict_section("verdict", calm.headline, kind=kind, mark=mark, text=why)]
     sections = [
         verdict_section(
             f"\nverdict · {label(text.verdict.kind)}",
@@ -187,7 +180,6 @@ def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -
 def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]:
     """One line per rank, or a band for the many; the culprits last, on top."""
     ranks = values.shape[1]
-    named = [rank for rank in range(ranks) if rank in culprits]
     others = [rank for rank in range(ranks) if rank not in culprits]
     if ranks <= SINGLE_LINES:
         lines = [Curve(f"rank {rank}", steps, values[:, rank], f"s{rank}") for rank in others]
@@ -199,7 +191,7 @@ def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]
         for line, q in ((low, 0.05), (middle, 0.5), (high, 0.95)):
             line[known] = np.nanquantile(crowd[known], q, axis=1)
         lines = [Curve(f"{len(others)} other ranks: median, 5–95%", steps, middle, "crowd", low, high)]
-    marked = named[:MOST_CULPRITS]
+    marked = sorted(culprits)[:MOST_CULPRITS]
     return [*lines, *(Curve(f"rank {rank} (verdict)", steps, values[:, rank], "culprit") for rank in marked)]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
-from ringside.view.verdict_text import all_is_well, no_verdict, surely_well, verdict_text
+from ringside.view.verdict_text import Calm, describe_calm, verdict_text
 
 # -------------------------------------------------------------------------------------------------
 # What a live view knows of a run: the newest of its records and events, in memory that does not grow with steps.
@@ -294,14 +294,6 @@ def ranks_now(
     ]
 
 
-class Calm(NamedTuple):
-    """What an ended run without a verdict says: the headline, the reasons, and whether it is sure that all was well."""
-
-    headline: str
-    text: str
-    sure: bool
-
-
 class _OfRank(msgspec.Struct):
     own_seconds_median: float | None
     wait_seconds_median: float | None
@@ -470,7 +462,7 @@ class LiveRun:
         """What an ended run without a verdict says; None of others."""
         if not self.settled or self.settled["verdicts"]:
             return None
-        return Calm(no_verdict(self.settled), all_is_well(self.settled), surely_well(self.settled))
+        return describe_calm(self.settled)
 
     @property
     def stage(self) -> str:

@@ -27,7 +27,8 @@ from ringside.monitor.run.directory import MOST_RANKS, STEPS, decode_record, ope
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.text import size
-from ringside.view.run.live import FIGURES, RECENT_STEPS, STEPS_KEPT, Calm, Floats32, LiveRun, RankNow, ranks_now
+from ringside.view.run.live import FIGURES, RECENT_STEPS, STEPS_KEPT, Floats32, LiveRun, RankNow, ranks_now
+from ringside.view.verdict_text import Calm
 
 TAIL_BYTES = 8 << 20
 """So much of the end of `steps.jsonl` is looked through for one rank's records."""
