@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
@@ -41,7 +39,7 @@ class RankHandle(msgspec.Struct, frozen=True, array_like=True):
         board: File descriptor of its page.
         stacks: File descriptor of its stacks.
         signal: The signal that makes it write its stacks; 0: none.
-        path: On rank 0 the run directory, by `path_as_text`.
+        path: On rank 0 the run directory, by `os.fsencode`: it may be no text.
     """
 
     rank: int
@@ -51,17 +49,7 @@ class RankHandle(msgspec.Struct, frozen=True, array_like=True):
     board: int
     stacks: int
     signal: int
-    path: str = ""
-
-
-def path_as_text(path: Path) -> str:
-    """Return a path, which may be no UTF-8, as text that can be sent."""
-    return os.fsencode(path).decode("latin-1")
-
-
-def path_of_text(text: str) -> Path:
-    """Return the path of such a text."""
-    return Path(os.fsdecode(text.encode("latin-1")))
+    path: bytes = b""
 
 
 class _Peer(NamedTuple):
