@@ -59,21 +59,7 @@ Job = Callable[[], None]
 Plan = tuple[list[Tensor], Job]
 Collective = Callable[..., Plan]
 
-TABLE: dict[Collective, tuple[Any, ...]] = {}
-"""The options that a collective takes, then what torch calls it: every name becomes a method of the group."""
 
-
-def _named(options: type[Any], *names: str) -> Callable[[Collective], Collective]:
-    """Enter a collective into the table; its newest name comes last."""
-
-    def enter(collective: Collective) -> Collective:
-        TABLE[collective] = (options, *names)
-        return collective
-
-    return enter
-
-
-@_named(c10d.AllreduceOptions, "allreduce_coalesced", "allreduce")
 def all_reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     """Reduce each tensor over all ranks, in place; sparse ones (COO) by sum or avg."""
     return list(tensors), in_turn([_all_reduce_job(comm, tensor, opts.reduceOp) for tensor in tensors])
@@ -122,7 +108,6 @@ def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
     return Flat(tensor.data_ptr(), numel, dtype, (numel,), tensor), max(code, 0), scale
 
 
-@_named(c10d.BroadcastOptions, "broadcast")
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     """Copy the tensors of rank `opts.rootRank` to all ranks."""
     xs = [plain(tensor, moved=True) for tensor in tensors]
@@ -135,7 +120,6 @@ def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     return list(tensors), job
 
 
-@_named(c10d.ReduceOptions, "reduce")
 def reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     """Reduce tensors over all ranks into those of rank `opts.rootRank`; the others' stay as they are."""
     op, scale = reduction(opts.reduceOp, tensors[0].dtype)
@@ -151,7 +135,6 @@ def reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     return list(tensors), job
 
 
-@_named(c10d.BarrierOptions, "barrier")
 def barrier(comm: Any, opts: Any) -> Plan:
     """Finish when every rank has called it."""
     return [], comm.barrier
@@ -160,7 +143,6 @@ def barrier(comm: Any, opts: Any) -> Plan:
 # ------------------------------------------------------------------------------------------------ one tensor for all
 
 
-@_named(c10d.AllgatherOptions, "_allgather_base", "all_gather_single")
 def all_gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
     """Give every rank the tensors of all ranks one after the other; the input may be this rank's part of the output."""
     to, x = plain(output, moved=True), plain(tensor, moved=True).flat
@@ -194,7 +176,6 @@ def all_gather_shared(comm: Any, output: Tensor, tensor: Tensor, storage: Storag
     return [output], job
 
 
-@_named(c10d.ReduceScatterOptions, "_reduce_scatter_base", "reduce_scatter_single")
 def reduce_scatter_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
     """Reduce a tensor over all ranks and give each rank its part; the output may be a part of the input."""
     op, scale = reduction(opts.reduceOp, tensor.dtype)
@@ -231,7 +212,6 @@ def reduce_scatter_shared(comm: Any, output: Tensor, tensor: Tensor, storage: St
     return [output], job
 
 
-@_named(c10d.AllToAllOptions, "alltoall_base", "all_to_all_single")
 def all_to_all_single(
     comm: Any, output: Tensor, tensor: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any
 ) -> Plan:
@@ -255,14 +235,12 @@ def all_to_all_single(
 # ------------------------------------------------------------------------------------------------ several at once
 
 
-@_named(c10d.AllgatherOptions, "allgather_into_tensor_coalesced", "all_gather_single_coalesced")
 def all_gather_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan:
     """`all_gather_single` of several tensors."""
     pairs = zip(outputs, tensors, strict=True)
     return list(outputs), in_turn([all_gather_single(comm, out, x, opts)[1] for out, x in pairs])
 
 
-@_named(c10d.ReduceScatterOptions, "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced")
 def reduce_scatter_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan:
     """`reduce_scatter_single` of several tensors."""
     pairs = zip(outputs, tensors, strict=True)
@@ -274,7 +252,6 @@ def reduce_scatter_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts
 # `scatter`.
 
 
-@_named(c10d.AllgatherOptions, "allgather")
 def all_gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """Give every rank the tensors of all ranks, each into a tensor of its own; sizes may differ by rank."""
     jobs = [_all_gather_job(comm, row, tensor) for row, tensor in zip(outputs, tensors, strict=True)]
@@ -296,7 +273,6 @@ def _all_gather_job(comm: Any, row: Tensors, tensor: Tensor) -> Job:
     return job
 
 
-@_named(c10d.ReduceScatterOptions, "reduce_scatter")
 def reduce_scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> Plan:
     """Reduce lists of tensors over all ranks, tensor j into rank j's output; sizes may differ by rank."""
     jobs = [_reduce_scatter_job(comm, out, row, opts.reduceOp) for out, row in zip(outputs, tensors, strict=True)]
@@ -318,7 +294,6 @@ def _reduce_scatter_job(comm: Any, output: Tensor, row: Tensors, reduce_op: Any)
     return job
 
 
-@_named(c10d.GatherOptions, "gather")
 def gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """Give rank `opts.rootRank` the tensors of all ranks, of equal size."""
     row: list[Tensor] = []
@@ -337,7 +312,6 @@ def gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -
     return row, job
 
 
-@_named(c10d.ScatterOptions, "scatter")
 def scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> Plan:
     """Give every rank one of the tensors of rank `opts.rootRank`, of equal size."""
     row: list[Tensor] = []
@@ -355,7 +329,6 @@ def scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) 
     return [outputs[0]], job
 
 
-@_named(c10d.AllToAllOptions, "alltoall")
 def all_to_all(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan:
     """Give tensor j of every rank to rank j; all sizes may differ."""
     for each in (outputs, tensors):
@@ -370,7 +343,6 @@ def all_to_all(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan
     return list(outputs), job
 
 
-@_named(c10d.AllgatherOptions, "allgather_coalesced")
 def all_gather_lists(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """`all_gather` of several tensors, with a list of all of them for every rank."""
     return all_gather(comm, list(zip(*outputs, strict=True)), tensors, opts)
@@ -465,3 +437,30 @@ def _gathered(comm: Any, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
     item = flat.numel() // max(everything.numel(), 1)
     comm.all_gather_(flat, [end * width * item for end in ends])
     return everything
+
+
+# -------------------------------------------------------------------------------------------------
+# The collectives of a process group.
+
+TABLE: dict[Collective, tuple[Any, ...]] = {
+    all_reduce: (c10d.AllreduceOptions, "allreduce_coalesced", "allreduce"),
+    broadcast: (c10d.BroadcastOptions, "broadcast"),
+    reduce: (c10d.ReduceOptions, "reduce"),
+    barrier: (c10d.BarrierOptions, "barrier"),
+    all_gather_single: (c10d.AllgatherOptions, "_allgather_base", "all_gather_single"),
+    reduce_scatter_single: (c10d.ReduceScatterOptions, "_reduce_scatter_base", "reduce_scatter_single"),
+    all_to_all_single: (c10d.AllToAllOptions, "alltoall_base", "all_to_all_single"),
+    all_gather_coalesced: (c10d.AllgatherOptions, "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    reduce_scatter_coalesced: (
+        c10d.ReduceScatterOptions,
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_single_coalesced",
+    ),
+    all_gather: (c10d.AllgatherOptions, "allgather"),
+    reduce_scatter: (c10d.ReduceScatterOptions, "reduce_scatter"),
+    gather: (c10d.GatherOptions, "gather"),
+    scatter: (c10d.ScatterOptions, "scatter"),
+    all_to_all: (c10d.AllToAllOptions, "alltoall"),
+    all_gather_lists: (c10d.AllgatherOptions, "allgather_coalesced"),
+}
+"""Of each: the options that it takes, and what torch calls it, the newest name last. Each is a method of the group."""
