@@ -221,20 +221,16 @@ def all_to_all_single(
     to.write_back()
 
 
-@_named(c10d.GatherOptions, "gather_into_tensor", "gather_single")
 def gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
     """Give rank `opts.rootRank` the tensors of all ranks in one (torch 2.15); the others' output is not used."""
     is_root = comm.rank == opts.rootRank
     x, to = plain(tensor, moved=True).flat, plain(output, moved=True)
     if is_root:
         check_parts("gather", to.flat, x, comm.size)
-
-    def job() -> None:
-        room = comm.gather(x, opts.rootRank)
-        if room is not None:
-            lay_out([to], room.view(-1))
-
-    return [output] if is_root else [], job
+    yield [output] if is_root else []
+    room = comm.gather(x, opts.rootRank)
+    if room is not None:
+        lay_out([to], room.view(-1))
 
 
 # ------------------------------------------------------------------------------------------------ several at once
@@ -440,6 +436,7 @@ TABLE: dict[Collective, tuple[Any, ...]] = {
     all_gather_single: (c10d.AllgatherOptions, "_allgather_base", "all_gather_single"),
     reduce_scatter_single: (c10d.ReduceScatterOptions, "_reduce_scatter_base", "reduce_scatter_single"),
     all_to_all_single: (c10d.AllToAllOptions, "alltoall_base", "all_to_all_single"),
+    gather_single: (c10d.GatherOptions, "gather_into_tensor", "gather_single"),
     all_gather_coalesced: (c10d.AllgatherOptions, "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
     reduce_scatter_coalesced: (
         c10d.ReduceScatterOptions,

@@ -54,7 +54,8 @@ _stock: dict[str, Callable[..., Any]] = {}
 def _change_torch() -> None:
     _replace(c10d, "monitored_barrier", _monitored_barrier)
     dist.monitored_barrier = c10d.monitored_barrier
-    _replace(c10d, "_set_pg_timeout", _set_pg_timeout)
+    if hasattr(c10d, "_set_pg_timeout"):
+        _replace(c10d, "_set_pg_timeout", _set_pg_timeout)
     after_import("torch.nn.parallel.distributed", _change_ddp)
     # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
