@@ -52,21 +52,21 @@ _stock: dict[str, Callable[..., Any]] = {}
 
 @functools.cache
 def _change_torch() -> None:
-    _replace(c10d, "monitored_barrier", _monitored_barrier)
+    _patch(c10d, "monitored_barrier", _monitored_barrier)
     dist.monitored_barrier = c10d.monitored_barrier
     if hasattr(c10d, "_set_pg_timeout"):
-        _replace(c10d, "_set_pg_timeout", _set_pg_timeout)
+        _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
     after_import("torch.nn.parallel.distributed", _change_ddp)
     # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
 
 
 def _change_ddp(module: ModuleType) -> None:
-    _replace(module.DistributedDataParallel, "_register_builtin_comm_hook", _register_builtin_comm_hook)
-    _replace(module.DistributedDataParallel, "_ddp_init_helper", _ddp_init_helper)
+    _patch(module.DistributedDataParallel, "_register_builtin_comm_hook", _register_builtin_comm_hook)
+    _patch(module.DistributedDataParallel, "_ddp_init_helper", _ddp_init_helper)
 
 
-def _replace(owner: Any, name: str, changed: Callable[..., None]) -> None:
+def _patch(owner: Any, name: str, changed: Callable[..., None]) -> None:
     _stock[name] = getattr(owner, name)
     setattr(owner, name, functools.wraps(_stock[name])(changed))
 
