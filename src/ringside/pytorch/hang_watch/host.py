@@ -105,12 +105,12 @@ class Host:
         """Return where the ranks of this host stand."""
         seen = [(peer, peer.view.standing(now)) for peer in self._peers.values()]
         someone_waits = ask_kernel or any(standing.waiting_s > LOOK_S for _, standing in seen)
-        return [
-            msgspec.structs.replace(standing, process=peer.observer.read(now))
-            if someone_waits or standing.silent_s > LOOK_S
-            else msgspec.structs.replace(standing, process=_HERE)
-            for peer, standing in seen
-        ]
+        standings = []
+        for peer, standing in seen:
+            is_asked = someone_waits or standing.silent_s > LOOK_S
+            process = peer.observer.read(now) if is_asked else _HERE
+            standings.append(msgspec.structs.replace(standing, process=process))
+        return standings
 
     def stacks(self, episode: int, ended: Event) -> dict[int, str]:
         """Return the Python stacks of every rank of this host that can give them.
