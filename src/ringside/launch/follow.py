@@ -43,7 +43,7 @@ def choose_directory(requested: Path | None, prefix: str) -> tuple[Path, str]:
     A directory that cannot be written never stops a run: a temporary one takes its place.
 
     Args:
-        asked: What the user asked for; None for a new directory under `runs/`.
+        requested: What the user asked for; None for a new directory under `runs/`.
         prefix: How the new directory's name begins.
 
     Raises:

@@ -71,13 +71,19 @@ class CommandLine:
 
     def check_ranks(self) -> None:
         """Raise `UsageError` where torchrun would end with a traceback for the number of ranks."""
-        for flag, after in itertools.pairwise((*self.flags, "")):
-            name, equals, value = flag.partition("=")
-            requested = value if equals else after
-            is_number = requested.isdecimal() and int(requested) > 0
-            if name.replace("_", "-") == RANKS and requested not in COUNTED and not is_number:
+        for requested in self.values(RANKS):
+            if requested not in COUNTED and not (requested.isdecimal() and int(requested) > 0):
                 words = ", ".join(sorted(COUNTED))
                 raise UsageError(f"-n/{RANKS} takes a number from 1 on, or one of {words}, not {requested!r}")
+
+    def values(self, requested: str) -> list[str]:
+        """Return what one of torchrun's flags is set to, each time that it is given."""
+        return [
+            value if equals else after
+            for flag, after in itertools.pairwise((*self.flags, ""))
+            for name, equals, value in [flag.partition("=")]
+            if name.replace("_", "-") == requested
+        ]
 
 
 def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
@@ -168,13 +174,8 @@ def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozense
 
 def flag_value(requested: str, line: CommandLine, environ: Mapping[str, str]) -> str:
     """Return what a flag is set to, on the command line or in torchrun's variable of that name; "": nothing."""
-    told = [
-        value if equals else after
-        for flag, after in itertools.pairwise((*line.flags, ""))
-        for name, equals, value in [flag.partition("=")]
-        if name.replace("_", "-") == requested
-    ]
-    return told[-1] if told else environ.get(PREFIX + requested.removeprefix("--").upper().replace("-", "_"), "")
+    values = line.values(requested)
+    return values[-1] if values else environ.get(PREFIX + requested.removeprefix("--").upper().replace("-", "_"), "")
 
 
 GRACES_S = (8.0, 4.0, 4.0)
