@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ringside.monitor.causes import PHASES, extra_phase_seconds
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, log_excess
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import percent
 
 PROMISED = 0.10
@@ -38,7 +38,6 @@ CHANCE = 0.0002
 NEARLY_ALL, MOSTLY = 0.85, 0.6
 
 PHASE_NAMES = {"data": "data loading", "forward": "forward", "backward": "backward", "optimizer": "the optimizer"}
-OWN_TIME_KINDS = ("slow_rank", "uneven_work", "input_bound")
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):

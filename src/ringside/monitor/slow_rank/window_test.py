@@ -216,11 +216,9 @@ class WindowTest:
         """Whether so few of the last steps of one of few ranks are late that its episode is over, [jobs, ranks]."""
         mended = np.zeros_like(self.open)
         for job, rank in np.argwhere(self.open) if self._jumps is not None else ():
-            place = int(job), int(rank)
-            begin, alarm = int(self.onset[place]), int(self._opened[place])
-            mended[place] = has_recovered(
-                self._rows(WARM_UP, begin, *place), self._rows(alarm, self.steps, *place), self._height[place]
-            )
+            before = self._rows(WARM_UP, int(self.onset[job, rank]), job, rank)
+            since = self._rows(int(self._opened[job, rank]), self.steps, job, rank)
+            mended[job, rank] = has_recovered(before, since, self._height[job, rank])
         return mended
 
     def _rows(self, first: int, last: int, job: int, rank: int) -> Floats:
