@@ -409,36 +409,30 @@ def _find_signs(comparison: RankComparison) -> list[ProbableCause]:
 
     That it slept is reported only where nothing else is known of it: it is what all kinds of waiting look like.
     """
-    lost, found = comparison.lost, []
-    throttled, waited = comparison.read(throttled_share), comparison.read(waited_share)
-    if throttled.explains(lost):
-        found.append(_throttled(comparison, throttled))
-    if waited.explains(lost):
-        found.append(_waited(comparison, waited))
+    lost = comparison.lost
+    no_cpu = ((comparison.read(throttled_share), _throttled), (comparison.read(waited_share), _waited))
+    found = [describe(comparison, share) for share, describe in no_cpu if share.explains(lost)]
     stolen = comparison.read(stolen_share)
     if stolen.explains(lost):
         words = f"steal {percent(stolen.now)}: the hypervisor gave its CPUs to others"
         found.append(ProbableCause(stolen.saved, words, STEAL_ADVICE, _evidence("steal", stolen)))
-    faults = _faults(comparison)
-    if faults is not None:
+    if (faults := _faults(comparison)) is not None:
         found.append(faults)
     stalled = comparison.read(stalled_share)
     if stalled.explains(lost):
         words = f"memory is short: work stalled for {percent(stalled.now)} of the time (memory.pressure)"
         found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
-    clock = _slow_clock(comparison)
-    if clock is not None and clock.share >= max(EXPLAINS * lost, LEAST):
+    if (clock := _slow_clock(comparison)) is not None and clock.share >= max(EXPLAINS * lost, LEAST):
         found.append(clock)
-    if not found and comparison.read(held_share).explains(lost):
-        # A quota and other processes, neither of which alone would explain it: one cause, the stronger one's advice.
-        if throttled.more >= LEAST:
-            found.append(_throttled(comparison, throttled))
-        if waited.more >= LEAST:
-            found.append(_waited(comparison, waited))
-        found.sort(key=lambda sign: -sign.share)
-        found[:1] = [sign._replace(words="; ".join(sign.words for sign in found)) for sign in found[:1]]
+    # A quota and other processes, neither of which alone would explain it, are one cause, with the stronger's advice.
+    are_one = not found and comparison.read(held_share).explains(lost)
+    if are_one:
+        found = [describe(comparison, share) for share, describe in no_cpu if share.more >= LEAST]
+    found.sort(key=lambda sign: -sign.share)
+    if are_one and found:
+        found[0] = found[0]._replace(words="; ".join(sign.words for sign in found))
     if found:
-        return sorted(found, key=lambda sign: -sign.share)
+        return found
     asleep = comparison.read(asleep_share)
     # A rank with a GPU sleeps while it waits for that: it means nothing.
     if np.isfinite(comparison.level("gpu_clock_mhz")) or not asleep.explains(lost):

@@ -87,11 +87,7 @@ def find_cause(states: Sequence[RankState], *, at_end: bool = False, least_s: fl
         finding = _missing("mismatch" if failure.kind == "mismatch" else "hang", "told", named, states)
         seq = state.entered if failure.kind == "mismatch" else finding.seq
         return replace(finding, seq=seq, text=failure.text, ranks=tuple(failure.ranks))
-    return _find_hang(states, least_s)
-
-
-def _find_hang(states: Sequence[RankState], least_s: float) -> HangFinding | None:
-    """Return the ranks that the others wait for, once they have waited for longer than is normal."""
+    # The ranks that the others wait for, once they have waited for longer than is normal.
     present = [s for s in states if not s.left and not s.process.gone]
     waiting = [s for s in present if s.waiting_s > 0 and not s.process.stopped]
     waited = max((s.waiting_s for s in waiting), default=0.0)

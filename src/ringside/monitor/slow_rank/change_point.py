@@ -67,8 +67,7 @@ class SustainedShift:
     def __init__(self, shape: tuple[int, int], z: float) -> None:
         self._z = z
         self._usual = np.zeros((len(WINDOWS), *shape))
-        self._bars = np.full((len(WINDOWS), *shape), np.inf)
-        self._least = np.full((len(WINDOWS), *shape), np.inf)
+        self._bars, self._least = np.full((2, len(WINDOWS), *shape), np.inf)
 
     def is_sure(self, index: int, job: int, rank: int, jump: float) -> bool:
         """Whether a jump is beyond all doubt about scale and autocorrelation, as far as the noise has a core."""
@@ -168,8 +167,7 @@ class ChangePoint:
         self._medians = np.full((kept, len(self._lengths), *shape), np.nan)
         self._around = np.full((kept, *shape), np.nan)
         self._past = np.zeros((kept, len(PAIRS), shape[0], 1))
-        self._seen = np.zeros((len(PAIRS), shape[0], 1))
-        self._looks = np.zeros((len(PAIRS), shape[0], 1))
+        self._seen, self._looks = np.zeros((2, len(PAIRS), shape[0], 1))
 
     def update(
         self,
@@ -445,7 +443,7 @@ def _error(cores: list[Floats], counts: list[NDArray[np.intp]]) -> tuple[Floats,
     first, later = _autocorrelations(core, known, SHIFT_SURE)
     variance = square * sum(mixed_variance(np.maximum(count, 1.0), first, later) for count in counts)
     freedom = SHIFT_EFFICIENCY * known * independent_share(*_autocorrelations(core, known, 0.0))
-    blocks = [_block_means(side) for side in cores]
+    blocks = [side[len(side) % BLOCK :].reshape(-1, BLOCK, *side.shape[1:]).mean(axis=1) for side in cores]
     spare = max(sum(len(means) for means in blocks) - 2, 1)
     spread = sum((means**2).sum(axis=0) for means in blocks) / spare
     measured = spread * sum(1.0 / max(len(means), 1) for means in blocks)
@@ -460,12 +458,6 @@ def _autocorrelations(core: Floats, known: NDArray[np.intp], sure: float) -> tup
     """Return the autocorrelation of successive steps, `sure` standard errors high, and its decay, [jobs, ranks]."""
     first, second = (no_less_than_usual(raised_autocorrelation(core, lag, known, sure)) for lag in (1, 2))
     return first, decay(first, second, known.astype(float), SHIFT_DOUBT)
-
-
-def _block_means(core: Floats) -> Floats:
-    count = len(core) // BLOCK
-    means: Floats = core[len(core) - count * BLOCK :].reshape(count, BLOCK, *core.shape[1:]).mean(axis=1)
-    return means
 
 
 def _is_carried(since: Floats, middle: Floats) -> NDArray[np.bool_]:

@@ -43,8 +43,7 @@ class Detector:
         self.ranks = ranks
         self._screen, self._pauses = WindowTest(1, ranks), Pauses(1, ranks)
         self._open: dict[int, Verdict] = {}
-        self._own = np.full((WINDOW, ranks), np.nan)
-        self._samples = np.full((WINDOW, ranks), np.nan)
+        self._own, self._samples = np.full((2, WINDOW, ranks), np.nan)
         self._steps = np.zeros(WINDOW, dtype=np.int64)
 
     @property

@@ -231,8 +231,7 @@ class AR1Variance:
         self._square, self._core = np.zeros((2, jobs, 1))
         self._lagged = np.zeros((2, jobs, 1))  # mean products of steps one and two apart
         self._previous = np.zeros((2, *shape))  # cores of the last two steps, the newest first
-        self._means = np.zeros((len(windows), jobs, 1))
-        self._means_seen = np.zeros((len(windows), jobs, 1))
+        self._means, self._means_seen = np.zeros((2, len(windows), jobs, 1))
 
     def learn(self, step: WindowStep) -> None:
         """Take in one step."""
@@ -300,8 +299,7 @@ class AllanVariance:
         self._skip = skip
         self._tails = [_tail(scale) for scale in scales[1:]]
         self._independent = min(ranks - 1.0, 200.0)
-        self._squares = np.zeros((len(scales), jobs, 1))
-        self._seen = np.zeros((len(scales), jobs, 1))
+        self._squares, self._seen = np.zeros((2, len(scales), jobs, 1))
 
     def learn(self, step: WindowStep) -> None:
         """Take in one step."""

@@ -93,10 +93,8 @@ class Pauses:
         self.rhythm: dict[tuple[int, int], Rhythm] = {}
         self.last = np.zeros((jobs, ranks), dtype=np.int64)
         self._own = np.full((TYPICAL, jobs, ranks), np.nan)
-        self._typical = np.full((jobs, ranks), np.inf)
-        self._bar = np.full((jobs, ranks), np.inf)
-        self._late = np.zeros((KEPT, jobs, ranks), dtype=bool)
-        self._begun = np.zeros((KEPT, jobs, ranks), dtype=bool)
+        self._typical, self._bar = np.full((2, jobs, ranks), np.inf)
+        self._late, self._begun = np.zeros((2, KEPT, jobs, ranks), dtype=bool)
         self._extra, self._lost = np.zeros((2, KEPT, jobs, ranks), dtype=np.float32)
         self._whole = np.zeros((KEPT, jobs))
 

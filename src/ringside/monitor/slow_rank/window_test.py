@@ -79,19 +79,15 @@ class WindowTest:
         self.noise = Noise(shape, WINDOWS, SCALES)
         self.steps = 0
         self.open = np.zeros(shape, dtype=bool)
-        self.usual = np.zeros(shape)
-        self.onset = np.zeros(shape, dtype=np.int64)
-        self.relief = np.zeros(shape, dtype=np.int64)
-        self._opened = np.zeros(shape, dtype=np.int64)
-        self._height = np.zeros(shape)
+        self.usual, self._height = np.zeros((2, *shape))
+        self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
         self._learnt = WARM_UP
         self._again = Noise(shape, WINDOWS, SCALES) if ranks < MANY else None
         self._many = ranks >= MANY
         self._delay = LATEST_DELAY_OF_MANY if self._many else LATEST_DELAY
         self._excess = np.full((KEPT, *shape), np.nan)
         self._sums = np.zeros((KEPT, 3, *shape))  # of what counts, of late steps, of known steps, since the start
-        self._bars = np.full((len(WINDOWS), *shape), np.inf)
-        self._errors = np.full((len(WINDOWS), *shape), np.inf)
+        self._bars, self._errors = np.full((2, len(WINDOWS), *shape), np.inf)
         chance = 1.0 / (FALSE_ALARM_STEPS * ranks)
         self._z = NormalDist().inv_cdf(1.0 - chance)
         self._jumps = None if self._many else ChangePoint(shape, KEPT, chance, self._z)
