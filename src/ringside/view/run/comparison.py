@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.monitor.assessment import OWN_TIME_KINDS, Assessment, would_be_found
+from ringside.monitor.assessment import Assessment, would_be_found
 from ringside.monitor.run.table import job_exposed_seconds
 from ringside.monitor.stats import Floats, known_median, row_medians
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import size
 from ringside.view.run.recorded import Run
 
