@@ -72,15 +72,11 @@ class BenchResult:
         """Wrong elements, all rows together."""
         return sum(row.wrong for row in self.rows)
 
-    def peer_row(self, row: BenchRow, peer: str) -> BenchRow | None:
-        """Return a peer's row of the same size and cache state."""
-        key = (peer, row.sample.size_bytes, row.sample.cache)
-        return next((r for r in self.rows if (r.sample.engine, r.sample.size_bytes, r.sample.cache) == key), None)
-
     def ratio(self, row: BenchRow, peer: str) -> float | None:
-        """Return the peer's time over this row's, or None where the peer was not measured."""
-        other = self.peer_row(row, peer)
-        return None if other is None else other.time_s / row.time_s
+        """Return the peer's time over this row's at the same size and cache state; None where it was not measured."""
+        key = (peer, row.sample.size_bytes, row.sample.cache)
+        times = (r.time_s for r in self.rows if (r.sample.engine, r.sample.size_bytes, r.sample.cache) == key)
+        return next((time_s / row.time_s for time_s in times), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain data; the keys are documented in `ringside bench --help`."""

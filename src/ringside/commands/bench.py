@@ -38,6 +38,7 @@ from ringside.text import counted, did_you_mean, percent, size
 
 HELP = "measure all-reduce, in turn with Gloo and Open MPI"
 
+_ALGORITHMS = ("auto", *sorted(ALGORITHMS))
 _QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 16 << 20, 64 << 20)
 
 
@@ -50,7 +51,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("-e", "--max-bytes", default="256M", metavar="SIZE", help="last size (default: 256M)")
     add("-f", "--step-factor", type=int, default=4, metavar="F", help="each size F times the last (default: 4)")
     add("--peers", default="", metavar="LIST", help=f"of {','.join(plan.PEERS)}: measured in turn with ours")
-    add("--algorithm", default="auto", metavar="LIST", help=f"ours: auto, {', '.join(_algorithms())} (default: auto)")
+    add("--algorithm", default="auto", metavar="LIST", help=f"ours: {', '.join(_ALGORITHMS)} (default: auto)")
     add("-d", "--dtype", default="float32", help=f"of {', '.join(plan.ITEM_BYTES)} (default: float32)")
     add("-o", "--op", default="sum", help=f"of {', '.join(OPS)} (default: sum)")
     add("--iterations", type=int, default=0, metavar="N", help="all-reduces per round (default: by time)")
@@ -108,7 +109,7 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
         sizes_bytes=plan.whole_items(sizes, dtype),
         dtype=dtype,
         op=op,
-        algorithms=_listed(args.algorithm, ("auto", *_algorithms()), "algorithm"),
+        algorithms=_listed(args.algorithm, _ALGORITHMS, "algorithm"),
         peers=tuple(peer for peer in named if not reasons[peer]),
         rounds=_at_least(args.rounds, "--rounds") or (3 if args.quick else 5),
         iterations=_at_least(args.iterations, "--iterations"),
@@ -122,10 +123,6 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
             f"these sizes on {bench_plan.ranks} ranks take {need}, and {have} are free: lower -e or --sizes"
         )
     return bench_plan, [Skipped(peer, reason) for peer, reason in reasons.items() if reason]
-
-
-def _algorithms() -> list[str]:
-    return sorted({"one_shot", *ALGORITHMS})
 
 
 def _listed(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from rich.text import Text
 from ringside.demo.corpus import sources
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
-from ringside.launch.torchrun import Launch, StopRequest, stop_requests
+from ringside.launch.torchrun import Launch, StopRequest, stop_requests, wait_or_stop
 from ringside.processes import hold
 from ringside.text import duration, name_ranks
 from ringside.view.terminal import open_console
@@ -149,10 +149,7 @@ def _follow(launch: Launch, story: KillStory, console: Console, stop: StopReques
     if live is not None:
         live.start()
     while status is None:
-        status = launch.wait(POLL_S)
-        if status is None and stop.signum:
-            launch.end(stop.signum, stop.hurry)
-            status = stop.exit_status
+        status = wait_or_stop(launch, POLL_S, stop)
         # Once training has settled the victim is killed from outside, as a real failure would.
         settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
         if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:

@@ -295,6 +295,15 @@ class StopRequest:
         self.times += 1
 
 
+def wait_or_stop(launch: Launch, timeout_s: float, stop: StopRequest) -> int | None:
+    """Wait as `Launch.wait` does; end it where somebody asked this process to stop: the status is the signal's then."""
+    status = launch.wait(timeout_s)
+    if status is None and stop.signum:
+        launch.end(stop.signum, stop.hurry)
+        return stop.exit_status
+    return status
+
+
 @contextlib.contextmanager
 def stop_requests(more: Collection[signal.Signals] = ()) -> Iterator[StopRequest]:
     """Within it, SIGINT, SIGTERM, SIGHUP and whatever more is named are noted instead of ending the process."""
