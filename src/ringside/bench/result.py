@@ -7,7 +7,7 @@ and busbw is algbw·2(n−1)/n. The figure of an engine is the median of its rou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -137,7 +137,7 @@ def merge(
         row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks))
         if first.cache == "any" and first.tensor == "symmetric" and first.algorithm in ("auto", "direct"):
             traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
-            row = BenchRow(first, rounds, row.wrong, traffic / row.time_s / limit)
+            row = replace(row, limit_share=traffic / row.time_s / limit)
         rows.append(row)
     refused = [m for m in reports[0] if isinstance(m, Skipped)]
     return BenchResult(plan, cores, tuple(rows), limit, (*skipped, *refused))

@@ -21,12 +21,10 @@ examples:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import signal
 import sys
-from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 
@@ -34,6 +32,7 @@ from ringside.commands.options import add_verbosity, host_count
 from ringside.errors import UsageError
 from ringside.lab import Lab, RankPlacement, parse_delay
 from ringside.lab.wiring import WIRINGS
+from ringside.processes import handle_signals
 from ringside.text import parse_ranks_per_host, size
 
 HELP = "run a command on hosts that are network namespaces"
@@ -66,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("there is no command to run, such as: ringside lab --hosts 4 -- python train.py --epochs 3")
     if not args.timeout > 0:
         raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
-    # Whatever ends the program, the lab's namespaces are removed.
-    with _termination_unwinds(), lab:
+    # SIGTERM and SIGHUP end the program as Ctrl-C does: the lab's namespaces are removed.
+    with handle_signals((signal.SIGTERM, signal.SIGHUP), _exit_on_signal), lab:
         name = lab.name
         sink = partial(_print_line, args.json)
         result = lab.run(argv, timeout_s=args.timeout, after_failure_s=_AFTER_FAILURE_S, sink=sink)
@@ -116,17 +115,6 @@ def make_lab(args: argparse.Namespace) -> Lab:
 def _print_line(all_to_stderr: bool, place: RankPlacement, stream: str, line: str) -> None:
     out = sys.stdout if stream == "stdout" and not all_to_stderr else sys.stderr
     print(f"[rank {place.rank} host {place.host}] {line}", file=out, flush=True)
-
-
-@contextlib.contextmanager
-def _termination_unwinds() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP end the program as Ctrl-C does, with everything cleaned up."""
-    before = {number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> None:

@@ -9,13 +9,10 @@ from pathlib import Path
 from ringside.errors import RingsideError
 from ringside.files import write_user_file
 
-PROCESSES = ("-n", "--nproc-per-node", "--nproc_per_node")
-"""How many ranks start on this node: torchrun's spellings, and `-n`."""
-
 
 def add_processes(parser: argparse.ArgumentParser, help_text: str) -> None:
-    """Add `-n` to a command that starts ranks on this machine; None where it is not given."""
-    parser.add_argument(*PROCESSES, type=int, metavar="N", help=help_text)
+    """Add `-n`, and torchrun's spellings, to a command that starts ranks on this machine; None where not given."""
+    parser.add_argument("-n", "--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=help_text)
 
 
 def host_count(text: str) -> int:
