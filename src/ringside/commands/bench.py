@@ -28,7 +28,6 @@ from ringside.bench import launch, peers, plan
 from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import BenchPlan
-from ringside.bench.result import merge
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.engine.dtypes import OP_CODES, OPS, dtype_code, is_allowed, op_name
 from ringside.engine.settings import cache_bytes, usable_cores
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         reports = launch.run_ranks(bench_plan, progress.observe)
     finally:
         progress.clear()
-    result = merge(bench_plan, usable_cores(), reports, skipped)
+    result = table.merge(bench_plan, usable_cores(), reports, skipped)
     if args.json:
         json.dump(result.to_json(), sys.stdout, indent=2)
         print()

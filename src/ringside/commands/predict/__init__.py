@@ -30,19 +30,16 @@ from __future__ import annotations
 
 import argparse
 
-from ringside.commands.predict import fit as predict_fit
-from ringside.commands.predict import plan as predict_plan
-from ringside.commands.predict import score as predict_score
-from ringside.commands.predict import simulate as predict_simulate
+from ringside.commands.predict import fit, plan, score, simulate
 
 HELP = "what collectives cost on hardware that is described or was measured"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a plan, and the sub-commands."""
-    predict_plan.prepare_parser(parser)
+    plan.prepare_parser(parser)
     parts = parser.add_subparsers(dest="part", metavar="PART", required=False)
-    for name, part in (("fit", predict_fit), ("score", predict_score), ("simulate", predict_simulate)):
+    for name, part in (("fit", fit), ("score", score), ("simulate", simulate)):
         sub = parts.add_parser(
             name, help=part.HELP, description=part.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
@@ -50,4 +47,4 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         sub.set_defaults(command=part)
 
 
-run = predict_plan.run
+run = plan.run

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def as_data(found: TableFit) -> dict[str, Any]:
     """Return what a table showed as plain data: the keys are those of the module's text."""
     table = found.table
-    figures = zip(("latency_s", "algbw_bytes_per_s"), (found.latency_s, found.algbw), found.expected, strict=True)
+    latency, algbw = found.expected
 
     def met(score: Score | None) -> dict[str, Any] | None:
         if score is None or score.errors is None:
@@ -94,7 +94,8 @@ def as_data(found: TableFit) -> dict[str, Any]:
         "algorithm": table.algorithm or "auto",
         "rows": len(table.rows),
         "flagged": len(scoring.line_flags(table)),
-        **{name: {"expected": expected} | asdict(band) for name, band, expected in figures},
+        "latency_s": {"expected": latency, **asdict(found.latency_s)},
+        "algbw_bytes_per_s": {"expected": algbw, **asdict(found.algbw)},
         "held_out": met(found.held_out),
         "other_scales": met(found.other_scales),
     }
