@@ -109,11 +109,8 @@ def run(args: argparse.Namespace) -> int:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
-    given = [f"--steps={args.steps}", f"--seed={seed}", f"--size={args.size}", f"--inject={fault or 'none'}"]
-    given += [f"--corpus={args.corpus}"] if args.corpus else []
-    given += [] if args.no_comparison else [f"--compare={BLOCKS}"]
-    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    command = [*launcher, "-m", "ringside.demo.train", *given]
+    more = [f"--inject={fault or 'none'}"] + ([] if args.no_comparison else [f"--compare={BLOCKS}"])
+    command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
     with stop_requests() as stop, show:
         launch = Launch(command, variables, sink=log.add)
         status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))

@@ -112,12 +112,8 @@ def run(args: argparse.Namespace) -> int:
     console = open_console(stderr=True)
     environ = {**os.environ, "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1))}
     with stop_requests() as stop:
-        given = [f"--steps={10 * args.steps}", f"--seed={seed}", f"--size={args.size}"]
-        given += [f"--corpus={args.corpus}"] if args.corpus else []
-        launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-        launch = Launch(
-            [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survive", *given], environ, sink=story.add
-        )
+        script = ("-m", "ringside.survive", "-m", "ringside.demo.survive", f"--steps={10 * args.steps}")
+        launch = Launch(training_command(args, ranks, seed, *script), environ, sink=story.add)
         status = _follow(launch, story, console, stop, quiet=args.quiet)
     if stop.signum:
         return stop.exit_status
@@ -138,6 +134,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"samples lost: {lost}")
     sys.stdout.flush()
     return 0 if right else 1
+
+
+def training_command(args: argparse.Namespace, ranks: int, seed: int, *script: str) -> list[str]:
+    """Return what torchrun is given: the ranks, all on this host, and the script with what every training takes."""
+    corpus = [f"--corpus={args.corpus}"] if args.corpus else []
+    launcher = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
+    return [*launcher, *script, f"--seed={seed}", f"--size={args.size}", *corpus]
 
 
 def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest, *, quiet: bool) -> int:
