@@ -6,6 +6,7 @@ The killing is real and comes from outside: this process sends the signal to a w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -144,29 +145,26 @@ def training_command(args: argparse.Namespace, ranks: int, seed: int, *script: s
 
 
 def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest, *, quiet: bool) -> int:
+    # one line that is overwritten on a terminal, a line every few seconds elsewhere
     is_live = console.is_terminal and not quiet
-    live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
+    live = Live(console=console, auto_refresh=False, transient=True)
     last_line = -LINE_EVERY_S
     status: int | None = None
-    # one line that is overwritten on a terminal, a line every few seconds elsewhere
-    if live is not None:
-        live.start()
-    while status is None:
-        status = wait_or_stop(launch, POLL_S, stop)
-        # Once training has settled the victim is killed from outside, as a real failure would.
-        settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
-        if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
-            story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
-            story.killed_at = time.monotonic()
-            process.send(signal.SIGKILL)
-            process.close()
-        while story.news:
-            console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
-        if live is not None:
-            live.update(Text(story.line()), refresh=True)
-        elif not quiet and time.monotonic() - last_line > LINE_EVERY_S:
-            last_line = time.monotonic()
-            console.print(story.line(), markup=False)
-    if live is not None:
-        live.stop()
+    with live if is_live else contextlib.nullcontext():
+        while status is None:
+            status = wait_or_stop(launch, POLL_S, stop)
+            # Once training has settled the victim is killed from outside, as a real failure would.
+            settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
+            if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
+                story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
+                story.killed_at = time.monotonic()
+                process.send(signal.SIGKILL)
+                process.close()
+            while story.news:
+                console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
+            if is_live:
+                live.update(Text(story.line()), refresh=True)
+            elif not quiet and time.monotonic() - last_line > LINE_EVERY_S:
+                last_line = time.monotonic()
+                console.print(story.line(), markup=False)
     return status
