@@ -43,16 +43,15 @@ ALL_STEPS = (None, None)
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside report`."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory a run printed on its last line")
+    add = parser.add_argument
+    add("run_dir", metavar="RUN_DIR", type=Path, help="the directory a run printed on its last line")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print summary.json instead (keys: docs/json.md)")
     form.add_argument("--markdown", action="store_true", help="print the report as Markdown instead")
     form.add_argument(
         "--perfetto", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev (.json or .json.gz) instead"
     )
-    parser.add_argument(
-        "--steps", metavar="A:B", type=parse_range, default=ALL_STEPS, help="with --perfetto: steps A to before B"
-    )
+    add("--steps", metavar="A:B", type=parse_range, default=ALL_STEPS, help="with --perfetto: steps A to before B")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,15 +32,12 @@ RUNS = Path("runs")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside serve`."""
-    parser.add_argument(
-        "run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="a run directory (default: the newest)"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on; 0: any free one (default: {PORT})")
-    parser.add_argument("--token", metavar="T", help=f"token that readers must send; {TOKEN} keeps it out of `ps`")
-    parser.add_argument(
-        "--allow-host", metavar="NAME", action="append", default=[], help="a name that a proxy gives this page"
-    )
+    add = parser.add_argument
+    add("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="a run directory (default: the newest)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=PORT, help=f"port to listen on; 0: any free one (default: {PORT})")
+    add("--token", metavar="T", help=f"token that readers must send; {TOKEN} keeps it out of `ps`")
+    add("--allow-host", metavar="NAME", action="append", default=[], help="a name that a proxy gives this page")
     add_verbosity(parser)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from ringside.errors import UsageError
-from ringside.processes import Death, Process, RankWatch, die_with_parent, end_all
+from ringside.processes import Death, Process, RankWatch, die_with_parent, end_all, handle_signals
 
 # -------------------------------------------------------------------------------------------------
 # Where torchrun's own flags end and the script begins, without importing torch to find out.
@@ -296,14 +296,18 @@ class StopRequest:
         self.times += 1
 
 
+def wait_or_stop(launch: Launch, timeout_s: float, stop: StopRequest) -> int | None:
+    """Wait as `Launch.wait` does; end it where somebody asked this process to stop: the status is the signal's then."""
+    status = launch.wait(timeout_s)
+    if status is None and stop.signum:
+        launch.end(stop.signum, stop.hurry)
+        return stop.exit_status
+    return status
+
+
 @contextlib.contextmanager
 def stop_requests(more: Collection[signal.Signals] = ()) -> Iterator[StopRequest]:
     """Within it, SIGINT, SIGTERM, SIGHUP and whatever more is named are noted instead of ending the process."""
     request = StopRequest()
-    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more}
-    before = {number: signal.signal(number, request.handle) for number in signals}
-    try:
+    with handle_signals({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more}, request.handle):
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

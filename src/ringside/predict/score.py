@@ -236,20 +236,20 @@ class Summary:
 
     Args:
         tables: How many were scored.
+        rows: How many rows were scored.
         mape: Median over tables.
         mape_large: Median over tables of the error from 1 MiB up.
         bias: Median over tables.
         band_coverage: Over all rows.
-        rows: How many rows were scored.
         baselines: Median error over the tables to which each applies.
     """
 
     tables: int
+    rows: int
     mape: float | None
     mape_large: float | None
     bias: float | None
     band_coverage: float | None
-    rows: int
     baselines: Mapping[str, float | None]
 
 
@@ -261,11 +261,11 @@ def summary(scores: Sequence[Score]) -> Summary:
     others = {name: [errors.mape for each in beside if (errors := each.get(name))] for name in BASELINES}
     return Summary(
         len(done),
+        sum(len(hit) for hit in hits),
         _median([errors.mape for _, errors, _ in done if errors]),
         _median([errors.mape_large for _, errors, _ in done if errors]),
         _median([errors.bias for _, errors, _ in done if errors]),
         float(np.mean(np.concatenate(hits))) if hits else None,
-        sum(len(hit) for hit in hits),
         {name: _median(mapes) for name, mapes in others.items()},
     )
 
