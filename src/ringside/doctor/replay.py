@@ -279,18 +279,15 @@ REBALANCE = "Move layers from the last stage to the others: the loss and the voc
 
 def as_dict(found: WhatIf, source: str) -> dict[str, Any]:
     """Return the content of `what_if` in `ringside doctor --json`; `source` names what was replayed."""
-    plain: dict[str, Any] = msgspec.to_builtins(found)
-    return {**plain, "source": source}
+    return {**msgspec.to_builtins(found), "source": source}
 
 
 def what_if_table(found: WhatIf) -> Sheet:
     """Return what each stage, replica and type of operation costs by itself, as a table."""
-    rows: list[list[Number | None]] = [
-        [f"stage {stage}", value, found.ideal_step_s * (value - 1)] for stage, value in enumerate(found.by_stage)
-    ]
-    rows += [[f"replica {lane}", value, found.ideal_step_s * (value - 1)] for lane, value in enumerate(found.by_lane)]
-    by_kind = sorted(found.by_operation.items(), key=lambda item: -item[1])
-    rows += [[kind, value, found.ideal_step_s * (value - 1)] for kind, value in by_kind]
+    alone = [(f"stage {stage}", value) for stage, value in enumerate(found.by_stage)]
+    alone += [(f"replica {lane}", value) for lane, value in enumerate(found.by_lane)]
+    alone += sorted(found.by_operation.items(), key=lambda item: -item[1])
+    rows: list[list[Number | None]] = [[name, value, found.ideal_step_s * (value - 1)] for name, value in alone]
     note = (
         f"A step takes {duration(found.step_s)}, without stragglers {duration(found.ideal_step_s)}. Each row: only "
         "these operations as slow as they were, all others as their peers."
@@ -311,16 +308,12 @@ def straggler_verdicts(found: WhatIf, steps: list[int], *, replicas: int) -> lis
     worst, last = found.worst_worker_share or 0.0, found.last_stage_share or 0.0
     pipeline = len(found.by_stage) > 1
     if worst >= EXPLAINS and (replicas > 1 or not pipeline):
-        return [_verdict(found, steps, "slow_rank", found.worst_ranks, worst)]
-    if last >= EXPLAINS and pipeline:
-        return [_verdict(found, steps, "uneven_work", found.last_stage_ranks, last)]
-    return []
-
-
-def _verdict(found: WhatIf, steps: list[int], kind: str, ranks: list[int], share: float) -> Verdict:
-    slow = kind == "slow_rank"
-    who, advice = (WORKERS, MOVE) if slow else (STAGE, REBALANCE)
-    return Verdict(
+        kind, ranks, share, who, advice = "slow_rank", found.worst_ranks, worst, WORKERS, MOVE
+    elif last >= EXPLAINS and pipeline:
+        kind, ranks, share, who, advice = "uneven_work", found.last_stage_ranks, last, STAGE, REBALANCE
+    else:
+        return []
+    verdict = Verdict(
         kind=kind,
         ranks=sorted(ranks),
         since_step=steps[0],
@@ -336,6 +329,7 @@ def _verdict(found: WhatIf, steps: list[int], kind: str, ranks: list[int], share
         cost_rank_seconds=found.cost_rank_hours * 3600.0,
         advice=advice,
     )
+    return [verdict]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Lane, Note, Number, Sheet, TimeSpan, merge
 from ringside.doctor.flight_recorder.dump import Dump, NotADumpError, RecordedCall, is_pickle, load_dump, read_dump
-from ringside.doctor.flight_recorder.groups import KIND, GroupView, group_views, last_s, sort_into_jobs
+from ringside.doctor.flight_recorder.groups import KIND as KIND
+from ringside.doctor.flight_recorder.groups import GroupView, group_views, last_s, sort_into_jobs
 from ringside.doctor.flight_recorder.verdicts import judge_dumps
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, rank_list

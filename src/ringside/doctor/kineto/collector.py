@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, BinaryIO
@@ -116,12 +117,8 @@ def collective_name(name: str) -> str:
 
 def kernel_collective(name: str) -> str:
     """Return which collective a device kernel carries out; empty where it is none (then it is work)."""
-    if "Kernel" not in name and "kernel" not in name:
-        return ""
-    match = _KERNEL.search(name)
-    if not match:
-        return ""
-    return collective_name(match[1] or "generic")
+    match = _KERNEL.search(name) if "Kernel" in name or "kernel" in name else None
+    return collective_name(match[1] or "generic") if match else ""
 
 
 def annotated_collective(name: str) -> str:
@@ -144,10 +141,7 @@ def count_elements(dims: object) -> int:
     if not isinstance(dims, Sequence) or isinstance(dims, str | bytes) or not dims:
         return 0
     if all(isinstance(size, int) for size in dims):
-        product = 1
-        for size in dims:
-            product *= max(int(size), 0)
-        return product
+        return math.prod(max(int(size), 0) for size in dims)
     return sum(count_elements(inner) for inner in dims)
 
 
@@ -292,12 +286,11 @@ class TraceCollector:
             begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
             last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
             starts, ends = begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
-        base = self._base_s
         return RankTrace(
             file=file,
             device=device,
             steps=[
-                TracedStep(number, start / 1e6 + base, end / 1e6 + base)
+                TracedStep(number, start / 1e6 + base_s, end / 1e6 + base_s)
                 for number, start, end in zip(numbers, starts, ends, strict=True)
                 if end > start
             ],
@@ -315,25 +308,21 @@ class TraceCollector:
         calls = [(start, collective_name(str(args.name)), args) for start, args in self._calls]
         if not calls:
             calls = [(start, kind, args) for start, _, kind, args, where in self._annotated if where != "device"]
-        by_kernel: dict[str, list[tuple[str, CollectiveArguments]]] = {}
+        by_kernel: dict[str, list[tuple[str, CollectiveArguments]]] = defaultdict(list)
         for _, kind, args in sorted(calls, key=lambda item: item[0]):
             kernel = "send_recv" if kind in ("all_to_all", "send", "recv") else kind
-            by_kernel.setdefault(kernel, []).append((kind, args))
+            by_kernel[kernel].append((kind, args))
             # RCCL's generic kernels may run any of them
-            by_kernel.setdefault("collective", []).append((kind, args))
+            by_kernel["collective"].append((kind, args))
         found = []
-        seen: dict[str, int] = {}
-        counts: dict[str, int] = {}
-        for _, _, kind, _ in kernels:
-            counts[kind] = counts.get(kind, 0) + 1
+        left = Counter(kind for _, _, kind, _ in kernels)
+        short = {kind for kind, count in left.items() if count > len(by_kernel[kind])}
         for start, end, kind, arguments in kernels:
-            place = seen[kind] = seen.get(kind, -1) + 1
-            if arguments.name is None:
-                matching = by_kernel.get(kind, [])
-                # calls whose kernels ran before the recording began are the first ones
-                index = place + len(matching) - counts[kind]
-                if 0 <= index < len(matching) and len(matching) >= counts[kind]:
-                    kind, arguments = matching[index]
+            place = -left[kind]
+            left[kind] -= 1
+            if arguments.name is None and kind not in short:
+                # from the end: calls whose kernels ran before the recording began are the first ones
+                kind, arguments = by_kernel[kind][place]
             found.append(self._collective(start, end, kind, arguments))
         return found
 
