@@ -76,13 +76,10 @@ class Processes(TermsLaw):
         ranks: n = g·h.
     """
 
+    drift = np.array([0.55, 0.20, 0.20])  # noise differs most between scales
+
     def __init__(self, pairs: Pairs, hosts: int, ranks: int) -> None:
         self.pairs, self.hosts, self.ranks = pairs, hosts, ranks
-
-    @property
-    def drift(self) -> Floats:
-        """Noise differs most between scales."""
-        return np.array([0.55, 0.20, 0.20])
 
     def terms(self, sizes: Floats) -> Floats:
         """Return noise, network and memory in seconds, float64 [n, 3]."""

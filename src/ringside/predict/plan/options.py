@@ -49,6 +49,8 @@ class Scheduled(TermsLaw):
         pipelined: Whether chunks may be cut.
     """
 
+    drift = PIPELINE.drift[[BASE, RATE]]  # as of a cluster's latency and rate
+
     def __init__(
         self, schedule: Schedule, topology: Topology, fixed_s: float = 0.0, *, pipelined: bool = False
     ) -> None:
@@ -56,11 +58,6 @@ class Scheduled(TermsLaw):
         most = MOST_MESSAGES // max(schedule.ranks, 1) if pipelined else 1
         self.segments = tuple(one for one in SEGMENTS if one <= max(most, 1))
         self._known: dict[float, tuple[float, float]] = {}
-
-    @property
-    def drift(self) -> Floats:
-        """As of a cluster's latency and rate."""
-        return PIPELINE.drift[[BASE, RATE]]
 
     def terms(self, sizes: Floats) -> Floats:
         """Return latency and time on wires in seconds, float64 [n, 2]."""
