@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import mpi
 from ringside.predict.laws.calibrate import Calibration, Prediction, expect, fit, transfer, vague
-from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.fabric import Floats, Law
 from ringside.predict.laws.knowledge import Knowledge, is_mpi
 from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Table, TableRow
 from ringside.predict.topology.topology import Topology
-
-Floats = NDArray[np.float64]
 
 LARGE_BYTES = 1 << 20
 FULL_SWEEP = (18, 1 << 15)  # rows, and how many times the smallest size the largest is, of a sweep from end to end

@@ -182,8 +182,6 @@ class TraceCollector:
         self._calls: list[tuple[float, CollectiveArguments]] = []
         self._launched: list[Floats] = []
         self._ran: list[Floats] = []
-        self._kernel_kinds: dict[str, str] = {}
-        self._special: dict[str, bool] = {}
 
     def add_batch(self, batch: list[TraceEvent]) -> None:
         """Add a batch of events, grouped by category first: most are handled as arrays and not one by one."""
@@ -195,16 +193,14 @@ class TraceCollector:
                 continue
             complete = [event for event in events if event.ph == "X"]
             if category == "cpu_op":
-                special = self._special
-                for name in {operation.name for operation in complete} - special.keys():
-                    special[name] = name.startswith(SPECIAL)
-                self._threads.append(_intervals([operation for operation in complete if not special[operation.name]]))
-                autograd = []
+                special = {name for name in {operation.name for operation in complete} if name.startswith(SPECIAL)}
+                work = [operation for operation in complete if operation.name not in special]
                 for operation in complete:
-                    if not special[operation.name]:
+                    if operation.name not in special:
                         continue
                     if operation.name.startswith("autograd::engine"):
-                        autograd.append(operation)
+                        work.append(operation)
+                        self._backward.append(operation.ts)
                     elif operation.name == "torch::autograd::AccumulateGrad":
                         self._gradients.append(operation.ts + operation.dur)
                     elif operation.name == "record_param_comms":
@@ -214,12 +210,9 @@ class TraceCollector:
                             self._calls.append((operation.ts, arguments))
                         if self.rank < 0:
                             self.rank = plain_count(arguments.rank)
-                self._backward += [operation.ts for operation in autograd]
-                self._threads.append(_intervals(autograd))
+                self._threads.append(_intervals(work))
             elif category in DEVICE_WORK:
-                kinds = self._kernel_kinds
-                for kernel_name in {activity.name for activity in complete} - kinds.keys():
-                    kinds[kernel_name] = kernel_collective(kernel_name)
+                kinds = {name: kernel_collective(name) for name in {activity.name for activity in complete}}
                 work = []
                 for activity in complete:
                     if kinds[activity.name] and activity.cat == "kernel":

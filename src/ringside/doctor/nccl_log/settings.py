@@ -150,16 +150,16 @@ def judge_settings(settings: NcclSettings, ranks: Mapping[Process, int]) -> list
     known = {"NCCL version": settings.versions, "CUDA driver version": settings.drivers}
     for setting, by_process in known.items():
         by_rank = {ranks[process]: value for process, value in by_process.items() if process in ranks}
-        verdicts += _disagree(setting, by_rank, {})
+        verdicts += _disagree(setting, by_rank)
     names = {name for variables in settings.environment.values() for name in variables} - OWN_BUSINESS
     for name in sorted(names):
         printed = settings.environment.items()
         by_rank = {ranks[process]: variables.get(name, "") for process, variables in printed if process in ranks}
-        verdicts += _disagree(name, by_rank, {"": "not set"})
+        verdicts += _disagree(name, by_rank)
     return verdicts
 
 
-def _disagree(setting: str, by_rank: Mapping[int, str], names: Mapping[str, str]) -> list[Verdict]:
+def _disagree(setting: str, by_rank: Mapping[int, str]) -> list[Verdict]:
     counts = Counter(by_rank.values()).most_common()
     if len(counts) < 2:
         return []
@@ -168,7 +168,7 @@ def _disagree(setting: str, by_rank: Mapping[int, str], names: Mapping[str, str]
     tie = counts[0][1] == counts[1][1]
     different = sorted(rank for rank, value in by_rank.items() if value != majority or tie)
     values = "; ".join(
-        f"{names.get(value, value)} on {rank_list(rank for rank, own in by_rank.items() if own == value)}"
+        f"{value or 'not set'} on {rank_list(rank for rank, own in by_rank.items() if own == value)}"
         for value, _ in counts[:4]
     )
     advice = (

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.laws.fabric import BASE, RATE, Law, PipelineLaw
+from ringside.predict.laws.fabric import BASE, RATE, Floats, Law, PipelineLaw
 from ringside.predict.tables.table import bus_factor
 
 
@@ -52,8 +52,6 @@ class Band:
         """Return the sum of two that are long or short together."""
         return Band(self.value + other.value, self.low + other.low, self.high + other.high)
 
-
-Floats = NDArray[np.float64]
 
 REACH, STEP_REACH = 4.0, 0.7  # of a bump and of a step, in doublings of the size
 BUMP, STEP = 0.18, 0.04  # their standard deviations before a table has spoken, of log time

@@ -19,14 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import NOISY
-from ringside.predict.laws.fabric import Law, TermsLaw
+from ringside.predict.laws.fabric import Floats, Law, TermsLaw
 from ringside.predict.tables.table import Table
-
-Floats = NDArray[np.float64]
 
 NOISE_PER_RANK_S = 100e-9  # the geometric mean over published clusters of 1,792 to 6,144 ranks
 PASS_BYTES_PER_S = 4.7e9  # two ranks that add up in shared memory (osu_allreduce -np 2)

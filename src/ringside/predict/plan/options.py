@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import fabric
 from ringside.predict.laws.calibrate import NOISY, Band, Calibration, Prediction, expect, fit, transfer
-from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Law, PipelineLaw, TermsLaw
+from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Floats, Law, PipelineLaw, TermsLaw
 from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import ALL_REDUCE
@@ -28,8 +28,6 @@ from ringside.text import did_you_mean
 
 # -------------------------------------------------------------------------------------------------
 # A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure either is.
-
-Floats = NDArray[np.float64]
 
 SPREADS = np.array([SPREAD[BASE], SPREAD[RATE]])  # of a cluster's latency and rate beside its topology's
 SEGMENTS = (1, 8, 64)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.predict.topology.topology import Switch, Topology
+from ringside.predict.topology.wires import Floats
 from ringside.schedule import (
     Schedule,
     by_name,
@@ -135,9 +135,6 @@ def even(topology: Topology) -> Even | None:
     )
 
 
-Floats = NDArray[np.float64]
-
-
 def closed_form(schedule: Schedule, topology: Topology, sizes: Sequence[float]) -> Floats | None:
     """Return what a schedule takes by its formula, seconds, float64 [sizes]; None: there is none.
 
@@ -205,7 +202,7 @@ def _parameter_server(e: Even, size: Floats) -> Floats:
     near, far = e.local - 1, e.ranks - e.local
     took = np.zeros_like(size)
     if near:
-        took = e.alpha_in + np.maximum(near * size * e.port, near * size * e.bus)
+        took = e.alpha_in + e.inside(near * size, 1)
     if far:
         through = np.maximum(far * size * max(e.nic, e.up), size * max(e.per_nic * e.nic, e.local * e.up))
         took = np.maximum(took, e.alpha_out + np.maximum(size * e.message, through))

@@ -10,19 +10,15 @@ from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.predict.simulation.rounds import PreparedRounds, stretches
 from ringside.predict.topology.topology import Topology
-from ringside.predict.topology.wires import wires_for
+from ringside.predict.topology.wires import Floats, Ints, wires_for
 from ringside.schedule import Schedule
 from ringside.text import duration, giga, size
 
 # -------------------------------------------------------------------------------------------------
 # The critical path: what each of its pieces is, and whose fault it is.
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 WORTH_NAMING = 0.02
 """Of the whole time: a rank or link that costs less is not called a bottleneck."""
