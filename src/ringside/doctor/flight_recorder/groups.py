@@ -133,7 +133,7 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
     places = Counter(rank for members in folders.values() for rank in {dump.rank for dump in members})
     several = any(count > 1 for count in places.values())
     jobs, notes = [], []
-    for members in folders.values() if several and len(folders) > 1 else [list(dumps)]:
+    for members in folders.values() if several else [list(dumps)]:
         worlds = Counter(dump.world for dump in members if dump.world)
         world = worlds.most_common(1)[0][0] if worlds else ()
         times = sorted(last for dump in members if (last := last_s(dump)))

@@ -58,9 +58,7 @@ class Matched:
         """How far each rank's clock is ahead of the middle of all, float64 [ranks], seconds, from collective ends."""
         # Ranks and collectives in turn (a median polish): few ends that are off by more than the clocks do not matter.
         offsets = np.zeros(len(self.ranks))
-        for _ in range(ROUNDS):
-            if not len(self.ends):
-                break
+        for _ in range(ROUNDS if len(self.ends) else 0):
             rest = self.ends - offsets
             offsets += np.nan_to_num(_medians((rest - _medians(rest)[:, None]).T))
         return offsets

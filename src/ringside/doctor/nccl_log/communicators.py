@@ -133,7 +133,6 @@ class Communicators:
             if home := self._latest.get((host, pid)):
                 for text in texts:
                     _add_hop(*home, text, ring=True)
-        self._waiting.clear()
         return sorted(self._all.values(), key=lambda comm: -comm.nranks)
 
     def _add_rank(self, line: Line, match: re.Match[str]) -> None:

@@ -169,7 +169,7 @@ def has_library(topology: Topology) -> bool:
 
 def names(topology: Topology) -> tuple[str, ...]:
     """Return the algorithms that a topology allows, a library's first."""
-    library = tuple(candidate.name for candidate in _of_fabric(topology)) if has_library(topology) else ()
+    library = tuple(candidate.name for candidate in _of_fabric(topology))
     skip = (*library, *(TREES if library and topology.hosts > 1 else ()))
     return library + tuple(name for name in ALGORITHMS if name not in skip and _is_possible(name, topology))
 
@@ -187,7 +187,7 @@ def option(topology: Topology, name: str = AUTO) -> Option:
         # The shortest way for small tensors, the library's preferred rate for large ones.
         chosen = fabric.chosen_by_nccl(fabric.candidates(topology))
         return _library_option(topology, chosen, fabric.law(topology))
-    for candidate in _of_fabric(topology) if has_library(topology) else ():
+    for candidate in _of_fabric(topology):
         if candidate.name == name:
             law = fabric.law(topology, algorithm=name)  # with its own latency and rate, not those of the best
             mean = law.mean.copy()
@@ -240,7 +240,7 @@ def collective(topology: Topology, name: str) -> Option:
 
 
 def _of_fabric(topology: Topology) -> list[Candidate]:
-    return [*fabric.candidates(topology), *fabric.switched(topology)]
+    return [*fabric.candidates(topology), *fabric.switched(topology)] if has_library(topology) else []
 
 
 def _library_option(topology: Topology, candidate: Candidate, law: Law) -> Option:
