@@ -254,9 +254,8 @@ class TraceCollector:
         if self._kernels:
             collectives = self._from_kernels()
         else:
-            by_place = {where: [item for item in self._annotated if item[4] == where] for where in ANNOTATED}
-            where = next((where for where in ANNOTATED if by_place[where]), "none")
-            collectives = [self._collective(*item[:4]) for item in by_place.get(where, [])]
+            where = min((item[4] for item in self._annotated), key=ANNOTATED.index, default="none")
+            collectives = [self._collective(*item[:4]) for item in self._annotated if item[4] == where]
             launched_only = where == "launch"
         # Steps; on a device they begin with the first activity that a step launched and last until the next's.
         marked = self._steps or self._device_steps

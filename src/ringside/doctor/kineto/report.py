@@ -146,8 +146,8 @@ def _small(evidence: Evidence) -> Question:
     }
     share = percent(small) if small > 0 else "none"
     words = f"{per_step:.1f} collectives per step, {share} of them below {size(SMALL_BYTES, binary=True)}"
+    words += f"; half are smaller than {size(float(np.median(known)))}."
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
-    words = f"{words}; half are smaller than {size(float(np.median(known)))}."
     return Question(answer=many, numbers=numbers, words=words)
 
 

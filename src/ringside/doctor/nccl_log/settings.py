@@ -37,22 +37,20 @@ class NcclNetwork:
 
     def add(self, line: Line) -> None:
         """Read one line."""
-        text = line.text
+        text, reason = line.text, ""
         if "NCCL_IB_DISABLE set by environment to" in text:
             value = text.rpartition(" to ")[2].strip().rstrip(".")
-            self._set_fallback(f"NCCL_IB_DISABLE={value} is set" if value not in ("", "0") else "")
+            reason = f"NCCL_IB_DISABLE={value} is set" if value not in ("", "0") else ""
         elif (match := _ASKED.search(text)) and not match[2].lower().startswith(("socket", "none", "0")):
-            self._set_fallback(f"{match[1]}={match[2].strip()} asks for something else")
+            reason = f"{match[1]}={match[2].strip()} asks for something else"
         elif "libibverbs" in text and "ailed" in text:
-            self._set_fallback("libibverbs could not be loaded")
+            reason = "libibverbs could not be loaded"
         elif "IB" in text and "No device found" in text:
             self._without.add(line.host)
         elif _PRESENT.search(text):
-            self._set_fallback(f"{line.host} has a better network ({text[:60]})")
+            reason = f"{line.host} has a better network ({text[:60]})"
         elif "lugin" not in text and (name := _NETWORK.search(text)) and _FAILED.search(text, name.start()):
-            self._set_fallback(f"a network could not be initialised ({text[:80]})")
-
-    def _set_fallback(self, reason: str) -> None:
+            reason = f"a network could not be initialised ({text[:80]})"
         self.fallback = self.fallback or reason
 
     @property
