@@ -621,3 +621,23 @@ def test_ranks_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     for one in (alone, first, last):
         one.end()  # also while it waits for rank 0
     assert not alone.met.is_set()
+
+
+def test_a_rank_that_is_late_and_alone_on_its_host_watches_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "HELLO_S", 0.0)
+    monkeypatch.setattr(watch, "TICK_S", 1e6)
+    store = dist.HashStore()
+    first = watch.begin(store, 0, 2, step=lambda: 0, path=tmp_path, put_event=lambda kind, fields: None)
+    assert first is not None
+    assert first.met.wait(PATIENCE_S)
+    monkeypatch.setattr(watch, "host_key", lambda: "another host")
+    late = watch.begin(store, 1, 2, step=lambda: 0, path=None, put_event=None)
+    assert late is not None
+    assert late.met.wait(PATIENCE_S), caplog.text
+    assert [hello.rank for hello in late.hellos] == [0]
+    assert late.mail is not None
+    for one in (first, late):
+        one.end()
+    assert not caplog.text

@@ -1,4 +1,4 @@
-"""What the dumps of one job mean, as verdicts: the culprits name_ranks, the others counted as waiting."""
+"""What the dumps of one job mean, as verdicts: the culprits named, the others counted as waiting."""
 
 from __future__ import annotations
 

@@ -159,7 +159,9 @@ class HangWatch:
         hosts: dict[str, list[RankHandle]] = {}
         for hello in self.hellos:
             hosts.setdefault(hello.host, []).append(hello)
-        self._host = Host(self._rank, self.board, hosts.get(self._own.host, [self._own]))
+        # A rank that came too late for rank 0's list, and is alone on its host, knows of the others, not they of it.
+        here = hosts.setdefault(self._own.host, [self._own])
+        self._host = Host(self._rank, self.board, here)
         self.path = self.path or next((Path(os.fsdecode(hello.path)) for hello in self.hellos if hello.path), None)
         if len(hosts) > 1:
             ranks = [[hello.rank for hello in group] for group in hosts.values()]
