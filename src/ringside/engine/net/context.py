@@ -36,10 +36,8 @@ class NativeAllReduce(Protocol):
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place over all ranks, or over the given ones (one per host); raise `LinkError`."""
 
-    def prepare(
-        self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None
-    ) -> Callable[[], Callable[[], object]]:
-        """Return what starts `all_reduce` of data that are not empty and stay where they are, and returns its end."""
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], object]:
+        """Return `all_reduce` of data that are not empty and stay where they are."""
 
     def close(self) -> None:
         """Leave: nothing is under way here; peers that still need this rank find out."""

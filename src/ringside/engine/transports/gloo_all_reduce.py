@@ -45,9 +45,6 @@ def _options(op: int) -> Any:
     return options
 
 
-Begin = Callable[[], Callable[[], None]]
-"""Begins something and returns what waits for its end."""
-
 JOINING_S = 60.0  # the ranks are all there
 _POLL = datetime.timedelta(seconds=0.25)
 _ARRIVAL_POLL_S, _MOST_ARRIVAL_POLL_S = 0.005, 0.1
@@ -107,21 +104,19 @@ class GlooAllReduce:
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
         if len(data):
-            self.prepare(data, dtype, op, members)()()
+            self.prepare(data, dtype, op, members)()
 
-    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Begin:
-        """Return a function that begins `all_reduce` of data that are not empty and stay in place; see `Begin`."""
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], None]:
+        """Return `all_reduce` of data that are not empty and stay in place."""
         tensors = [torch.from_numpy(data).view(_DTYPES[dtype])]
-        return functools.partial(self._begin, tensors, _options(op), tuple(members or self._everybody))
+        return functools.partial(self._all_reduce, tensors, _options(op), tuple(members or self._everybody))
 
-    def _begin(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> Callable[[], None]:
+    def _all_reduce(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> None:
         try:
             group = self._groups.get(members) or self._new_group(members)
-            return functools.partial(self._finish, group.allreduce(tensors, options), members)
+            work = group.allreduce(tensors, options)
         except RuntimeError as error:
             raise _link_error(error) from None
-
-    def _finish(self, work: Any, members: tuple[int, ...]) -> None:
         try:
             while not _has_ended(work):
                 self._doubtful |= self._connections[members].some_closed()
