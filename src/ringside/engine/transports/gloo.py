@@ -120,8 +120,8 @@ class GlooTransport:
         joining_s: float = JOINING_S,
     ) -> None:
         self.rank, self.size = rank, size
-        self.waits_inside: Callable[[], int] = _for_nobody
-        self.on_failure: Callable[[], object] = _nothing
+        self.waits_inside: Callable[[], int] = lambda: NOBODY
+        self.on_failure: Callable[[], object] = lambda: None
         self._operation: object = ""
         self._since = time.monotonic()
         self._timeout = datetime.timedelta(seconds=timeout_s)
@@ -296,14 +296,6 @@ class GlooTransport:
         return LinkError(self.fail(LinkFailure(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
 
 
-def _for_nobody() -> int:
-    return NOBODY
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Refused:
     error: RuntimeError
@@ -320,16 +312,6 @@ class _Channel:
     transport: GlooTransport
     waits: OpenWait
     tag: int
-
-    @property
-    def rank(self) -> int:
-        """This vertex."""
-        return self.transport.rank
-
-    @property
-    def size(self) -> int:
-        """Number of vertices."""
-        return self.transport.size
 
     def keep(self, data: Bytes) -> Kept:
         """Return what `send` and `receive` take in place of `data`; see `Links`."""

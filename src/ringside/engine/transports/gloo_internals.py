@@ -8,7 +8,6 @@ import functools
 import os
 import socket
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -147,8 +146,6 @@ def end_wait(work: Any) -> None:
 @functools.cache
 def _aborts() -> dict[int | None, Abort]:
     """Return what ends a wait, by the address that an object of the kind begins with."""
-    if sys.implementation.name != "cpython":
-        return {}
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         found: dict[int | None, Abort] = {}
@@ -175,18 +172,10 @@ _NAME = "gloo"  # the kernel's names of these threads begin so
 @contextlib.contextmanager
 def patient_io_threads() -> Iterator[None]:
     """Have the Gloo threads that begin inside the `with` statement wait for their turn, where the system lets us."""
-    before = _tasks()
+    before = set(os.listdir("/proc/self/task"))
     yield
-    for task in _tasks() - before:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+    for task in set(os.listdir("/proc/self/task")) - before:
+        with contextlib.suppress(OSError, ValueError):
             is_ours = Path(f"/proc/self/task/{task}/comm").read_text().startswith(_NAME)
             if is_ours and os.sched_getscheduler(int(task)) == os.SCHED_OTHER:
                 os.sched_setscheduler(int(task), os.SCHED_BATCH, os.sched_param(0))
-
-
-def _tasks() -> set[str]:
-    """Return the kernel's numbers of this process's threads."""
-    try:
-        return set(os.listdir("/proc/self/task"))
-    except OSError:
-        return set()
