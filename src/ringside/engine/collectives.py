@@ -261,19 +261,16 @@ class Collectives(Closeable):
         bounds = checked_bounds(bounds, self.size, flat.numel)
         return self._perform(CoreRequest("all_gather_", flat, flat.numel, bounds), lambda: x, async_op)
 
-    def all_gather_storage_(
-        self, flat: Flat, storage: Storage | None, bounds: Sequence[int], *, stamp_ns: int = 0
-    ) -> None:
+    def all_gather_storage_(self, flat: Flat, storage: Storage | None, bounds: Sequence[int]) -> None:
         """`all_gather_` of a tensor in a shareable storage, on the thread that calls.
 
         Args:
             flat: The tensor.
             storage: The storage it lies in; None: a private tensor, or symmetric memory.
             bounds: As for `all_gather_`.
-            stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
         """
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        self.execute(CoreRequest("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
+        self.execute(CoreRequest("all_gather_", flat, flat.numel, bounds), 0, True, storage)
 
     # -------------------------------------------------------------------------------------------- inside
 
