@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 
@@ -51,13 +51,6 @@ name of the operation, the requested algorithm, the version of the tuner's choic
 """
 
 
-class Recorder(Protocol):
-    """Who learns how long an all-reduce took."""
-
-    def record(self, all_reduce: PendingAllReduce) -> None:
-        """Take note of one that was waited for; may call other collectives."""
-
-
 class PendingAllReduce:
     """An all-reduce that was started.
 
@@ -76,15 +69,15 @@ class PendingAllReduce:
             other channel.
         is_done: Whether nothing is left to be waited for.
         took_s: How long it took, from its start or from the end of the one before it, if that was later; seconds.
-        recorder: Told of it when it was waited for; None: nobody is.
-        stamp_ns: For the recorder: when the tensor was ready, on the monotonic clock.
+        record: Called with it when it was waited for, and may call other collectives; None: nobody is told.
+        stamp_ns: For `record`: when the tensor was ready, on the monotonic clock.
     """
 
     number = 0
     channel = 0
     is_done = True
     took_s = 0.0
-    recorder: Recorder | None = None
+    record: Callable[[PendingAllReduce], object] | None = None
     stamp_ns = 0
 
     def __init__(
@@ -102,10 +95,10 @@ class PendingAllReduce:
 
     def wait(self) -> None:
         """Return when the result is there, and have it recorded, once; raise what `all_reduce` of the engine raises."""
-        recorder, self.recorder = self.recorder, None
+        record, self.record = self.record, None
         self.finish()
-        if recorder is not None:
-            recorder.record(self)
+        if record is not None:
+            record(self)
 
     def finish(self) -> None:
         """Return when the result is there: what the engine calls in place of `wait`, as recording may call it."""
@@ -366,7 +359,7 @@ class HierarchicalEngine:
         """Run any schedule over all ranks on the given chunks; see `ExchangeRun` and `all_reduce`."""
         plan = plan_messages(schedule, self.rank_map.rank)
         self.wait_all()
-        with self.attributing_errors(plan.name, Operation(call, plan.name)):
+        with self.attributing_errors(schedule.name, Operation(call, schedule.name)):
             fold = make_fold(call.dtype, call.op, scale=scale, divisor=divisor)
             ExchangeRun(self.exchange, plan, chunks, item_bytes, fold, call).run()
 
@@ -426,11 +419,11 @@ class HierarchicalEngine:
 
     def _absent_rank(self) -> int:
         """Return the rank of this host that has not arrived where this one waits for it."""
-        absent = self.host_slices.absent() if self.host_slices is not None else []
+        absent = self.host_slices.communicator.absent() if self.host_slices is not None else []
         return self.rank_map.hosts[self.rank_map.host][absent[0]] if absent else NOBODY
 
     def _abort_others(self) -> None:
         """End what is under way beside messages, so that nobody waits there for ranks that have given up."""
         self.native.abort()
         if self.host_slices is not None:
-            self.host_slices.abort()
+            self.host_slices.communicator.abort()
