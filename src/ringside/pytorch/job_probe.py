@@ -156,9 +156,7 @@ class _Job:
         try:
             # All ranks connect to each other; shared memory plays no part.
             limit_s = max(self.patience_s / 2, 4.0)  # for one message, and for all connections
-            transport = GlooTransport(
-                PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s, dead_after_s=3.0
-            )
+            transport = GlooTransport(PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s)
             native = GlooAllReduce(
                 PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s, has_lost=transport.has_lost
             )

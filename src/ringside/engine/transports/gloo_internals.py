@@ -47,12 +47,8 @@ class Connections:
 
 
 @contextlib.contextmanager
-def watched_connections(dead_after_s: float) -> Iterator[Connections]:
-    """Watch the TCP connections that are opened inside the `with` statement, and yield what they are.
-
-    Args:
-        dead_after_s: A peer whose host does not answer for so long counts as lost, seconds.
-    """
+def watched_connections() -> Iterator[Connections]:
+    """Watch the TCP connections that are opened inside the `with` statement, and yield what they are."""
     before, opened = _sockets(), Connections()
     yield opened
     opened.hold(_sockets() - before)
@@ -64,8 +60,8 @@ def watched_connections(dead_after_s: float) -> Iterator[Connections]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(dead_after_s) - 1))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, round(DEAD_AFTER_S) - 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER_S * 1000))
 
 
 def close_connections(group: Any) -> None:
