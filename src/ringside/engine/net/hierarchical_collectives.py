@@ -101,7 +101,8 @@ def _run_through_hosts(
         members=engine.rank_map.lane(engine.rank_map.local_rank),
     )
     engine.wait_all()
-    with engine.attributing_errors(plan.name, Operation(call, f"hosts/{plan.name}")):
+    name = plan.schedule.name
+    with engine.attributing_errors(name, Operation(call, f"hosts/{name}")):
         if at_once:
             if fill is not None:
                 for piece in layout.fills:
@@ -279,13 +280,14 @@ def barrier(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSi
     """The ranks of a host meet, their first ranks meet, and the ranks of a host meet again."""
     rank_map, token = engine.rank_map, np.zeros(1, dtype=np.uint8)
     host_slices = _host_slices(engine)
-    plan = plan_messages(cached_schedule(dissemination_barrier, len(rank_map.hosts)), rank_map.host)
+    schedule = cached_schedule(dissemination_barrier, len(rank_map.hosts))
+    plan = plan_messages(schedule, rank_map.host)
     engine.wait_all()
-    with engine.attributing_errors(plan.name, Operation(call, f"leaders/{plan.name}")):
-        host_slices.meet()
+    with engine.attributing_errors(schedule.name, Operation(call, f"leaders/{schedule.name}")):
+        host_slices.communicator.barrier()
         if rank_map.local_rank == 0:
             ExchangeRun(engine.exchange, plan, [token], 1, _copy, call, members=rank_map.lane(0)).run()
-        host_slices.meet()
+        host_slices.communicator.barrier()
 
 
 # ------------------------------------------------------------------------------------------------ layouts
