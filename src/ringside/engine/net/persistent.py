@@ -233,6 +233,11 @@ class PersistentLarge:
                 for start, piece in zip(starts, layout.pieces, strict=True)
             ]
 
+    def rehearse(self, exchange: Exchange) -> None:
+        """Work out the order of its messages, which is kept, and send none."""
+        if self._exchange_run is not None:
+            self._exchange_run(exchange)
+
     def start(self, channels: Channels, channel: int, *, alone: bool) -> tuple[SegmentPipeline, Work]:
         """Add the tensor up piece by piece with messages under way, and return what `finish` needs.
 
@@ -259,11 +264,3 @@ class PersistentLarge:
         if self._share is not None:  # a rank alone on its host shares with nobody
             pipeline.drain(self._share)
         work.wait()
-
-
-def lane_lengths(layout: SegmentLayout, local_rank: int, item_bytes: int) -> list[list[int]]:
-    """Return how long a local rank's part of each piece is, bytes, by chunk."""
-    lengths: list[list[int]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
-    for piece in layout.pieces:
-        lengths[piece.chunk].append((piece.bounds[local_rank + 1] - piece.bounds[local_rank]) * item_bytes)
-    return lengths
