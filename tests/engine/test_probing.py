@@ -22,7 +22,7 @@ from ringside.engine.probe.links import (
     suspect_links,
 )
 from ringside.engine.probe.prober import Effort, Probe, Prober, rate_together, remeasure_slow_links
-from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
+from ringside.engine.probe.reachability import answering, own_address, unreachable
 from ringside.engine.settings import usable_cores
 
 from .threaded import on_threads
@@ -243,11 +243,11 @@ def test_a_probe_is_fine_or_knows_a_better_order():
 
 
 def test_who_answers_is_reachable_and_who_does_not_is_named_in_time():
-    with ProbeListener("127.0.0.1") as listener, socket.socket() as deaf:
+    with answering("127.0.0.1") as listens, socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))  # nobody listens there
         silent = socket.create_server(("127.0.0.1", 0))  # accepts, and says nothing
         with silent:
-            peers = {3: listener.address, 5: deaf.getsockname(), 7: silent.getsockname()}
+            peers = {3: listens, 5: deaf.getsockname(), 7: silent.getsockname()}
             assert unreachable(peers, 0.3) == [5, 7]
     assert unreachable({}, 0.1) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ringside-listener")]

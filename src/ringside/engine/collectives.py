@@ -276,13 +276,12 @@ class Collectives(Closeable):
 
     def _rows(self, x: Any) -> int:
         """Return how many rows of `x` are each rank's."""
-        rows = x.shape[0] if len(x.shape) else 0
-        if not len(x.shape) or rows % self.size:
+        if not len(x.shape) or x.shape[0] % self.size:
             raise UsageError(
                 f"a tensor of shape {tuple(x.shape)} cannot be divided among {self.size} ranks: its first dimension "
                 f"must be a multiple of {self.size}"
             )
-        return int(rows) // self.size
+        return int(x.shape[0]) // self.size
 
     def _check_root(self, root: int) -> None:
         if not isinstance(root, int) or not 0 <= root < self.size:
