@@ -35,7 +35,7 @@ def outcome(n: int = 4, slow: dict[tuple[int, int], float] | None = None, **more
         per_byte[pair] /= share
     network = CostNetwork(np.full((n, n), 1e-4), per_byte, np.full(n, 5e-9), np.full(n, 5e-9))
     still = np.zeros((n, n))
-    probe = Probe(network, tuple(range(n)), network.rates, still, still)
+    probe = Probe(network, network.rates, still)
     return ProbeOutcome(0, n, tuple(f"node-{v}" for v in range(n)), (1,) * n, **{"probe": probe, **more})
 
 

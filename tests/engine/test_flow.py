@@ -201,7 +201,7 @@ def test_adding_up_waits_until_messages_need_more() -> None:
     assert not thread.is_alive()
 
 
-class Recorded:
+class Recorded(SegmentPipeline):
     """A feed in which everything is there; notes what was asked for."""
 
     def __init__(self) -> None:

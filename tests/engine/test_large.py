@@ -14,13 +14,10 @@ import pytest
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.context import EngineContext
-from ringside.engine.net.exchange.pipeline import lay_out
-from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.hierarchical import HierarchicalEngine
-from ringside.engine.net.persistent import PersistentLarge, lane_lengths
+from ringside.engine.net.persistent import PersistentLarge
 from ringside.engine.net.reduction import AVG, Reduction
 from ringside.errors import UsageError
-from ringside.schedule import by_name
 
 from .threaded import on_threads
 
@@ -149,10 +146,3 @@ def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> Non
                 engine.start(x.ctypes.data, x.size, what, AlgorithmSpec.parse("leaders/in_network"))
 
     on_ranks(3, rank)
-
-
-def test_a_lane_has_its_part_of_every_piece() -> None:
-    layout = lay_out(plan_messages(by_name("ring", 3), 0), 1000, 100, 100, 2, 2)
-    lengths = [lane_lengths(layout, lane, 4) for lane in (0, 1)]
-    assert sum(map(sum, lengths[0])) + sum(map(sum, lengths[1])) == 4000
-    assert [len(some) for some in lengths[0]] == [4, 4, 4]

@@ -491,7 +491,7 @@ class Knowing(Prober):
 
     def probe(self) -> Probe:
         figures = np.zeros((self.network.size,) * 2)
-        return Probe(self.network, tuple(range(self.network.size)), self.network.rates, figures, figures)
+        return Probe(self.network, self.network.rates, figures)
 
 
 class NativeIsFast(Knowing):

@@ -53,7 +53,7 @@ class NativeByThreads:
         self._engine.close()
 
     def prepare(self, data, dtype, op, members):
-        return lambda: functools.partial(self.all_reduce, data, dtype, op, members)  # nothing of it is begun ahead
+        return functools.partial(self.all_reduce, data, dtype, op, members)
 
     def all_reduce(self, data, dtype, op, members):
         if self._pause_s:

@@ -68,7 +68,7 @@ def outcome(*, slow: float = 1.0) -> ProbeOutcome:
     per_byte[0, 1] = per_byte[1, 0] = 1e-8 / slow
     network = CostNetwork(np.full((4, 4), 1e-4), per_byte, np.full(4, 5e-9), np.full(4, 5e-9))
     still = np.zeros((4, 4))
-    found = Probe(network, (0, 1, 2, 3), network.rates, still, still)
+    found = Probe(network, network.rates, still)
     rings = {(0, 1, 2, 3): 0.2, (0, 2, 1, 3): 0.05}
     return ProbeOutcome(0, 4, tuple(f"node-{v}" for v in range(4)), (1,) * 4, probe=found, ring_s=rings)
 

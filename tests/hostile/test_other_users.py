@@ -144,14 +144,14 @@ def test_meeting_leaves_no_directory_behind_and_removes_what_a_killed_rank_0_lef
         left.bind(str(dead / "name"))
     young = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     os.utime(dead, (0, 0))
-    with meeting_place.UnixListener("a key", 2):
+    with meeting_place.listening("a key", 2):
         found = meeting_place.connect("a key")
         assert found is not None
         assert meeting_place.credentials(found)[:2] == (os.getpid(), os.getuid())
         found.close()
         assert meeting_place.connect("another key") is None
         with pytest.raises(UsageError, match="another rank 0 already listens"):
-            meeting_place.UnixListener("a key", 2)
+            meeting_place.listening("a key", 2).__enter__()
     assert os.listdir(root) == [young.name]
     assert meeting_place.connect("a key") is None
 
@@ -160,7 +160,7 @@ def test_without_any_name_to_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(meeting_place, "ROOTS", ("/nowhere",))
     monkeypatch.setattr(meeting_place, "address_of", lambda key: "/nowhere/at/all")
     with pytest.raises(UsageError, match="ranks cannot meet: none of /nowhere can be written"):
-        meeting_place.UnixListener("a key", 2)
+        meeting_place.listening("a key", 2).__enter__()
 
 
 def test_an_arena_cannot_shrink_and_one_that_could_is_not_mapped() -> None:

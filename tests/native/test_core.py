@@ -165,8 +165,8 @@ def check_lanes(cores: list[Any], dtype: str, bounds: list[int], root: int) -> N
 
 def add_schedule(core: Any, schedule: Schedule, rank: int) -> int:
     """Return the number by which a rank's communicator knows a schedule."""
-    program = compile_schedule(schedule, rank)
-    number: int = core.add_program(program.hash, program.rounds, program.chunks, program.rows)
+    checksum, rows = compile_schedule(schedule, rank)
+    number: int = core.add_program(checksum, schedule.rounds, schedule.chunks, rows)
     return number
 
 

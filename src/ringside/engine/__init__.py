@@ -50,10 +50,7 @@ def init(*, timeout: float | timedelta | None = None, environ: Mapping[str, str]
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name)
-    if text is None:
-        return default
     try:
-        return int(text)
+        return int(environ.get(name, default))
     except ValueError:
-        raise UsageError(f"{name}={text!r} is not a number") from None
+        raise UsageError(f"{name}={environ[name]!r} is not a number") from None

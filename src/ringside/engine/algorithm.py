@@ -100,15 +100,12 @@ def refuse_other_orders(choice: AlgorithmSpec, ranks: int, dtype: int) -> None:
         ranks: Number of ranks.
         dtype: Code of the element type; those of 16 bits must be added up in one go, or partial sums are rounded.
     """
-    fine = choice.over == "ranks" and choice.algorithm in canonical_algorithms(min(ranks, _PROVED_RANKS))
-    if fine and DTYPES[dtype] in _HALVES and choice.algorithm == "chain":
-        fine = False
-    if fine and choice.order:
-        fine = choice.order == tuple(range(ranks))
-    if not fine:
-        names = ", ".join(canonical_algorithms(min(ranks, _PROVED_RANKS)))
+    names = canonical_algorithms(min(ranks, _PROVED_RANKS))
+    in_rank_order = choice.over == "ranks" and choice.algorithm in names and choice.order in ((), tuple(range(ranks)))
+    if not in_rank_order or (DTYPES[dtype] in _HALVES and choice.algorithm == "chain"):
         raise UsageError(
-            f"reproducible mode adds in rank order, and {choice} does not: leave algorithm out, or take one of {names}"
+            f"reproducible mode adds in rank order, and {choice} does not: leave algorithm out, or take one of "
+            f"{', '.join(names)}"
         )
 
 

@@ -143,11 +143,8 @@ def _flatten_numpy(x: np.ndarray[Any, Any]) -> Flat:
     address = _writable_buffer(x)
     if address and address % ITEM_BYTES[code] == 0:
         return Flat(address, x.size, code, x.shape, x)
-    if not (x.flags.c_contiguous and x.flags.aligned):
-        copy = np.array(x, order="C")
-        return Flat(copy.ctypes.data, copy.size, code, x.shape, copy, _writable(x))
-    address, _ = _writable(x).__array_interface__["data"]
-    return Flat(address, x.size, code, x.shape, x)
+    target = _contiguous(_writable(x))
+    return Flat(address_of(target), x.size, code, x.shape, target, None if target is x else x)
 
 
 def _writable(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -261,31 +261,27 @@ class Collectives(Closeable):
         bounds = checked_bounds(bounds, self.size, flat.numel)
         return self._perform(CoreRequest("all_gather_", flat, flat.numel, bounds), lambda: x, async_op)
 
-    def all_gather_storage_(
-        self, flat: Flat, storage: Storage | None, bounds: Sequence[int], *, stamp_ns: int = 0
-    ) -> None:
+    def all_gather_storage_(self, flat: Flat, storage: Storage | None, bounds: Sequence[int]) -> None:
         """`all_gather_` of a tensor in a shareable storage, on the thread that calls.
 
         Args:
             flat: The tensor.
             storage: The storage it lies in; None: a private tensor, or symmetric memory.
             bounds: As for `all_gather_`.
-            stamp_ns: When the tensor was ready, on the monotonic clock; 0: now.
         """
         bounds = checked_bounds(bounds, self.size, flat.numel)
-        self.execute(CoreRequest("all_gather_", flat, flat.numel, bounds), stamp_ns, True, storage)
+        self.execute(CoreRequest("all_gather_", flat, flat.numel, bounds), 0, True, storage)
 
     # -------------------------------------------------------------------------------------------- inside
 
     def _rows(self, x: Any) -> int:
         """Return how many rows of `x` are each rank's."""
-        rows = x.shape[0] if len(x.shape) else 0
-        if not len(x.shape) or rows % self.size:
+        if not len(x.shape) or x.shape[0] % self.size:
             raise UsageError(
                 f"a tensor of shape {tuple(x.shape)} cannot be divided among {self.size} ranks: its first dimension "
                 f"must be a multiple of {self.size}"
             )
-        return int(rows) // self.size
+        return int(x.shape[0]) // self.size
 
     def _check_root(self, root: int) -> None:
         if not isinstance(root, int) or not 0 <= root < self.size:

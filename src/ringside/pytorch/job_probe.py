@@ -22,7 +22,7 @@ from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap, make_rank_map, own_rank_info
 from ringside.engine.probe.links import MeasuredSlowLink
 from ringside.engine.probe.prober import QUICK, THOROUGH, Effort, Probe, Prober
-from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
+from ringside.engine.probe.reachability import answering, own_address, unreachable
 from ringside.engine.transports.base import LinkError
 from ringside.engine.transports.gloo import GlooTransport
 from ringside.engine.transports.gloo_all_reduce import GlooAllReduce
@@ -116,8 +116,8 @@ class _Job:
     def probe(self, every_rank: bool, order: tuple[int, ...], effort: Effort) -> ProbeOutcome:
         """Find who is where and who reaches whom, then time the links."""
         toward = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        with ProbeListener(own_address(*toward)) as listener:
-            offer = {"machine": own_rank_info({}).machine, "host": socket.gethostname(), "listens": listener.address}
+        with answering(own_address(*toward)) as listens:
+            offer = {"machine": own_rank_info({}).machine, "host": socket.gethostname(), "listens": listens}
             offers = self._exchange(offer)
             missing = tuple(r for r in range(self.size) if r not in offers)
             if missing:
@@ -155,9 +155,7 @@ class _Job:
         try:
             # All ranks connect to each other; shared memory plays no part.
             limit_s = max(self.patience_s / 2, 4.0)  # for one message, and for all connections
-            transport = GlooTransport(
-                PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s, dead_after_s=3.0
-            )
+            transport = GlooTransport(PrefixStore("messages", self.store), self.rank, self.size, timeout_s=limit_s)
             native = GlooAllReduce(
                 PrefixStore("native", self.store), self.rank, self.size, timeout_s=limit_s, has_lost=transport.has_lost
             )

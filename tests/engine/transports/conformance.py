@@ -142,7 +142,6 @@ def beside_each_other(t: Transport) -> None:
     """Messages of links beside these have an order of their own, whichever are sent, or have places, first."""
     right, left = (t.rank + 1) % t.size, (t.rank - 1) % t.size
     other = t.open_channel()
-    assert (other.rank, other.size) == (t.rank, t.size)
     places = {(which, k): place() for which in (0, 1) for k in range(3)}
     receives = [other.receive(left, places[1, k]) for k in range(3)]
     sends = [t.send(right, message(t.rank, 0, k)) for k in range(3)]

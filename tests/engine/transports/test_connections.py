@@ -21,12 +21,12 @@ def test_a_connection_whose_descriptor_was_another_socket_before_is_watched_too(
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as stays:
         before = socket.socket()
         number = before.fileno()
-        with watched_connections(4.0):
+        with watched_connections():
             before.close()  # by another thread, in real life
             fresh = socket.create_connection(server.getsockname())
         with fresh:
             assert fresh.fileno() == number
-            assert fresh.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 4000
+            assert fresh.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
             assert not stays.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 

@@ -141,7 +141,7 @@ def test_asking_whether_a_peer_is_there_holds_up_nothing() -> None:
 
 
 def test_a_connection_that_was_closed_is_seen_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, watched_connections(4.0) as opened:
+    with socket.create_server(("127.0.0.1", 0)) as server, watched_connections() as opened:
         client = socket.create_connection(server.getsockname())
     with client:
         assert not opened.some_closed()

@@ -33,8 +33,6 @@ class Price:
     Args:
         seconds: Until the last vertex has everything.
         latency_s: What it takes with no bytes at all: rounds and messages.
-        round: The round that puts off the end by most; -1 if there is none.
-        round_s: By how much, seconds.
         link: (src, dst) of the link whose messages take longest by themselves; None if nothing is sent. Of a schedule
             priced by symmetry rank 0's, and all others are the same.
         link_s: How long they take, seconds.
@@ -42,8 +40,6 @@ class Price:
 
     seconds: float
     latency_s: float
-    round: int
-    round_s: float
     link: tuple[int, int] | None
     link_s: float
 
@@ -78,13 +74,12 @@ def price_sizes(
         )
     clock = replay(schedule, np.array([*sizes, 0.0]), network, segment_bytes=segment_bytes)
     if not schedule.rounds:
-        return [Price(0.0, 0.0, -1, 0.0, None, 0.0)] * len(sizes)
+        return [Price(0.0, 0.0, None, 0.0)] * len(sizes)
     latency_s = float(clock.seconds[-1])  # the last column is that of no bytes
     found = []
-    for seconds, advance, busy in zip(clock.seconds[:-1].tolist(), clock.advance.T, clock.busy.T, strict=False):
-        slowest, link = int(advance.argmax()), int(busy.argmax())
-        ends = divmod(link, network.size)
-        found.append(Price(seconds, latency_s, slowest, float(advance[slowest]), ends, float(busy[link])))
+    for seconds, busy in zip(clock.seconds[:-1].tolist(), clock.busy.T, strict=False):
+        link = int(busy.argmax())
+        found.append(Price(seconds, latency_s, divmod(link, network.size), float(busy[link])))
     return found
 
 
@@ -180,8 +175,7 @@ def price_choice(choice: AlgorithmSpec, sizes: Sequence[int], cluster: Cluster) 
             count = max(size / max(block, 1), 1.0)
             seconds = local_s + between.seconds + (count - 1) * max(local_s, between.seconds)
             latency_s = count * between.latency_s + local_s
-            round_s, link_s = count * between.round_s, count * between.link_s
-            found.append(replace(between, seconds=seconds, latency_s=latency_s, round_s=round_s, link_s=link_s))
+            found.append(replace(between, seconds=seconds, latency_s=latency_s, link_s=count * between.link_s))
             continue
         piece_s = _local(cluster, min(size, max(size // PIECES, segment)))
         large = size >= 2 * segment

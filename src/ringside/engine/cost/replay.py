@@ -76,13 +76,11 @@ class Clock:
 
     Args:
         seconds: When the last vertex has everything, float64 [sizes].
-        advance: How much each round put that off, float64 [rounds, sizes].
         busy: How long the messages of each link take by themselves, float64 [links, sizes]; link src * ranks + dst, and
             of a schedule replayed by symmetry those of rank 0.
     """
 
     seconds: Floats
-    advance: Floats
     busy: Floats
 
 
@@ -101,7 +99,7 @@ def replay(schedule: Schedule, sizes: Floats, network: CostNetwork, *, segment_b
     sites = None if network.site is None else tuple(network.sites.tolist())
     for k, step in enumerate(steps(schedule, folded)):
         state.advance_round(step, traffic(schedule, k, folded, sites))
-    return Clock(state.clock.max(axis=0), np.array(state.advance).reshape(-1, len(sizes)), state.busy)
+    return Clock(state.clock.max(axis=0), state.busy)
 
 
 class _State:
@@ -119,11 +117,9 @@ class _State:
         self.clock = np.zeros((vertices, width))
         self.free, self.busy = np.zeros((links, width)), np.zeros((links, width))
         self.out, self.into = np.zeros((network.size, width)), np.zeros((network.size, width))
-        self.advance: list[Floats] = []
 
     def advance_round(self, step: MessageStep, links: LinkTraffic) -> None:
         """Replay one round."""
-        before = self.clock.max(axis=0)
         network = self.network
         dst = (step.dst if len(self.clock) > 1 else links.link) % network.size  # by symmetry src and dst are rank 0
         per_byte = network.seconds_per_byte[step.src, dst][:, None]
@@ -140,7 +136,6 @@ class _State:
         done = self._hold_back(step, links, begun, done)
         first = done - (done - start) * self.rest  # its first segment
         self._fold(step, first + latency, done + latency)
-        self.advance.append(self.clock.max(axis=0) - before)
 
     def _hold_back(self, step: MessageStep, links: LinkTraffic, start: Floats, done: Floats) -> Floats:
         """Return when messages are through, given what the interfaces of their sites carry."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,8 +13,9 @@ from ringside.engine.net.context import EngineContext
 from ringside.engine.net.exchange.pipeline import lane_bounds
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature
-from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, plan_reduction
+from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, bytes_at, fold, plan_reduction
 from ringside.engine.runtime.worker import Work
+from ringside.engine.transports.base import Bytes
 from ringside.schedule import chunk_bounds
 
 
@@ -89,31 +91,37 @@ def reduce_over_messages(
 
     Arguments as for `reduce_in_blocks` and `plan_reduction`.
     """
-    rank_map, exchange = context.rank_map, context.exchange
-    part = plan_reduction(spec, members, reduction, call, rank_map)
-    dtype, wire, item = reduction.dtype, part.reduction.wire, ITEM_BYTES[reduction.dtype]
-    data = bytes_at(address, elements * item)
+    part, dtype = plan_reduction(spec, members, reduction, call, context.rank_map), reduction.dtype
+    data = bytes_at(address, elements * ITEM_BYTES[dtype])
     if part.pre_scale != 1.0:
         fold([address], address, elements, dtype, SUM, scale=part.pre_scale)
-    plan = part.plan
-    if plan is None:
+    if part.plan is None:
         context.native.all_reduce(data, dtype, part.native_op, members)
     else:
-        bounds = (chunk_bounds(elements, plan.chunks) * item).tolist()
-        # Vertices beyond the ranks are switches, and belong to every selection of ranks.
-        switches = range(rank_map.size, exchange.transport.size)
-        ExchangeRun(
-            exchange,
-            plan,
-            [data[bounds[chunk] : bounds[chunk + 1]] for chunk in range(plan.chunks)],
-            item,
-            part.fold,
-            part.call,
-            last_fold=part.last_fold,
-            members=None if members is None else (*members, *switches),
-            wire=wire,
-            ordered=True,
-            size=exchange.size_of(plan.schedule, elements * item, item, wire),
-        ).run()
+        exchange_run(context, part, members, data).run()
     if part.divisor:
         fold([address], address, elements, dtype, AVG, divisor=part.divisor)
+
+
+def exchange_run(
+    context: EngineContext, part: ReductionPlan, members: Sequence[int] | None, data: Bytes
+) -> ExchangeRun:
+    """Return this rank's part of a reduction by a schedule over all ranks, or over the given ones, ready to be run."""
+    exchange, plan, wire, item = context.exchange, part.plan, part.reduction.wire, ITEM_BYTES[part.reduction.dtype]
+    assert plan is not None, "native is no schedule"
+    bounds = (chunk_bounds(len(data) // item, plan.chunks) * item).tolist()
+    # Vertices beyond the ranks are switches, and belong to every selection of ranks.
+    switches = range(context.rank_map.size, exchange.transport.size)
+    return ExchangeRun(
+        exchange,
+        plan,
+        [data[begin:end] for begin, end in itertools.pairwise(bounds)],
+        item,
+        part.fold,
+        part.call,
+        last_fold=part.last_fold,
+        members=None if members is None else (*members, *switches),
+        wire=wire,
+        ordered=True,
+        size=exchange.size_of(plan.schedule, len(data), item, wire),
+    )

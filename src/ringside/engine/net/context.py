@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
@@ -20,6 +20,7 @@ from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import Reduction
 from ringside.engine.request import CoreRequest
+from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.shm.memory import Storage
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
@@ -36,10 +37,8 @@ class NativeAllReduce(Protocol):
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place over all ranks, or over the given ones (one per host); raise `LinkError`."""
 
-    def prepare(
-        self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None
-    ) -> Callable[[], Callable[[], object]]:
-        """Return what starts `all_reduce` of data that are not empty and stay where they are, and returns its end."""
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], object]:
+        """Return `all_reduce` of data that are not empty and stay where they are."""
 
     def close(self) -> None:
         """Leave: nothing is under way here; peers that still need this rank find out."""
@@ -55,8 +54,8 @@ class HostSlices:
         communicator: Of the ranks of this host.
     """
 
-    def __init__(self, communicator: Any) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: HostCommunicator) -> None:
+        self.communicator = communicator
 
     def reduce_lanes_into(
         self, target: int, address: int, bounds: Sequence[int], dtype: int, op: int, scale: float = 1.0
@@ -64,16 +63,12 @@ class HostSlices:
         """Write the fold of this rank's lane to a target; the elements stay; arguments as for `prepared`."""
         flat = _flat(address, bounds, dtype)
         call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=target, op=op, scale=scale)
-        self._communicator.execute(call, 0, True)
-
-    def meet(self) -> None:
-        """Return when all ranks of the host have called it."""
-        self._communicator.barrier()
+        self.communicator.execute(call, 0, True)
 
     def gather_lanes(self, address: int, bounds: Sequence[int], dtype: int) -> None:
         """Give every rank of the host all lanes; arguments as for `prepared`."""
         call = CoreRequest("all_gather_", _flat(address, bounds, dtype), bounds[-1], bounds)
-        self._communicator.execute(call, 0, True)
+        self.communicator.execute(call, 0, True)
 
     def prepared(
         self,
@@ -101,15 +96,7 @@ class HostSlices:
         flat = _flat(address, bounds, dtype)
         add = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
         spread = CoreRequest("all_gather_", flat, flat.numel, bounds)
-        return self._communicator.prepared(add, storage), self._communicator.prepared(spread, storage)
-
-    def absent(self) -> list[int]:
-        """Return the local ranks that have not arrived where this one waits; may be called on any thread."""
-        return list(self._communicator.absent())
-
-    def abort(self) -> None:
-        """Leave at once; the others of the host find out."""
-        self._communicator.abort()
+        return self.communicator.prepared(add, storage), self.communicator.prepared(spread, storage)
 
 
 def _flat(address: int, bounds: Sequence[int], dtype: int) -> Flat:

@@ -13,15 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import numpy as np
 
 from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
+from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import attribution
-from ringside.engine.net.blocks import reduce_in_blocks, reduce_over_messages
+from ringside.engine.net.blocks import exchange_run, reduce_in_blocks, reduce_over_messages
 from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Channels, Exchange
@@ -29,14 +30,14 @@ from ringside.engine.net.exchange.pipeline import SegmentPipeline, lane_bounds
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
-from ringside.engine.net.persistent import MOST_BYTES, PersistentLarge, PersistentSmall, lane_lengths
+from ringside.engine.net.persistent import MOST_BYTES, PersistentLarge, PersistentSmall
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import Reduction, make_fold, safe_mean, signature_of
+from ringside.engine.net.reduction import Reduction, make_fold, plan_reduction, safe_mean, signature_of
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import NOBODY, Bytes, LinkFailure
 from ringside.errors import ClosedError, SyncError
-from ringside.schedule import Schedule, chunk_bounds
+from ringside.schedule import Schedule
 
 _FLOAT32 = int(DType.float32)
 _MAX_SMALL = 256  # keys of small all-reduces that are kept ready
@@ -49,13 +50,6 @@ SmallKey = tuple[int, int, "Reduction | str", "AlgorithmSpec | Schedule | str | 
 The engine's own keys have a `Reduction` and an `AlgorithmSpec`. Callers add keys of what they are given themselves: the
 name of the operation, the requested algorithm, the version of the tuner's choices.
 """
-
-
-class Recorder(Protocol):
-    """Who learns how long an all-reduce took."""
-
-    def record(self, all_reduce: PendingAllReduce) -> None:
-        """Take note of one that was waited for; may call other collectives."""
 
 
 class PendingAllReduce:
@@ -76,15 +70,15 @@ class PendingAllReduce:
             other channel.
         is_done: Whether nothing is left to be waited for.
         took_s: How long it took, from its start or from the end of the one before it, if that was later; seconds.
-        recorder: Told of it when it was waited for; None: nobody is.
-        stamp_ns: For the recorder: when the tensor was ready, on the monotonic clock.
+        record: Called with it when it was waited for, and may call other collectives; None: nobody is told.
+        stamp_ns: For `record`: when the tensor was ready, on the monotonic clock.
     """
 
     number = 0
     channel = 0
     is_done = True
     took_s = 0.0
-    recorder: Recorder | None = None
+    record: Callable[[PendingAllReduce], object] | None = None
     stamp_ns = 0
 
     def __init__(
@@ -102,10 +96,10 @@ class PendingAllReduce:
 
     def wait(self) -> None:
         """Return when the result is there, and have it recorded, once; raise what `all_reduce` of the engine raises."""
-        recorder, self.recorder = self.recorder, None
+        record, self.record = self.record, None
         self.finish()
-        if recorder is not None:
-            recorder.record(self)
+        if record is not None:
+            record(self)
 
     def finish(self) -> None:
         """Return when the result is there: what the engine calls in place of `wait`, as recording may call it."""
@@ -296,23 +290,28 @@ class HierarchicalEngine:
             return None
         # The rate of links decides the size of messages (`size_of`), so another one is another all-reduce.
         key = (address, elements, reduction, spec, self.exchange.bytes_per_s)
-        large = self._large.pop(key, None)
+        large = self._large.pop(key, None) or self._make_large(address, elements, reduction, spec)
         if large is None:
-            context = self._context
-            reduction = context.checked(reduction, spec)
-            operation = Operation(signature_of(reduction, elements), str(spec))
-            reduction = safe_mean(reduction, self.rank_map.size)
-            layout = context.layout(spec, elements, reduction)
-            if layout is None:
-                return None
-            size = context.message_size(spec, elements, reduction)
-            large = PersistentLarge(context, layout, address, reduction, spec, size, operation)
+            return None
         if not reduction.scales:  # these differ from call to call
             # As the last one of a dict in the order of use: the first is the one that was not used for longest.
             self._large[key] = large
             if len(self._large) > self.max_large:
                 del self._large[next(iter(self._large))]
         return large
+
+    def _make_large(
+        self, address: int, elements: int, reduction: Reduction, spec: AlgorithmSpec
+    ) -> PersistentLarge | None:
+        context = self._context
+        reduction = context.checked(reduction, spec)
+        operation = Operation(signature_of(reduction, elements), str(spec))
+        reduction = safe_mean(reduction, self.rank_map.size)
+        layout = context.layout(spec, elements, reduction)
+        if layout is None:
+            return None
+        size = context.message_size(spec, elements, reduction)
+        return PersistentLarge(context, layout, address, reduction, spec, size, operation)
 
     def wait_all(self) -> None:
         """Finish what was started before something else is done with messages or shared memory."""
@@ -324,24 +323,24 @@ class HierarchicalEngine:
 
         Sends nothing; arguments as for `all_reduce`.
         """
-        context, lane, item = self._context, self.rank_map.local_rank, ITEM_BYTES[reduction.dtype]
+        context, rank_map = self._context, self.rank_map
         if spec.algorithm == NATIVE or (spec.over != "ranks" and not context.has_lane(spec)):
             return
-        vertices, me = context.vertex(spec)
-        plan, layout = plan_messages(spec.schedule(vertices), me), context.layout(spec, elements, reduction)
-        if layout is not None:
-            # In pieces, as `PersistentLarge` does.
-            size, chunks = context.message_size(spec, elements, reduction), lane_lengths(layout, lane, item)
-        else:
-            # In one go over ranks, or block by block over hosts, as `reduce_in_blocks` does.
-            count = elements
-            if spec.over != "ranks":
-                block = min(elements, context.block_elements(reduction.dtype))
-                bounds = lane_bounds(block, context.lanes(spec), self.rank_map.local_size)
-                count = bounds[lane + 1] - bounds[lane]
-            size = self.exchange.size_of(plan.schedule, count * item, item, reduction.wire)
-            chunks = [[int(part)] for part in np.diff(chunk_bounds(count, plan.chunks)) * item]
-        self.exchange.rehearse(plan, me, chunks, item, reduction.wire, size, evenly=layout is not None)
+        reduction = context.checked(reduction, spec)
+        memory = np.empty(elements * ITEM_BYTES[reduction.dtype], dtype=np.uint8)  # nobody reads or writes it
+        large = self._make_large(address_of(memory), elements, reduction, spec)
+        if large is not None:
+            large.rehearse(self.exchange)
+            return
+        # In one go over ranks, or block by block over hosts, as `reduce_in_blocks` does.
+        count, members = elements, None
+        if spec.over != "ranks":
+            members = rank_map.lane(rank_map.local_rank)
+            block = min(elements, context.block_elements(reduction.dtype))
+            bounds = lane_bounds(block, context.lanes(spec), rank_map.local_size)
+            count = bounds[rank_map.local_rank + 1] - bounds[rank_map.local_rank]
+        part = plan_reduction(spec, members, reduction, signature_of(reduction, count), rank_map)
+        exchange_run(context, part, members, memory[: count * ITEM_BYTES[reduction.dtype]])
 
     def pieces_from_bytes(self, wire: WireCompression | None) -> int:
         """Return from how many bytes on float32 goes over hosts in pieces, by most schedules; over leaders it is less.
@@ -366,7 +365,7 @@ class HierarchicalEngine:
         """Run any schedule over all ranks on the given chunks; see `ExchangeRun` and `all_reduce`."""
         plan = plan_messages(schedule, self.rank_map.rank)
         self.wait_all()
-        with self.attributing_errors(plan.name, Operation(call, plan.name)):
+        with self.attributing_errors(schedule.name, Operation(call, schedule.name)):
             fold = make_fold(call.dtype, call.op, scale=scale, divisor=divisor)
             ExchangeRun(self.exchange, plan, chunks, item_bytes, fold, call).run()
 
@@ -426,11 +425,11 @@ class HierarchicalEngine:
 
     def _absent_rank(self) -> int:
         """Return the rank of this host that has not arrived where this one waits for it."""
-        absent = self.host_slices.absent() if self.host_slices is not None else []
+        absent = self.host_slices.communicator.absent() if self.host_slices is not None else []
         return self.rank_map.hosts[self.rank_map.host][absent[0]] if absent else NOBODY
 
     def _abort_others(self) -> None:
         """End what is under way beside messages, so that nobody waits there for ranks that have given up."""
         self.native.abort()
         if self.host_slices is not None:
-            self.host_slices.abort()
+            self.host_slices.communicator.abort()

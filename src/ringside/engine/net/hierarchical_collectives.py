@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.context import HostSlices
-from ringside.engine.net.exchange.exchange import Exchange, Fold
+from ringside.engine.net.exchange.exchange import Fold
 from ringside.engine.net.exchange.pipeline import (
     Piece,
     SegmentLayout,
@@ -27,7 +27,7 @@ from ringside.engine.net.exchange.pipeline import (
     lay_out,
 )
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
-from ringside.engine.net.exchange.run import Chunk, ExchangeRun
+from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.rank_map import RankMap
@@ -53,100 +53,89 @@ from ringside.schedule import (
 Step = Callable[[Piece], None]
 
 
-@dataclass(frozen=True)
-class HierarchicalPipeline:
-    """What one rank does in a collective that goes through its host's shared memory.
+def _run_through_hosts(
+    engine: HierarchicalEngine,
+    call: CollectiveSignature,
+    plan: MessagePlan,
+    layout: SegmentLayout,
+    lanes: Sequence[Bytes],
+    item_bytes: int,
+    fold: Fold,
+    *,
+    at_once: bool,
+    last_fold: Fold | None = None,
+    fill: Step | None = None,
+    end: Step | None = None,
+    kept: Collection[int] = (),
+    segment_bytes: int = 0,
+) -> None:
+    """Do this rank's part of a collective that goes through its host's shared memory.
 
     Args:
+        engine: The ranks.
+        call: What was called, equal on all ranks.
         plan: The host's part of the schedule.
         layout: The pieces of its chunks, and the orders in which they are filled and end.
         lanes: Where this rank's lane of each piece lies, by piece of `layout.pieces`.
         item_bytes: Size of an element, bytes.
         fold: The reduction of what arrives.
-        last_fold: The same, after which a chunk is complete; None: no other.
+        at_once: Everything is filled before the first message, and ended after the last: it is little, and handing it
+            to another thread would take longer. Each chunk is one piece then.
+        last_fold: As `fold`, after which a chunk is complete; None: no other.
         fill: Leaves what is to be sent of a piece in the ranks' lanes; None: it is there.
         end: What is to be done with a piece that is complete; None: nothing, `layout` has no ends.
         kept: Chunks of which nothing arrives here: they are complete when they are filled.
         segment_bytes: Largest message, bytes, equal on all ranks; 0: as large as the exchange takes them.
+
+    Raises:
+        SyncError: As `HierarchicalEngine.all_reduce`.
     """
-
-    plan: MessagePlan
-    layout: SegmentLayout
-    lanes: Sequence[Bytes]
-    item_bytes: int
-    fold: Fold
-    last_fold: Fold | None = None
-    fill: Step | None = None
-    end: Step | None = None
-    kept: Collection[int] = ()
-    segment_bytes: int = 0
-
-    def run(self, engine: HierarchicalEngine, call: CollectiveSignature, *, at_once: bool) -> None:
-        """Run it.
-
-        Args:
-            engine: The ranks.
-            call: What was called, equal on all ranks.
-            at_once: Everything is filled before the first message, and ended after the last: it is little, and
-                handing it to another thread would take longer. Each chunk is one piece then.
-
-        Raises:
-            SyncError: As `HierarchicalEngine.all_reduce`.
-        """
-        fill, end, layout, pieces = self.fill, self.end, self.layout, self.layout.pieces
-        engine.wait_all()
-        with engine.attributing_errors(self.plan.name, Operation(call, f"hosts/{self.plan.name}")):
-            if at_once:
-                if fill is not None:
-                    for piece in layout.fills:
-                        fill(piece)
-                self._exchange(engine.exchange, engine.rank_map, call, self.lanes, None)
-                if end is not None:
-                    for piece in layout.ends:
-                        end(piece)
-                return
-            # Messages go on a thread of their own, while this one works in shared memory, piece by piece.
-            most = engine.exchange.segment_of(self.item_bytes, None)
-            length = min(self.segment_bytes // self.item_bytes * self.item_bytes or most, most)
-            chunks: list[list[Bytes]] = [[] for _ in range(self.plan.chunks)]
-            counts = []
-            for piece, lane in zip(pieces, self.lanes, strict=True):
-                segments = [lane[begin : begin + length] for begin in range(0, len(lane), length)]
-                chunks[piece.chunk] += segments
-                counts.append(len(segments))
-            pipeline = SegmentPipeline(SegmentPlan(layout, counts, self.kept))
-            work = engine.channels.submit(
-                functools.partial(self._exchange, engine.exchange, engine.rank_map, call, chunks, pipeline)
-            )
-            pipeline.fill(None if fill is None else [functools.partial(fill, piece) for piece in pieces])
+    exchange = functools.partial(
+        ExchangeRun,
+        engine.exchange,
+        plan,
+        item_bytes=item_bytes,
+        fold=fold,
+        call=call,
+        last_fold=last_fold,
+        members=engine.rank_map.lane(engine.rank_map.local_rank),
+    )
+    engine.wait_all()
+    name = plan.schedule.name
+    with engine.attributing_errors(name, Operation(call, f"hosts/{name}")):
+        if at_once:
+            if fill is not None:
+                for piece in layout.fills:
+                    fill(piece)
+            exchange(chunks=lanes).run()
             if end is not None:
-                pipeline.drain([functools.partial(end, piece) for piece in pieces])
-            work.wait()
+                for piece in layout.ends:
+                    end(piece)
+            return
+        # Messages go on a thread of their own, while this one works in shared memory, piece by piece.
+        most = engine.exchange.segment_of(item_bytes, None)
+        length = min(segment_bytes // item_bytes * item_bytes or most, most)
+        chunks: list[list[Bytes]] = [[] for _ in range(plan.chunks)]
+        counts = []
+        for piece, lane in zip(layout.pieces, lanes, strict=True):
+            segments = [lane[begin : begin + length] for begin in range(0, len(lane), length)]
+            chunks[piece.chunk] += segments
+            counts.append(len(segments))
+        pipeline = SegmentPipeline(SegmentPlan(layout, counts, kept))
+        fed = functools.partial(exchange, chunks=chunks, feed=pipeline)
+        work = engine.channels.submit(functools.partial(_exchange_beside, pipeline, fed))
+        pipeline.fill(None if fill is None else [functools.partial(fill, piece) for piece in layout.pieces])
+        if end is not None:
+            pipeline.drain([functools.partial(end, piece) for piece in layout.pieces])
+        work.wait()
 
-    def _exchange(
-        self,
-        exchange: Exchange,
-        rank_map: RankMap,
-        call: CollectiveSignature,
-        chunks: Sequence[Chunk],
-        pipeline: SegmentPipeline | None,
-    ) -> None:
-        """Move this rank's lane between hosts."""
-        try:
-            ExchangeRun(
-                exchange,
-                self.plan,
-                chunks,
-                self.item_bytes,
-                self.fold,
-                call,
-                last_fold=self.last_fold,
-                members=rank_map.lane(rank_map.local_rank),
-                feed=pipeline,
-            ).run()
-        finally:
-            if pipeline is not None:
-                pipeline.stop()  # the thread in shared memory waits for no more pieces
+
+def _exchange_beside(pipeline: SegmentPipeline, exchange: Callable[[], ExchangeRun]) -> None:
+    """Move this rank's lane between hosts; when that ends, the thread in shared memory waits for no more pieces."""
+    try:
+        exchange().run()
+    finally:
+        pipeline.stop()
 
 
 SMALL_BYTES = 256 << 10  # up to here the fewest rounds, in one go; beyond, neighbours only, piece by piece
@@ -185,10 +174,8 @@ def reduce_scatter(engine: HierarchicalEngine, request: CoreRequest, call: Colle
             address_of(sums[piece.chunk]), source, piece.bounds, reduction.dtype, op, reduction.scale
         )
 
-    pipeline = HierarchicalPipeline(
-        plan=plan, layout=layout, lanes=sums, item_bytes=item, fold=make_fold(reduction.dtype, op), fill=add_up
-    )
-    pipeline.run(engine, call, at_once=small)
+    by = make_fold(reduction.dtype, op)
+    _run_through_hosts(engine, call, plan, layout, sums, item, by, at_once=small, fill=add_up)
     if reduction.op == AVG and len(target):
         start = address_of(target)
         fold([start], start, len(target) // item, reduction.dtype, AVG, divisor=rank_map.size)
@@ -213,10 +200,7 @@ def all_gather(engine: HierarchicalEngine, request: CoreRequest, call: Collectiv
 
     # Nothing arrives for the host's own piece, so it can be shared first.
     layout = replace(layout, ends=(layout.pieces[own], *layout.ends))
-    pipeline = HierarchicalPipeline(
-        plan=plan, layout=layout, lanes=lanes, item_bytes=item, fold=_copy, end=share, kept=(own,)
-    )
-    pipeline.run(engine, call, at_once=small)
+    _run_through_hosts(engine, call, plan, layout, lanes, item, _copy, at_once=small, end=share, kept=(own,))
 
 
 def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
@@ -237,17 +221,19 @@ def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: Collective
     def share(piece: Piece) -> None:
         host_slices.gather_lanes(request.flat.address + piece.begin * item, piece.bounds, dtype)
 
-    pipeline = HierarchicalPipeline(
-        plan=plan,
-        layout=replace(layout, ends=() if at_root else layout.pieces),
-        lanes=lanes,
-        item_bytes=item,
-        fold=_copy,
+    _run_through_hosts(
+        engine,
+        call,
+        plan,
+        replace(layout, ends=() if at_root else layout.pieces),
+        lanes,
+        item,
+        _copy,
+        at_once=not segment_bytes,
         fill=spread if at_root else None,
         end=share,
         segment_bytes=segment_bytes,
     )
-    pipeline.run(engine, call, at_once=not segment_bytes)
 
 
 def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
@@ -274,31 +260,34 @@ def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSig
     # The root's host adds up last, so it divides.
     by = make_fold(dtype, op)
     last = make_fold(dtype, AVG, divisor=rank_map.size) if reduction.op == AVG and at_root else by
-    pipeline = HierarchicalPipeline(
-        plan=plan,
-        layout=replace(layout, ends=layout.pieces if at_root else ()),
-        lanes=lanes,
-        item_bytes=item,
-        fold=by,
+    _run_through_hosts(
+        engine,
+        call,
+        plan,
+        replace(layout, ends=layout.pieces if at_root else ()),
+        lanes,
+        item,
+        by,
+        at_once=not segment_bytes,
         last_fold=last,
         fill=add_up,
         end=put_together,
         segment_bytes=segment_bytes,
     )
-    pipeline.run(engine, call, at_once=not segment_bytes)
 
 
 def barrier(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
     """The ranks of a host meet, their first ranks meet, and the ranks of a host meet again."""
     rank_map, token = engine.rank_map, np.zeros(1, dtype=np.uint8)
     host_slices = _host_slices(engine)
-    plan = plan_messages(cached_schedule(dissemination_barrier, len(rank_map.hosts)), rank_map.host)
+    schedule = cached_schedule(dissemination_barrier, len(rank_map.hosts))
+    plan = plan_messages(schedule, rank_map.host)
     engine.wait_all()
-    with engine.attributing_errors(plan.name, Operation(call, f"leaders/{plan.name}")):
-        host_slices.meet()
+    with engine.attributing_errors(schedule.name, Operation(call, f"leaders/{schedule.name}")):
+        host_slices.communicator.barrier()
         if rank_map.local_rank == 0:
             ExchangeRun(engine.exchange, plan, [token], 1, _copy, call, members=rank_map.lane(0)).run()
-        host_slices.meet()
+        host_slices.communicator.barrier()
 
 
 # ------------------------------------------------------------------------------------------------ layouts

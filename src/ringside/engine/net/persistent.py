@@ -129,8 +129,7 @@ class PersistentSmall:
         lane = self._buffer[begin * item : (begin + count) * item]
         steps = self._scaling(part.pre_scale, begin, count, dtype)
         if part.plan is None:
-            start = context.native.prepare(lane, dtype, part.native_op, members)
-            steps.append(functools.partial(_run_native, start))
+            steps.append(context.native.prepare(lane, dtype, part.native_op, members))
         else:
             self._exchange = PersistentExchange(
                 context.exchange, part.plan, lane, item, part.fold, part.last_fold, part.call, members
@@ -147,11 +146,6 @@ class PersistentSmall:
             return []
         address = self._address + begin * ITEM_BYTES[dtype]
         return [functools.partial(fold, [address], address, count, dtype, SUM, scale=scale)]
-
-
-def _run_native(start: Callable[[], Step]) -> None:
-    """Start the group's own all-reduce, and wait for its end."""
-    start()()
 
 
 class PersistentLarge:
@@ -187,26 +181,38 @@ class PersistentLarge:
     ) -> None:
         self.label, self.operation = f"all_reduce by {spec}", operation
         rank_map, dtype = context.rank_map, reduction.dtype
-        self._item, self._wire, self._size = ITEM_BYTES[dtype], reduction.wire, size
-        item = self._item
+        item = ITEM_BYTES[dtype]
         # Cut this rank's lane of each piece into segments: a chunk's are those of its pieces, in order.
-        self._chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
+        chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
         counts, has_lane = [], context.has_lane(spec)
         for piece in layout.pieces:
             begin, end = piece.bounds[rank_map.local_rank : rank_map.local_rank + 2]
             lane = bytes_at(address + (piece.begin + begin) * item, (end - begin) * item)
             segments = context.exchange.cut(lane, item, reduction.wire, size) if has_lane else []
-            self._chunks[piece.chunk] += segments
+            chunks[piece.chunk] += segments
             counts.append(len(segments))
         self._segment_plan = SegmentPlan(layout, counts)
         # This rank's part between hosts; None: it has no lane.
-        self._members = rank_map.lane(rank_map.local_rank) if any(counts) else ()
-        self._part = None
+        self._exchange_run: Callable[..., ExchangeRun] | None = None
         if any(counts):
-            elements = sum(len(segment) for chunk in self._chunks for segment in chunk) // item
+            elements = sum(len(segment) for chunk in chunks for segment in chunk) // item
             inside = replace(reduction, scale=1.0, scales=())  # scaled inside the host
-            call = operation.call._replace(elements=elements)
-            self._part = plan_reduction(spec, self._members, inside, call, rank_map)
+            members = rank_map.lane(rank_map.local_rank)
+            part = plan_reduction(spec, members, inside, operation.call._replace(elements=elements), rank_map)
+            assert part.plan is not None, "native is not fed in pieces"
+            self._exchange_run = functools.partial(
+                ExchangeRun,
+                plan=part.plan,
+                chunks=chunks,
+                item_bytes=item,
+                fold=part.fold,
+                call=part.call,
+                last_fold=part.last_fold,
+                members=members,
+                wire=reduction.wire,
+                ordered=True,
+                size=size,
+            )
         # What adds up each piece among the ranks of the host (None: nothing does), and what shares it.
         starts = [address + piece.begin * item for piece in layout.pieces]
         self._add: Sequence[Step] | None = None
@@ -227,6 +233,11 @@ class PersistentLarge:
                 for start, piece in zip(starts, layout.pieces, strict=True)
             ]
 
+    def rehearse(self, exchange: Exchange) -> None:
+        """Work out the order of its messages, which is kept, and send none."""
+        if self._exchange_run is not None:
+            self._exchange_run(exchange)
+
     def start(self, channels: Channels, channel: int, *, alone: bool) -> tuple[SegmentPipeline, Work]:
         """Add the tensor up piece by piece with messages under way, and return what `finish` needs.
 
@@ -243,23 +254,8 @@ class PersistentLarge:
     def _exchange(self, pipeline: SegmentPipeline, exchange: Exchange) -> None:
         """Move this rank's lane between hosts: on the channel's thread, beside `fill` and `drain`."""
         try:
-            part = self._part
-            if part is not None:
-                assert part.plan is not None, "native is not fed in pieces"
-                ExchangeRun(
-                    exchange,
-                    part.plan,
-                    self._chunks,
-                    self._item,
-                    part.fold,
-                    part.call,
-                    last_fold=part.last_fold,
-                    members=self._members,
-                    wire=self._wire,
-                    ordered=True,
-                    feed=pipeline,
-                    size=self._size,
-                ).run()
+            if self._exchange_run is not None:
+                self._exchange_run(exchange, feed=pipeline).run()
         finally:
             pipeline.stop()
 
@@ -268,11 +264,3 @@ class PersistentLarge:
         if self._share is not None:  # a rank alone on its host shares with nobody
             pipeline.drain(self._share)
         work.wait()
-
-
-def lane_lengths(layout: SegmentLayout, local_rank: int, item_bytes: int) -> list[list[int]]:
-    """Return how long a local rank's part of each piece is, bytes, by chunk."""
-    lengths: list[list[int]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
-    for piece in layout.pieces:
-        lengths[piece.chunk].append((piece.bounds[local_rank + 1] - piece.bounds[local_rank]) * item_bytes)
-    return lengths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,11 +72,7 @@ def fold(
 def make_fold(dtype: int, op: int, *, scale: float = 1.0, scales: Sequence[float] = (), divisor: float = 1.0) -> Fold:
     """Return `fold` for one dtype and reduction; without a divisor an average is only summed."""
     step = SUM if op == AVG and divisor == 1.0 else op
-
-    def run(sources: Sequence[int], target: int, elements: int) -> None:
-        fold(sources, target, elements, dtype, step, scale=scale, scales=scales, divisor=divisor)
-
-    return run
+    return functools.partial(fold, dtype=dtype, op=step, scale=scale, scales=scales, divisor=divisor)
 
 
 def bytes_at(address: int, size_bytes: int) -> NDArray[np.uint8]:

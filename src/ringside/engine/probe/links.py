@@ -113,8 +113,7 @@ def plainly_slow(own: Sequence[float], others: Sequence[float]) -> bool:
 
 def slowest_of_ring(rates: Floats, order: Sequence[int]) -> float:
     """Return the rate of the slowest link of a ring in this order, bytes per second."""
-    vertices = np.asarray(order)
-    return float(rates[vertices, np.roll(vertices, -1)].min())
+    return _worth(rates, order)[0]
 
 
 def best_ring_order(rates: Floats) -> tuple[int, ...]:

@@ -132,22 +132,16 @@ class Probe:
 
     Args:
         network: The links between the vertices.
-        vertices: The rank that stood for each vertex.
         upper: Bytes per second of each link, the upper quartile, float64 [n, n]: what else the machine does makes a
             link look slow now and then, nothing makes a slow one look fast.
-        latency_spread: Of the pings of each pair, (90th - 10th percentile) / median, float64 [n, n].
-        rate_spread: Of the bulks of each link, likewise.
+        rate_spread: Of the bulks of each link, (90th - 10th percentile) / median, float64 [n, n].
         alone: Bytes per second of each link with nothing else under way, float64 [n, n]; None: not timed.
-        seconds: What the probe took.
     """
 
     network: CostNetwork
-    vertices: tuple[int, ...]
     upper: Floats
-    latency_spread: Floats
     rate_spread: Floats
     alone: Floats | None = None
-    seconds: float = 0.0
 
     @property
     def rates(self) -> Floats:
@@ -203,10 +197,10 @@ class Prober:
 
     def probe(self) -> Probe:
         """Time everything. A collective; a link that breaks meanwhile raises as any collective does."""
-        began = self._began = self.clock()
+        self._began = self.clock()
         turns = round_robin(len(self.vertices))
         # Latency and a first idea of the rate, from which follows how much to send for an exact one.
-        latency, latency_spread, rates = self._time_pings(turns)
+        latency, rates = self._time_pings(turns)
         segment = self.across.exchange.segment_bytes
         segments = np.clip(np.ceil(rates * self.effort.bulk_s / segment) + 1, 3, self.effort.most_bytes // segment)
         sizes: NDArray[np.int64] = (segments * segment).astype(np.int64)
@@ -217,15 +211,14 @@ class Prober:
             upper = np.maximum(upper, above)
         upper = remeasure_slow_links(self, upper, rates)
         # A machine that is busy elsewhere takes from the rate of the moment, not from the link.
-        network = self._network(latency, upper)
-        return Probe(network, self.vertices, upper, latency_spread, rate_spread, alone, self.clock() - began)
+        return Probe(self._network(latency, upper), upper, rate_spread, alone)
 
     # -------------------------------------------------------------------------------------------- turns
 
-    def _time_pings(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats, Floats]:
-        """Return latency, its spread and a first idea of the rate of each link."""
+    def _time_pings(self, turns: Sequence[Sequence[tuple[int, int]]]) -> tuple[Floats, Floats]:
+        """Return latency and a first idea of the rate of each link."""
         n, segment = len(self.vertices), self.across.exchange.segment_bytes
-        found = np.zeros((3, n, n))
+        found = np.zeros((2, n, n))
         for turn, pairs in enumerate(turns):
             late = turn > 0 and not self._in_time(0.5)
             back = [(b, a) for a, b in pairs]
@@ -234,14 +227,12 @@ class Prober:
             trips = np.diff([hop.last for hop in hops])
             for a, b in pairs:
                 if self._me == a and len(trips):
-                    low, middle, high = np.percentile(trips, (10, 50, 90)) / 2
-                    found[0, a, b] = found[0, b, a] = middle
-                    found[1, a, b] = found[1, b, a] = (high - low) / middle
+                    found[0, a, b] = found[0, b, a] = np.median(trips) / 2
             for direction in (pairs, back):
                 for hop in self._run([_one_way(direction)], [2 * segment]):
-                    found[2, self.vertices.index(hop.src), self._me] = _rate_of(hop, segment)
-        latency, spread, rates = self.total(found)
-        return latency, spread, rates
+                    found[1, self.vertices.index(hop.src), self._me] = _rate_of(hop, segment)
+        latency, rates = self.total(found)
+        return latency, rates
 
     def _bulks(
         self, turns: Sequence[Sequence[tuple[int, int]]], sizes: NDArray[np.int64], known: Floats

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fcntl import ioctl
 
@@ -20,35 +20,27 @@ _SIOCGIFADDR = 0x8915
 _HELLO = b"ringside"
 
 
-class ProbeListener:
-    """Answers every connection, until it is closed; to be used in a `with` statement."""
+@contextlib.contextmanager
+def answering(address: str) -> Iterator[tuple[str, int]]:
+    """Answer every connection inside the `with` statement; yield where it listens."""
+    over = threading.Event()
+    with socket.create_server((address, 0), backlog=1024) as server:
+        server.settimeout(0.2)
+        thread = threading.Thread(target=_serve, args=(server, over), name="ringside-listener", daemon=True)
+        thread.start()
+        try:
+            host, port = server.getsockname()[:2]
+            yield str(host), int(port)
+        finally:
+            over.set()
+            thread.join()
 
-    def __init__(self, address: str) -> None:
-        self._socket = socket.create_server((address, 0), backlog=1024)
-        self._socket.settimeout(0.2)
-        self._open = True
-        self._thread = threading.Thread(target=self._serve, name="ringside-listener", daemon=True)
-        self._thread.start()
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """Where it listens."""
-        host, port = self._socket.getsockname()[:2]
-        return str(host), int(port)
-
-    def _serve(self) -> None:
-        while self._open:
-            with contextlib.suppress(OSError), self._socket.accept()[0] as caller:
-                caller.settimeout(1.0)
-                caller.sendall(_HELLO)
-
-    def __enter__(self) -> ProbeListener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open = False
-        self._thread.join()
-        self._socket.close()
+def _serve(server: socket.socket, over: threading.Event) -> None:
+    while not over.is_set():
+        with contextlib.suppress(OSError), server.accept()[0] as caller:
+            caller.settimeout(1.0)
+            caller.sendall(_HELLO)
 
 
 def own_address(toward: str, port: int, environ: Mapping[str, str] = os.environ) -> str:

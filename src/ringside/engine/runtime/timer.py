@@ -94,5 +94,5 @@ def new_timer() -> Timer:
     """Return a timer that is not set."""
     try:
         return KernelTimer()
-    except (AttributeError, OSError):  # another system, or too many open files
+    except OSError:  # too many open files
         return ThreadTimer()

@@ -20,7 +20,6 @@ from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, Op, dtype_code, op_name, own_weight
 from ringside.engine.request import CoreRequest, checked_op, encode_split, equal_bounds, split_members
 from ringside.engine.runtime.lifecycle import AtExit
-from ringside.engine.runtime.worker import Work
 from ringside.engine.settings import Settings, cache_bytes, patience, timeout_seconds, usable_cores
 from ringside.engine.shm.log import CollectiveLog
 from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
@@ -153,11 +152,9 @@ class HostCommunicator(Collectives):
         flat = flatten(x)
         if not plain or flat.dtype == _BOOL:
             code = checked_op(flat, op, scaled=scale != 1.0)
-        background = self._background
-        if async_op:
-            return self._submit(flat, x, code, path, scale, program)
-        if background is not None and self._must_queue():
-            return self._submit(flat, x, code, path, scale, program).result()
+        if async_op or (self._background is not None and self._must_queue()):
+            call = CoreRequest("all_reduce", flat, flat.numel, op=code, algorithm=path, scale=scale, program=program)
+            return self._perform(call, lambda: x, async_op)
         status = self._core.all_reduce(
             flat.address, flat.numel, flat.dtype, code, path, scale, flat.shape, 0, -1, 0, False, program, False
         )
@@ -377,24 +374,9 @@ class HostCommunicator(Collectives):
                 raise UsageError(f"{algorithm.name} is a {algorithm.collective.name}, not an all-reduce")
             else:
                 schedule = algorithm
-            program = compile_schedule(schedule, self.rank)
-            self._programs[algorithm] = self._core.add_program(
-                program.hash, program.rounds, program.chunks, program.rows
-            )
+            checksum, rows = compile_schedule(schedule, self.rank)
+            self._programs[algorithm] = self._core.add_program(checksum, schedule.rounds, schedule.chunks, rows)
         return _PROGRAM, self._programs[algorithm]
-
-    def _submit(self, flat: Flat, x: Any, code: int, path: int, scale: float, program: int) -> Work:
-        stamp = self._native.now_ns()  # this rank is ready now, whenever the thread comes to it
-
-        def job() -> Any:
-            status = self._core.all_reduce(
-                flat.address, flat.numel, flat.dtype, code, path, scale, flat.shape, stamp, -1, 0, False, program, True
-            )
-            self._resolve(status, "all_reduce")
-            flat.write_back()
-            return x
-
-        return self.submit(job)
 
     def _perform(self, call: CoreRequest, result: Callable[[], Any], async_op: bool) -> Any:
         """Execute a collective here or, in its turn, on the communicator's thread; return what `result` gives."""
@@ -406,7 +388,7 @@ class HostCommunicator(Collectives):
 
         if not async_op and not self._must_queue():
             return job()
-        stamp_ns = self._native.now_ns()
+        stamp_ns = self._native.now_ns()  # this rank is ready now, whenever the thread comes to it
         work = self.submit(lambda: job(stamp_ns, True))
         return work if async_op else work.result()
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ringside._core.enums import Path
 
 PATHS: tuple[str, ...] = tuple(Path.__members__)
@@ -72,19 +74,11 @@ class CollectiveLog:
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self._width: int = core.log_width()
 
     def drain(self) -> list[LoggedCollective]:
         """Return what finished since the last call, in order."""
-        numbers = memoryview(self._core.drain()).cast("q").tolist()
-        width = self._width
-        return [
-            LoggedCollective(
-                seq, kind, path, size, submitted, entered, ready, done, tuple(numbers[at + 8 : at + width])
-            )
-            for at in range(0, len(numbers), width)
-            for seq, kind, path, size, submitted, entered, ready, done in [numbers[at : at + 8]]
-        ]
+        rows = np.frombuffer(self._core.drain(), np.int64).reshape(-1, self._core.log_width()).tolist()
+        return [LoggedCollective._make([*row[:8], tuple(row[8:])]) for row in rows]
 
     def totals(self) -> Totals:
         """Return the sums over what finished since the last call; cheap enough for every step."""

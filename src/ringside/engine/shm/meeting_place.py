@@ -29,63 +29,40 @@ ROOTS = ("/tmp", "/dev/shm", "/var/tmp")
 _STALE_S = 60.0  # a directory this old in which nobody listens was left by a rank 0 that was killed
 
 
-class UnixListener:
-    """Rank 0's sockets; close it when all ranks have come.
+@contextlib.contextmanager
+def listening(key: str, ranks: int) -> Iterator[dict[int, socket.socket]]:
+    """Listen as rank 0 inside the `with` statement, and leave nothing behind; yield the sockets, by descriptor.
 
     Args:
         key: Names the communicator.
         ranks: How many may connect at the same time.
 
-    Attributes:
-        servers: The listening sockets, by descriptor.
-
     Raises:
         UsageError: A process of this user already listens for the same key.
     """
+    servers: dict[int, socket.socket] = {}
+    _remove_stale()
+    with contextlib.ExitStack() as made:
 
-    def __init__(self, key: str, ranks: int) -> None:
-        self.servers: dict[int, socket.socket] = {}
-        self._directory = ""
-        _remove_stale()
-        try:
-            try:
-                self._listen(address_of(key), ranks)
-            except OSError:
-                _refuse_a_second(key)  # that another user holds the name changes nothing
-            for root in ROOTS:
-                with contextlib.suppress(OSError):
-                    self._directory = tempfile.mkdtemp(prefix=_prefix(), dir=root)
-                    self._listen(f"{self._directory}/{_hash(key)}", ranks)
-                    break
-            if not self.servers:
-                raise UsageError(f"ranks cannot meet: none of {', '.join(ROOTS)} can be written, and the name is taken")
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> UnixListener:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop listening and leave nothing behind."""
-        for server in self.servers.values():
-            server.close()
-        self.servers.clear()
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _listen(self, address: str, ranks: int) -> None:
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        def listen(address: str) -> None:
+            server = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             server.bind(address)
             server.listen(ranks)
+            servers[server.fileno()] = server
+
+        try:
+            listen(address_of(key))
         except OSError:
-            server.close()
-            raise
-        self.servers[server.fileno()] = server
+            _refuse_a_second(key)  # that another user holds the name changes nothing
+        for root in ROOTS:
+            with contextlib.suppress(OSError):
+                directory = tempfile.mkdtemp(prefix=_prefix(), dir=root)
+                made.callback(shutil.rmtree, directory, ignore_errors=True)
+                listen(f"{directory}/{_hash(key)}")
+                break
+        if not servers:
+            raise UsageError(f"ranks cannot meet: none of {', '.join(ROOTS)} can be written, and the name is taken")
+        yield servers
 
 
 def connect(key: str) -> socket.socket | None:

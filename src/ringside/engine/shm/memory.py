@@ -47,6 +47,9 @@ class SymmetricMemory:
 
     def allocate(self, size_bytes: int) -> Any:
         """Make `size_bytes` of symmetric memory on every rank; return this rank's as a uint8 array (page-rounded)."""
+        rows: list[tuple[int, int]] = []
+        fds: list[int] = []
+        raw, problem = None, ""
         try:
             # Beyond that the kernel would kill this process, when it takes the pages.
             if size_bytes * self._hub.ranks > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
@@ -55,11 +58,10 @@ class SymmetricMemory:
                     f"all ranks together ask for {size_bytes * self._hub.ranks} bytes, more than this host has",
                 )
             fd, region, raw = self._core.new_region(size_bytes)
+            rows, fds = [(region, raw.size)], [fd]
         except OSError as error:
-            fd, region, raw, problem = -1, -1, None, f"rank {self._hub.rank} has no memory for it: {error}"
-        else:
-            problem = ""
-        self._trade([] if problem else [(region, raw.size)], [] if problem else [fd], problem, needed=True)
+            problem = f"rank {self._hub.rank} has no memory for it: {error}"
+        self._trade(rows, fds, problem, needed=True)
         return raw
 
     def register(self, storage: Storage) -> tuple[int, bool]:

@@ -12,33 +12,16 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from dataclasses import dataclass
 
 from ringside.errors import UnsupportedError
 from ringside.schedule import Schedule
 
 Row = tuple[int, int, bool, bool, list[int], list[tuple[int, int]], list[tuple[int, int]]]
+"""(round, chunk, overwrite, scratch, sources ascending, stored [(rank, round)], fetched [(rank, round)])."""
 
 
-@dataclass(frozen=True)
-class Program:
-    """One rank's instructions.
-
-    Args:
-        hash: Identifies the schedule; ranks compare it before they start.
-        rounds: Rounds of the schedule.
-        chunks: Equal parts the tensor is cut into.
-        rows: (round, chunk, overwrite, scratch, sources ascending, stored [(rank, round)], fetched [(rank, round)]).
-    """
-
-    hash: int
-    rounds: int
-    chunks: int
-    rows: list[Row]
-
-
-def compile_schedule(schedule: Schedule, rank: int) -> Program:
-    """Return the instructions of `rank` for a verified schedule.
+def compile_schedule(schedule: Schedule, rank: int) -> tuple[int, list[Row]]:
+    """Return a hash of a verified schedule, which ranks compare before they start, and the instructions of `rank`.
 
     Raises:
         UnsupportedError: The schedule needs a switch, and inside a host there is none.
@@ -63,4 +46,4 @@ def compile_schedule(schedule: Schedule, rank: int) -> Program:
             rows.append((k, chunk, overwrite, bool(fetched), everyone, stored, fetched))
         for chunk, dsts in now.items():
             readers[chunk].update(dict.fromkeys(dsts, k))
-    return Program(checksum, schedule.rounds, schedule.chunks, rows)
+    return checksum, rows

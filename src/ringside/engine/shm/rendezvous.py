@@ -18,22 +18,15 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from ringside.decoding import UNDECODABLE
-from ringside.engine.shm.meeting_place import UnixListener, connect, credentials
-from ringside.errors import (
-    DeadlineError,
-    MismatchError,
-    PeerLostError,
-    RingsideError,
-    UnsupportedError,
-    UsageError,
-)
+from ringside.engine.shm.meeting_place import connect, credentials, listening
+from ringside.errors import DeadlineError, MismatchError, PeerLostError, RingsideError, UnsupportedError, UsageError
 from ringside.text import name_ranks
 
 PROTOCOL = 1
@@ -43,8 +36,6 @@ _FD_BYTES = struct.calcsize("i")
 DEATH_GRACE_S = 0.25
 GRACE_S = 1.0  # how much longer ranks wait for rank 0 than rank 0 waits for them: it knows who is missing
 _REFUSAL_S = 2.0  # how long rank 0 still waits for others once it knows that a rank does not fit
-
-Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -177,11 +168,7 @@ class Hub:
             return DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
         # A dying process closes its sockets before its pidfd becomes readable, and a rank that noticed it closes its
         # own in turn: wait a little for the one that really died.
-        poll = select.poll()
-        for fd in self.pidfds:
-            if fd >= 0:
-                poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(DEATH_GRACE_S * 1000)}
+        ready = _readable(self.pidfds, DEATH_GRACE_S)
         dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready] or [peer]
         return PeerLostError(f"{name_ranks(dead)} died or left while ranks exchanged memory ({error})", dead)
 
@@ -211,10 +198,10 @@ def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_
 
 def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) -> Hub:
     """Meet as rank 0: accept all others, then send each of them the pidfds of all."""
-    with UnixListener(key, ranks) as listener:
+    with listening(key, ranks) as servers:
         hub = Hub(0, ranks, {}, [-1] * ranks)
         try:
-            _gather(listener, hub, settings, deadline)
+            _gather(servers, hub, settings, deadline)
             own = os.pidfd_open(os.getpid())
             try:
                 fds = [own if r == 0 else hub.pidfds[r] for r in range(hub.ranks)]
@@ -228,12 +215,12 @@ def _listen(key: str, ranks: int, settings: tuple[int, ...], deadline: float) ->
     return hub
 
 
-def _gather(listener: UnixListener, hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
+def _gather(servers: Mapping[int, socket.socket], hub: Hub, settings: tuple[int, ...], deadline: float) -> None:
     """Wait for all ranks; where one does not fit, a little longer for the rest, so that they get the reason too."""
     refusal: MismatchError | None = None
     while len(hub.sockets) < hub.ranks - 1:
         try:
-            sock, hello = _accept(listener, hub, deadline)
+            sock, hello = _accept(servers, hub, deadline)
         except DeadlineError:
             if refusal is None:
                 raise
@@ -257,20 +244,17 @@ def _gather(listener: UnixListener, hub: Hub, settings: tuple[int, ...], deadlin
         raise refusal
 
 
-def _accept(listener: UnixListener, hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
+def _accept(servers: Mapping[int, socket.socket], hub: Hub, deadline: float) -> tuple[socket.socket, dict[str, Any]]:
     """Return the connection and the first message of the next rank that comes; raise where one that came dies."""
     while True:
-        poll = select.poll()
-        for fd in (*listener.servers, *(pidfd for pidfd in hub.pidfds if pidfd >= 0)):
-            poll.register(fd, select.POLLIN)
-        ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
-        dead = [rank for rank, fd in enumerate(hub.pidfds) if fd >= 0 and fd in ready]
+        ready = _readable((*servers, *hub.pidfds), max(0.0, deadline - time.monotonic()))
+        dead = [rank for rank, fd in enumerate(hub.pidfds) if fd in ready]
         if dead:
             raise PeerLostError(f"{name_ranks(dead)} died while ranks waited for each other to start", dead)
         if not ready:
             missing = [r for r in range(1, hub.ranks) if r not in hub.sockets]
             raise DeadlineError(f"{name_ranks(missing)} did not come to the rendezvous in time", missing)
-        for server in [server for fd, server in listener.servers.items() if fd in ready]:
+        for server in [server for fd, server in servers.items() if fd in ready]:
             sock, _ = server.accept()
             try:
                 if credentials(sock)[1] == os.getuid():
@@ -377,6 +361,15 @@ def _own_parcel(value: Any, fds: Sequence[int]) -> Parcel:
             os.close(fd)
         return Parcel(value)
     return Parcel(value, tuple(copies))
+
+
+def _readable(fds: Iterable[int], timeout_s: float) -> set[int]:
+    """Return which descriptors can be read, as soon as any can or the time is over; below 0 there is none."""
+    poll = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(timeout_s * 1000)}
 
 
 def _remaining(deadline: float) -> float:

@@ -57,20 +57,12 @@ class Pending(Protocol):
 
 
 class Links(Protocol):
-    """Messages between the vertices 0 to size - 1, of which this is one.
+    """Messages between vertices, of which this is one.
 
     Between two vertices messages arrive in the order in which they were sent, into the memory given to `receive` in
     the order of those calls; a message may be shorter than that memory. `receive` should be called ahead of time: a
     message whose receive is posted travels without a handshake.
     """
-
-    @property
-    def rank(self) -> int:
-        """This vertex."""
-
-    @property
-    def size(self) -> int:
-        """Number of vertices."""
 
     def keep(self, data: Bytes) -> Kept:
         """Return what `send` and `receive` take in place of `data`, with less to do each time."""
@@ -83,15 +75,19 @@ class Links(Protocol):
 
 
 class Transport(Links, Protocol):
-    """Links to other vertices, and what is done when they fail.
+    """Links to the other ones of the vertices 0 to size - 1, and what is done when they fail.
 
     Attributes:
+        rank: This vertex.
+        size: Number of vertices.
         doing: The collective that this vertex is in, for the others when it aborts; "": none.
         number: How many it has begun, that one included.
         waits_inside: Returns which vertex it waits for in its host's shared memory; `NOBODY`: for none.
         on_failure: Called when it aborts, as soon as the notices are sent; it may be on any thread.
     """
 
+    rank: int
+    size: int
     doing: object
     number: int
     waits_inside: Callable[[], int]

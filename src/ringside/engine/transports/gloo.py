@@ -31,7 +31,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.engine.transports.abort import AbortChannel, AbortListener, AbortNotice, find_disagreement, find_late
 from ringside.engine.transports.base import NOBODY, Bytes, Kept, Kind, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
-    DEAD_AFTER_S,
     breakage,
     close_connections,
     end_wait,
@@ -101,7 +100,6 @@ class GlooTransport:
         rank: This vertex.
         size: Number of vertices, at least 2.
         timeout_s: Longest wait for one message, seconds.
-        dead_after_s: A peer whose host does not answer for so long is taken for lost, seconds.
         joining_s: Longest time until all have published their addresses, seconds; Gloo gives up a peer that does not
             answer there after five times as long.
 
@@ -116,21 +114,20 @@ class GlooTransport:
         size: int,
         *,
         timeout_s: float,
-        dead_after_s: float = DEAD_AFTER_S,
         joining_s: float = JOINING_S,
     ) -> None:
         self.rank, self.size = rank, size
-        self.waits_inside: Callable[[], int] = _for_nobody
-        self.on_failure: Callable[[], object] = _nothing
+        self.waits_inside: Callable[[], int] = lambda: NOBODY
+        self.on_failure: Callable[[], object] = lambda: None
         self._operation: object = ""
         self._since = time.monotonic()
         self._timeout = datetime.timedelta(seconds=timeout_s)
         gloo: Any = dist.ProcessGroupGloo
         joining = datetime.timedelta(seconds=joining_s)
         try:
-            with watched_connections(dead_after_s) as self._connections, patient_io_threads():
+            with watched_connections() as self._connections, patient_io_threads():
                 self._group = gloo(PrefixStore("data", store), rank, size, joining)
-            with watched_connections(dead_after_s), patient_io_threads():
+            with watched_connections(), patient_io_threads():
                 notices = gloo(PrefixStore("words", store), rank, size, joining)
         except RuntimeError as error:
             raise LinkError(LinkFailure("lost", NOBODY), str(error).partition("\n")[0][:300]) from None
@@ -304,14 +301,6 @@ def _kind_of(text: str) -> Kind:
     return "late" if "Timed out waiting" in text or "Application timeout" in text else "lost"
 
 
-def _for_nobody() -> int:
-    return NOBODY
-
-
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Refused:
     error: RuntimeError
@@ -328,16 +317,6 @@ class _Channel:
     transport: GlooTransport
     waits: OpenWait
     tag: int
-
-    @property
-    def rank(self) -> int:
-        """This vertex."""
-        return self.transport.rank
-
-    @property
-    def size(self) -> int:
-        """Number of vertices."""
-        return self.transport.size
 
     def keep(self, data: Bytes) -> Kept:
         """Return what `send` and `receive` take in place of `data`; see `Links`."""

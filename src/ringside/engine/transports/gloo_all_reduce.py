@@ -16,7 +16,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS
 from ringside.engine.transports.base import NOBODY, Bytes, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
-    DEAD_AFTER_S,
     Connections,
     close_connections,
     patient_io_threads,
@@ -45,9 +44,6 @@ def _options(op: int) -> Any:
     return options
 
 
-Begin = Callable[[], Callable[[], None]]
-"""Begins something and returns what waits for its end."""
-
 JOINING_S = 60.0  # the ranks are all there
 _POLL = datetime.timedelta(seconds=0.25)
 _ARRIVAL_POLL_S, _MOST_ARRIVAL_POLL_S = 0.005, 0.1
@@ -66,7 +62,6 @@ class GlooAllReduce:
         has_lost: Returns whether a rank is lost, or (where the second argument says so) left: `GlooTransport.has_lost`.
             Called for all that take part once a connection was closed: Gloo may not report it where a part of a message
             is there (`gloo_internals.end_wait`).
-        dead_after_s: As for `GlooTransport`.
         joining_s: Longest wait for each other while a group is made, once all ranks are there, seconds.
     """
 
@@ -78,12 +73,10 @@ class GlooAllReduce:
         *,
         timeout_s: float,
         has_lost: Callable[[int, bool], bool],
-        dead_after_s: float = DEAD_AFTER_S,
         joining_s: float = JOINING_S,
     ) -> None:
-        self._dead_after_s, self._joining = dead_after_s, datetime.timedelta(seconds=joining_s)
+        self._joining = datetime.timedelta(seconds=joining_s)
         self._store, self._rank, self._size = store, rank, size
-        self._everybody = tuple(range(size))
         self._timeout_s = timeout_s
         self._has_lost = has_lost
         self._groups: dict[tuple[int, ...], Any] = {}
@@ -107,21 +100,19 @@ class GlooAllReduce:
     def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
         """Reduce in place; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
         if len(data):
-            self.prepare(data, dtype, op, members)()()
+            self.prepare(data, dtype, op, members)()
 
-    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Begin:
-        """Return a function that begins `all_reduce` of data that are not empty and stay in place; see `Begin`."""
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], None]:
+        """Return `all_reduce` of data that are not empty and stay in place."""
         tensors = [torch.from_numpy(data).view(_DTYPES[dtype])]
-        return functools.partial(self._begin, tensors, _options(op), tuple(members or self._everybody))
+        return functools.partial(self._all_reduce, tensors, _options(op), tuple(members or range(self._size)))
 
-    def _begin(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> Callable[[], None]:
+    def _all_reduce(self, tensors: list[torch.Tensor], options: Any, members: tuple[int, ...]) -> None:
         try:
             group = self._groups.get(members) or self._new_group(members)
-            return functools.partial(self._finish, group.allreduce(tensors, options), members)
+            work = group.allreduce(tensors, options)
         except RuntimeError as error:
             raise _link_error(error) from None
-
-    def _finish(self, work: Any, members: tuple[int, ...]) -> None:
         try:
             while not _has_ended(work):
                 self._doubtful |= self._connections[members].some_closed()
@@ -167,7 +158,7 @@ class GlooAllReduce:
         # Then have Gloo connect them.
         gloo: Any = dist.ProcessGroupGloo
         timeout = datetime.timedelta(seconds=self._timeout_s)
-        with watched_connections(self._dead_after_s) as connections, patient_io_threads():
+        with watched_connections() as connections, patient_io_threads():
             group = gloo(store, members.index(self._rank), len(members), min(timeout, self._joining))
         group._set_default_timeout(timeout)
         self._groups[members], self._connections[members] = group, connections

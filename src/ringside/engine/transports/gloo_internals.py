@@ -8,7 +8,6 @@ import functools
 import os
 import socket
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -48,12 +47,8 @@ class Connections:
 
 
 @contextlib.contextmanager
-def watched_connections(dead_after_s: float) -> Iterator[Connections]:
-    """Watch the TCP connections that are opened inside the `with` statement, and yield what they are.
-
-    Args:
-        dead_after_s: A peer whose host does not answer for so long counts as lost, seconds.
-    """
+def watched_connections() -> Iterator[Connections]:
+    """Watch the TCP connections that are opened inside the `with` statement, and yield what they are."""
     before, opened = _sockets(), Connections()
     yield opened
     opened.hold(_sockets() - before)
@@ -65,8 +60,8 @@ def watched_connections(dead_after_s: float) -> Iterator[Connections]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(dead_after_s) - 1))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(dead_after_s * 1000))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, round(DEAD_AFTER_S) - 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(DEAD_AFTER_S * 1000))
 
 
 def close_connections(group: Any) -> None:
@@ -147,8 +142,6 @@ def end_wait(work: Any) -> None:
 @functools.cache
 def _aborts() -> dict[int | None, Abort]:
     """Return what ends a wait, by the address that an object of the kind begins with."""
-    if sys.implementation.name != "cpython":
-        return {}
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         found: dict[int | None, Abort] = {}
@@ -175,18 +168,10 @@ _NAME = "gloo"  # the kernel's names of these threads begin so
 @contextlib.contextmanager
 def patient_io_threads() -> Iterator[None]:
     """Have the Gloo threads that begin inside the `with` statement wait for their turn, where the system lets us."""
-    before = _tasks()
+    before = set(os.listdir("/proc/self/task"))
     yield
-    for task in _tasks() - before:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+    for task in set(os.listdir("/proc/self/task")) - before:
+        with contextlib.suppress(OSError, ValueError):
             is_ours = Path(f"/proc/self/task/{task}/comm").read_text().startswith(_NAME)
             if is_ours and os.sched_getscheduler(int(task)) == os.SCHED_OTHER:
                 os.sched_setscheduler(int(task), os.SCHED_BATCH, os.sched_param(0))
-
-
-def _tasks() -> set[str]:
-    """Return the kernel's numbers of this process's threads."""
-    try:
-        return set(os.listdir("/proc/self/task"))
-    except OSError:
-        return set()

@@ -123,7 +123,7 @@ class TimingTable(msgspec.Struct, frozen=True):
         found: dict[str, list[Price]] = {}
         for rank in self.ranks:
             for row in rank.rows:
-                found.setdefault(row.choice, []).append(Price(row.predicted_s, 0.0, -1, 0.0, None, 0.0))
+                found.setdefault(row.choice, []).append(Price(row.predicted_s, 0.0, None, 0.0))
         return {choice: prices for choice, prices in found.items() if len(prices) == len(self.ranks)}
 
     def expected_s(self, size_bytes: int, choice: str) -> float | None:

@@ -32,10 +32,8 @@ HOPELESS = 2.0
 _FEWEST = "leaders/parameter_server"  # it has the fewest messages; their price does not tell how busy cores will be
 
 
-class TimingPlan(msgspec.Struct, frozen=True):
-    """What rank 0 has all ranks time: choices per size."""
-
-    turns: list[tuple[int, list[str]]]
+TimingPlan = list[tuple[int, list[str]]]
+"""What rank 0 has all ranks time: choices per size."""
 
 
 @dataclass(eq=False)
@@ -178,11 +176,11 @@ class StartupTiming:
         deadline = self._clock() + budget_s
         cluster = self._prober.cluster(probe.network)
         # Rank 0 prices the candidates and plans which are timed.
-        plan = self._plan(probe, cluster, before, size_bytes) if self._rank0.is_here else TimingPlan([])
+        plan = self._plan(probe, cluster, before, size_bytes) if self._rank0.is_here else []
         plan = msgspec.json.decode(self._rank0.broadcast(msgspec.json.encode(plan)), type=TimingPlan)
         # All time them, in turns, as far as rank 0's clock allows.
         used = {rank.winner for rank in before.ranks} if before is not None else set()
-        races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan.turns]
+        races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan]
         warm: set[str] = set()
         self.pace = None
         for turn in range(_REPEATS):
@@ -207,7 +205,7 @@ class StartupTiming:
         prices = priced(candidates(cluster, probe.better_order), cluster)
         if before is None:
             self.prices = prices
-            return TimingPlan([(size, best_at(prices, size)) for size in _TIMED])
+            return [(size, best_at(prices, size)) for size in _TIMED]
         # What was timed before is scaled by what its price has changed by.
         used = {rank.winner for rank in before.ranks} - prices.keys()
         prices |= priced((AlgorithmSpec.parse(text) for text in used), cluster)
@@ -219,7 +217,7 @@ class StartupTiming:
         self.prices = prices
         size = min(LADDER[bisect_left(before.bounds(), size_bytes)], MOST_TIMED)
         names = [before.at(size_bytes).winner, *best_at(prices, size)]
-        return TimingPlan([(size, list(dict.fromkeys(names)))])
+        return [(size, list(dict.fromkeys(names)))]
 
     def affordable(self, race: Race, turn: int, deadline: float) -> int:
         """Return how many choices, the first ones, the budget has room for in one more turn; rank 0 decides."""

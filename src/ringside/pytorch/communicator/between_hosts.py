@@ -179,7 +179,7 @@ class BetweenHosts:
             self.across.rehearse(flat.numel, reduction, choice)
             tuner.assemble()
         bucket = self.across.start(flat.address, flat.numel, reduction, choice)
-        bucket.recorder, bucket.stamp_ns = self, stamp_ns
+        bucket.record, bucket.stamp_ns = self.record, stamp_ns
         if is_trial or bucket.is_done:
             bucket.wait()
             return None

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ringside import _core
+from ringside._core import numpy_kernels
 from ringside.engine.buffers import address_of
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
@@ -52,23 +53,10 @@ class WireCompression:
     def narrow_by_numpy(self, data: Bytes) -> Bytes:
         """Do what `narrow` does, without the native core."""
         wide = data.view(np.float32)
-        if self.dtype == "float16":
-            with np.errstate(over="ignore"):
-                rounded = wide.astype(np.float16)
-            wide[:] = rounded
-            return rounded.view(np.uint8)
-        # Round to nearest, ties to even: add just under half of the dropped part, and one more where the kept part is
-        # odd. A NaN could become infinity by that, so it gets the quiet NaN's bits.
-        bits = wide.view(np.uint32)
-        odd = (bits >> 16) & 1
-        odd += 0x7FFF
-        odd += bits
-        nan = np.isnan(wide)
-        half16 = (odd >> 16).astype(np.uint16)
-        if nan.any():
-            half16[nan] = 0x7FC0
-        np.left_shift(half16, 16, out=bits, dtype=np.uint32)
-        return half16.view(np.uint8)
+        with np.errstate(over="ignore"):
+            half = numpy_kernels.narrow(wide, self.dtype)
+        wide[:] = numpy_kernels.widen(half, self.dtype)
+        return half.view(np.uint8)
 
     def widen(self, data: Bytes) -> Bytes:
         """Return what arrived as f32 elements (as bytes)."""
@@ -80,12 +68,8 @@ class WireCompression:
 
     def widen_by_numpy(self, data: Bytes) -> Bytes:
         """Do what `widen` does, without the native core."""
-        if self.dtype == "float16":
-            return data.view(np.float16).astype(np.float32).view(np.uint8)
-        # bfloat16 is the upper half of a float32.
-        bits = data.view(np.uint16).astype(np.uint32)
-        bits <<= 16
-        return bits.view(np.uint8)
+        half = data.view(numpy_kernels.STORED_AS.get(self.dtype, np.float16))
+        return numpy_kernels.widen(half, self.dtype).view(np.uint8)
 
     def round(self, data: Bytes) -> None:
         """Round f32 elements (as bytes) where they lie."""

@@ -59,7 +59,7 @@ class DevicePeers:
             RuntimeError: What the group raises.
         """
         if plan.switches:
-            raise UsageError(f"{plan.name} reduces at a switch, and on a device only ranks take part")
+            raise UsageError(f"{plan.schedule.name} reduces at a switch, and on a device only ranks take part")
         sends: defaultdict[int, list[Send]] = defaultdict(list)
         for send in (send for link in plan.links.values() for send in link):
             sends[send.round].append(send)

@@ -14,14 +14,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
-from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
-from ringside.engine.net.exchange.route import Length, route_of
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import Bytes, Links, Transport
@@ -127,32 +123,6 @@ class Exchange:
         elements = len(memory) // item_bytes
         edges = [elements * index // count * item_bytes for index in range(count + 1)]
         return [memory[begin:end] for begin, end in itertools.pairwise(edges)]
-
-    def rehearse(
-        self,
-        plan: MessagePlan,
-        me: int,
-        chunks: Sequence[Sequence[int]],
-        item_bytes: int,
-        wire: WireCompression | None,
-        size: MessageSize,
-        *,
-        evenly: bool = False,
-    ) -> None:
-        """Work out the messages that `ExchangeRun` needs the first time, and their order, into the caches.
-
-        Args:
-            plan: As for `ExchangeRun`.
-            me: This vertex's number there.
-            chunks: How long the parts are that are cut into segments, bytes, by chunk.
-            item_bytes, wire, size: As for `ExchangeRun`.
-            evenly: They are cut by `cut`, not by `ExchangeRun`.
-        """
-        lengths: list[Length] = [sum(parts) for parts in chunks]
-        if evenly:
-            cuts = [[self.cut(np.empty(part, np.uint8), item_bytes, wire, size) for part in parts] for parts in chunks]
-            lengths = [tuple(len(segment) for cut in parts for segment in cut) for parts in cuts]
-        route_of(plan, me, tuple(lengths), self.segment_of(item_bytes, wire, size), size.window, True)
 
     # -------------------------------------------------------------------------------------------- receiving
 

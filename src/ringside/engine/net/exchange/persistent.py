@@ -11,12 +11,13 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.exchange import Exchange, Fold, HopTiming
-from ringside.engine.net.exchange.plan import MessagePlan, Receive
+from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
 from ringside.engine.transports.base import Bytes, Pending, Transport
@@ -72,7 +73,8 @@ class PersistentExchange:
                 index = len(self._steps)
                 by = last_fold if index in plan.finals else fold
                 messages = self._messages_after(plan, index, greeted)
-                self._steps.append(_ReceiveStep(k, receive, me, senders, by, messages))
+                own_position = sum(src < me for src in receive.sources)
+                self._steps.append(_ReceiveStep(k, receive.overwrite, own_position, senders, by, messages))
 
     @staticmethod
     def fits(exchange: Exchange, plan: MessagePlan, size_bytes: int) -> bool:
@@ -188,21 +190,15 @@ class _Sender:
         self.vertex, self.peer, self.offset = vertex, peer, offset
 
 
-class _ReceiveStep:
+class _ReceiveStep(NamedTuple):
     """One receive: from whom, what to do with it, and what is sent then.
 
     `own_position` is where this vertex's own contribution comes among theirs.
     """
 
-    def __init__(
-        self,
-        k: int,
-        receive: Receive,
-        me: int,
-        senders: list[_Sender],
-        fold: Fold,
-        messages: list[_OutMessage],
-    ) -> None:
-        self.round, self.senders, self.fold, self.overwrite = k, senders, fold, receive.overwrite
-        self.own_position = sum(src < me for src in receive.sources)
-        self.messages = messages
+    round: int
+    overwrite: bool
+    own_position: int
+    senders: list[_Sender]
+    fold: Fold
+    messages: list[_OutMessage]

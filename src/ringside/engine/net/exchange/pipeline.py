@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 import numpy as np
 
@@ -27,16 +26,6 @@ PATIENCE_S = 0.02  # messages that are held up elsewhere hold up no adding up
 AHEAD = 3
 """Segments of this vertex's own that are sent before the one is received that comes at the same time: what is fed in
 piece by piece is added up when messages need it, and no sooner."""
-
-
-class LocalSource(Protocol):
-    """Where segments come from and go to while a collective is under way."""
-
-    def wait(self, chunk: int, segment: int) -> None:
-        """Return when this vertex's own contribution lies there."""
-
-    def ready(self, chunk: int, segment: int) -> None:
-        """Take note that the result lies there; it is only read from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +152,9 @@ class SegmentPlan:
 
 
 class SegmentPipeline:
-    """Where every piece is: the `LocalSource` of an exchange on one thread, while another one fills pieces and waits
-    for their ends. Pieces go by their number in `SegmentLayout.pieces`.
+    """Where every piece is: one thread exchanges segments, while another one fills pieces and waits for their ends.
+
+    Pieces go by their number in `SegmentLayout.pieces`.
 
     Args:
         plan: What is known beforehand.
@@ -219,7 +209,7 @@ class SegmentPipeline:
                 raise ClosedError("the other half of this all-reduce has failed on this rank")
 
     def ready(self, chunk: int, segment: int) -> None:
-        """Take note that a segment has its result."""
+        """Take note that a segment has its result, and is only read from now on."""
         piece = self._plan.piece_of[chunk][segment]
         self._left[piece] -= 1
         if not self._left[piece]:

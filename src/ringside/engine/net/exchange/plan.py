@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,8 +55,6 @@ class MessagePlan:
     """One vertex's part of a schedule.
 
     Args:
-        name: The schedule's name.
-        ranks: Number of ranks that contribute; this vertex is a switch if its number is not below.
         chunks: Parts of the tensor.
         hash: Identifies the schedule; ranks compare it.
         rounds: For every round, what is received, in order of first appearance.
@@ -70,8 +68,6 @@ class MessagePlan:
     """
 
     # Compared by identity (eq=False): plans are cached, and are keys of caches of their own.
-    name: str
-    ranks: int
     chunks: int
     hash: int
     rounds: tuple[tuple[Receive, ...], ...]
@@ -143,8 +139,6 @@ def plan_messages(schedule: Schedule, vertex: int) -> MessagePlan:
             dependents.append(set())
         rounds.append(receives)
     return MessagePlan(
-        name=schedule.name,
-        ranks=schedule.ranks,
         chunks=schedule.chunks,
         hash=checksum,
         rounds=tuple(rounds),
@@ -185,11 +179,8 @@ def _outgoing(step: Round, vertex: int) -> list[tuple[int, int]]:
     """Return what a vertex sends in a round, (dst, chunk), per receiver in the order in which that one reads chunks."""
     own = step.src == vertex
     sent = list(zip(step.dst[own].tolist(), step.chunk[own].tolist(), strict=True))
-    per_receiver: dict[int, int] = defaultdict(int)
-    for dst, _ in sent:
-        per_receiver[dst] += 1
     order: dict[tuple[int, int], int] = {}
-    for dst, count in per_receiver.items():
+    for dst, count in Counter(dst for dst, _ in sent).items():
         if count > 1:
             for place, chunk in enumerate(step.arriving(dst)):
                 order[dst, chunk] = place

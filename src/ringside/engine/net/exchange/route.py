@@ -113,7 +113,7 @@ class _RouteBuilder:
 
     def __init__(self, plan: MessagePlan, me: int, lengths: tuple[Length, ...], segment_bytes: int) -> None:
         self._plan, self._lengths, self._segment = plan, lengths, segment_bytes
-        self._me = me if me < plan.ranks else -1  # a switch contributes nothing of its own
+        self._me = me if me < plan.schedule.ranks else -1  # a switch contributes nothing of its own
 
     def route(self, window: int, large: bool) -> Route:
         """Return the route; for large chunks in an order that is worked out, where that pays."""

@@ -25,7 +25,7 @@ from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange, Fold, HopTiming
 from ringside.engine.net.exchange.message_size import MessageSize
-from ringside.engine.net.exchange.pipeline import AHEAD, LocalSource
+from ringside.engine.net.exchange.pipeline import AHEAD, SegmentPipeline
 from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
 from ringside.engine.net.exchange.route import Length, Parts, ReceiveSegment, route_of
@@ -91,7 +91,7 @@ class ExchangeRun:
         members: Sequence[int] | None = None,
         wire: WireCompression | None = None,
         ordered: bool = False,
-        feed: LocalSource | None = None,
+        feed: SegmentPipeline | None = None,
         size: MessageSize | None = None,
     ) -> None:
         self.exchange, self.plan, self.item_bytes = exchange, plan, item_bytes
