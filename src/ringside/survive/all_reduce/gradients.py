@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ringside.engine.dtypes import OP_CODES, dtype_code
 from ringside.engine.net.reduction import fold
+from ringside.engine.transports.base import Bytes
 from ringside.errors import UnsupportedError
 
 ALIGN_BYTES = 64
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

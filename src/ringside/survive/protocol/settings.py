@@ -63,8 +63,6 @@ def gain(seconds: Sequence[float], before: Sequence[int], after: Sequence[int]) 
     return 1.0 - step_seconds(seconds, after) / was if was > 0 else 0.0
 
 
-Quotas = Callable[[Sequence[int], int], Sequence[int]]
-"""Ranks, ascending, and the number of micro-batches → how many each takes."""
 Stretch = Callable[[int], tuple[int, int]]
 """Step → position of its first sample in the job's sequence of samples, and how many."""
 
@@ -115,7 +113,6 @@ class ProtocolSettings:
         samples: Which samples a step takes.
         steps: How many steps there are; None: without end.
         mean: The divisor is the number of samples; False: 1, the gradient is a sum.
-        quotas: Shares micro-batches out when the membership changes.
         checkpoint_every: A checkpoint whenever so many steps are committed; 0: none.
         least_members: With fewer the job halts.
         ranks: How many ranks the job was started with: at its end all are waited for; 0: only the members are.
@@ -135,7 +132,6 @@ class ProtocolSettings:
     samples: Stretch
     steps: int | None = None
     mean: bool = True
-    quotas: Quotas = equal_quotas
     checkpoint_every: int = 0
     least_members: int = 1
     ranks: int = 0
