@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +24,7 @@ from ringside.survive.audit import SampleDigests
 from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
 from ringside.survive.cluster.links import ReachabilityProbe, ReachabilityResponder
 from ringside.survive.cluster.peers import Peer, PeerWait, Superseded, own_place
-from ringside.survive.cluster.rendezvous import Joining, Rendezvous, WorkerListener
+from ringside.survive.cluster.rendezvous import Joining, WorkerListener
 from ringside.survive.job import Step, SurviveJob
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
@@ -62,19 +62,17 @@ class Driver:
         member: The state machine.
         reason: Why the job ended before its last step; "": it did not, or this rank wanted that.
         is_over: Whether the job has come to its end, for all ranks.
-        spent: Seconds by kind of instruction, and for digests (which `Exchange` contains).
         digests: Of the results that were applied here.
     """
 
     def __init__(self, job: SurviveJob) -> None:
         self.job = job
-        self.spent: defaultdict[str, float] = defaultdict(float)
         self.reason = ""
         self.digests = SampleDigests()
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
         self._known = KnownWorkers(job.rendezvous, lambda seat: self._listener.silent_s(seat))
-        self._attempt = Attempt(job, self.spent)
+        self._attempt = Attempt(job)
         self._transfer = StateTransfer(job)
         self._exchange: AnyExchange | None = None
         self._peer_wait: PeerWait | None = None
@@ -169,8 +167,7 @@ class Driver:
         self._probe = None
         if open_transport is not None:
             self._probe = ReachabilityProbe(seat, incarnation, rendezvous, open_transport)
-        mail = Rendezvous(job.listening.registers, job.listening.ranks)
-        self._listener = WorkerListener(mail, incarnation, seat, self._responder.answer)
+        self._listener = WorkerListener(job.listening, incarnation, seat, self._responder.answer)
 
         self.member = Member(seat, incarnation, job.settings)
         if fresh:  # a process that was left out comes back to the same founders
@@ -294,10 +291,7 @@ class Driver:
     # answer return it as an event. `_HANDLERS` at the end of the file leads here.
 
     def _execute(self, instruction: i.Instruction) -> None:
-        handler: Callable[[Driver, Any], e.Event | None] = _HANDLERS[type(instruction)]
-        began = time.perf_counter()
-        event = handler(self, instruction)
-        self.spent[type(instruction).__name__] += time.perf_counter() - began
+        event = _HANDLERS[type(instruction)](self, instruction)
         if event is not None:
             self.handle(event)
 

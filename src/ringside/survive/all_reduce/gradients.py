@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ringside.engine.dtypes import OP_CODES, dtype_code
@@ -75,9 +74,9 @@ class FlatGradient:
             end += -end % ALIGN_BYTES
         self.size_bytes = end
 
-    def views(self, memory: Bytes | torch.Tensor) -> list[torch.Tensor]:
+    def views(self, memory: Bytes) -> list[torch.Tensor]:
         """Return the gradient of every parameter as a view of memory (uint8 [size_bytes]), in the model's order."""
-        raw = torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory
+        raw = torch.from_numpy(memory)
         return [
             raw[place : place + p.numel() * p.element_size()].view(p.dtype).view(p.shape)
             for p, place in zip(self._parameters, self._places, strict=True)
