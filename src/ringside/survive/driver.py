@@ -35,18 +35,13 @@ from ringside.survive.state.transfer import StateTransfer, choose_giver
 from ringside.text import name_ranks
 
 _log = logging.getLogger(__name__)
-_PAUSE_S = 2e-4
-"""Between looks at shared memory, while others compute or vote."""
-_LOOK_S = 2e-3
-"""Between looks at a register."""
+_PAUSE_S = 2e-4  # between looks at shared memory, while others compute or vote
+_LOOK_S = 2e-3  # between looks at a register
 _ASK_AGAIN_S = 1.0
-_LAST_WRITE_S = 120.0
-"""How long a checkpoint that is being written is waited for at the end."""
+_LAST_WRITE_S = 120.0  # how long a checkpoint that is being written is waited for at the end
 _LOG_AGAIN_S = 30.0
-_FOUNDING_S = 60.0
-"""How long the first ranks wait for each other."""
-_WHERE_S = 5.0
-"""How long a rank that comes too late waits to read where the final state lies."""
+_FOUNDING_S = 60.0  # how long the first ranks wait for each other
+_WHERE_S = 5.0  # how long a rank that comes too late waits to read where the final state lies
 
 
 class Driver:

@@ -69,10 +69,6 @@ class HostLayout:
     runs: Sequence[AttemptRun]
     slots: Mapping[int, tuple[int, ...]]
 
-    def arena_bytes(self, rank: int) -> int:
-        """Return how large a rank's arena is."""
-        return HEADER_BYTES + self.stride * (len(self.slots[rank]) + 1)
-
     @property
     def stride(self) -> int:
         """Bytes from one slot to the next."""
@@ -114,10 +110,11 @@ class HostSums:
     views: dict[int, HostView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._arena = OwnArena(self.layout.arena_bytes(self.rank))
+        slots = len(self.layout.slots[self.rank])
+        self._arena = OwnArena(HEADER_BYTES + self.layout.stride * (slots + 1))  # behind the slots lie the sums
         self._members = sorted(self.layout.slots)
         self.address = self._arena.address
-        self.views[self.rank] = HostView.of(self._arena.bytes, len(self.layout.slots[self.rank]), self.layout)
+        self.views[self.rank] = HostView.of(self._arena.bytes, slots, self.layout)
 
     def meet(self, rank: int, address: Address) -> None:
         """Map a peer's arena; errors as `read_only`."""

@@ -196,15 +196,12 @@ class MembershipChange:
         ends = self.ends and base.last is None
         return MembershipChange(suspects, waiting, self.drains - set(base.drained), broken, quotas, ends=ends)
 
-    def quotas_of(self, ranks: tuple[int, ...], micro_batches: int) -> dict[int, int]:
-        """Return how many micro-batches each of some ranks takes."""
-        return self._quotas_for(ranks) or dict(zip(ranks, equal_quotas(ranks, micro_batches), strict=True))
-
     def _wants_other_quotas(self, base: Generation) -> bool:
-        wanted = self._quotas_for(base.ranks)
+        wanted = self.quotas_for(base.ranks)
         return any(base.owners.count(rank) != quota for rank, quota in wanted.items())
 
-    def _quotas_for(self, ranks: tuple[int, ...]) -> dict[int, int]:
+    def quotas_for(self, ranks: tuple[int, ...]) -> dict[int, int]:
+        """Return how many micro-batches each of some ranks is to take; {}: that is not said of just these."""
         return dict(self.quotas) if tuple(sorted(rank for rank, _ in self.quotas)) == ranks else {}
 
 
@@ -226,7 +223,8 @@ def successor(base: Generation, change: MembershipChange, step: int | None, sett
     same = set(ranks) == set(base.ranks) and not change.quotas
     owners = base.owners
     if ranks and not same:
-        owners = assign_micro_batches(base.owners, change.quotas_of(ranks, len(base.owners)))
+        equal = equal_quotas(ranks, len(base.owners))
+        owners = assign_micro_batches(base.owners, change.quotas_for(ranks) or dict(zip(ranks, equal, strict=True)))
 
     # Who brings no state. Once a step was committed in `base`, all of its members had it: they acknowledged.
     begins = base.step if step is None else step

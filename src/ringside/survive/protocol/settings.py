@@ -63,10 +63,6 @@ def gain(seconds: Sequence[float], before: Sequence[int], after: Sequence[int]) 
     return 1.0 - step_seconds(seconds, after) / was if was > 0 else 0.0
 
 
-Stretch = Callable[[int], tuple[int, int]]
-"""Step → position of its first sample in the job's sequence of samples, and how many."""
-
-
 @dataclass(frozen=True)
 class Rules:
     """The rules that exactly-once rests on. All are kept; the proof breaks them one by one, to see that it notices.
@@ -110,7 +106,7 @@ class ProtocolSettings:
 
     Args:
         micro_batches: Parts that every step is cut into.
-        samples: Which samples a step takes.
+        samples: Gives which samples a step takes: the position of its first one in the job's sequence, and how many.
         steps: How many steps there are; None: without end.
         mean: The divisor is the number of samples; False: 1, the gradient is a sum.
         checkpoint_every: A checkpoint whenever so many steps are committed; 0: none.
@@ -129,7 +125,7 @@ class ProtocolSettings:
     """
 
     micro_batches: int
-    samples: Stretch
+    samples: Callable[[int], tuple[int, int]]
     steps: int | None = None
     mean: bool = True
     checkpoint_every: int = 0
