@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel sdist release-check tsan asan stops test-oldest clean
+.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel sdist release-check tsan asan stops test-oldest test-newest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -112,6 +112,12 @@ test-oldest: ## attach and Communicator on the oldest torch that pyproject.toml 
 	@build/oldest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.4.*' 'numpy<2' pytest pytest-timeout pytest-rerunfailures hypothesis
 	@build/oldest/bin/python -m pip install -q --disable-pip-version-check '.[metrics,web,gpu]'
 	@build/oldest/bin/python -m pytest -q tests/pytorch --ignore-glob='*/test_process_group*'
+
+test-newest: ## attach, Communicator and the process group on the newest torch (fetches 3 GB: CUDA wheels; needs no GPU)
+	@$(PYTHON) -m venv build/newest
+	@build/newest/bin/python -m pip install -q --disable-pip-version-check 'torch==2.15.*' numpy pytest pytest-timeout pytest-rerunfailures hypothesis
+	@build/newest/bin/python -m pip install -q --disable-pip-version-check '.[metrics,web,gpu]'
+	@build/newest/bin/python -m pytest -q tests/pytorch
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -162,22 +162,21 @@ _GROWS: tuple[Callable[[], set[str]], ...] = (_threads, _processes, _descriptors
 _STAYS: tuple[Callable[[], set[str]], ...] = (_environment, _handlers, _directory)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
 
-_seen: dict[str, tuple[int, dict[str, object]]] = {}  # by module: a fingerprint of its names, and what they meant
+_seen: dict[str, tuple[tuple[object, ...], dict[str, object]]] = {}  # by module: its values, and what names meant
 
 
 def _patched() -> list[str]:
     """Return functions, classes and constants of ours that mean something else than when they were seen first."""
     found = []
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("ringside"):
-            continue
-        fingerprint = hash(tuple(map(id, vars(module).values())))
+    for name in [name for name in sys.modules if name[:8] == "ringside"]:  # two ms a test, were it less plain
+        held = vars(sys.modules[name])
+        values = tuple(held.values())
         before = _seen.get(name)
-        if before is None or before[0] != fingerprint:
-            means = {key: value for key, value in vars(module).items() if _is_fixed(key, value)}
+        if before is None or before[0] != values:
+            means = {key: value for key, value in held.items() if _is_fixed(key, value)}
             if before is not None:
                 found += [f"{name}.{key}" for key, value in before[1].items() if means.get(key) is not value]
-            _seen[name] = fingerprint, means
+            _seen[name] = values, means
     return found
 
 

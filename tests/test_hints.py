@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def files() -> list[Path]:
     return [path for path in paths if path.suffix in KINDS and path.is_file() and path != Path(__file__).resolve()]
 
 
+@cache
 def hints() -> list[tuple[str, list[str]]]:
     """Return where each `pip install` stands, and its words up to the end of its line, quotation or sentence."""
     found = []
@@ -41,22 +43,24 @@ def hints() -> list[tuple[str, list[str]]]:
     return found
 
 
-HINTS = hints()
-pytestmark = pytest.mark.skipif(not HINTS, reason="git lists no files here: this is no clone")
+@pytest.fixture(autouse=True)
+def listed() -> None:
+    if not hints():
+        pytest.skip("git lists no files here: this is no clone")
 
 
 def test_hints_are_found() -> None:
-    places = {place for place, _ in HINTS}
+    places = {place for place, _ in hints()}
     assert {"src/ringside/commands/top.py", "docs/serve.md", "Makefile", "docs/install.md"} <= places
 
 
 def test_nobody_is_told_to_install_the_other_package() -> None:
-    assert [hint for hint in HINTS if any(re.fullmatch(r"ringside(\W.*)?", word) for word in hint[1])] == []
+    assert [hint for hint in hints() if any(re.fullmatch(r"ringside(\W.*)?", word) for word in hint[1])] == []
 
 
 def test_extras_that_hints_name_exist() -> None:
     extras = set(PROJECT["optional-dependencies"])
-    for place, words in HINTS:
+    for place, words in hints():
         for word in words:
             if found := re.fullmatch(r"(?:torch-ringside|\.)\[([\w,]+)\]", word):
                 assert set(found[1].split(",")) <= extras, (place, word)
@@ -64,7 +68,7 @@ def test_extras_that_hints_name_exist() -> None:
 
 def test_no_page_promises_an_index_but_by_the_line_of_the_switch() -> None:
     """With an extra, pip finds the package that is installed already, and asks the index for what is missing only."""
-    assert {place for place, words in HINTS if "torch-ringside" in words} <= {"docs/install.md", "docs/release.md"}
+    assert {place for place, words in hints() if "torch-ringside" in words} <= {"docs/install.md", "docs/release.md"}
     page = SWITCH.read_text()
     if "<!-- once published:" in page:
         assert "pip install torch-ringside" not in re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)

@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from tests.mutate.__main__ import equivalents, of_review, reason_of
 from tests.mutate.faults import ROOT, draw
 
@@ -32,6 +33,7 @@ def test_a_reason_holds_wherever_its_line_has_moved_unless_it_names_the_line():
     assert reason_of("b.cpp:4: f();  ->  ;", reasons) is None
 
 
+@pytest.mark.thorough
 def test_a_seed_draws_from_every_package():
     drawn = draw(5, 150)
     assert len(drawn) == 150

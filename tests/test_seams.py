@@ -10,7 +10,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.support.modules import modules
+from tests.support.modules import modules, tree_of
+
+# Of a lint's kind, over every source: `make test-all` has them.
+pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parent.parent
 SOURCES = {
@@ -57,7 +60,7 @@ SHARED = {"until", "free_port", "Clock", "own_times", "slow_run", "records_of", 
 
 @cache
 def trees() -> dict[str, ast.Module]:
-    return {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
+    return {name: tree_of(path) for name, path in SOURCES.items()}
 
 
 class Own:
@@ -74,7 +77,7 @@ class Own:
         self.constants: set[tuple[str, str]] = set()
         self.copies: dict[tuple[str, str], list[str]] = {}
         for module, path in modules().items():
-            tree = ast.parse(path.read_text())
+            tree = tree_of(path)
             for node in tree.body:
                 if isinstance(node, ast.Assign):
                     self.constants |= {(module, one.id) for one in node.targets if isinstance(one, ast.Name)}

@@ -120,8 +120,8 @@ def sparkline(values: Sequence[float], cells: int) -> str:
     edges = [round(index * len(values) / cells) for index in range(cells + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(means), max(means)
-    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(SPARKS[round((value - low) * scale)] for value in means)
+    spread = high - low or 1.0
+    return "".join(SPARKS[round((value - low) / spread * (len(SPARKS) - 1))] for value in means)
 
 
 def moment(unix: float) -> str:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +136,16 @@ def test_the_page_needs_nothing_else_and_escapes_what_files_say(
     assert "<img" not in text
     assert "<i>1" not in text
     assert not re.search(r"<[^>]*(?:src|href)=|https?://|@import", text)
+
+
+def test_the_page_is_written_though_the_reader_of_the_terminal_goes_away(hung: Path, tmp_path: Path) -> None:
+    page, (reader, writer) = tmp_path / "page.html", os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "ringside", "doctor", str(hung), "--html", str(page)]
+    ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert ended.stderr == ""
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_a_page_that_cannot_be_written_is_one_line(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,18 @@ def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("run", "lab")])
+def test_an_unknown_option_is_answered_with_the_usage_of_its_command(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But of `run` and `lab`: what follows there may be another program's."""
+    required = {"report": ["run"], "compare": ["a", "b"], "doctor": ["x"], "draw": ["ring"]}
+    assert helped(verb, *required.get(verb, ()), "--no-such-option") == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: ringside {verb} ")
+    assert err.endswith(f"ringside {verb}: error: unrecognized arguments: --no-such-option\n")
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [

@@ -308,6 +308,10 @@ def beyond_gloo(rank: int) -> list[str]:
     outs = [torch.zeros(j + 1, 2) for j in range(size)]
     dist.all_gather(outs, ramp(rank, rank + 1, 2))
     expect("uneven all_gather", torch.cat(outs), torch.cat([ramp(r, r + 1, 2) for r in range(size)]))
+    into, opts = torch.zeros(size * 3 if rank == 1 else 0), c10d.GatherOptions()
+    opts.rootRank = 1
+    dist.group.WORLD.gather_single(into, ramp(rank, 3), opts).wait()  # `dist.gather_single` of torch 2.15
+    expect("gather into one", into, torch.cat([ramp(r, 3) for r in range(size)]) if rank == 1 else torch.zeros(0))
     part = torch.zeros(rank + 1)
     dist.reduce_scatter(part, [ramp(rank, j + 1) for j in range(size)])
     expect("uneven reduce_scatter", part, sum(ramp(r, rank + 1) for r in range(size)))

@@ -38,6 +38,12 @@ def _walk(folders: Iterable[str], prefix: str) -> Iterator[tuple[str, Path]]:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file, parsed once."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports_of(name: str, path: Path) -> frozenset[str]:
     """Return the full name of every module that a module imports anywhere, for type checkers only excepted.
 
@@ -48,11 +54,11 @@ def imports_of(name: str, path: Path) -> frozenset[str]:
         name: The module's full name.
         path: Its file.
     """
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     for_types = {
         id(child)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        if isinstance(node, ast.If) and _last_name(node.test) == "TYPE_CHECKING"
         for statement in node.body
         for child in ast.walk(statement)
     }
@@ -68,8 +74,12 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
         yield from (full if (full := f"{base}.{alias.name}") in _all() else base for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module"):
+    elif isinstance(node, ast.Call) and _last_name(node.func) == "import_module":
         yield from (one.value for one in node.args[:1] if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def is_in(name: str, packages: Iterable[str]) -> bool:

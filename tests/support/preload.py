@@ -11,7 +11,10 @@ for name in (
     "torch.nn.parallel",
     "torch.optim",
     "torch._dynamo",  # the first DDP imports it
+    "torch.distributed.fsdp",
     "ringside.pytorch",
+    "ringside.view.verdict_text",  # what rank 0 prints with, of a job that is recorded
+    "rich.console",
 ):
     with contextlib.suppress(ImportError):  # tests that need torch are skipped without it
         importlib.import_module(name)

@@ -115,6 +115,7 @@ def test_the_front_end_draws_asks_follows_and_leaves_nothing(tmp_path: Path) -> 
         page.evaluate(MODEL, base64.b64encode(view._esm.encode()).decode())
         assert page.locator("h4").inner_text() == first["title"]
         assert page.locator("tbody tr").first.locator("td").first.inner_text() == "2"
+        assert page.locator("p.meaning").inner_text() == "own time: work from one synchronisation to the next"
         assert page.evaluate("tick()") == ["look"]
         page.evaluate("(state) => change(state)", then)
         assert page.locator("section.open strong").inner_text() == "rank 2 is slow"

@@ -111,7 +111,7 @@ def build_parser(verbs: Sequence[str] = VERBS) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.prepare_parser(sub)
-        sub.set_defaults(command=command)
+        sub.set_defaults(command=command, usage_error=sub.error)
     return parser
 
 
@@ -128,7 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         meant = did_you_mean(first, VERBS)
         print(f"ringside: there is no command {first!r}{meant}; `ringside help` lists them", file=sys.stderr)
         return UsageError.exit_status
-    args = build_parser().parse_args(words)
+    args, unknown = build_parser().parse_known_args(words)
+    if unknown:  # argparse itself would show the usage of `ringside`, not of the command
+        args.usage_error(f"unrecognized arguments: {' '.join(unknown)}")
     set_verbosity(args.verb, getattr(args, "verbose", 0), quiet=getattr(args, "quiet", False))
     try:
         return cast("Command", args.command).run(args)

@@ -60,13 +60,7 @@ def run(args: argparse.Namespace) -> int:
         findings = examine(args.paths, progress)
     finally:
         progress.done()
-    if args.json:
-        print(json.dumps(as_json(findings), indent=2))
-    else:
-        # lines are broken for a reader, never for a program
-        console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
-        print_findings(findings, console, verbose=args.verbose)
-    if args.html is not None:
+    if args.html is not None:  # before anything is printed: whoever reads that may go away (`| head`)
         from ringside.view.html.doctor import doctor_page
 
         try:
@@ -75,7 +69,13 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(
                 f"cannot write {args.html}: {error.strerror or error}; give --html a file that can be written"
             ) from error
-        if not args.json:
+    if args.json:
+        print(json.dumps(as_json(findings), indent=2))
+    else:
+        # lines are broken for a reader, never for a program
+        console = SafeConsole(file=sys.stdout, highlight=False, soft_wrap=not sys.stdout.isatty())
+        print_findings(findings, console, verbose=args.verbose)
+        if args.html is not None:
             print(args.html)
     return exit_status(findings)
 

@@ -18,6 +18,7 @@ from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks
 from ringside.view.tui.source import Local, Remote, RunSource, Snapshot, take_snapshot
 from ringside.view.tui.text import first_line, price_text, verdict_block, verdict_headline
+from ringside.view.verdict_text import OWN_TIME
 
 try:
     import anywidget
@@ -72,8 +73,8 @@ class LiveView(anywidget.AnyWidget):
 def state_of(snapshot: Snapshot) -> dict[str, Any]:
     """Return a run in words: `title`, `verdicts` (or `remark` where there is none), and the slowest ranks.
 
-    Each of `ranks` has `rank`, `host`, `own`, `wait`, `wire` and `excess` in words, `spark` (own time over the last
-    steps, as blocks) and `verdict`; `more` is how many ranks are left out.
+    `own_time` says what that is. Each of `ranks` has `rank`, `host`, `own`, `wait`, `wire` and `excess` in words,
+    `spark` (own time over the last steps, as blocks) and `verdict`; `more` is how many ranks are left out.
     """
     ranks = arrange_ranks(snapshot.ranks, SortOrder())
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, SPARK_CELLS)
@@ -91,6 +92,7 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "title": first_line(snapshot, WIDE).plain.removeprefix("ringside top ").strip(),
         "remark": verdict_block(snapshot, WIDE, 1).plain.removeprefix("● ") if calm else "",
+        "own_time": OWN_TIME,
         "verdicts": verdicts,
         "ranks": [
             {

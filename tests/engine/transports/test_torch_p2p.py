@@ -19,7 +19,7 @@ from tests.support.ranks import Team, hear, on_ranks, outcomes_of, place, say
 from ringside.engine.transports.abort import AbortChannel, AbortNotice
 from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.engine.transports.gloo import OpenWait, long_awaited
-from ringside.engine.transports.gloo_internals import watched_connections
+from ringside.engine.transports.gloo_internals import close_connections, watched_connections
 
 from . import conformance
 from .vertices import peer_to_peer, store_file
@@ -298,6 +298,36 @@ def test_the_late_one_is_named_and_not_its_neighbour(absent: int) -> None:
             assert team.finish_one(rank).value == LinkFailure("late", absent)
         team.tell(absent, "go on")
         assert team.finish_one(absent).ok
+
+
+def while_another_wait_is_over(path: str) -> LinkFailure | None:
+    """Rank 1 waits for rank 0 while another wait's time is over, which breaks every connection of the group."""
+    groups, gloo = [], dist.ProcessGroupGloo
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "ProcessGroupGloo", lambda *how: groups.append(gloo(*how)) or groups[-1])
+        transport = peer_to_peer(path)
+    if transport.rank == 0:
+        say("ready")
+        hear()
+        return None
+    say("ready")
+    over = threading.Timer(0.5, close_connections, [groups[0]])
+    over.start()
+    with pytest.raises(LinkError) as caught:
+        transport.receive(0, conformance.place()).wait()
+    over.join()
+    return caught.value.cause
+
+
+def test_where_another_wait_is_over_the_peer_is_late_and_not_lost() -> None:
+    """The listener, or another thread, may be the first to see that Gloo has closed everything."""
+    with store_file() as path, Team(2) as team:
+        team.start(while_another_wait_is_over, path)
+        team.await_word()
+        heard = team.finish_one(1)
+        team.tell(0, "go")
+        team.finish_one(0)
+    assert heard.value == LinkFailure("late", 0), heard.trace
 
 
 def wait_in_a_circle(path: str, what: list[str]) -> LinkFailure:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.transports.abort import AbortChannel, AbortListener, AbortNotice, find_disagreement, find_late
-from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure
+from ringside.engine.transports.base import NOBODY, Bytes, Kept, Kind, LinkError, LinkFailure
 from ringside.engine.transports.gloo_internals import (
     DEAD_AFTER_S,
     breakage,
@@ -286,14 +286,22 @@ class GlooTransport:
         The probe ends a connection that is silent, once it is not acknowledged.
         """
         for peer in long_awaited(self._waits, self._connections.some_closed, time.monotonic()):
-            if not stands(self._group, peer):
-                self.fail(LinkFailure("lost", peer))  # Gloo may not end the wait by itself
+            if broken := breakage(self._group, peer):
+                self.fail(LinkFailure(_kind_of(broken), peer))  # Gloo may not end the wait by itself
                 return
 
     def _error(self, peer: int, error: RuntimeError) -> LinkError:
         text = str(error)
-        kind = "late" if "Timed out waiting" in text else "lost"
-        return LinkError(self.fail(LinkFailure(kind, peer)), text.partition("\n")[0][:300])  # type: ignore[arg-type]
+        return LinkError(self.fail(LinkFailure(_kind_of(text), peer)), text.partition("\n")[0][:300])
+
+
+def _kind_of(text: str) -> Kind:
+    """Return what Gloo's message says of a connection.
+
+    Where one wait is over, it closes all connections of the group: so the wait's own thread reads "Timed out waiting",
+    and every other one, which may be the first that asks, "Application timeout caused pair closure".
+    """
+    return "late" if "Timed out waiting" in text or "Application timeout" in text else "lost"
 
 
 def _for_nobody() -> int:

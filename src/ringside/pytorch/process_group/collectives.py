@@ -252,6 +252,22 @@ def all_to_all_single(
     return [output], job
 
 
+@_named(c10d.GatherOptions, "gather_into_tensor", "gather_single")
+def gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
+    """Give rank `opts.rootRank` the tensors of all ranks in one (torch 2.15); the others' output is not used."""
+    is_root = comm.rank == opts.rootRank
+    x, to = plain(tensor, moved=True).flat, plain(output, moved=True)
+    if is_root:
+        check_parts("gather", to.flat, x, comm.size)
+
+    def job() -> None:
+        room = comm.gather(x, opts.rootRank)
+        if room is not None:
+            lay_out([to], room.view(-1))
+
+    return [output] if is_root else [], job
+
+
 # ------------------------------------------------------------------------------------------------ several at once
 
 

@@ -28,7 +28,7 @@ function draw(root, state) {
   const table = element("table", "", element("thead", "", heads), element("tbody", "", ...state.ranks.map(row)));
   if (state.more) table.append(element("caption", "", `and ${state.more} ranks that are less slow`));
   const told = state.remark ? [element("p", "", state.remark)] : state.verdicts.map(verdict);
-  root.replaceChildren(element("h4", "", state.title), ...told, table);
+  root.replaceChildren(element("h4", "", state.title), ...told, element("p", "meaning", state.own_time), table);
 }
 
 function render({ model, el }) {
