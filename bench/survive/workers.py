@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from tests.survive.counting import Counting, consumed
 from torch import Tensor, nn
 
-from ringside.survive import Training, attempt, driver, training
+from ringside.survive import Training, training
 from ringside.survive.cluster.failpoints import Failpoint
 
 PHASES = ("before_send", "after_send", "mid_chunk", "after_sum", "after_receive", "after_ack", "before_apply")
@@ -132,30 +130,13 @@ def gpt(steps: int, size: str, rank: int, directory: Path) -> dict[str, Any]:
         "micro_batches": 2,
         "steps": steps,
     }
-    # Seconds by kind of instruction, and for digests (which `RunExchange` contains).
-    spent: Counter[str] = Counter()
-    for kind, handler in driver._HANDLERS.items():
-        driver._HANDLERS[kind] = _timed(spent, kind.__name__, handler)
-    attempt.digest = _timed(spent, "digest", attempt.digest)
     with training(model, make_optimizer(model), dataset, **settings) as t:
         seconds = []
         for step in t:
             seconds.append(step.seconds)
             if step.number == steps // 3:
-                spent.clear()
-        return {"seconds": seconds[steps // 3 + 1 :], "spent": dict(spent)}
-
-
-def _timed(spent: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, with the seconds that it takes added up under a name."""
-
-    def timed(*arguments: Any) -> Any:
-        began = time.perf_counter()
-        result = function(*arguments)
-        spent[name] += time.perf_counter() - began
-        return result
-
-    return timed
+                t._driver.spent.clear()
+        return {"seconds": seconds[steps // 3 + 1 :], "spent": dict(t._driver.spent)}
 
 
 def _generation(t: Training) -> int:

@@ -1,5 +1,6 @@
 """The thread of an exchange that was given up may wake up whenever it likes: it finds nothing of the next attempt."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +34,7 @@ class Exchange:
 def test_what_is_applied_is_what_was_acknowledged(failure):
     flat = SimpleNamespace(size_bytes=64)
     job = SimpleNamespace(work=SimpleNamespace(flat=flat), failpoints=SimpleNamespace(reached=lambda phase: None))
-    attempt = Attempt(job)
+    attempt = Attempt(job, Counter())
     given_up, finished = Exchange(1, failure), Exchange(2)
     attempt.reduce(i.RunExchange(Tag(1, 1, 5, 0), GENERATION), given_up)
     attempt.reduce(i.RunExchange(Tag(1, 2, 5, 1), GENERATION), finished)

@@ -7,6 +7,7 @@ a decision stands.
 from __future__ import annotations
 
 import time
+from collections.abc import MutableMapping
 
 import numpy as np
 import torch
@@ -29,13 +30,14 @@ class Attempt:
 
     Args:
         job: What is trained.
+        spent: Seconds by kind; what digests take is added here.
 
     Attributes:
         total: The private copy of the sums, uint8 [size_bytes].
     """
 
-    def __init__(self, job: SurviveJob) -> None:
-        self._job = job
+    def __init__(self, job: SurviveJob, spent: MutableMapping[str, float]) -> None:
+        self._job, self._spent = job, spent
         self.total: Bytes = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
         self._kept: list[KeptBatch] = []
         self._check_state = False
@@ -71,7 +73,9 @@ class Attempt:
             return None
         self._job.failpoints.reached("after_receive")
         state = f"{self._job.state.digest():016x}" if self._check_state else ""
+        began = time.perf_counter()
         result = f"{digest(torch.from_numpy(self.total)):016x}"
+        self._spent["digest"] += time.perf_counter() - began
         return e.ResultReady(instruction.tag, result, state)
 
     def _replace_total(self) -> None:

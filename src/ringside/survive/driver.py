@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,17 +57,19 @@ class Driver:
         member: The state machine.
         reason: Why the job ended before its last step; "": it did not, or this rank wanted that.
         is_over: Whether the job has come to its end, for all ranks.
+        spent: Seconds by kind of instruction, and for digests (which `Exchange` contains).
         digests: Of the results that were applied here.
     """
 
     def __init__(self, job: SurviveJob) -> None:
         self.job = job
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self.reason = ""
         self.digests = SampleDigests()
         self._initial = job.state.copied()
         self._todo: deque[i.Instruction] = deque()
         self._known = KnownWorkers(job.rendezvous, lambda seat: self._listener.silent_s(seat))
-        self._attempt = Attempt(job)
+        self._attempt = Attempt(job, self.spent)
         self._transfer = StateTransfer(job)
         self._exchange: AnyExchange | None = None
         self._peer_wait: PeerWait | None = None
@@ -286,7 +288,10 @@ class Driver:
     # answer return it as an event. `_HANDLERS` at the end of the file leads here.
 
     def _execute(self, instruction: i.Instruction) -> None:
-        event = _HANDLERS[type(instruction)](self, instruction)
+        handler: Callable[[Driver, Any], e.Event | None] = _HANDLERS[type(instruction)]
+        began = time.perf_counter()
+        event = handler(self, instruction)
+        self.spent[type(instruction).__name__] += time.perf_counter() - began
         if event is not None:
             self.handle(event)
 
