@@ -27,7 +27,6 @@ from bench.common import make_parser
 
 from ringside.lab import Lab, RankPlacement
 
-GLOO_TIMEOUT_S = 30  # after which stock Gloo gives up by itself
 LIMIT_S = 150.0  # for a whole job
 
 # Ranks of one host are processes of a lab with one host, so all cases are run and told alike.

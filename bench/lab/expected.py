@@ -95,19 +95,16 @@ def messages_of(schedule: Schedule, size_bytes: int, bytes_per_s: float | None =
     return size_of(schedule, size_bytes, LARGE, bytes_per_s)
 
 
-def busiest(
-    schedule: Schedule, size_bytes: int, segment_bytes: int = 0, *, bytes_per_s: float | None = None
-) -> Busiest:
+def busiest(schedule: Schedule, size_bytes: int, *, bytes_per_s: float | None = None) -> Busiest:
     """Return the direction of a host's link that takes longest, its pipeline's fill included; a switch has no link.
 
     Args:
         schedule: One vertex per host.
         size_bytes: Of the tensor.
-        segment_bytes: What a message carries at most; 0: what the engine's do.
         bytes_per_s: See `messages_of`.
     """
     per_chunk = size_bytes / schedule.chunks
-    segment = min(per_chunk, segment_bytes or messages_of(schedule, size_bytes, bytes_per_s).segment_bytes)
+    segment = min(per_chunk, messages_of(schedule, size_bytes, bytes_per_s).segment_bytes)
     counted = traffic(schedule)
     before, after = _hops(schedule)
     found = [

@@ -42,13 +42,13 @@ LAW_WAYS = (
 )
 
 
-def laws(repeat: int, rate: str = LAW_RATE) -> Section:
+def laws(repeat: int) -> Section:
     """Compare the time of every algorithm with its busiest link's bytes by the rate: one rank per host."""
-    full = payload_bytes_per_second(rate)
+    full = payload_bytes_per_second(LAW_RATE)
     section = Section(
         "laws",
-        f"One rank per host, {size_words(LAW_SIZE)}, star of {rate} links: measured time by the busiest link's bytes / "
-        "payload rate",
+        f"One rank per host, {size_words(LAW_SIZE)}, star of {LAW_RATE} links: measured time by the busiest link's "
+        "bytes / payload rate",
         [
             ("algorithm", "algorithm", "s"),
             ("n", "n", "d"),
@@ -64,7 +64,7 @@ def laws(repeat: int, rate: str = LAW_RATE) -> Section:
             ("idle", "idle", ".2f"),
         ],
     )
-    with Lab(hosts=max(LAW_RANKS), rate=rate) as lab:
+    with Lab(hosts=max(LAW_RANKS), rate=LAW_RATE) as lab:
         turns = {}
         for n in LAW_RANKS:  # each a job of its own: how connections share a link stays as it is for seconds
             report_progress(f"  laws: {n} hosts")
@@ -127,13 +127,13 @@ def _law_row(turns: Turns, name: str, n: int, full: float) -> Row:
 TREES = ("tree*32", "two_tree*32")
 
 
-def two_tree(repeat: int, rate: str = LAW_RATE) -> Section:
+def two_tree(repeat: int) -> Section:
     """Compare the two-tree's gain over the single tree with what their busiest links say; look at its leaves."""
-    full, ranks = payload_bytes_per_second(rate), (4, 6, 8)
+    full, ranks = payload_bytes_per_second(LAW_RATE), (4, 6, 8)
     section = Section(
         "two-tree",
-        f"Two-tree against the single tree, both pipelined (*32), {size_words(LAW_SIZE)}, star of {rate} links; and "
-        "how much of a link's rate the single tree's leaves use, each way and both at once",
+        f"Two-tree against the single tree, both pipelined (*32), {size_words(LAW_SIZE)}, star of {LAW_RATE} links; "
+        "and how much of a link's rate the single tree's leaves use, each way and both at once",
         [
             ("n", "n", "d"),
             ("by", "by", "s"),
@@ -151,7 +151,7 @@ def two_tree(repeat: int, rate: str = LAW_RATE) -> Section:
             ("CPU share", "cpu", ".2f"),
         ],
     )
-    with Lab(hosts=max(ranks), rate=rate) as lab:
+    with Lab(hosts=max(ranks), rate=LAW_RATE) as lab:
         report_progress(f"  two-tree: {lab.hosts} hosts")
         cases = [Case(n, LAW_SIZE, TREES, 1, warm=True) for n in ranks]
         turns = take_turns(lab, cases, max(repeat, 3), hops=True, probes=True)

@@ -202,15 +202,14 @@ def fair(links: Iterable[Link]) -> dict[Link, float]:
     return rates
 
 
-def shared_bytes(schedule: Schedule, size_bytes: int, size: MessageSize | None = None) -> float:
+def shared_bytes(schedule: Schedule, size_bytes: int) -> float:
     """Return what a link would carry in the time that a schedule takes where flows share links; see the module.
 
     Args:
         schedule: Without switches, one vertex per host.
         size_bytes: Of the tensor.
-        size: Of the messages, where they are not the engine's.
     """
-    per_chunk, size = size_bytes / schedule.chunks, size or messages_of(schedule, size_bytes)
+    per_chunk, size = size_bytes / schedule.chunks, messages_of(schedule, size_bytes)
     segments = int(max(-(-per_chunk // size.segment_bytes), 1))
     return _Play(schedule, segments, size).run() * per_chunk / segments
 

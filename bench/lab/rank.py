@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ringside.lab.wiring import INTERFACE
+
 Call = Callable[[], Any]
 GLOO, IDLE, DEFAULT = "gloo", "idle", "default"
 # Contenders besides all-reduces are `COLLECTIVE:WAY`.
@@ -274,14 +276,14 @@ def ticks() -> tuple[int, int]:
     return counted[3] + counted[4], sum(counted)
 
 
-def counters(device: str = "lab0") -> list[int]:
+def counters() -> list[int]:
     """Return what the kernel counted on this host's link: bytes and frames received, bytes and frames sent."""
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         name, _, rest = line.partition(":")
-        if name.strip() == device:
+        if name.strip() == INTERFACE:
             numbers = rest.split()
             return [int(numbers[column]) for column in (0, 1, 8, 9)]
-    raise SystemExit(f"there is no interface {device} here: start this by bench/lab/")
+    raise SystemExit(f"there is no interface {INTERFACE} here: start this by bench/lab/")
 
 
 if __name__ == "__main__":

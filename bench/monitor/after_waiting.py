@@ -9,7 +9,6 @@ the first, what a spinning engine would do the second.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -23,9 +22,10 @@ import torch
 from bench.common import make_parser, markdown_table
 from bench.real_runs.rank import GPT, MODELS
 
+from ringside.processes import die_with_parent
+
 WAITS_MS = (2, 6, 12, 20)
 WARM_STEPS = 20
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 Step = Callable[[], float]
 
@@ -69,7 +69,7 @@ def training_beside(step: Step) -> Iterator[None]:
     """Within it a child process trains without a pause."""
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         while True:
             step()
     try:

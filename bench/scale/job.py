@@ -8,7 +8,6 @@ finished the step. The parent keeps the store, so that its share is measured by 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import mmap
@@ -29,6 +28,7 @@ from torch.distributed import TCPStore
 
 from ringside.errors import RingsideError
 from ringside.monitor.run.directory import STEPS
+from ringside.processes import die_with_parent
 
 LEAST_FREE_BYTES = 2 << 30  # of memory; with less the machine would kill processes by its own choice
 # Steps before anything is measured: connections, first allocations, pages that processes share until they write.
@@ -37,7 +37,6 @@ WARM_STEPS = 4
 SAMPLE_S = 0.25  # between two looks at how far the collector is
 SAMPLED_RANKS = 16  # whose CPU and memory are looked at, beside rank 0
 CATCH_UP_S = 60.0  # at most, from the last step until the collector has all
-_PDEATHSIG = 1
 
 
 @dataclass
@@ -114,7 +113,7 @@ def run(job: Job, run_dir: Path, *, tell: Callable[[str], None] = lambda _: None
                 pids.append(pid)
                 continue
             try:  # the child: it dies with its parent, and never returns into the parent's code
-                ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+                die_with_parent()
                 be_rank(job, rank, run_dir, shared)
             finally:
                 sys.stderr.flush()

@@ -5,6 +5,7 @@ Exceptions only: Ctrl-C and exits pass. Synchronisation itself is no instrument:
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -53,18 +54,9 @@ class Guard:
             # With the traceback: it is a bug of ours, or a system that we do not know.
             _log.warning("%s (%s: %s); training goes on", self._warning, type(error).__name__, error, exc_info=error)
 
-    def guard(self, call: Callable[..., object]) -> Callable[..., None]:
-        """Return a call that does the same and never raises an Exception; its result is dropped."""
-
-        def guarded(*args: Any, **kwargs: Any) -> None:
-            if self.tripped:
-                return
-            try:
-                call(*args, **kwargs)
-            except Exception as error:
-                self.trip(error)
-
-        return guarded
+    def guard(self, call: Callable[..., None]) -> Callable[..., None]:
+        """Return a call that does the same and never raises an Exception."""
+        return functools.partial(self.run, call)
 
 
 class Listeners(Generic[_T]):

@@ -12,9 +12,10 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 PR_SET_PDEATHSIG = 1
@@ -32,6 +33,17 @@ def die_with_parent(signum: int = signal.SIGKILL, parent: int | None = None) -> 
     _libc.prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signum)
+
+
+@contextlib.contextmanager
+def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Within it, `handler` gets these signals; afterwards those have them who had them before."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 class Process:

@@ -16,7 +16,7 @@ UNKNOWN = "–"
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _BINARY_BYTES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 _SECONDS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-_RANK_TIMES = ((86_400.0, "rank-days"), (3_600.0, "rank-hours"), (0.0, "rank-seconds"))
+_RANK_TIMES = ((86_400.0, "rank-days"), (3_600.0, "rank-hours"))
 
 
 def duration(seconds: float | None) -> str:
@@ -35,7 +35,7 @@ def rank_time(rank_seconds: float) -> str:
     """Return rank-seconds in the unit that reads best: `41.0 rank-seconds`, `10.2 rank-days`."""
     for scale, unit in _RANK_TIMES:
         if rank_seconds >= scale:
-            return f"{digits(rank_seconds / (scale or 1.0))} {unit}"
+            return f"{digits(rank_seconds / scale)} {unit}"
     return f"{digits(rank_seconds)} rank-seconds"
 
 

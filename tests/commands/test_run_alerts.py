@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.monitor.hook_server import hook_server
 
-from ringside.monitor.alerts.book import OWN_TIME_KINDS
 from ringside.monitor.run.directory import RunReader
+from ringside.monitor.verdict import OWN_TIME_KINDS
 
 from . import launched
 

@@ -98,13 +98,17 @@ def test_a_page_is_served_as_it_was(place: Path, golden: Golden, monkeypatch: py
     (place / "hosts").rename(place / "runs" / "hosts")
     asked: list[str] = []
 
-    def served(runs: Any, host: str, port: int, **more: Any) -> int:
-        more.pop("on_start")
-        asked.append(f"{runs.first().path.absolute().relative_to(place)} at {host}:{port}, {more}")
-        runs.close()
-        return 0
+    class Served:
+        url = "http://127.0.0.1/"
 
-    monkeypatch.setattr(server, "serve", served)
+        def __init__(self, runs: Any, host: str, port: int, **more: Any) -> None:
+            asked.append(f"{runs.first().path.absolute().relative_to(place)} at {host}:{port}, {more}")
+            runs.close()
+
+        def run(self) -> None:
+            pass
+
+    monkeypatch.setattr(server, "PageServer", Served)
     lines = told("serve", SERVE, lambda args: (serve.run(args), asked[-1])[1])
     monkeypatch.setenv("RINGSIDE_SERVE_TOKEN", "of the environment")
     golden.check("asked/serve.txt", lines + told("serve", SERVE[:3], lambda args: (serve.run(args), asked[-1])[1]))

@@ -89,7 +89,7 @@ def test_a_probe_is_told_as_it_was(
 class _Recorded:
     """A lab that has run already: one rank ended well, another was killed."""
 
-    name, wiring, delay_s, hosts = "ringside-1", "star", 0.001, 2
+    name, wiring, rate, delay_s, hosts = "ringside-1", "star", 1e9, 0.001, 2
 
     def __enter__(self) -> _Recorded:
         return self

@@ -26,7 +26,7 @@ from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierar
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import trace_events
 from ringside.view.html.run_report import render_report
-from ringside.view.run.live import LiveRun, RunFollower
+from ringside.view.run.live import RunFollower
 from ringside.view.run.recorded import Run
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.drawing import schedule_html, schedule_svg
@@ -170,11 +170,3 @@ def test_a_picture_of_a_running_job_is_as_it_was(run: str, place: Path, golden: 
     verdicts = Run(run).verdicts
     pieces += [f"== closing, {width} columns\n{shown(closing_summary(summary, verdicts), width)}" for width in (40, 80)]
     golden.check(f"sizes/picture-{run}.txt", "".join(pieces))
-
-
-def test_what_is_kept_of_a_live_run_is_bounded(place: Path) -> None:
-    with Path("demo", "events.jsonl").open("a") as events:
-        events.writelines(f'{{"unix": {k}, "kind": "note"}}\n' for k in range(500))
-    live = LiveRun(Path("demo"))
-    live.poll()
-    assert [event["unix"] for event in live.events] == list(range(300, 500))

@@ -467,14 +467,12 @@ def test_every_frame_is_passed_on_in_order_after_the_delay_both_ways() -> None:
 
 
 def test_how_late_it_wakes_up_is_learnt_slowly_and_within_bounds() -> None:
-    lateness = delay.Lateness()
-    lateness.learn(80e-6)
-    assert lateness.usual_s == pytest.approx(10e-6)
-    lateness.learn(-1.0)
-    assert lateness.usual_s == pytest.approx(8.75e-6)
+    assert delay.usually_late(0.0, 80e-6) == pytest.approx(10e-6)
+    assert delay.usually_late(10e-6, -1.0) == pytest.approx(8.75e-6)
+    late_s = 0.0
     for _ in range(200):
-        lateness.learn(1.0)
-    assert lateness.usual_s == pytest.approx(0.5e-3)
+        late_s = delay.usually_late(late_s, 1.0)
+    assert late_s == pytest.approx(0.5e-3)
 
 
 def test_a_delay_process_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -384,7 +384,8 @@ def test_a_slow_data_loader_sleeps_and_that_is_no_news() -> None:
 
 def test_more_samples_stay_more_samples() -> None:
     verdict = Verdict(kind="uneven_work", ranks=[CULPRIT], since_step=0, detected_step=9, excess_ratio=0.4)
-    assert explain_verdict(verdict, tabulate(records(only_culprit({"waited_seconds": 0.3}, QUIET)), RANKS)) is verdict
+    table = tabulate(records(only_culprit({"waited_seconds": 0.3}, QUIET)), RANKS)
+    assert explain_verdict(verdict, table, table.before(0)) is verdict
 
 
 # ------------------------------------------------------------------------------------------------ told to the user

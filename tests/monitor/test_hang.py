@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, find_cause, limit_s
+from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, OWN_CALL_S, WARM_UP_S, find_cause
 from ringside.monitor.hang.detector import HangDetector, verdict_of
 from ringside.monitor.hang.rank_state import Failure, Observer, ProcessState, RankState, WaitingCall
 from ringside.monitor.verdict import headline, onset
@@ -162,8 +162,9 @@ def test_patience_ends() -> None:
 
 @pytest.mark.parametrize("longest", [0.0, 0.1, 1.0, 2.0, 10.0])
 def test_the_limit_keeps_the_promise(longest: float) -> None:
-    limit = limit_s([waits(0, longest_s=longest), works(1)])
-    assert limit == max(LIMIT_S, NORMAL_WAITS * longest)
+    limit = max(LIMIT_S, NORMAL_WAITS * longest)
+    assert find_cause([waits(0, seconds=limit, longest_s=longest), works(1, seconds=limit + 1)]) is None
+    assert find_cause([waits(0, seconds=limit + 0.01, longest_s=longest), works(1, seconds=limit + 1)]) is not None
     assert longest < limit + 0.5 <= max(5.0, 3 * longest)
 
 

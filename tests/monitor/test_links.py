@@ -20,7 +20,6 @@ from ringside.monitor.links.sampler import (
     LinkSampler,
     TcpConnection,
     TcpCounters,
-    TcpEndpoint,
     wires_by_link,
 )
 from ringside.monitor.links.watcher import LEARNT, SETTLING, LinkWatcher
@@ -38,7 +37,7 @@ def record(rank: int, step: int = 0, wires: Iterable[Wire] = (), **fields: Any) 
 
 def connection(acked: int, busy: float, *, window: float = 0.0, received: int = 0, inode: int = 7) -> TcpConnection:
     counters = TcpCounters(acked, received, busy, window, 0.0, 1e-3, 0)
-    return TcpConnection(inode, TcpEndpoint("10.0.0.1", 40_000 + inode), TcpEndpoint("10.0.0.2", 5_000), counters)
+    return TcpConnection(inode, f"10.0.0.1 {40_000 + inode}", "10.0.0.2 5000", counters)
 
 
 def test_who_connects_anew_for_everything_fills_no_memory() -> None:

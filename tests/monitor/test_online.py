@@ -202,6 +202,13 @@ def test_a_step_is_within_a_million_of_the_newest_or_the_first_below_two_to_the_
     assert (collector.absurd, collector.close()[-1]["steps"]) == (int(not taken), taken + (newest is not None))
 
 
+def test_a_rank_alone_is_watched_and_never_slow(make_records: Records, caplog: pytest.LogCaptureFixture) -> None:
+    own = np.full((200, 1), 0.1)
+    own[60::20] *= 9.0
+    assert [event["kind"] for event in StepCollector(1).add(make_records(own))] == []
+    assert not caplog.records
+
+
 def test_waits_are_filled_in_without_a_common_clock() -> None:
     row = {
         rank: StepRecord(

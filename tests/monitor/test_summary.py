@@ -245,7 +245,7 @@ def test_the_cause_names_the_phase_that_grew() -> None:
     def found(phase: str, cpu: float) -> Verdict:
         table = tabulate(records(phase, cpu), 2)
         (verdict,) = detect(table["own_seconds"])
-        return explain_verdict(verdict, table)
+        return explain_verdict(verdict, table, table.before(0))
 
     assert found("data", 0.15).kind == "input_bound"
     assert "backward" in found("backward", 0.15).cause

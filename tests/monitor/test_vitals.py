@@ -24,19 +24,19 @@ def watch(machine: Machine, cpus: set[int] | None = None, used: list[Used] | Non
         machine.root,
         now=lambda: machine.time,
         cost=lambda: machine.cost,
-        usage=lambda: next(usages, None),
+        usage=lambda: next(usages, Used(0.0, 0, 0)),
         cpus=lambda: cpus if cpus is not None else {0, 1},
     )
 
 
-def test_a_machine_that_shows_nothing_gives_only_the_time(machine: Machine) -> None:
+def test_a_machine_that_shows_nothing_gives_only_the_time_and_what_the_process_used(machine: Machine) -> None:
     signs = watch(machine, cpus=set())
     machine.time += 2.0
     vitals = signs.since()
     assert vitals is not None
     assert vitals.seconds == 2.0
     known = {name for name in vitals.__struct_fields__ if getattr(vitals, name) is not None}
-    assert known == {"seconds", "reading_seconds"}
+    assert known == {"seconds", "reading_seconds", "cpu_seconds", "major_faults", "preemptions"}
 
 
 @pytest.mark.parametrize(

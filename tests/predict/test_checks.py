@@ -137,7 +137,7 @@ def test_rows_too_coarse_to_tell_say_nothing():
 @given(st.lists(st.floats(0.1, 100), max_size=12), st.floats(1, 3))
 def test_the_largest_rising_subset_is_rising_and_largest(values, tolerance):
     values = np.array(values)
-    keep = largest_rising(values, tolerance)
+    keep = largest_rising(values, tolerance, np.ones(len(values)))
     chosen = values[keep]
     assert all(later * tolerance >= max(chosen[:i]) for i, later in enumerate(chosen) if i)
     assert keep.sum() == most(tuple(values), tolerance)

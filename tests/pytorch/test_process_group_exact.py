@@ -183,7 +183,7 @@ def test_collectives_are_counted_once_by_who_carries_them() -> None:
         counters.add(name, "ringside")
     assert counters.through_gloo("send", inner.carry, 2) == 2
     with pytest.raises(RuntimeError):
-        counters.through_gloo("send", inner.carry, by=1, fails=True)
+        counters.through_gloo("send", inner.carry, 1, True)
     expected = {"gloo": {"send": 2}, "ringside": {"all_reduce": 2, "barrier": 1}}
     assert (counters.total(), counters.table()) == (5, expected)
     inner.carry(1)  # past us

@@ -62,7 +62,9 @@ def job(port: int, path: str, engine: str, limit_s: float, culprit: int, case: s
 
 
 def await_meeting(watch: Any) -> None:
-    until(lambda: watch.has_met, "what the ranks' watchers know of each other")
+    until(watch.met.is_set, "what the ranks' watchers know of each other")
+    if watch.mail is not None:
+        until(lambda: all(seen.entered >= 0 for seen in watch.mail.others(time.monotonic())), "news of other hosts")
 
 
 def waits_for_a_word() -> None:

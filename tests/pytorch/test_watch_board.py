@@ -13,7 +13,7 @@ from tests.support.waiting import Clock  # noqa: E402
 
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError  # noqa: E402
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS  # noqa: E402
-from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall  # noqa: E402
+from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall  # noqa: E402
 from ringside.pytorch.hang_watch.board import CALLS_KEPT, PAGE_BYTES, NoBoard, ProgressPage, ProgressView  # noqa: E402
 
 NUMBERS = {"left": 1, "step": 7, "group_seq": 9, "call_bytes": 1 << 40, "episode": 3, "dumped": 2, "spoken": 5}
@@ -80,10 +80,9 @@ def test_a_waiting_rank_stands_in_its_gradients(board: ProgressPage, others: Pro
     clock.now += 1.0
     board.waiting()
     clock.now += 3.0
-    seen = others.standing(clock.now, ProcessState(state="S"))
+    seen = others.standing(clock.now)
     assert (seen.entered, seen.synced, seen.waiting_s, seen.still_s, seen.longest_s) == (2, 0, 3.0, 3.0, 0.0)
     assert seen.calls == [WaitingCall(1, "all_reduce", 100), WaitingCall(2, "the script's own hook", 200)]
-    assert seen.process == ProcessState(state="S")
     board.resumed()
     clock.now += 0.5
     seen = others.standing(clock.now)

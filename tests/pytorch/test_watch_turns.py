@@ -30,7 +30,7 @@ from ringside.pytorch.hang_watch import host as watch_host  # noqa: E402
 from ringside.pytorch.hang_watch import store_channel as watch_mail  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402
 from ringside.pytorch.hang_watch.board import ProgressPage, ProgressView  # noqa: E402
-from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text  # noqa: E402
+from ringside.pytorch.hang_watch.host import Host, RankHandle  # noqa: E402
 from ringside.pytorch.hang_watch.stacks import Stacks  # noqa: E402
 from ringside.pytorch.hang_watch.store_channel import FRESH_S, StoreChannel  # noqa: E402
 
@@ -294,11 +294,6 @@ def test_ranks_that_write_their_stacks_are_waited_for_until_the_session_ends(
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_a_path_that_is_no_text_can_be_sent() -> None:
-    path = Path(os.fsdecode(b"/runs/\xff\xfe-\xc3\xbc"))
-    assert path_of_text(json.loads(json.dumps(path_as_text(path)))) == path
-
-
 # ------------------------------------------------------------------------------------------------ whole watchers
 
 
@@ -345,8 +340,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setattr(watch_host, "OWN_STACKS_S", 0.02)
     monkeypatch.setattr(watch_host, "ASKED_STACKS_S", 0.2)
     monkeypatch.delenv("RINGSIDE_LAUNCHED", raising=False)
-    (tmp_path / "run.json").write_text("{}")
-    made = Job(tmp_path)
+    run = tmp_path / os.fsdecode(b"run-\xff\xfe-\xc3\xbc")  # a path need not be text
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    made = Job(run)
     yield made
     for one in made.watches:
         one.end()
@@ -509,6 +506,10 @@ def between_hosts(monkeypatch: pytest.MonkeyPatch, run: Path) -> Job:
     return Job(run)
 
 
+def has_heard(one: watch.HangWatch) -> bool:
+    return one.mail is not None and any(seen.entered >= 0 for seen in one.mail.others(time.monotonic()))
+
+
 def test_between_hosts_the_first_one_speaks_and_the_other_hands_over_its_stacks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -523,9 +524,9 @@ def test_between_hosts_the_first_one_speaks_and_the_other_hands_over_its_stacks(
     second.board.entered(4096)
     second.board.waiting()
     job.look(1)  # it has heard of nobody, and speaks for the job until it has
-    until(lambda: first.has_met)
+    until(lambda: has_heard(first))
     job.look(0)
-    until(lambda: second.has_met)
+    until(lambda: has_heard(second))
     assert first.mail is not None
     assert second.mail is not None
     mail = first.mail
@@ -620,3 +621,23 @@ def test_ranks_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatc
     for one in (alone, first, last):
         one.end()  # also while it waits for rank 0
     assert not alone.met.is_set()
+
+
+def test_a_rank_that_is_late_and_alone_on_its_host_watches_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "HELLO_S", 0.0)
+    monkeypatch.setattr(watch, "TICK_S", 1e6)
+    store = dist.HashStore()
+    first = watch.begin(store, 0, 2, step=lambda: 0, path=tmp_path, put_event=lambda kind, fields: None)
+    assert first is not None
+    assert first.met.wait(PATIENCE_S)
+    monkeypatch.setattr(watch, "host_key", lambda: "another host")
+    late = watch.begin(store, 1, 2, step=lambda: 0, path=None, put_event=None)
+    assert late is not None
+    assert late.met.wait(PATIENCE_S), caplog.text
+    assert [hello.rank for hello in late.hellos] == [0]
+    assert late.mail is not None
+    for one in (first, late):
+        one.end()
+    assert not caplog.text

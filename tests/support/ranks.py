@@ -194,8 +194,9 @@ class Team:
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> float:
         """Send a signal to one rank; return the moment, on the clock of `Outcome.at`."""
-        if self.processes[rank].exitcode is None:
-            os.kill(self.processes[rank].pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ends this moment
+            if self.processes[rank].exitcode is None:
+                os.kill(self.processes[rank].pid, number)
         return time.monotonic()
 
     def close(self) -> None:

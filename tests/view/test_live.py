@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.recorded_runs import own_times, slow_run, write_run
 
-from ringside.view.run.live import FEW, LiveRun
+from ringside.view.run.live import RECENT_STEPS, LiveRun
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_another_run_in_the_same_place_is_followed_anew(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_by_ranks(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", own_times(FEW + 4, 2))
+    path = write_run(tmp_path / "run", own_times(RECENT_STEPS + 4, 2))
     tracemalloc.start()
     try:
         live = LiveRun(path, steps_kept=10**9)
@@ -110,7 +110,7 @@ def test_a_verdict_marks_its_ranks_while_it_is_open(tmp_path: Path) -> None:
     live.poll()
     assert [rank.verdicts for rank in live.now()] == [()] * 4
     assert [finding.over for finding in live.findings] == [True]
-    assert live.as_dict()["stage"] == "ended"
+    assert live.stage == "ended"
 
 
 @pytest.mark.parametrize(

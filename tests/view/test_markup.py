@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from ringside.view import html
-from ringside.view.html.markup import Markup, embed_json, fill, join
+from ringside.view.html.markup import Markup, embed_json, fill
 from ringside.view.html.page import render_page, table, verdict_section
 
 ROOT = Path(html.__file__).parents[1]
@@ -21,7 +21,7 @@ def test_texts_are_escaped_and_html_and_numbers_stand_as_they_are() -> None:
     assert fill("<p>{}</p>", "<b>&'\"") == "<p>&lt;b&gt;&amp;&#x27;&quot;</p>"
     assert fill('<i x="{x:.1f}">{more}</i>', x=1.25, more=[Markup("<b>"), fill("{}", "<")]) == '<i x="1.2"><b>&lt;</i>'
     assert fill("{}{}", None, "") == ""
-    assert type(join([Markup("<p>"), Markup("</p>")])) is Markup
+    assert type(fill("{}", [Markup("<p>"), Markup("</p>")])) is Markup
 
 
 def test_what_is_done_to_html_makes_text_of_it_again() -> None:

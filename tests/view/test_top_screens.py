@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from textual.strip import Strip
 from ringside.view.tui.app import TopApp
 from ringside.view.tui.source import Local
 
+AHEAD = 2.0**32
+"""When the runs here were written last, unix seconds: they are going on, however long a picture takes."""
 SCREENS = Path(__file__).parent / "screens"
 VERDICT = {
     "kind": "slow_rank", "ranks": [5], "since_step": 80, "detected_step": 88, "excess_ratio": 0.3,
@@ -45,6 +48,8 @@ def fine(path: Path) -> Path:
 
 def draw(path: Path, keys: Iterable[str], size: tuple[int, int] = (80, 24)) -> str:
     """Return the screen after some keys: each line, then where which style is."""
+    for file in path.iterdir():
+        os.utime(file, (AHEAD, AHEAD))
 
     async def play() -> list[Strip]:
         app = TopApp(Local(path), refresh_s=None, clock=lambda: 0.0)

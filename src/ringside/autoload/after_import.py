@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -42,12 +43,11 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_change(module: ModuleType) -> None:
-                execute(module)
-                for change in self.changes:
-                    change(module)
-
-            spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]
+            execute = functools.partial(self._execute_and_change, spec.loader.exec_module)
+            spec.loader.exec_module = execute  # type: ignore[method-assign]
         return spec
+
+    def _execute_and_change(self, execute: Callable[[ModuleType], None], module: ModuleType) -> None:
+        execute(module)
+        for change in self.changes:
+            change(module)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from ringside.bench.peers import MPI_4_MEMORY, MPI_MEMORY, find_mpirun
 from ringside.bench.plan import BenchPlan
 from ringside.bench.worker import PLAN
 from ringside.errors import RingsideError
-from ringside.processes import die_with_parent
+from ringside.processes import die_with_parent, signal_name
 
 POLL_S = 0.1
 _GRACE_S = 3.0
@@ -133,9 +132,7 @@ def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, lo
         killed = next(((rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0), None)
     if killed is not None:
         rank, number = killed
-        known = {signum.value for signum in signal.Signals}
-        name = signal.Signals(number).name if number in known else f"signal {number}"
-        return f"rank {rank} died ({name}) {_during(reports[rank])}; the other ranks were ended"
+        return f"rank {rank} died ({signal_name(number)}) {_during(reports[rank])}; the other ranks were ended"
     failures = [(rank, m) for rank, report in enumerate(reports) for m in report if isinstance(m, Failed)]
     # A rank that misses another tells of a consequence; prefer the cause.
     for rank, failure in sorted(failures, key=lambda item: bool(item[1].lost)):

@@ -7,7 +7,7 @@ and busbw is algbw·2(n−1)/n. The figure of an engine is the median of its rou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -72,15 +72,11 @@ class BenchResult:
         """Wrong elements, all rows together."""
         return sum(row.wrong for row in self.rows)
 
-    def peer_row(self, row: BenchRow, peer: str) -> BenchRow | None:
-        """Return a peer's row of the same size and cache state."""
-        key = (peer, row.sample.size_bytes, row.sample.cache)
-        return next((r for r in self.rows if (r.sample.engine, r.sample.size_bytes, r.sample.cache) == key), None)
-
     def ratio(self, row: BenchRow, peer: str) -> float | None:
-        """Return the peer's time over this row's, or None where the peer was not measured."""
-        other = self.peer_row(row, peer)
-        return None if other is None else other.time_s / row.time_s
+        """Return the peer's time over this row's at the same size and cache state; None where it was not measured."""
+        key = (peer, row.sample.size_bytes, row.sample.cache)
+        times = (r.time_s for r in self.rows if (r.sample.engine, r.sample.size_bytes, r.sample.cache) == key)
+        return next((time_s / row.time_s for time_s in times), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain data; the keys are documented in `ringside bench --help`."""
@@ -141,7 +137,7 @@ def merge(
         row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks))
         if first.cache == "any" and first.tensor == "symmetric" and first.algorithm in ("auto", "direct"):
             traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
-            row = BenchRow(first, rounds, row.wrong, traffic / row.time_s / limit)
+            row = replace(row, limit_share=traffic / row.time_s / limit)
         rows.append(row)
     refused = [m for m in reports[0] if isinstance(m, Skipped)]
     return BenchResult(plan, cores, tuple(rows), limit, (*skipped, *refused))

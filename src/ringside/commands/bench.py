@@ -28,7 +28,6 @@ from ringside.bench import launch, peers, plan
 from ringside.bench import result as table
 from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import BenchPlan
-from ringside.bench.result import merge
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.engine.dtypes import OP_CODES, OPS, dtype_code, is_allowed, op_name
 from ringside.engine.settings import cache_bytes, usable_cores
@@ -38,6 +37,7 @@ from ringside.text import counted, did_you_mean, percent, size
 
 HELP = "measure all-reduce, in turn with Gloo and Open MPI"
 
+_ALGORITHMS = ("auto", *sorted(ALGORITHMS))
 _QUICK_SIZES = (4, 1 << 10, 1 << 16, 1 << 20, 16 << 20, 64 << 20)
 
 
@@ -50,7 +50,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("-e", "--max-bytes", default="256M", metavar="SIZE", help="last size (default: 256M)")
     add("-f", "--step-factor", type=int, default=4, metavar="F", help="each size F times the last (default: 4)")
     add("--peers", default="", metavar="LIST", help=f"of {','.join(plan.PEERS)}: measured in turn with ours")
-    add("--algorithm", default="auto", metavar="LIST", help=f"ours: auto, {', '.join(_algorithms())} (default: auto)")
+    add("--algorithm", default="auto", metavar="LIST", help=f"ours: {', '.join(_ALGORITHMS)} (default: auto)")
     add("-d", "--dtype", default="float32", help=f"of {', '.join(plan.ITEM_BYTES)} (default: float32)")
     add("-o", "--op", default="sum", help=f"of {', '.join(OPS)} (default: sum)")
     add("--iterations", type=int, default=0, metavar="N", help="all-reduces per round (default: by time)")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         reports = launch.run_ranks(bench_plan, progress.observe)
     finally:
         progress.clear()
-    result = merge(bench_plan, usable_cores(), reports, skipped)
+    result = table.merge(bench_plan, usable_cores(), reports, skipped)
     if args.json:
         json.dump(result.to_json(), sys.stdout, indent=2)
         print()
@@ -108,7 +108,7 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
         sizes_bytes=plan.whole_items(sizes, dtype),
         dtype=dtype,
         op=op,
-        algorithms=_listed(args.algorithm, ("auto", *_algorithms()), "algorithm"),
+        algorithms=_listed(args.algorithm, _ALGORITHMS, "algorithm"),
         peers=tuple(peer for peer in named if not reasons[peer]),
         rounds=_at_least(args.rounds, "--rounds") or (3 if args.quick else 5),
         iterations=_at_least(args.iterations, "--iterations"),
@@ -122,10 +122,6 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
             f"these sizes on {bench_plan.ranks} ranks take {need}, and {have} are free: lower -e or --sizes"
         )
     return bench_plan, [Skipped(peer, reason) for peer, reason in reasons.items() if reason]
-
-
-def _algorithms() -> list[str]:
-    return sorted({"one_shot", *ALGORITHMS})
 
 
 def _listed(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:

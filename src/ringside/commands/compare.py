@@ -42,19 +42,13 @@ HIDDEN = 0.10
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside compare`."""
-    parser.add_argument("before", metavar="A", type=Path, help="the run to compare with")
-    parser.add_argument("after", metavar="B", type=Path, help="the run in question")
-    parser.add_argument(
-        "--fail-over", metavar="PERCENT", type=parse_share, help="exit with 1 where a step of B takes longer by more"
-    )
-    parser.add_argument(
-        "--warm-up",
-        metavar="N",
-        type=int,
-        default=WARM_UP_STEPS,
-        help=f"first steps left out (default: {WARM_UP_STEPS})",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON (keys: docs/json.md)")
+    add = parser.add_argument
+    add("before", metavar="A", type=Path, help="the run to compare with")
+    add("after", metavar="B", type=Path, help="the run in question")
+    add("--fail-over", metavar="PERCENT", type=parse_share, help="exit with 1 where a step of B takes longer by more")
+    warm_up_help = f"first steps left out (default: {WARM_UP_STEPS})"
+    add("--warm-up", metavar="N", type=int, default=WARM_UP_STEPS, help=warm_up_help)
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
 
 
 def run(args: argparse.Namespace) -> int:

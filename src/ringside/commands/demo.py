@@ -77,22 +77,17 @@ STACKS_S = 2.0
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
-    parser.add_argument("--inject", metavar="SPEC", help="the fault (default: a slow rank drawn at random)")
-    parser.add_argument("--kill", action="store_true", help="kill a rank instead, and lose no sample")
+    add = parser.add_argument
+    add("--inject", metavar="SPEC", help="the fault (default: a slow rank drawn at random)")
+    add("--kill", action="store_true", help="kill a rank instead, and lose no sample")
     add_processes(parser, "ranks to start (default: cores, at least 2; with --kill: 3)")
-    parser.add_argument(
-        "--steps", type=int, default=STEPS, metavar="N", help=f"at most so many steps (default: {STEPS})"
-    )
-    parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="where to write the run (default: a new one under runs/)"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="fixes what is drawn at random (default: none)")
-    parser.add_argument(
-        "--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR (default: Python's own)"
-    )
-    parser.add_argument("--size", choices=("tiny", "small"), default="small", help="size of the model (default: small)")
-    parser.add_argument("--no-comparison", action="store_true", help="do not train over Gloo afterwards")
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON (keys: docs/json.md)")
+    add("--steps", type=int, default=STEPS, metavar="N", help=f"at most so many steps (default: {STEPS})")
+    add("--run-dir", type=Path, metavar="DIR", help="where to write the run (default: a new one under runs/)")
+    add("--seed", type=int, metavar="S", help="fixes what is drawn at random (default: none)")
+    add("--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR (default: Python's own)")
+    add("--size", choices=("tiny", "small"), default="small", help="size of the model (default: small)")
+    add("--no-comparison", action="store_true", help="do not train over Gloo afterwards")
+    add("--json", action="store_true", help="print the summary as JSON (keys: docs/json.md)")
     add_verbosity(parser)
 
 
@@ -114,11 +109,8 @@ def run(args: argparse.Namespace) -> int:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
-    given = [f"--steps={args.steps}", f"--seed={seed}", f"--size={args.size}", f"--inject={fault or 'none'}"]
-    given += [f"--corpus={args.corpus}"] if args.corpus else []
-    given += [] if args.no_comparison else [f"--compare={BLOCKS}"]
-    launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-    command = [*launcher, "-m", "ringside.demo.train", *given]
+    more = [f"--inject={fault or 'none'}"] + ([] if args.no_comparison else [f"--compare={BLOCKS}"])
+    command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
     with stop_requests() as stop, show:
         launch = Launch(command, variables, sink=log.add)
         status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))

@@ -6,6 +6,7 @@ The killing is real and comes from outside: this process sends the signal to a w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from rich.text import Text
 from ringside.demo.corpus import sources
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
-from ringside.launch.torchrun import Launch, StopRequest, stop_requests
+from ringside.launch.torchrun import Launch, StopRequest, stop_requests, wait_or_stop
 from ringside.processes import hold
 from ringside.text import duration, name_ranks
 from ringside.view.terminal import open_console
@@ -112,12 +113,8 @@ def run(args: argparse.Namespace) -> int:
     console = open_console(stderr=True)
     environ = {**os.environ, "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1))}
     with stop_requests() as stop:
-        given = [f"--steps={10 * args.steps}", f"--seed={seed}", f"--size={args.size}"]
-        given += [f"--corpus={args.corpus}"] if args.corpus else []
-        launcher = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
-        launch = Launch(
-            [*launcher, "-m", "ringside.survive", "-m", "ringside.demo.survive", *given], environ, sink=story.add
-        )
+        script = ("-m", "ringside.survive", "-m", "ringside.demo.survive", f"--steps={10 * args.steps}")
+        launch = Launch(training_command(args, ranks, seed, *script), environ, sink=story.add)
         status = _follow(launch, story, console, stop, quiet=args.quiet)
     if stop.signum:
         return stop.exit_status
@@ -140,33 +137,34 @@ def run(args: argparse.Namespace) -> int:
     return 0 if right else 1
 
 
+def training_command(args: argparse.Namespace, ranks: int, seed: int, *script: str) -> list[str]:
+    """Return what torchrun is given: the ranks, all on this host, and the script with what every training takes."""
+    corpus = [f"--corpus={args.corpus}"] if args.corpus else []
+    launcher = ("--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}")
+    return [*launcher, *script, f"--seed={seed}", f"--size={args.size}", *corpus]
+
+
 def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest, *, quiet: bool) -> int:
+    # one line that is overwritten on a terminal, a line every few seconds elsewhere
     is_live = console.is_terminal and not quiet
-    live = Live(console=console, auto_refresh=False, transient=True) if is_live else None
+    live = Live(console=console, auto_refresh=False, transient=True)
     last_line = -LINE_EVERY_S
     status: int | None = None
-    # one line that is overwritten on a terminal, a line every few seconds elsewhere
-    if live is not None:
-        live.start()
-    while status is None:
-        status = launch.wait(POLL_S)
-        if status is None and stop.signum:
-            launch.end(stop.signum, stop.hurry)
-            status = stop.exit_status
-        # Once training has settled the victim is killed from outside, as a real failure would.
-        settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
-        if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
-            story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
-            story.killed_at = time.monotonic()
-            process.send(signal.SIGKILL)
-            process.close()
-        while story.news:
-            console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
-        if live is not None:
-            live.update(Text(story.line()), refresh=True)
-        elif not quiet and time.monotonic() - last_line > LINE_EVERY_S:
-            last_line = time.monotonic()
-            console.print(story.line(), markup=False)
-    if live is not None:
-        live.stop()
+    with live if is_live else contextlib.nullcontext():
+        while status is None:
+            status = wait_or_stop(launch, POLL_S, stop)
+            # Once training has settled the victim is killed from outside, as a real failure would.
+            settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
+            if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
+                story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
+                story.killed_at = time.monotonic()
+                process.send(signal.SIGKILL)
+                process.close()
+            while story.news:
+                console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
+            if is_live:
+                live.update(Text(story.line()), refresh=True)
+            elif not quiet and time.monotonic() - last_line > LINE_EVERY_S:
+                last_line = time.monotonic()
+                console.print(story.line(), markup=False)
     return status

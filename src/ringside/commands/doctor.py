@@ -45,12 +45,11 @@ _NUMBER = re.compile(r"([0-9]+)")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside doctor`."""
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="files, folders or globs that the run left behind")
-    parser.add_argument("--json", action="store_true", help="print JSON (keys: docs/json.md)")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="also write it as one HTML page that needs nothing else"
-    )
-    parser.add_argument("-v", "--verbose", action="store_true", help="list every file that was given, and what it is")
+    add = parser.add_argument
+    add("paths", metavar="PATH", nargs="+", help="files, folders or globs that the run left behind")
+    add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
+    add("--html", type=Path, metavar="FILE", help="also write it as one HTML page that needs nothing else")
+    add("-v", "--verbose", action="store_true", help="list every file that was given, and what it is")
 
 
 def run(args: argparse.Namespace) -> int:

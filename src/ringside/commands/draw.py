@@ -21,9 +21,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ringside.commands.options import host_count
-from ringside.errors import RingsideError, UsageError
-from ringside.files import write_user_file
+from ringside.commands.options import host_count, write_output
+from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
 from ringside.text import counted, parse_ranks_per_host
 from ringside.view.schedule.drawing import schedule_html, schedule_sheet
@@ -34,19 +33,16 @@ HELP = "draw an algorithm as a picture that steps through its rounds"
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
+    add = parser.add_argument
     known = f"of {', '.join(ALGORITHMS)}, and for other collectives {', '.join(COLLECTIVES)}"
-    parser.add_argument("algorithm", metavar="ALGO", help=known)
-    parser.add_argument("-n", "--ranks", type=int, metavar="N", help="number of ranks, at most 64")
-    parser.add_argument(
-        "--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk (default: 1)"
-    )
-    parser.add_argument("--order", metavar="R,R,...", help="which rank plays rank 0, 1, ...: a ring order")
-    parser.add_argument(
-        "--hosts", type=host_count, metavar="N", help="how many, for hierarchical (default: about √ranks)"
-    )
-    parser.add_argument("--ranks-per-host", metavar="N", help="a number, or one per host, for hierarchical: 3,2,4")
-    parser.add_argument("--root", type=int, metavar="R", help="of a broadcast, reduce, gather or scatter (default: 0)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file to write (default: ALGO-N.html)")
+    add("algorithm", metavar="ALGO", help=known)
+    add("-n", "--ranks", type=int, metavar="N", help="number of ranks, at most 64")
+    add("--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk (default: 1)")
+    add("--order", metavar="R,R,...", help="which rank plays rank 0, 1, ...: a ring order")
+    add("--hosts", type=host_count, metavar="N", help="how many, for hierarchical (default: about √ranks)")
+    add("--ranks-per-host", metavar="N", help="a number, or one per host, for hierarchical: 3,2,4")
+    add("--root", type=int, metavar="R", help="of a broadcast, reduce, gather or scatter (default: 0)")
+    add("-o", "--output", type=Path, metavar="FILE", help="the file to write (default: ALGO-N.html)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--text", action="store_true", help="print it for the terminal instead, 80 columns wide")
     form.add_argument("--svg", action="store_true", help="one picture with the rounds side by side, the first 12")
@@ -84,7 +80,11 @@ def requested_schedule(args: argparse.Namespace) -> Schedule:
             raise UsageError(f"{name} has no root; leave --root out")
         schedule = COLLECTIVES[name](ranks, args.root)  # type: ignore[call-arg]
     if args.order is not None:
-        schedule = relabel(schedule, _numbers("--order", args.order, "0,2,1,3"))
+        try:
+            order = [int(word) for word in args.order.split(",")]
+        except ValueError:
+            raise UsageError(f"--order takes numbers such as 0,2,1,3, not {args.order!r}") from None
+        schedule = relabel(schedule, order)
     return pipelined(schedule, args.segments) if args.segments != 1 else schedule
 
 
@@ -109,13 +109,6 @@ def _host_sizes(args: argparse.Namespace) -> list[int]:
     return per
 
 
-def _numbers(option: str, text: str, example: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{option} takes numbers such as {example}, not {text!r}") from None
-
-
 def _how(args: argparse.Namespace) -> str:
     asked = args.hosts is not None or args.ranks_per_host is not None
     hosts = f" on hosts of {', '.join(map(str, _host_sizes(args)))}" if asked else ""
@@ -128,8 +121,5 @@ def _deliver(content: str, output: Path | None) -> None:
     if output is None:
         print(content, end="")
         return
-    try:
-        write_user_file(output, content)
-    except OSError as error:
-        raise RingsideError(f"cannot write {output}: {error.strerror}") from error
+    write_output(output, content)
     print(output)

@@ -21,18 +21,18 @@ examples:
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import signal
 import sys
-from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 
 from ringside.commands.options import add_verbosity, host_count
 from ringside.errors import UsageError
-from ringside.lab import Lab, RankPlacement, parse_delay, parse_rate
+from ringside.lab import Lab, RankPlacement, parse_delay
 from ringside.lab.wiring import WIRINGS
+from ringside.processes import handle_signals
 from ringside.text import parse_ranks_per_host, size
 
 HELP = "run a command on hosts that are network namespaces"
@@ -51,13 +51,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--rate", default="1gbit", metavar="RATE", help="of every link, each way, or none (default: 1gbit)")
     add("--delay", default="0", metavar="TIME", help="host to host, one way, such as 5ms (default: 0)")
     add("--wiring", default="star", metavar="NAME", help=f"of {', '.join(WIRINGS)} (default: star)")
-    add(
-        "--timeout",
-        type=float,
-        default=math.inf,
-        metavar="S",
-        help="seconds after which the ranks are ended (default: none)",
-    )
+    timeout_help = "seconds after which the ranks are ended (default: none)"
+    add("--timeout", type=float, default=math.inf, metavar="S", help=timeout_help)
     add("--json", action="store_true", help="print a summary as JSON (keys: docs/json.md)")
     add_verbosity(parser)
     add("command_line", nargs=argparse.REMAINDER, metavar="command", help="what every rank runs")
@@ -70,41 +65,31 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("there is no command to run, such as: ringside lab --hosts 4 -- python train.py --epochs 3")
     if not args.timeout > 0:
         raise UsageError(f"--timeout {args.timeout:g}: it is a number of seconds, more than 0")
-    # Whatever ends the program, the lab's namespaces are removed.
-    with _termination_unwinds(), lab:
+    # SIGTERM and SIGHUP end the program as Ctrl-C does: the lab's namespaces are removed.
+    with handle_signals((signal.SIGTERM, signal.SIGHUP), _exit_on_signal), lab:
         name = lab.name
-        sink = _Prefixed(all_to_stderr=args.json)
+        sink = partial(_print_line, args.json)
         result = lab.run(argv, timeout_s=args.timeout, after_failure_s=_AFTER_FAILURE_S, sink=sink)
     if args.json:
-        print(
-            json.dumps(
-                {
-                    "name": name,
-                    "schema": SCHEMA,
-                    "wiring": lab.wiring,
-                    "rate_bits_per_second": parse_rate_or_none(args.rate),
-                    "delay_seconds": lab.delay_s,
-                    "exit_status": result.exit_status,
-                    "seconds": result.seconds,
-                    "timed_out": result.timed_out,
-                    "ranks": [
-                        {
-                            "rank": rank.rank,
-                            "host": rank.host,
-                            "status": rank.status,
-                            "seconds": rank.seconds,
-                            "ended_by_lab": rank.ended,
-                        }
-                        for rank in result.ranks
-                    ],
-                    "hosts": [
-                        {"host": host, "received_bytes": received, "sent_bytes": sent}
-                        for host, (received, sent) in enumerate(result.bytes_per_host)
-                    ],
-                },
-                indent=2,
-            )
-        )
+        summary = {
+            "name": name,
+            "schema": SCHEMA,
+            "wiring": lab.wiring,
+            "rate_bits_per_second": lab.rate,
+            "delay_seconds": lab.delay_s,
+            "exit_status": result.exit_status,
+            "seconds": result.seconds,
+            "timed_out": result.timed_out,
+            "ranks": [
+                {"rank": r.rank, "host": r.host, "status": r.status, "seconds": r.seconds, "ended_by_lab": r.ended}
+                for r in result.ranks
+            ],
+            "hosts": [
+                {"host": host, "received_bytes": received, "sent_bytes": sent}
+                for host, (received, sent) in enumerate(result.bytes_per_host)
+            ],
+        }
+        print(json.dumps(summary, indent=2))
     failed = result.first_failure
     outcome = f"{len(result.ranks)} ranks on {lab.hosts} hosts ended well" if failed is None else failed.describe()
     after = f" after {result.seconds:.1f} s" if failed is None or not failed.ended else ""
@@ -121,37 +106,15 @@ def make_lab(args: argparse.Namespace) -> Lab:
     return Lab(
         hosts=listed if args.hosts is None else args.hosts,
         ranks_per_host=ranks_per_host,
-        rate=parse_rate_or_none(args.rate),
+        rate=None if args.rate == "none" else args.rate,
         delay_s=parse_delay(args.delay),
         wiring=args.wiring,
     )
 
 
-def parse_rate_or_none(text: str) -> float | None:
-    """Return a rate in bit/s; None for the word none."""
-    return None if text == "none" else parse_rate(text)
-
-
-class _Prefixed:
-    """Prints lines of ranks with who wrote them."""
-
-    def __init__(self, all_to_stderr: bool) -> None:
-        self._stdout = sys.stderr if all_to_stderr else sys.stdout
-
-    def __call__(self, place: RankPlacement, stream: str, line: str) -> None:
-        out = self._stdout if stream == "stdout" else sys.stderr
-        print(f"[rank {place.rank} host {place.host}] {line}", file=out, flush=True)
-
-
-@contextlib.contextmanager
-def _termination_unwinds() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP end the program as Ctrl-C does, with everything cleaned up."""
-    before = {number: signal.signal(number, _exit_on_signal) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _print_line(all_to_stderr: bool, place: RankPlacement, stream: str, line: str) -> None:
+    out = sys.stdout if stream == "stdout" and not all_to_stderr else sys.stderr
+    print(f"[rank {place.rank} host {place.host}] {line}", file=out, flush=True)
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> None:

@@ -1,17 +1,18 @@
-"""Options that several commands have: `-n` where processes start, `-v` and `-q`."""
+"""What several commands share: their options, and writing the file that an option names."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 
-PROCESSES = ("-n", "--nproc-per-node", "--nproc_per_node")
-"""How many ranks start on this node: torchrun's spellings, and `-n`."""
+from ringside.errors import RingsideError
+from ringside.files import write_user_file
 
 
 def add_processes(parser: argparse.ArgumentParser, help_text: str) -> None:
-    """Add `-n` to a command that starts ranks on this machine; None where it is not given."""
-    parser.add_argument(*PROCESSES, type=int, metavar="N", help=help_text)
+    """Add `-n`, and torchrun's spellings, to a command that starts ranks on this machine; None where not given."""
+    parser.add_argument("-n", "--nproc-per-node", "--nproc_per_node", type=int, metavar="N", help=help_text)
 
 
 def host_count(text: str) -> int:
@@ -25,6 +26,11 @@ def host_count(text: str) -> int:
     except ValueError:
         hint = "for hosts of unequal size: --ranks-per-host 3,2,4"
         raise argparse.ArgumentTypeError(f"{text!r} is no number of hosts; {hint}") from None
+
+
+def algorithm_name(text: str) -> str:
+    """Return an algorithm's name as the registry spells it: `Two-Tree` is two_tree."""
+    return text.lower().replace("-", "_")
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:
@@ -45,3 +51,11 @@ def set_verbosity(verb: str, verbose: int, *, quiet: bool) -> None:
     logging.basicConfig(format=f"ringside {verb}: %(message)s")
     level = logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logging.getLogger("ringside").setLevel(level)
+
+
+def write_output(path: Path, text: str, error: type[RingsideError] = RingsideError) -> None:
+    """Write a text to the file that the user named; raise `error` where that fails."""
+    try:
+        write_user_file(path, text)
+    except OSError as failure:
+        raise error(f"cannot write {path}: {failure.strerror}") from failure

@@ -30,11 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ringside.commands.options import add_processes, add_verbosity
+from ringside.commands.options import add_processes, add_verbosity, write_output
 from ringside.engine.cost.network import TOPOLOGY_SCHEMA, Floats
 from ringside.engine.probe.links import slowest_of_ring
 from ringside.errors import RingsideError, UsageError
-from ringside.files import write_user_file
 from ringside.processes import die_with_parent
 from ringside.text import duration, name_ranks, percent, rate
 
@@ -80,10 +79,7 @@ def run(args: argparse.Namespace) -> int:
         # Rank 0 writes and prints for all.
         data = to_json(outcome)
         if args.output:
-            try:
-                write_user_file(Path(args.output), json.dumps(data, indent=1) + "\n")
-            except OSError as error:
-                raise RingsideError(f"cannot write {args.output}: {error.strerror or error}") from error
+            write_output(Path(args.output), json.dumps(data, indent=1) + "\n")
         if args.json:
             print(json.dumps(data, indent=1))
         else:

@@ -29,13 +29,12 @@ from rich.text import Text
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
-from ringside.text import duration
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks, printable_lines
-from ringside.view.verdict_text import RANKS_CAPTION, all_is_well, excess_text, no_verdict, verdict_text
+from ringside.view.verdict_text import RANKS_CAPTION, describe_calm, rank_texts, slowest_first, verdict_text
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -44,16 +43,15 @@ ALL_STEPS = (None, None)
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside report`."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="the directory a run printed on its last line")
+    add = parser.add_argument
+    add("run_dir", metavar="RUN_DIR", type=Path, help="the directory a run printed on its last line")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print summary.json instead (keys: docs/json.md)")
     form.add_argument("--markdown", action="store_true", help="print the report as Markdown instead")
     form.add_argument(
         "--perfetto", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev (.json or .json.gz) instead"
     )
-    parser.add_argument(
-        "--steps", metavar="A:B", type=parse_range, default=ALL_STEPS, help="with --perfetto: steps A to before B"
-    )
+    add("--steps", metavar="A:B", type=parse_range, default=ALL_STEPS, help="with --perfetto: steps A to before B")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,20 +100,21 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     parts: list[RenderableType] = []
     verdicts = [verdict_text(verdict, summary) for verdict in summary["verdicts"]]
     if not verdicts:
-        parts += [Text(no_verdict(summary), style="bold"), Text(all_is_well(summary))]
+        calm = describe_calm(summary)
+        parts += [Text(calm.headline, style="bold"), Text(calm.text)]
     for text in verdicts:
         parts.append(Text(text.headline, style="bold red"))
         parts += [Text(line) for line in (text.when, text.why, f"Cost: {text.price}", f"Next: {text.next}")]
     # The slowest ranks, culprits first.
     culprits = {rank for text in verdicts for rank in text.verdict.ranks}
-    ranks = sorted(summary["ranks"], key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
-    hidden = len(ranks) - SHOWN_RANKS if len(ranks) > SHOWN_RANKS else 0
+    ranks = slowest_first(summary, culprits)
+    hidden = max(len(ranks) - SHOWN_RANKS, 0)
     table = Table(box=None, pad_edge=False, caption=f"and {hidden} ranks with less excess" if hidden else None)
     for name in ("rank", "host", "own", "wait", "excess"):
         table.add_column(name, justify="left" if name == "host" else "right", no_wrap=True, overflow="ellipsis")
-    for rank in ranks[: len(ranks) - hidden]:
-        name = f"{rank['rank']} ◀" if rank["rank"] in culprits else f"{rank['rank']}  "
-        times = (duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"]))
-        cells = (name, str(rank["host"]), *times, excess_text(rank["excess_ratio"]))
-        table.add_row(*(Text(cell) for cell in cells), style="bold" if rank["rank"] in culprits else "")
+    for rank in ranks[:SHOWN_RANKS]:
+        is_culprit = rank["rank"] in culprits
+        name, *cells = rank_texts(rank)
+        marked = f"{name} {'◀' if is_culprit else ' '}"
+        table.add_row(*map(Text, (marked, *cells)), style="bold" if is_culprit else "")
     console.print(WithoutTrailingBlanks(Group(*parts, Text(RANKS_CAPTION, style="dim"), table)))

@@ -63,6 +63,7 @@ from ringside.launch.torchrun import (
     parse_command_line,
     signals_to_handle,
     stop_requests,
+    wait_or_stop,
     with_defaults,
 )
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
@@ -73,57 +74,16 @@ from ringside.text import counted, name_ranks
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, open_console, verdict_line
 
-__all__ = ["FLAG", "keeper_command", "run_surviving"]
-
-
-# -------------------------------------------------------------------------------------------------
-# `ringside run --survive`: torchrun with a keeper per rank, so that a worker that dies is started again.
-
-FLAG = "--survive"
-_POLL_S = 0.2
-
-
-def run_surviving(line: CommandLine, processes: str) -> int:
-    """Run a script that trains with `ringside.survive.training`; return torchrun's exit status.
-
-    Args:
-        line: The command line.
-        processes: How many ranks to start where the command line does not.
-
-    Raises:
-        UsageError: It asks for what is not done here.
-    """
-    others = sorted(line.ours.keys() - {FLAG, *VERBOSE, *QUIET})
-    if others:
-        raise UsageError(f"{FLAG} records nothing yet: leave out {', '.join(others)}")
-    line = keeper_command(line)
-    status: int | None = None
-    with stop_requests() as stop:
-        launch = Launch(with_defaults(line, processes), os.environ)
-        # stopped by a signal, the status is the signal's, whatever torchrun returns
-        while status is None:
-            status = launch.wait(_POLL_S)
-            if status is None and stop.signum:
-                launch.end(stop.signum, stop.hurry)
-                status = stop.exit_status
-    return status
-
-
-def keeper_command(line: CommandLine) -> CommandLine:
-    """Return a command line in which keepers run its script."""
-    module = [] if not line.names & {"-m", "--module"} else ["-m"]
-    flags = tuple(flag for flag in line.flags if flag not in ("-m", "--module"))
-    return CommandLine((*flags, "-m"), line.names | {"-m"}, ("ringside.survive", *module, *line.script), line.ours)
-
-
 HELP = "watch an unmodified DDP script, started as by torchrun"
 
 ALERTS = {"--on-verdict": ON_VERDICT, "--metrics-port": METRICS_PORT}
 OURS = ("--run-dir", "--digest-every", *ALERTS)
 VERBOSE = {"-v": 1, "--verbose": 1, "-vv": 2}
 QUIET = ("-q", "--quiet")
-_log = logging.getLogger(__name__)
+SURVIVE = "--survive"
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
+_POLL_S = 0.2
+_log = logging.getLogger(__name__)
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -143,13 +103,13 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = parse_command_line(args.words, ours=OURS, switches=(FLAG, *VERBOSE, *QUIET))
+    line = parse_command_line(args.words, ours=OURS, switches=(SURVIVE, *VERBOSE, *QUIET))
     quiet = not line.ours.keys().isdisjoint(QUIET)
     set_verbosity("run", max((VERBOSE.get(flag, 0) for flag in line.ours), default=0), quiet=quiet)
     line.check_script()
     line.check_ranks()
-    if FLAG in line.ours:
-        return run_surviving(line, _processes())
+    if SURVIVE in line.ours:
+        return run_surviving(line)
     alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}
     if "--digest-every" in line.ours:
         alerts[DIGEST_EVERY] = str(digest_steps(line.ours["--digest-every"]))
@@ -193,6 +153,31 @@ def run(args: argparse.Namespace) -> int:
         _print_line(failed)
     print(path)
     return status
+
+
+def run_surviving(line: CommandLine) -> int:
+    """Run a script that trains with `ringside.survive.training`, a keeper per rank; return torchrun's exit status.
+
+    Raises:
+        UsageError: It asks for what is not done here.
+    """
+    others = sorted(line.ours.keys() - {SURVIVE, *VERBOSE, *QUIET})
+    if others:
+        raise UsageError(f"{SURVIVE} records nothing yet: leave out {', '.join(others)}")
+    line = keeper_command(line)
+    status: int | None = None
+    with stop_requests() as stop:
+        launch = Launch(with_defaults(line, _processes()), os.environ)
+        while status is None:
+            status = wait_or_stop(launch, _POLL_S, stop)
+    return status
+
+
+def keeper_command(line: CommandLine) -> CommandLine:
+    """Return a command line in which keepers run its script."""
+    module = [] if not line.names & {"-m", "--module"} else ["-m"]
+    flags = tuple(flag for flag in line.flags if flag not in ("-m", "--module"))
+    return CommandLine((*flags, "-m"), line.names | {"-m"}, ("ringside.survive", *module, *line.script), line.ours)
 
 
 def start_line(line: CommandLine, path: Path, environ: Mapping[str, str]) -> str:

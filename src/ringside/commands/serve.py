@@ -16,6 +16,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -31,22 +32,19 @@ RUNS = Path("runs")
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside serve`."""
-    parser.add_argument(
-        "run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="a run directory (default: the newest)"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=PORT, help=f"port to listen on; 0: any free one (default: {PORT})")
-    parser.add_argument("--token", metavar="T", help=f"token that readers must send; {TOKEN} keeps it out of `ps`")
-    parser.add_argument(
-        "--allow-host", metavar="NAME", action="append", default=[], help="a name that a proxy gives this page"
-    )
+    add = parser.add_argument
+    add("run_dir", metavar="RUN_DIR", nargs="?", type=Path, help="a run directory (default: the newest)")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=PORT, help=f"port to listen on; 0: any free one (default: {PORT})")
+    add("--token", metavar="T", help=f"token that readers must send; {TOKEN} keeps it out of `ps`")
+    add("--allow-host", metavar="NAME", action="append", default=[], help="a name that a proxy gives this page")
     add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C; the address is printed on stdout."""
     try:
-        from ringside.view.server.app import serve
+        from ringside.view.server.app import PageServer
     except ImportError as error:
         raise UsageError(f"the page needs {error.name}: pip install 'torch-ringside[web]'") from None
     from ringside.view.server.feed import Runs, newest_run
@@ -57,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     if args.run_dir is not None and not args.run_dir.is_dir():
         raise UsageError(f"{args.run_dir} is no directory: give the directory a run printed on its last line")
     runs = Runs(args.run_dir or newest_run(RUNS), RUNS)
-    return serve(runs, host, args.port, token=token, names=args.allow_host, on_start=_print_address)
-
-
-def _print_address(url: str) -> None:
-    print(url, flush=True)
+    server = PageServer(runs, host, args.port, token=token, names=args.allow_host)
+    print(server.url, flush=True)
     print("Press Ctrl-C to stop.", file=sys.stderr)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
+    return 0

@@ -47,16 +47,15 @@ PIPE_WIDTH = 160
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside top`."""
+    add = parser.add_argument
     run_help = "a run directory, or the address of `ringside serve` (default: the newest)"
-    parser.add_argument("run", metavar="RUN_DIR", nargs="?", help=run_help)
-    parser.add_argument("--once", action="store_true", help="print it once, as much as fits the screen, and end")
-    parser.add_argument("--all", action="store_true", help="with --once: all ranks, however many")
-    parser.add_argument("--json", action="store_true", help="print it once, as JSON (keys: docs/json.md)")
-    parser.add_argument("--sort", choices=SORTS, default="excess", help="what ranks are sorted by (default: excess)")
-    parser.add_argument("--reverse", action="store_true", help="sort the other way round")
-    parser.add_argument(
-        "--filter", metavar="TEXT", default="", help="only ranks like 3 or 8-15, part of a host or of a verdict's kind"
-    )
+    add("run", metavar="RUN_DIR", nargs="?", help=run_help)
+    add("--once", action="store_true", help="print it once, as much as fits the screen, and end")
+    add("--all", action="store_true", help="with --once: all ranks, however many")
+    add("--json", action="store_true", help="print it once, as JSON (keys: docs/json.md)")
+    add("--sort", choices=SORTS, default="excess", help="what ranks are sorted by (default: excess)")
+    add("--reverse", action="store_true", help="sort the other way round")
+    add("--filter", metavar="TEXT", default="", help="only ranks like 3 or 8-15, part of a host or of a verdict's kind")
 
 
 def run(args: argparse.Namespace) -> int:

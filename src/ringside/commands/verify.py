@@ -20,6 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
@@ -138,20 +139,13 @@ def to_json(audits: Sequence[Audit], *, links: bool = False) -> dict[str, Any]:
             "chunks_sent": audit.traffic.sent.tolist(),
             "chunks_received": audit.traffic.received.tolist(),
             "chunks_reduced": audit.traffic.reduced.tolist(),
-            "problems": [
-                {"kind": p.kind, "message": p.message, "rank": p.rank, "chunk": p.chunk, "round": p.round}
-                for p in audit.problems
-            ],
+            "problems": list(map(asdict, audit.problems)),
         }
         if links:
             moved = audit.traffic.links()
             data["links"] = [{"src": src, "dst": dst, **_bytes_json("bytes", amount)} for src, dst, amount in moved]
         plain.append(data)
-    return {
-        "schema": SCHEMA,
-        "ok": all(audit.ok for audit in audits),
-        "audits": plain,
-    }
+    return {"schema": SCHEMA, "ok": all(audit.ok for audit in audits), "audits": plain}
 
 
 def _bytes_json(key: str, value: Fraction) -> dict[str, float | str]:

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from ringside.commands.options import algorithm_name
 from ringside.commands.predict.plan import add_hardware, add_size, gradient_bytes, hardware, hardware_of, write_page
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
@@ -66,7 +67,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--sharp", action="store_true", help="switches reduce: SHARP between hosts, NVLS inside one")
     add("--bucket", metavar="SIZE", help="of a bucket: 50MB")
     add("--to-hosts", type=int, metavar="N", help="so many hosts instead")
-    add("--to-algorithm", metavar="NAME", help="another algorithm")
+    add("--to-algorithm", type=algorithm_name, metavar="NAME", help="another algorithm")
     add("--price", type=float, metavar="X", help="of a rank-hour")
     add("--watts", type=float, metavar="W", help="of a rank")
     add("--html", type=Path, metavar="FILE", help="write a page with both steps drawn")
@@ -100,7 +101,6 @@ def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
     Raises:
         UsageError: Neither hardware nor a run was named, or they do not fit together.
     """
-    given = args.preset or args.topology
     if args.run is None:
         topology = hardware(args)
         size, _ = gradient_bytes(args)
@@ -111,18 +111,13 @@ def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
             raise UsageError(f"--buckets {args.buckets}: at least 1")
         own = np.full((1, topology.ranks), compute or 0.0)
         count = args.buckets or max(-(-int(size) // DEFAULT_BUCKET), 1)
-        return PredictedStep(topology, size, own, count, _algorithm(args))
+        return PredictedStep(topology, size, own, count, args.algorithm)
     if args.bytes or args.model or args.params_from or args.compute_seconds is not None or args.buckets:
         raise UsageError(f"{args.run} gives what it synchronised and computed: omit --bytes and the like")
     run = Run(args.run)
-    if not given and not change.of_work:
+    if not (args.preset or args.topology or change.of_work):
         raise UsageError(f"missing the network of {args.run}: --preset, or --topology FILE (ringside probe -o)")
-    return replace(recorded_step(run, hardware_of(run, args)), algorithm=_algorithm(args))
-
-
-def _algorithm(args: argparse.Namespace) -> str:
-    name: str = args.algorithm
-    return name.lower().replace("-", "_")
+    return replace(recorded_step(run, hardware_of(run, args)), algorithm=args.algorithm)
 
 
 def change_of(args: argparse.Namespace) -> StepChange:
@@ -142,7 +137,7 @@ def change_of(args: argparse.Namespace) -> StepChange:
         sharp=args.sharp,
         bucket_bytes=size_bytes(args.bucket, "--bucket") if args.bucket else None,
         hosts=args.to_hosts,
-        algorithm=args.to_algorithm and args.to_algorithm.lower().replace("-", "_"),
+        algorithm=args.to_algorithm,
     )
     if change == StepChange():
         raise UsageError(

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
-from ringside.demo.train import make_optimizer
+from ringside.demo.train import make_optimizer, make_parser
 from ringside.engine.settings import usable_cores
 from ringside.survive import Step, Training, training
 
@@ -111,12 +110,7 @@ def conclude(t: Training, last: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train on this rank; return the exit status."""
-    parser = argparse.ArgumentParser(prog="ringside.demo.survive")
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--corpus", type=Path)
-    run(parser.parse_args(arguments))
+    run(make_parser("ringside.demo.survive").parse_args(arguments))
     return 0
 
 

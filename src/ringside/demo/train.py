@@ -185,14 +185,20 @@ def _stop(stopped: list[int], signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="ringside.demo.train")
+def make_parser(module: str) -> argparse.ArgumentParser:
+    """Return the parser of what every training of the demo takes."""
+    parser = argparse.ArgumentParser(prog=module)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--inject", default="none")
     parser.add_argument("--corpus", type=Path)
+    return parser
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line asks for."""
+    parser = make_parser("ringside.demo.train")
+    parser.add_argument("--inject", default="none")
     parser.add_argument("--compare", type=int, default=0, help="blocks per side")
     return parser.parse_args(arguments)
 

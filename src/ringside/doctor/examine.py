@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import msgspec
 
+from ringside.doctor import error_file, ringside_run
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Limits, Source
 from ringside.doctor.files.walk import gather
 from ringside.doctor.findings import Findings, Note, merge
+from ringside.doctor.flight_recorder import reader as flight_recorder
+from ringside.doctor.kineto import reader as kineto
+from ringside.doctor.nccl_log import reader as nccl_log
+from ringside.doctor.pipeline import reader as pipeline
 from ringside.text import first_line
 
 # -------------------------------------------------------------------------------------------------
 # What a reader is, and which ones there are.
-
-MODULES = (
-    "flight_recorder.reader",
-    "ringside_run",
-    "error_file",
-    "kineto.reader",
-    "pipeline.reader",
-    "nccl_log.reader",
-)
-"""Readers in the order in which they are tried; the first that matches a source gets it."""
 
 
 class Reader(Protocol):
@@ -44,11 +37,8 @@ class Reader(Protocol):
         """Judge all files of this kind together, with a note per file; must not raise for bad content."""
 
 
-@cache
-def readers() -> tuple[Reader, ...]:
-    """Return all readers, in the order of `MODULES`."""
-    return tuple(cast("Reader", importlib.import_module(f"ringside.doctor.{name}")) for name in MODULES)
-
+READERS: tuple[Reader, ...] = (flight_recorder, ringside_run, error_file, kineto, pipeline, nccl_log)
+"""In the order in which they are tried; the first that matches a source gets it."""
 
 _log = logging.getLogger(__name__)
 UNKNOWN = "is of an unknown format"
@@ -68,9 +58,9 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
         Findings with at least one note per file. Nothing readable means: no note is `used`.
     """
     progress = progress or Progress()
-    with gather(paths, progress=progress, limits=limits or Limits()) as gathered:
+    with gather(paths, progress=progress, limits=limits) as gathered:
         # Every source to the first reader that knows its kind.
-        groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers()]
+        groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in READERS]
         unknown = []
         for source in gathered.sources:
             for reader, members in groups:

@@ -188,9 +188,15 @@ def answer_what_if(recording: Recording) -> WhatIf:
     # Slowdown by each lane alone: it is slow, one ideal lane stands for all others; all lanes in one replay.
     seen = [own, ideal] if recording.ranks.shape[1] > 1 else [own]
     by_lane = replay_steps(graph, np.stack(seen, axis=-1)).mean(axis=0) / max(ideal_s, 1e-12)
-    last = int(recording.stages.max())
-    alone = [np.where(_on(recording, stage), own, ideal) for stage in range(last + 1)]
-    by_stage = np.array([_ratio(graph, seconds, ideal_s) for seconds in alone])
+    # By each stage, and by each type of operation, alone: as slow as it was, all others at their peers' pace.
+    stages, kinds = recording.stages[:, None, None], np.array(recording.kinds)[:, None, None]
+    last = int(stages.max())
+    alone = [_mean_step_s(graph, np.where(stages == stage, own, ideal)) for stage in range(last + 1)]
+    by_stage = np.array(alone) / max(ideal_s, 1e-12)
+    by_operation = {
+        kind: _mean_step_s(graph, np.where(kinds == kind, own, ideal)) / max(ideal_s, 1e-12)
+        for kind in dict.fromkeys(recording.kinds)
+    }
     # The slowest workers as (stage, lane): a worker is as slow as both its lane and its stage are (equation 4).
     scores = np.minimum(by_lane[None, :], by_stage[:, None])
     count = math.ceil(scores.size * WORST_PERCENT / 100)
@@ -199,24 +205,19 @@ def answer_what_if(recording: Recording) -> WhatIf:
     lost = step_s - ideal_s
 
     def share(repaired: Floats) -> float | None:
-        return (step_s - float(replay_steps(graph, repaired).mean())) / lost if lost > 1e-9 * step_s else None
+        return (step_s - _mean_step_s(graph, repaired)) / lost if lost > 1e-9 * step_s else None
 
     # The slowest workers alone at their peers' pace.
     repaired = own.copy()
     for stage, lane in worst:
         rows = np.flatnonzero(recording.stages == stage)
         repaired[rows, :, lane] = ideal[rows, :, lane]
-    # Each type of operation alone as slow as it was, all others at their peers' pace.
-    by_operation = {}
-    for kind in dict.fromkeys(recording.kinds):
-        of_kind = np.array([other == kind for other in recording.kinds])[:, None, None]
-        by_operation[kind] = _ratio(graph, np.where(of_kind, own, ideal), ideal_s)
     at_median_s = float(replay_steps(graph, ideal_durations(recording, median=True)[:, :1, :1])[0])
     steps, workers = len(replayed) * recording.stride, recording.ranks.size
     return WhatIf(
         slowdown=step_s / ideal_s if ideal_s > 0 else 1.0,
         worst_worker_share=share(repaired),
-        last_stage_share=share(np.where(_on(recording, last), ideal, own)) if recording.pipeline else None,
+        last_stage_share=share(np.where(stages == last, ideal, own)) if recording.pipeline else None,
         cost_rank_hours=lost * steps * workers * recording.ranks_per_worker / 3600.0,
         slowdown_at_median=step_s / max(at_median_s, 1e-12),
         step_s=step_s,
@@ -226,8 +227,8 @@ def answer_what_if(recording: Recording) -> WhatIf:
         workers=workers,
         worst_ranks=[int(recording.ranks[stage, lane]) for stage, lane in worst],
         last_stage_ranks=sorted(int(rank) for rank in recording.ranks[last]) if recording.pipeline else [],
-        by_lane=[float(value) for value in by_lane],
-        by_stage=[float(value) for value in by_stage],
+        by_lane=by_lane.tolist(),
+        by_stage=by_stage.tolist(),
         by_operation=by_operation,
     )
 
@@ -253,13 +254,8 @@ def ideal_durations(recording: Recording, *, median: bool = False) -> Floats:
     return ideal
 
 
-def _ratio(graph: DependencyGraph, seconds: Floats, ideal_s: float) -> float:
-    return float(replay_steps(graph, seconds).mean()) / max(ideal_s, 1e-12)
-
-
-def _on(recording: Recording, stage: int) -> NDArray[np.bool_]:
-    chosen: NDArray[np.bool_] = (recording.stages == stage)[:, None, None]
-    return chosen
+def _mean_step_s(graph: DependencyGraph, seconds: Floats) -> float:
+    return float(replay_steps(graph, seconds).mean())
 
 
 # -------------------------------------------------------------------------------------------------
@@ -279,18 +275,15 @@ REBALANCE = "Move layers from the last stage to the others: the loss and the voc
 
 def as_dict(found: WhatIf, source: str) -> dict[str, Any]:
     """Return the content of `what_if` in `ringside doctor --json`; `source` names what was replayed."""
-    plain: dict[str, Any] = msgspec.to_builtins(found)
-    return {**plain, "source": source}
+    return {**msgspec.to_builtins(found), "source": source}
 
 
 def what_if_table(found: WhatIf) -> Sheet:
     """Return what each stage, replica and type of operation costs by itself, as a table."""
-    rows: list[list[Number | None]] = [
-        [f"stage {stage}", value, found.ideal_step_s * (value - 1)] for stage, value in enumerate(found.by_stage)
-    ]
-    rows += [[f"replica {lane}", value, found.ideal_step_s * (value - 1)] for lane, value in enumerate(found.by_lane)]
-    by_kind = sorted(found.by_operation.items(), key=lambda item: -item[1])
-    rows += [[kind, value, found.ideal_step_s * (value - 1)] for kind, value in by_kind]
+    alone = [(f"stage {stage}", value) for stage, value in enumerate(found.by_stage)]
+    alone += [(f"replica {lane}", value) for lane, value in enumerate(found.by_lane)]
+    alone += sorted(found.by_operation.items(), key=lambda item: -item[1])
+    rows: list[list[Number | None]] = [[name, value, found.ideal_step_s * (value - 1)] for name, value in alone]
     note = (
         f"A step takes {duration(found.step_s)}, without stragglers {duration(found.ideal_step_s)}. Each row: only "
         "these operations as slow as they were, all others as their peers."
@@ -311,16 +304,12 @@ def straggler_verdicts(found: WhatIf, steps: list[int], *, replicas: int) -> lis
     worst, last = found.worst_worker_share or 0.0, found.last_stage_share or 0.0
     pipeline = len(found.by_stage) > 1
     if worst >= EXPLAINS and (replicas > 1 or not pipeline):
-        return [_verdict(found, steps, "slow_rank", found.worst_ranks, worst)]
-    if last >= EXPLAINS and pipeline:
-        return [_verdict(found, steps, "uneven_work", found.last_stage_ranks, last)]
-    return []
-
-
-def _verdict(found: WhatIf, steps: list[int], kind: str, ranks: list[int], share: float) -> Verdict:
-    slow = kind == "slow_rank"
-    who, advice = (WORKERS, MOVE) if slow else (STAGE, REBALANCE)
-    return Verdict(
+        kind, ranks, share, who, advice = "slow_rank", found.worst_ranks, worst, WORKERS, MOVE
+    elif last >= EXPLAINS and pipeline:
+        kind, ranks, share, who, advice = "uneven_work", found.last_stage_ranks, last, STAGE, REBALANCE
+    else:
+        return []
+    verdict = Verdict(
         kind=kind,
         ranks=sorted(ranks),
         since_step=steps[0],
@@ -336,6 +325,7 @@ def _verdict(found: WhatIf, steps: list[int], kind: str, ranks: list[int], share
         cost_rank_seconds=found.cost_rank_hours * 3600.0,
         advice=advice,
     )
+    return [verdict]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -137,24 +137,19 @@ class ModelHolder:
             self.attachment = hold(ddp, **self._options)
 
 
-def hold(
-    model: DistributedDataParallel,
-    *,
-    engine: str | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    digest_every: int | None = None,
-) -> Attachment:
+def hold(model: DistributedDataParallel, **options: Any) -> Attachment:
     """Attach a framework's model, and count the tokens or samples of its batches. A collective.
 
     Where it is attached already (by `ringside run`, or by an earlier line) that stays as it is.
 
     Args:
-        model, engine, run_dir, digest_every: As of `ringside.attach`.
+        model: The model, wrapped.
+        options: `engine`, `run_dir` and `digest_every`, as of `ringside.attach`.
 
     Raises:
         UsageError: As `ringside.attach`.
     """
-    attachment = sync.attach(model, engine=engine, run_dir=run_dir, digest_every=digest_every)
+    attachment = sync.attach(model, **options)
     if attachment.attached and attachment.count_work is None:
         attachment.count_work = WorkCount(attachment).count
     return attachment

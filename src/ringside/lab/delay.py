@@ -109,21 +109,18 @@ def main(request: str) -> None:
     pass_on(DelayLine(delay_s), way_out)
 
 
-class Lateness:
-    """How long this process takes to wake up, seconds: learnt from its timer, and taken off what frames are held."""
-
-    def __init__(self) -> None:
-        self.usual_s = 0.0
-
-    def learn(self, late_s: float) -> None:
-        """Take in how late its timer woke it up once."""
-        self.usual_s += (min(max(late_s, 0.0), _MOST_LATENESS_S) - self.usual_s) / 8
+def usually_late(usual_s: float, late_s: float) -> float:
+    """Return how late this process usually wakes up, seconds, after its timer did so once more by `late_s`."""
+    return usual_s + (min(max(late_s, 0.0), _MOST_LATENESS_S) - usual_s) / 8
 
 
 def pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
-    """Pass frames on for ever, from each descriptor to that which belongs to it."""
+    """Pass frames on for ever, from each descriptor to that which belongs to it.
+
+    How long waking up usually takes is learnt from the timer, and taken off what frames are held.
+    """
     timer = check(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK))
-    lateness, rings_at_s = Lateness(), 0.0
+    late_s, rings_at_s = 0.0, 0.0
     poll = select.epoll()
     for fd in (timer, *way_out):
         poll.register(fd, select.EPOLLIN)
@@ -133,20 +130,20 @@ def pass_on(line: DelayLine, way_out: dict[int, int]) -> None:
         if timer in ready:
             with contextlib.suppress(BlockingIOError):  # it was set anew meanwhile, and has not rung since
                 os.read(timer, 8)
-                lateness.learn(time.monotonic() - rings_at_s)
+                late_s = usually_late(late_s, time.monotonic() - rings_at_s)
         for fd in ready:
             if fd == timer:
                 continue
             # What is here came after the last poll, and about as long ago as waking up takes.
-            came_s = max(since_s, time.monotonic() - lateness.usual_s)
+            came_s = max(since_s, time.monotonic() - late_s)
             with contextlib.suppress(OSError):  # nothing more to read, or the device is down
                 for _ in range(_FRAMES_AT_ONCE):
                     line.put(came_s, way_out[fd], os.read(fd, _FRAME_BYTES))
-        for fd, frame in line.due(time.monotonic() + lateness.usual_s):
+        for fd, frame in line.due(time.monotonic() + late_s):
             with contextlib.suppress(OSError):  # the device is down or full: a frame is lost
                 os.write(fd, frame)
         if line.next_due_s is not None:
-            rings_at_s = line.next_due_s - lateness.usual_s
+            rings_at_s = line.next_due_s - late_s
             whole_s = int(rings_at_s)
             # struct itimerspec: an interval of 0, and when; in the past means at once, 0 would mean never.
             when = struct.pack("@4l", 0, 0, whole_s, max(int((rings_at_s - whole_s) * 1e9), 1))

@@ -171,15 +171,10 @@ def _kill_all_in(inodes: set[tuple[int, int]]) -> bool:
         held = {pid: process for pid in _processes_in(inodes) if (process := hold(pid)) is not None}
         # Between the listing and the hold a number may have passed to a stranger: only what is still there is killed.
         there = set(_processes_in(inodes)) & set(held) if held else set()
-        poll = select.poll()
         for pid in there:
             held[pid].send(signal.SIGKILL)
-            poll.register(held[pid].fileno(), select.POLLIN)
-        left = {held[pid].fileno() for pid in there}
-        while left and (rest_s := deadline - time.monotonic()) > 0:
-            for fd, _ in poll.poll(1e3 * rest_s):
-                poll.unregister(fd)
-                left.discard(fd)
+        for pid in there:
+            held[pid].wait(max(deadline - time.monotonic(), 0.0))
         for process in held.values():
             process.close()
         if not held:
@@ -211,9 +206,8 @@ def start_guard(lab: LabName) -> Popen[bytes]:
 
 def main(arguments: list[str]) -> None:
     """Wait for the owner to end, then remove its lab."""
-    pid, start, count = map(int, arguments)
-    lab = LabName(pid, start, count)
-    owner = hold(pid)
+    lab = LabName(*map(int, arguments))
+    owner = hold(lab.pid)
     if owner is not None and lab.owner_lives():
         select.select([owner], [], [])
     remove(lab)

@@ -15,7 +15,7 @@ from typing import IO
 
 from ringside.errors import RingsideError, UsageError
 from ringside.lab.wiring import INTERFACE, MOST_HOSTS, address_of
-from ringside.processes import Process, descendants, hold
+from ringside.processes import Process, descendants, hold, signal_name
 
 # -------------------------------------------------------------------------------------------------
 # Which rank runs on which host, and what it finds in its environment: as from torchrun, plus where to bind.
@@ -144,10 +144,7 @@ class RankResult:
             return f"{who} was ended by the lab after {self.seconds:.1f} s"
         if self.status >= 0:
             return f"{who} ended with status {self.status}"
-        try:
-            return f"{who} was ended by {signal.Signals(-self.status).name}"
-        except ValueError:  # a real-time signal has no name
-            return f"{who} was ended by signal {-self.status}"
+        return f"{who} was ended by {signal_name(-self.status)}"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ringside.errors import RingsideError, UsageError
 from ringside.files import append_to_file
-from ringside.launch.torchrun import Launch, StopRequest
+from ringside.launch.torchrun import Launch, StopRequest, wait_or_stop
 from ringside.monitor.run.directory import EVENTS, RUN, RunReader, finite
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import finish_run
@@ -43,7 +43,7 @@ def choose_directory(requested: Path | None, prefix: str) -> tuple[Path, str]:
     A directory that cannot be written never stops a run: a temporary one takes its place.
 
     Args:
-        asked: What the user asked for; None for a new directory under `runs/`.
+        requested: What the user asked for; None for a new directory under `runs/`.
         prefix: How the new directory's name begins.
 
     Raises:
@@ -82,10 +82,7 @@ def follow_run(launch: Launch, path: Path, stop: StopRequest, show: Show) -> int
     live, is_readable = LiveRun(path), True
     status: int | None = None
     while status is None:
-        status = launch.wait(POLL_S)
-        if status is None and stop.signum:
-            launch.end(stop.signum, stop.hurry)
-            status = stop.exit_status
+        status = wait_or_stop(launch, POLL_S, stop)
         try:
             if is_readable:
                 live.poll()

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from ringside.errors import UsageError
-from ringside.processes import Death, Process, RankWatch, die_with_parent, end_all
+from ringside.processes import Death, Process, RankWatch, die_with_parent, end_all, handle_signals
 
 # -------------------------------------------------------------------------------------------------
 # Where torchrun's own flags end and the script begins, without importing torch to find out.
@@ -71,13 +71,19 @@ class CommandLine:
 
     def check_ranks(self) -> None:
         """Raise `UsageError` where torchrun would end with a traceback for the number of ranks."""
-        for flag, after in itertools.pairwise((*self.flags, "")):
-            name, equals, value = flag.partition("=")
-            requested = value if equals else after
-            is_number = requested.isdecimal() and int(requested) > 0
-            if name.replace("_", "-") == RANKS and requested not in COUNTED and not is_number:
+        for requested in self.values(RANKS):
+            if requested not in COUNTED and not (requested.isdecimal() and int(requested) > 0):
                 words = ", ".join(sorted(COUNTED))
                 raise UsageError(f"-n/{RANKS} takes a number from 1 on, or one of {words}, not {requested!r}")
+
+    def values(self, requested: str) -> list[str]:
+        """Return what one of torchrun's flags is set to, each time that it is given."""
+        return [
+            value if equals else after
+            for flag, after in itertools.pairwise((*self.flags, ""))
+            for name, equals, value in [flag.partition("=")]
+            if name.replace("_", "-") == requested
+        ]
 
 
 def parse_command_line(words: Sequence[str], ours: Sequence[str], switches: Sequence[str] = ()) -> CommandLine:
@@ -168,13 +174,8 @@ def signals_to_handle(line: CommandLine, environ: Mapping[str, str]) -> frozense
 
 def flag_value(requested: str, line: CommandLine, environ: Mapping[str, str]) -> str:
     """Return what a flag is set to, on the command line or in torchrun's variable of that name; "": nothing."""
-    told = [
-        value if equals else after
-        for flag, after in itertools.pairwise((*line.flags, ""))
-        for name, equals, value in [flag.partition("=")]
-        if name.replace("_", "-") == requested
-    ]
-    return told[-1] if told else environ.get(PREFIX + requested.removeprefix("--").upper().replace("-", "_"), "")
+    values = line.values(requested)
+    return values[-1] if values else environ.get(PREFIX + requested.removeprefix("--").upper().replace("-", "_"), "")
 
 
 GRACES_S = (8.0, 4.0, 4.0)
@@ -295,14 +296,18 @@ class StopRequest:
         self.times += 1
 
 
+def wait_or_stop(launch: Launch, timeout_s: float, stop: StopRequest) -> int | None:
+    """Wait as `Launch.wait` does; end it where somebody asked this process to stop: the status is the signal's then."""
+    status = launch.wait(timeout_s)
+    if status is None and stop.signum:
+        launch.end(stop.signum, stop.hurry)
+        return stop.exit_status
+    return status
+
+
 @contextlib.contextmanager
 def stop_requests(more: Collection[signal.Signals] = ()) -> Iterator[StopRequest]:
     """Within it, SIGINT, SIGTERM, SIGHUP and whatever more is named are noted instead of ending the process."""
     request = StopRequest()
-    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more}
-    before = {number: signal.signal(number, request.handle) for number in signals}
-    try:
+    with handle_signals({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *more}, request.handle):
         yield request
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

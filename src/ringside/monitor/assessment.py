@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ringside.monitor.causes import PHASES, extra_phase_seconds
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, log_excess
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import percent
 
 PROMISED = 0.10
@@ -38,7 +38,6 @@ CHANCE = 0.0002
 NEARLY_ALL, MOSTLY = 0.85, 0.6
 
 PHASE_NAMES = {"data": "data loading", "forward": "forward", "backward": "backward", "optimizer": "the optimizer"}
-OWN_TIME_KINDS = ("slow_rank", "uneven_work", "input_bound")
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +74,12 @@ def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict]) -> Assessme
     found = assess_own_times(table.steps, table["own_seconds"])
     if found.rank is None or found.since_step is None:
         return found
-    phase, share = _phase_of_excess(found.rank, table.between(found.since_step))
-    return msgspec.structs.replace(found, phase=phase, phase_ratio=share)
+    # The phase in which most of its extra time is; none where no phase holds most.
+    extra = extra_phase_seconds(found.rank, table.between(found.since_step))
+    total = sum(max(value, 0.0) for value in extra.values())
+    phase = max(PHASES, key=lambda name: extra[name])
+    share = extra[phase] / total if total > 0 else 0.0
+    return msgspec.structs.replace(found, phase=phase, phase_ratio=share) if share >= MOSTLY else found
 
 
 def assess_own_times(steps: NDArray[np.int64], own: Floats) -> Assessment:
@@ -164,15 +167,6 @@ def _slowest(own: Floats) -> tuple[int, int, float] | None:
         if middle >= math.log1p(VISIBLE) and mean >= errors * error and (best is None or middle > best[0]):
             best = middle, rank, int(rows[begin])
     return None if best is None else (best[1], best[2], best[0])
-
-
-def _phase_of_excess(rank: int, since: StepTable) -> tuple[str, float | None]:
-    """The phase in which most of a rank's extra time is, and its share; nothing where no phase holds most."""
-    extra = extra_phase_seconds(rank, since)
-    total = sum(max(value, 0.0) for value in extra.values())
-    phase = max(PHASES, key=lambda name: extra[name])
-    share = extra[phase] / total if total > 0 else 0.0
-    return (phase, share) if share >= MOSTLY else ("", None)
 
 
 def describe_assessment(found: Assessment) -> str:

@@ -28,7 +28,7 @@ from ringside.monitor.run.table import (
     waited_share,
 )
 from ringside.monitor.slow_rank.window_test import WARM_UP
-from ringside.monitor.stats import Floats, known_median, log_excess
+from ringside.monitor.stats import Floats, known_median, log_excess, share_of
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
 from ringside.text import duration, percent
@@ -63,13 +63,13 @@ DESCHEDULED_ADVICE = (
 )
 
 
-def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | None = None) -> Verdict:
+def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable) -> Verdict:
     """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
 
     Args:
         verdict: A verdict on one rank.
         episode: The records of its episode.
-        before: The records before it, where there are any.
+        before: The records before it.
 
     Returns:
         The verdict with more evidence and, if the input is what grew, of the kind `input_bound`; verdicts of other
@@ -98,9 +98,8 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable | No
     # Nothing is known to hold it up: whether it had a CPU with its share before, or else with the others'. A share of
     # the *step* is robust: a rank that spins while it waits and one that sleeps both look busier, never idler, once
     # they are the culprit and wait no more.
-    share = _busy(episode)
-    usual = known_median(_busy(before)[:, rank]) if before is not None and len(before) else 0.0
-    usual = usual or known_median(np.delete(share, rank, axis=1).ravel())
+    share, earlier = (share_of(table["cpu_seconds"], table["step_seconds"]) for table in (episode, before))
+    usual = known_median(earlier[:, rank]) or known_median(np.delete(share, rank, axis=1).ravel())
     now = known_median(share[:, rank])
     if now <= 0 or usual <= 0:
         return _with(verdict, evidence, found)
@@ -138,12 +137,6 @@ def _with(verdict: Verdict, evidence: Mapping[str, float | int | str], found: li
     cause = "; ".join(found) or verdict.cause
     kept = {name: value for name, value in verdict.evidence.items() if name not in SIGN_EVIDENCE}
     return msgspec.structs.replace(verdict, cause=cause, evidence={**kept, **evidence}, **changes)
-
-
-def _busy(table: StepTable) -> Floats:
-    steps = table["step_seconds"]
-    share: Floats = np.where(steps > 0, table["cpu_seconds"] / np.where(steps > 0, steps, 1.0), np.nan)
-    return share
 
 
 # -------------------------------------------------------------------------------------------------
@@ -224,14 +217,12 @@ class RankComparison(NamedTuple):
         """
         now, before = share(self.episode, self.synced), share(self.past, self.synced_before)
         means, mine = self.episode.mean(now), self.episode.owners == self.rank
-        earlier = before[(self.past.owners == self.rank) & np.isfinite(before)]
-        others = means[self.healthy & np.isfinite(means)]
         spread = np.concatenate([_residuals(self.episode, now), _residuals(self.past, before)])
         rows = max(int(np.isfinite(now[mine]).sum()), 1)
         return Measurement(
             now=float(means[self.rank]),
-            usual=float(np.median(earlier)) if earlier.size else math.nan,  # it may have been slow before
-            others=float(others.max()) if others.size else math.nan,
+            usual=known_median(before[self.past.owners == self.rank], math.nan),  # it may have been slow before
+            others=float(np.fmax.reduce(means[self.healthy], initial=math.nan)),
             noise=math.sqrt(float(np.mean(spread**2)) / rows) if spread.size else 0.0,
         )
 
@@ -244,29 +235,28 @@ class RankComparison(NamedTuple):
         return known_median(self.episode.mean(self.episode[field])[self.healthy])
 
 
-def _compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable | None) -> RankComparison:
+def _compare_rank(rank: int, excess_ratio: float, episode: StepTable, before: StepTable) -> RankComparison:
     """Return whom to compare a slow rank with.
 
     Args:
         rank: The culprit.
         excess_ratio: How much longer its own time is than the others'.
         episode: The records since it became slow.
-        before: The records before, where there are any.
+        before: The records before.
     """
     excess = log_excess(episode["own_seconds"])
     typical = np.array([known_median(excess[:, other]) for other in range(episode.ranks)])
     healthy = typical < HEALTHY * np.log1p(max(excess_ratio, 0.0))
     healthy[rank] = False
-    earlier = before if before is not None else episode.before(0)
     return RankComparison(
         rank=rank,
         lost=excess_ratio / (1.0 + excess_ratio),
         healthy=healthy,
         episode=episode.vitals,
-        past=earlier.vitals.between(WARM_UP),
+        past=before.vitals.between(WARM_UP),
         own_seconds=np.array([known_median(episode["own_seconds"][:, other]) for other in range(episode.ranks)]),
         synced=_synced(episode),
-        synced_before=_synced(earlier),
+        synced_before=_synced(before),
     )
 
 
@@ -277,9 +267,8 @@ def _residuals(vitals: VitalsTable, values: Floats) -> Floats:
 
 
 def _synced(table: StepTable) -> Floats:
-    steps = np.nansum(table["step_seconds"], axis=0)
-    share: Floats = np.where(steps > 0, np.nansum(table["exposed_seconds"], axis=0) / np.where(steps > 0, steps, 1), 0)
-    return np.clip(share, 0.0, 1.0)
+    exposed, steps = (np.nansum(table[name], axis=0) for name in ("exposed_seconds", "step_seconds"))
+    return np.clip(share_of(exposed, steps, 0.0), 0.0, 1.0)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -297,11 +286,8 @@ ADVICE = {
 }
 OTHER_ADVICE = "Compare nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE on this host with a healthy one's."
 
-CLOCK_EVIDENCE = frozenset(
-    {"gpu_clock_mhz", "gpu_max_clock_mhz", "others_gpu_clock_mhz", "gpu_clock_reasons"}
-    | {"gpu_celsius", "gpu_watts", "gpu_cap_watts"}
-)
-"""Names of the numbers that are given as evidence."""
+CLOCK_NUMBERS = ("gpu_clock_mhz", "gpu_max_clock_mhz", "gpu_celsius", "gpu_watts", "gpu_cap_watts")
+"""Those of the vitals that are given as evidence."""
 
 
 class ProbableCause(NamedTuple):
@@ -336,8 +322,7 @@ def _slow_clock(comparison: RankComparison) -> ProbableCause | None:
     for other in np.flatnonzero(healthy):
         bits &= ~_lasting_bits(episode, int(other))
     reasons = name_reasons(bits)
-    names = ("gpu_clock_mhz", "gpu_max_clock_mhz", "gpu_celsius", "gpu_watts", "gpu_cap_watts")
-    numbers = {name: comparison.level(name) for name in names}
+    numbers = {name: comparison.level(name) for name in CLOCK_NUMBERS}
     numbers["others_gpu_clock_mhz"] = comparison.others("gpu_clock_mhz")
     numbers = {name: value for name, value in numbers.items() if value > 0}
     evidence: dict[str, float | int | str] = dict(numbers)
@@ -360,8 +345,7 @@ def _slow_clock(comparison: RankComparison) -> ProbableCause | None:
 def _clock(vitals: VitalsTable) -> Floats:
     """Clock as a share of the highest, [rows]; in MHz where that is not known."""
     most = vitals["gpu_max_clock_mhz"]
-    share: Floats = vitals["gpu_clock_mhz"] / np.where(most > 0, most, 1.0)
-    return share
+    return vitals["gpu_clock_mhz"] / np.where(most > 0, most, 1.0)
 
 
 def _lasting_bits(vitals: VitalsTable, rank: int) -> int:
@@ -415,7 +399,7 @@ _SHARES = ("throttled", "waited_for_cpu", "steal", "memory_stalled", "asleep")
 SIGN_EVIDENCE = frozenset(
     {f"{whose}{share}_ratio" for whose in ("", "usual_", "others_") for share in _SHARES}
     | {"quota_cpus", "cpus", "others_cpus", "major_faults_per_step", "others_major_faults_per_step"}
-    | CLOCK_EVIDENCE
+    | {*CLOCK_NUMBERS, "others_gpu_clock_mhz", "gpu_clock_reasons"}
 )
 """Names of all numbers that signs give as evidence."""
 
@@ -425,36 +409,30 @@ def _find_signs(comparison: RankComparison) -> list[ProbableCause]:
 
     That it slept is reported only where nothing else is known of it: it is what all kinds of waiting look like.
     """
-    lost, found = comparison.lost, []
-    throttled, waited = comparison.read(throttled_share), comparison.read(waited_share)
-    if throttled.explains(lost):
-        found.append(_throttled(comparison, throttled))
-    if waited.explains(lost):
-        found.append(_waited(comparison, waited))
+    lost = comparison.lost
+    no_cpu = ((comparison.read(throttled_share), _throttled), (comparison.read(waited_share), _waited))
+    found = [describe(comparison, share) for share, describe in no_cpu if share.explains(lost)]
     stolen = comparison.read(stolen_share)
     if stolen.explains(lost):
         words = f"steal {percent(stolen.now)}: the hypervisor gave its CPUs to others"
         found.append(ProbableCause(stolen.saved, words, STEAL_ADVICE, _evidence("steal", stolen)))
-    faults = _faults(comparison)
-    if faults is not None:
+    if (faults := _faults(comparison)) is not None:
         found.append(faults)
     stalled = comparison.read(stalled_share)
     if stalled.explains(lost):
         words = f"memory is short: work stalled for {percent(stalled.now)} of the time (memory.pressure)"
         found.append(ProbableCause(stalled.saved, words, MEMORY_ADVICE, _evidence("memory_stalled", stalled)))
-    clock = _slow_clock(comparison)
-    if clock is not None and clock.share >= max(EXPLAINS * lost, LEAST):
+    if (clock := _slow_clock(comparison)) is not None and clock.share >= max(EXPLAINS * lost, LEAST):
         found.append(clock)
-    if not found and comparison.read(held_share).explains(lost):
-        # A quota and other processes, neither of which alone would explain it: one cause, the stronger one's advice.
-        if throttled.more >= LEAST:
-            found.append(_throttled(comparison, throttled))
-        if waited.more >= LEAST:
-            found.append(_waited(comparison, waited))
-        found.sort(key=lambda sign: -sign.share)
-        found[:1] = [sign._replace(words="; ".join(sign.words for sign in found)) for sign in found[:1]]
+    # A quota and other processes, neither of which alone would explain it, are one cause, with the stronger's advice.
+    are_one = not found and comparison.read(held_share).explains(lost)
+    if are_one:
+        found = [describe(comparison, share) for share, describe in no_cpu if share.more >= LEAST]
+    found.sort(key=lambda sign: -sign.share)
+    if are_one and found:
+        found[0] = found[0]._replace(words="; ".join(sign.words for sign in found))
     if found:
-        return sorted(found, key=lambda sign: -sign.share)
+        return found
     asleep = comparison.read(asleep_share)
     # A rank with a GPU sleeps while it waits for that: it means nothing.
     if np.isfinite(comparison.level("gpu_clock_mhz")) or not asleep.explains(lost):
@@ -498,9 +476,8 @@ def _faults(comparison: RankComparison) -> ProbableCause | None:
     words = f"{per_step:,.3g} major page faults per step: " + ("swapping" if swapping else "pages are read from a disk")
     evidence: dict[str, float | int | str] = {"major_faults_per_step": per_step}
     if np.isfinite(rates.others):
-        evidence["others_major_faults_per_step"] = rates.others * known_median(
-            comparison.own_seconds[comparison.healthy]
-        )
+        others_own_seconds = known_median(comparison.own_seconds[comparison.healthy])
+        evidence["others_major_faults_per_step"] = rates.others * others_own_seconds
     return ProbableCause(share, words, SWAP_ADVICE if swapping else FAULT_ADVICE, evidence)
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from ringside.isolation import Listeners
-from ringside.monitor.job.watcher import LASTING_S, CommunicationBound, InputBound, JobWatcher, SmallCollectives
+from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.links.watcher import LinkWatcher
 from ringside.monitor.run.directory import Event, RunWriter
@@ -54,8 +54,6 @@ class StepCollector:
         watchers: What judges every step; by default `standard_watchers`.
         listeners: Called with every event, in order.
         clock: Seconds since 1970.
-        behind_steps: A rank this many steps (of short ones as many as pass in two seconds) behind the newest record
-            counts as missing until it reports again.
 
     Attributes:
         steps: Number of steps completed so far.
@@ -74,12 +72,11 @@ class StepCollector:
         watchers: Iterable[Watcher] | None = None,
         listeners: Iterable[Listener] = (),
         clock: Callable[[], float] = time.time,
-        behind_steps: int = BEHIND_STEPS,
     ) -> None:
         self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
         self.newest: int | None = None
         self._listeners = Listeners("events of the run", listeners)
-        self._writer, self.clock, self._behind = writer, clock, behind_steps
+        self._writer, self.clock = writer, clock
         self._watchers = standard_watchers(ranks) if watchers is None else list(watchers)
         self._links = LinkMap()
         self._pending: dict[int, Row] = {}
@@ -172,10 +169,10 @@ class StepCollector:
 
     def _is_awaited(self, step: int, row: Row) -> bool:
         """Return whether a record of this step, or a whole step before it, may still be on its way."""
-        # Others wait for a rank for `behind` steps, and for as many as pass in BEHIND_S while there is room for them.
+        # Others wait for a rank for BEHIND_STEPS, and for as many as pass in BEHIND_S while there is room for them.
         seconds = max(record.step_seconds for record in row.values())
         meanwhile = min(BEHIND_S / seconds if seconds > 0 else 0.0, PENDING_RECORDS / self.ranks)
-        if self._highest - step >= max(self._behind, meanwhile):
+        if self._highest - step >= max(BEHIND_STEPS, meanwhile):
             return False
         if step > (-1 if self.newest is None else self.newest) + 1:
             return True
@@ -225,7 +222,7 @@ class Watcher(Protocol):
         """The verdicts whose episodes are not over, with their prices so far."""
 
 
-def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float = LASTING_S) -> list[Watcher]:
+def standard_watchers(ranks: int, hosts: Sequence[str] = ()) -> list[Watcher]:
     """Return the watchers of every job: ranks' own times, links between hosts, and the job as a whole.
 
     A job is bound by communication only where neither a slow link nor small collectives explain it.
@@ -233,11 +230,10 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = (), *, lasting_s: float
     Args:
         ranks: Number of ranks.
         hosts: Host of each rank, in rank order, where it is known.
-        lasting_s: For how long a whole job must be held up before that is a verdict, seconds.
     """
-    links, small = LinkWatcher(ranks, hosts), SmallCollectives(lasting_s)
-    bound = CommunicationBound(Explained(links, small), lasting_s)
-    return [SlowRankWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound(lasting_s)])]
+    links, small = LinkWatcher(ranks, hosts), SmallCollectives()
+    bound = CommunicationBound(Explained(links, small))
+    return [SlowRankWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound()])]
 
 
 @dataclass(frozen=True)

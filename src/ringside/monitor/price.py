@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ringside.monitor.stats import Floats, log_excess, row_medians, usable
+from ringside.monitor.stats import Floats, known_median, log_excess, row_medians, usable
 
 BLOCK = 96
 """Steps that are repaired by one factor; a rank may become slower and slower."""
@@ -43,9 +43,8 @@ def repair_ranks(own: ArrayLike, culprits: Sequence[int], usual: Sequence[float]
         before = usual[index] if usual is not None else 0.0
         for begin in range(0, max(len(ratio) // BLOCK, 1) * BLOCK, BLOCK):
             rows = slice(begin, begin + BLOCK if begin + 2 * BLOCK <= len(ratio) else None)
-            known = ratio[rows][np.isfinite(ratio[rows])]
-            if known.size:
-                repaired[rows, rank] *= np.exp(-max(float(np.median(known)) - before, 0.0))
+            excess = known_median(ratio[rows], -np.inf) - before
+            repaired[rows, rank] *= np.exp(-max(excess, 0.0))
     return repaired
 
 

@@ -8,7 +8,7 @@ largest group that agrees are named; of two it is not known which is right.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -186,13 +186,9 @@ def find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
     Args:
         digests: Digest by rank; at least two differ.
     """
-    groups: dict[int, list[int]] = defaultdict(list)
-    for rank, digest in digests.items():
-        groups[digest].append(rank)
-    sizes = sorted((len(ranks) for ranks in groups.values()), reverse=True)
-    if sizes[0] == sizes[1]:
+    (right, most), (_, second) = Counter(digests.values()).most_common(2)
+    if most == second:
         return tuple(sorted(digests)), False
-    right = next(digest for digest, ranks in groups.items() if len(ranks) == sizes[0])
     return tuple(sorted(rank for rank, digest in digests.items() if digest != right)), True
 
 

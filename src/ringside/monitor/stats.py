@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,6 +65,11 @@ def row_medians(values: Floats) -> Floats:
     return medians
 
 
+def share_of(part: NDArray[Any], whole: NDArray[Any], otherwise: float = math.nan) -> Floats:
+    """Return part over whole, elementwise; `otherwise` where the whole is not positive."""
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), otherwise)
+
+
 def known_median(values: Floats, otherwise: float = 0.0) -> float:
     """Return the median of what is finite; `otherwise` where nothing is."""
     known = values[np.isfinite(values)]
@@ -87,8 +93,7 @@ def student(z: float, freedom: Floats) -> Floats:
     The quantile of Student's t in Wallace's approximation (1959).
     """
     raised = z * (8.0 * freedom + 3.0) / (8.0 * freedom + 1.0)
-    quantile: Floats = np.sqrt(freedom * np.expm1(np.minimum(raised**2 / freedom, 60.0)))
-    return quantile
+    return np.sqrt(freedom * np.expm1(np.minimum(raised**2 / freedom, 60.0)))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -110,8 +115,7 @@ def median(window: Floats) -> Floats:
     known = np.sum(~np.isnan(window), axis=0, keepdims=True)
     low, high = np.maximum(known - 1, 0) // 2, known // 2
     pair = [np.take_along_axis(ordered, np.minimum(index, len(ordered) - 1), axis=0)[0] for index in (low, high)]
-    middle: Floats = np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
-    return middle
+    return np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
 
 
 def core_scale(residuals: Floats) -> float:
@@ -129,9 +133,8 @@ def no_less_than_usual(values: Floats, known: NDArray[np.bool_] | bool = True) -
         known: Whose rest on enough steps, [jobs, ranks].
     """
     counted = np.broadcast_to(known, values.shape)
-    mean = np.where(counted, values, 0.0).sum(axis=-1, keepdims=True) / np.maximum(
-        counted.sum(axis=-1, keepdims=True), 1
-    )
+    count = np.maximum(counted.sum(axis=-1, keepdims=True), 1)
+    mean = np.where(counted, values, 0.0).sum(axis=-1, keepdims=True) / count
     raised: Floats = np.maximum(values, mean)
     return raised
 

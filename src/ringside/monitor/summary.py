@@ -25,7 +25,7 @@ from ringside.monitor.run.table import StepTable, fill_waits, job_exposed_second
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
 from ringside.monitor.stats import excess_ratios, known_median
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
 """Makes a run's page of its summary, what was known at its start, and its records."""
@@ -34,9 +34,7 @@ PASSED_THROUGH = ("injected", "comparison", "loss")
 """Parts of the summary that are given from outside (of these `loss` is computed where it is not given)."""
 
 LOSS_STEPS = 5
-JUDGED_KINDS = ("slow_rank", "uneven_work", "input_bound")
 JOB_KINDS = ("communication_bound", "small_collectives", "input_bound")
-LINKS_SHOWN = 64
 MOST_STRIDE = 1 << 32
 RECKONED_WITH = (
     "until_step",
@@ -100,7 +98,7 @@ def summarise(
         "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts)),
     }
     if links:
-        summary["links"] = msgspec.to_builtins(list(links[:LINKS_SHOWN]))
+        summary["links"] = msgspec.to_builtins(list(links))
     if revised:
         summary["revisions"] = [{**msgspec.to_builtins(change), "words": change.describe()} for change in revised]
     loss = _loss(table)
@@ -175,7 +173,7 @@ def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
         verdicts = [_in_steps(verdict, table) for verdict in detect(table["own_seconds"], table["samples"])]
     verdicts = [_review_verdict(verdict, table) for verdict in verdicts]
     # Two slow ranks hide each other's price: both get what they cost together as well.
-    slow = [verdict for verdict in verdicts if verdict.kind in JUDGED_KINDS and verdict.ranks]
+    slow = [verdict for verdict in verdicts if verdict.kind in OWN_TIME_KINDS and verdict.ranks]
     if len({verdict.ranks[0] for verdict in slow}) < 2:
         return verdicts
     together = {"cost_together_rank_seconds": _cost_together(verdicts, table)}
@@ -221,7 +219,7 @@ def _review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
     is_of_job = verdict.kind == "slow_link" or (verdict.kind in JOB_KINDS and not verdict.ranks)
     if is_of_job and len(table):
         return reprice(verdict, table.between(verdict.since_step, _until(verdict)))
-    if verdict.kind not in JUDGED_KINDS or len(verdict.ranks) != 1 or not 0 <= verdict.ranks[0] < table.ranks:
+    if verdict.kind not in OWN_TIME_KINDS or len(verdict.ranks) != 1 or not 0 <= verdict.ranks[0] < table.ranks:
         return verdict
     episode = table.between(verdict.since_step, _until(verdict))
     if not np.isfinite(episode["own_seconds"][:, verdict.ranks[0]]).any():
@@ -243,7 +241,7 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
     repaired within its episodes only: over the whole run it may be no slower than the others.
     """
     own = table["own_seconds"]
-    slow = [v for v in verdicts if v.kind in JUDGED_KINDS and v.ranks and 0 <= v.ranks[0] < table.ranks]
+    slow = [v for v in verdicts if v.kind in OWN_TIME_KINDS and v.ranks and 0 <= v.ranks[0] < table.ranks]
     episodes = [table.rows(verdict.since_step, _until(verdict)) for verdict in slow]
     repaired = own.copy()
     for verdict, rows in zip(slow, episodes, strict=True):

@@ -23,6 +23,9 @@ KINDS = (
     "broken_ring",
 )
 
+OWN_TIME_KINDS = frozenset({"slow_rank", "uneven_work", "input_bound"})
+"""What a verdict on a rank's own time is; of the whole job it names no rank."""
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One finding about a run; its fields are those of `summary.json`'s `verdicts`.

@@ -13,11 +13,10 @@ from ringside.predict.laws.calibrate import Band, fit
 from ringside.predict.laws.fabric import BASE, RATE
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.plan.options import has_library
+from ringside.predict.plan.plan import CERTAIN
 from ringside.predict.score import Score, hold_out, measured, other_scale
 from ringside.predict.tables.table import Table
 from ringside.predict.topology.topology import MeasuredTimes, Topology
-
-LIKELY = 1.96  # standard deviations of a band of 95%
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def fit_tables(tables: Sequence[Table], known: Knowledge) -> list[TableFit]:
         fitted = fit([row.size_bytes for row in table.rows], measured(table.rows), law)
         # What the rows moved the law's figures by, in the linear model, and how sure they are then.
         moved = law.mean + np.diag(law.spread**2) @ fitted.slopes.T @ fitted.pull
-        spread = LIKELY * np.sqrt(np.diag(fitted.posterior))
+        spread = CERTAIN * np.sqrt(np.diag(fitted.posterior))
         latency, rate = (
             Band(*(float(np.exp(moved[figure] + sign * spread[figure])) for sign in (0, -1, 1)))
             for figure in (BASE, RATE)

@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import mpi
 from ringside.predict.laws.calibrate import Calibration, Prediction, expect, fit, transfer, vague
-from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.fabric import Floats, Law
 from ringside.predict.laws.knowledge import Knowledge, is_mpi
 from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Table, TableRow
 from ringside.predict.topology.topology import Topology
-
-Floats = NDArray[np.float64]
 
 LARGE_BYTES = 1 << 20
 FULL_SWEEP = (18, 1 << 15)  # rows, and how many times the smallest size the largest is, of a sweep from end to end
@@ -136,12 +134,13 @@ def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> S
     usable = [table for table in fit_tables if table.rows and table.collective == test.collective]
     if not usable or not test.rows:
         return _refused(test, "other scale", "no usable rows to fit or to score")
-    there = known.law(test)
-    laws = [known.law(table) for table in usable]
-    if there is None or any(expected is None for expected in laws):
-        there = vague(test.ranks, noisy=is_mpi(test))
-        laws = [vague(table.ranks, noisy=is_mpi(table)) for table in usable]
-    fitted = [fit(_sizes(t.rows), measured(t.rows), expected) for t, expected in zip(usable, laws, strict=True)]
+    # The laws of all of them, or where one's is not known vague ones.
+    tables = (test, *usable)
+    laws = [law for table in tables if (law := known.law(table)) is not None]
+    if len(laws) < len(tables):
+        laws = [vague(table.ranks, noisy=is_mpi(table)) for table in tables]
+    there, *others = laws
+    fitted = [fit(_sizes(t.rows), measured(t.rows), law) for t, law in zip(usable, others, strict=True)]
     moved = transfer(fitted, there)
     rows = tuple(row for table in usable for row in table.rows)
     return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
@@ -236,20 +235,20 @@ class Summary:
 
     Args:
         tables: How many were scored.
+        rows: How many rows were scored.
         mape: Median over tables.
         mape_large: Median over tables of the error from 1 MiB up.
         bias: Median over tables.
         band_coverage: Over all rows.
-        rows: How many rows were scored.
         baselines: Median error over the tables to which each applies.
     """
 
     tables: int
+    rows: int
     mape: float | None
     mape_large: float | None
     bias: float | None
     band_coverage: float | None
-    rows: int
     baselines: Mapping[str, float | None]
 
 
@@ -261,11 +260,11 @@ def summary(scores: Sequence[Score]) -> Summary:
     others = {name: [errors.mape for each in beside if (errors := each.get(name))] for name in BASELINES}
     return Summary(
         len(done),
+        sum(len(hit) for hit in hits),
         _median([errors.mape for _, errors, _ in done if errors]),
         _median([errors.mape_large for _, errors, _ in done if errors]),
         _median([errors.bias for _, errors, _ in done if errors]),
         float(np.mean(np.concatenate(hits))) if hits else None,
-        sum(len(hit) for hit in hits),
         {name: _median(mapes) for name, mapes in others.items()},
     )
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
+from ringside.predict.laws.fabric import Floats
 from ringside.predict.plan.buckets import BACKWARD, exposed_s
 from ringside.predict.plan.options import (
     AUTO,
@@ -30,7 +30,7 @@ from ringside.predict.plan.options import (
     tilted,
     with_measured,
 )
-from ringside.predict.plan.plan import choose_option
+from ringside.predict.plan.plan import CERTAIN, choose_option
 from ringside.predict.simulation.simulate import price, simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
@@ -103,8 +103,6 @@ def _slowed(topology: Topology, algorithm: str, bucket_bytes: float, link: tuple
 
 # -------------------------------------------------------------------------------------------------
 # A training step, what may be different about it, and the step that it would be then.
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +232,6 @@ def _own_times(step: PredictedStep, change: StepChange) -> Floats:
 # The difference that a change makes.
 
 DAY_S = 86_400.0
-CERTAIN = 1.96  # standard errors of a mean, for 95%
 TILT = CERTAIN / math.sqrt(2.0)  # two figures that go apart have the square root of two of one's spread
 NOTHING = Band(0.0, 0.0, 0.0)
 Options = tuple[Option | None, Option | None]

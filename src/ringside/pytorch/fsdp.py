@@ -9,36 +9,27 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ringside.engine.shm.memory import Storage
 from ringside.pytorch.process_group.group import RingsideGroup
 from ringside.pytorch.shared_storage import empty_shared, storage_of
-
-
-class _Buffer(NamedTuple):
-    """A buffer and how peers can map it; None: it is private."""
-
-    tensor: torch.Tensor
-    storage: Storage | None
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody but its list holds a view of it."""
-        return bool(torch._C._storage_Use_Count(self.tensor.untyped_storage()._cdata) <= _ALONE)
-
 
 _ALONE = 2  # the buffer's own tensor, and the storage that asks
 
 
+def _is_free(buffer: torch.Tensor) -> bool:
+    """Tell whether nobody but its list holds a view of a buffer."""
+    return bool(torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) <= _ALONE)
+
+
 class _SharedBuffers:
-    """Makes buffers, and knows them again."""
+    """Makes buffers, and uses them again."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, torch.dtype], list[_Buffer]] = defaultdict(list)
+        self._buffers: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return an uninitialised tensor; FSDP2 calls it before every collective.
@@ -52,16 +43,11 @@ class _SharedBuffers:
             return torch.empty(*size, dtype=dtype, device=device)
         numel = math.prod(size)
         known = self._buffers[numel, dtype]
-        buffer = next((each for each in known if each.is_free), None)
+        buffer = next(filter(_is_free, known), None)
         if buffer is None:
-            tensor = empty_shared(numel, dtype) if numel else torch.empty(0, dtype=dtype)
-            buffer = _Buffer(tensor, storage_of(tensor))
+            buffer = empty_shared(numel, dtype) if numel else torch.empty(0, dtype=dtype)
             known.append(buffer)
-        return buffer.tensor.view(*size)
-
-    def _storage_of(self, tensor: torch.Tensor) -> Storage | None:
-        known = self._buffers.get((tensor.numel(), tensor.dtype), [])
-        return next((each.storage for each in known if each.tensor.data_ptr() == tensor.data_ptr()), None)
+        return buffer.view(*size)
 
 
 class SharedReduceScatter(_SharedBuffers):
@@ -84,7 +70,7 @@ class SharedReduceScatter(_SharedBuffers):
         async_op: bool = False,
     ) -> Any:
         """Reduce the input over the group and give this rank its part; FSDP2 calls it."""
-        storage = self._storage_of(input_tensor)
+        storage = storage_of(input_tensor)
         if storage is None or not isinstance(group, RingsideGroup):
             return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         return group.reduce_scatter_shared(output_tensor, input_tensor, storage, op, async_op=async_op)
@@ -97,7 +83,7 @@ class SharedAllGather(_SharedBuffers):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Give every rank the inputs of all ranks; FSDP2 calls it, and its input is a part of the output already."""
-        storage = self._storage_of(output_tensor)
+        storage = storage_of(output_tensor)
         if storage is None or not isinstance(group, RingsideGroup):
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
         return group.all_gather_shared(output_tensor, input_tensor, storage, async_op=async_op)

@@ -138,13 +138,9 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
         raise LinkError(LinkFailure("disagreed", switch, "the reducer does not know the ranks' own weights"))
     if call.flags & WHOLE_FOLD:
         fold = make_fold(call.dtype, call.op, scale=call.extra, divisor=switch)
-    wire = (
-        WireCompression("bfloat16")
-        if call.flags & WIRE_BFLOAT16
-        else WireCompression("float16")
-        if call.flags & WIRE_FLOAT16
-        else None
-    )
+    wire = None
+    if call.flags & (WIRE_BFLOAT16 | WIRE_FLOAT16):
+        wire = WireCompression("bfloat16" if call.flags & WIRE_BFLOAT16 else "float16")
     item = ITEM_BYTES[call.dtype]
     ExchangeRun(exchange, plan, [chunk], item, fold, call, members=[*members, switch], wire=wire).run()
 

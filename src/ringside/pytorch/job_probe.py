@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.hierarchical import HierarchicalEngine
-from ringside.engine.net.rank_map import RankInfo, RankMap, make_rank_map, own_rank_info
+from ringside.engine.net.rank_map import RankMap, make_rank_map, own_rank_info
 from ringside.engine.probe.links import MeasuredSlowLink
 from ringside.engine.probe.prober import QUICK, THOROUGH, Effort, Probe, Prober
 from ringside.engine.probe.reachability import ProbeListener, own_address, unreachable
@@ -132,11 +133,9 @@ class _Job:
 
     def _roster(self, offers: dict[int, Any], every_rank: bool) -> tuple[RankMap, tuple[int, ...]]:
         """Return the vertices as hosts of a roster, and the ranks of each."""
-        infos = []
-        for r in range(self.size):
-            info = own_rank_info({}, machine=offers[r]["machine"])
-            # Under a host name of the probe's: it is what people read.
-            infos.append(RankInfo(info.machine, offers[r]["host"], info.settings, info.objection, info.nonce))
+        # Under a host name of the probe's: it is what people read.
+        ordered = [offers[r] for r in range(self.size)]
+        infos = [structs.replace(own_rank_info({}, machine=own["machine"]), host=own["host"]) for own in ordered]
         hosts = make_rank_map(self.rank, infos)
         if not every_rank and len(hosts.hosts) > 1:
             return hosts, tuple(map(len, hosts.hosts))

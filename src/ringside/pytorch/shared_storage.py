@@ -47,8 +47,7 @@ def empty_shared(numel: int, dtype: torch.dtype) -> torch.Tensor:
             os.ftruncate(fd, size_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # nobody who maps it can take a page from under the others
             status = os.fstat(fd)
-            storages: Any = torch.UntypedStorage
-            raw = storages._new_shared_fd_cpu(fd, size_bytes)
+            raw: Any = torch.UntypedStorage._new_shared_fd_cpu(fd, size_bytes)  # type: ignore[attr-defined]
         finally:
             os.close(fd)  # the storage has its own
         own, _ = raw._share_fd_cpu_()  # it is shared already: this only tells its descriptor
@@ -58,8 +57,8 @@ def empty_shared(numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(numel, dtype=dtype)
     for key in [key for key, (alive, _) in list(_made.items()) if alive.expired()]:
         del _made[key]
-    weak: Any = StorageWeakRef
-    _made[raw._cdata] = weak(raw), Storage((status.st_dev, status.st_ino), own, raw.data_ptr(), size_bytes)
+    storage = Storage((status.st_dev, status.st_ino), own, raw.data_ptr(), size_bytes)
+    _made[raw._cdata] = StorageWeakRef(raw), storage  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=dtype).set_(raw, 0, (numel,), (1,))
 
 

@@ -52,11 +52,9 @@ class LiveView(anywidget.AnyWidget):
     def __init__(self, run: str | os.PathLike[str]) -> None:
         super().__init__()
         where = os.fspath(run)
-        self._source: RunSource
-        if where.startswith(("http://", "https://")):
-            self._source = Remote(where, os.environ.get("RINGSIDE_SERVE_TOKEN", ""))
-        else:
-            self._source = Local(Path(where))
+        is_address = where.startswith(("http://", "https://"))
+        token = os.environ.get("RINGSIDE_SERVE_TOKEN", "")
+        self._source: RunSource = Remote(where, token) if is_address else Local(Path(where))
 
         def on_message(view: Any, content: Any, buffers: Any) -> None:
             if content == "look":

@@ -22,8 +22,6 @@ from ringside.predict.what_if import Answer, StepChange, work
 from ringside.text import digits, duration, giga, percent, signed_percent, size
 
 WIDTH = 80
-SHORT_RANKS = 3
-SHORT_SCALES = 3
 BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
 SWITCHES = "in_network requires switches that reduce (SHARP); it is the answer only with --algorithm in_network."
 OPTIMISTIC = "Rows priced by schedule ignore per-message GPU overhead, so they are optimistic."
@@ -32,7 +30,7 @@ PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 def short_plan(plan: TrainingPlan) -> list[str]:
     """Return a plan in at most 24 lines of 80 columns."""
-    lines = [*_answer(plan), *_here(plan, SHORT_RANKS), _crossovers(plan), *_scaling(plan, SHORT_SCALES)]
+    lines = [*_answer(plan), *_here(plan, most=3), _crossovers(plan), *_scaling(plan, most=3)]
     return [part for line in lines for part in wrapped(line)]
 
 
@@ -43,13 +41,13 @@ def wrapped(line: str) -> list[str]:
 
 def full_plan(plan: TrainingPlan) -> list[str]:
     """Return a plan with all its tables."""
-    lines = [*_answer(plan), "", *_here(plan, len(plan.here)), _crossovers(plan)]
+    lines = [*_answer(plan), "", *_here(plan, most=len(plan.here)), _crossovers(plan)]
     lines += ["", "by size, the three fastest (* extrapolated)"]
     for nbytes, prices in plan.ranking.items():
         running = [price for price in prices if price.algorithm in plan.contenders][:3]
         best = "; ".join(f"{price.algorithm}{_mark(price).strip()} {band_text(price.seconds)}" for price in running)
         lines.append(f"  {size(nbytes):>8}  {best}")
-    lines += ["", *_scaling(plan, len(plan.scaling))]
+    lines += ["", *_scaling(plan, most=len(plan.scaling))]
     if plan.fit is not None:
         lines += ["", f"memory of a rank: weights + gradients + optimizer, {size(plan.fit.memory_bytes)} there"]
         for state in plan.fit.states:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -16,14 +16,7 @@ from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
-from ringside.view.verdict_text import (
-    RANKS_CAPTION,
-    all_is_well,
-    checks,
-    excess_text,
-    no_verdict,
-    surely_well,
-)
+from ringside.view.verdict_text import RANKS_CAPTION, checks, describe_calm, rank_rows, rank_texts
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -137,8 +130,8 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     if not summary["steps"]:
         return WithoutTrailingBlanks(Group(*parts, Text("No training step was recorded.", style="bold yellow")))
     if not verdicts:
-        style = "bold green" if surely_well(summary) else "bold yellow"
-        parts.append(Text(f"{no_verdict(summary)} {all_is_well(summary)}", style=style))
+        calm = describe_calm(summary)
+        parts.append(Text(f"{calm.headline} {calm.text}", style="bold green" if calm.sure else "bold yellow"))
     parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
     # Steps, step time, synchronisation and our own cost in one line.
     sync, step = summary["sync"], summary["step_seconds"]["median"]
@@ -150,7 +143,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         f"exposed {duration(exposed)}{share}; "
         f"monitoring overhead {duration(summary['overhead']['seconds_per_step'])} per step on average"
     )
-    parts += [Text(), Text(RANKS_CAPTION, style="dim"), rank_table(summary["ranks"]), Text(line, style="dim")]
+    parts += [Text(), Text(RANKS_CAPTION, style="dim"), rank_table(summary), Text(line, style="dim")]
 
     found = checks(read_answers(summary.get("questions")), verdicts).values()
     if found:
@@ -162,21 +155,16 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     return WithoutTrailingBlanks(Group(*parts))
 
 
-def rank_table(ranks: Iterable[Mapping[str, Any]]) -> Table:
-    """Return `summary.json`'s ranks as a table, slowest first where there are many."""
-    rows = list(ranks)
+def rank_table(summary: Mapping[str, Any]) -> Table:
+    """Return the ranks of a summary as a table, slowest first where there are many."""
+    rows = list(map(rank_texts, summary["ranks"]))
     if len(rows) > RANKS_SHOWN:
-        rows = sorted(rows, key=lambda row: -(row["excess_ratio"] or 0.0))[:RANKS_SHOWN]
+        rows = rank_rows(summary, RANKS_SHOWN)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in ("rank", "own time", "wait", "own vs others' median"):
         table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            str(row["rank"]),
-            duration(row["own_seconds_median"]),
-            duration(row["wait_seconds_median"]),
-            excess_text(row["excess_ratio"]),
-        )
+    for number, _, *figures in rows:
+        table.add_row(number, *figures)
     return table
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -80,63 +80,54 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
     )
 
 
-def assessment_of(summary: Mapping[str, Any]) -> Assessment | None:
-    """Return how sure a run without a verdict makes us that all is well; None where its summary is too old to say."""
+class Calm(NamedTuple):
+    """What a run without a verdict says: the headline, the reasons, and whether it is sure that all was well."""
+
+    headline: str
+    text: str
+    sure: bool
+
+
+def describe_calm(summary: Mapping[str, Any]) -> Calm:
+    """Return what a run without a verdict says: how sure it is that no rank held the job up, with the numbers."""
+    steps = summary["steps"]
+    if not steps:
+        return Calm("No step was recorded.", "The run ended before its first step did.", False)
     try:
-        return msgspec.convert(summary["assessment"], Assessment)
-    except (KeyError, *UNDECODABLE):
-        return None
-
-
-def no_verdict(summary: Mapping[str, Any]) -> str:
-    """Return the headline of a run without a verdict: all is well, or too little was seen to say so."""
-    if not summary["steps"]:
-        return "No step was recorded."
-    if summary["steps"] < FEWEST_STEPS:
-        return "Too few steps for a verdict."
-    found = assessment_of(summary)
-    if found is not None and found.state == "undecided":
-        return "No verdict."
-    return "No straggler detected."
-
-
-def all_is_well(summary: Mapping[str, Any]) -> str:
-    """Return in a few sentences how sure it is that no rank held the job up, with the numbers."""
-    if not summary["steps"]:
-        return "The run ended before its first step did."
+        found = msgspec.convert(summary["assessment"], Assessment)
+    except (KeyError, *UNDECODABLE):  # too old a summary to say
+        found = None
+    if steps < FEWEST_STEPS:
+        headline = "Too few steps for a verdict."
+    elif found is not None and found.state == "undecided":
+        headline = "No verdict."
+    else:
+        headline = "No straggler detected."
     known = [rank["excess_ratio"] for rank in summary["ranks"] if rank["excess_ratio"] is not None]
     if len(known) < 2:
-        return "There is nobody to wait for: one rank is all there is."
-    steps = counted(summary["steps"], "step")
-    over = f"Over {steps}, the slowest rank's own time is {percent(max(known))} above the median of the others'."
-    found = assessment_of(summary)
-    return over if found is None or not (words := describe_assessment(found)) else f"{words} {over}"
+        text = "There is nobody to wait for: one rank is all there is."
+    else:
+        over = f"Over {counted(steps, 'step')}, the slowest rank's own time is {percent(max(known))}"
+        over += " above the median of the others'."
+        text = f"{describe_assessment(found)} {over}".strip() if found is not None else over
+    return Calm(headline, text, steps >= FEWEST_STEPS and found is not None and found.state == "none")
 
 
-def surely_well(summary: Mapping[str, Any]) -> bool:
-    """Return whether a run without a verdict was long and steady enough to be sure that no rank held it up."""
-    found = assessment_of(summary)
-    return summary["steps"] >= FEWEST_STEPS and found is not None and found.state == "none"
+def slowest_first(summary: Mapping[str, Any], culprits: Container[int] = ()) -> list[dict[str, Any]]:
+    """Return the ranks of a summary: culprits first, then by how much longer they work than the others."""
+    return sorted(summary["ranks"], key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
+
+
+def rank_texts(rank: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """Return a rank of a summary as texts: rank, host, own time, wait, and excess, empty for one that is no slower."""
+    own, wait = duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"])
+    excess = rank["excess_ratio"] or 0.0
+    return str(rank["rank"]), str(rank["host"]), own, wait, signed_percent(excess) if excess > 0 else ""
 
 
 def rank_rows(summary: Mapping[str, Any], most: int) -> list[tuple[str, str, str, str, str]]:
-    """Return the slowest ranks of a summary, at most so many: rank, host, own time, wait, and excess, as texts."""
-    slowest = sorted(summary["ranks"], key=lambda rank: -(rank["excess_ratio"] or 0.0))
-    return [
-        (
-            str(rank["rank"]),
-            str(rank["host"]),
-            duration(rank["own_seconds_median"]),
-            duration(rank["wait_seconds_median"]),
-            excess_text(rank["excess_ratio"]),
-        )
-        for rank in slowest[:most]
-    ]
-
-
-def excess_text(excess: float | None) -> str:
-    """Return by how much a rank's own time is above the others' median; nothing of a rank that is no slower."""
-    return signed_percent(excess) if excess is not None and excess > 0 else ""
+    """Return the slowest ranks of a summary as texts, at most so many."""
+    return [rank_texts(rank) for rank in slowest_first(summary)[:most]]
 
 
 def _of_two(text: str, summary: dict[str, Any]) -> str:

@@ -30,28 +30,21 @@ from __future__ import annotations
 
 import argparse
 
-from ringside.commands.predict import fit as predict_fit
-from ringside.commands.predict import plan as predict_plan
-from ringside.commands.predict import score as predict_score
-from ringside.commands.predict import simulate as predict_simulate
+from ringside.commands.predict import fit, plan, score, simulate
 
 HELP = "what collectives cost on hardware that is described or was measured"
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a plan, and the sub-commands."""
-    predict_plan.prepare_parser(parser)
-    parser.set_defaults(part_run=predict_plan.run)
+    plan.prepare_parser(parser)
     parts = parser.add_subparsers(dest="part", metavar="PART", required=False)
-    for name, part in (("fit", predict_fit), ("score", predict_score), ("simulate", predict_simulate)):
+    for name, part in (("fit", fit), ("score", score), ("simulate", simulate)):
         sub = parts.add_parser(
             name, help=part.HELP, description=part.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         part.prepare_parser(sub)
-        sub.set_defaults(part_run=part.run)
+        sub.set_defaults(command=part)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the sub-command and return its exit status."""
-    status: int = args.part_run(args)
-    return status
+run = plan.run

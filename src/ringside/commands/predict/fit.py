@@ -27,12 +27,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringside.commands.options import write_output
 from ringside.commands.predict.score import read_checked_tables
 from ringside.errors import UsageError
-from ringside.files import write_user_file
 from ringside.predict import score as scoring
 from ringside.predict.fit import TableFit, fit_tables, measured_topology
-from ringside.predict.laws.calibrate import Band
 from ringside.predict.score import Score
 from ringside.predict.topology.files import to_toml
 from ringside.text import counted, duration, percent, rate
@@ -47,12 +46,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", metavar="TABLE", nargs="+", help="nccl-tests log or JSON, CSV, or a folder of them")
     add("-o", "--output", type=Path, metavar="FILE", required=True, help="the hardware, as TOML")
-    add(
-        "--preset",
-        metavar="NAME",
-        default="auto",
-        help="what it is: a preset or a topology (default: auto, by its words)",
-    )
+    preset_help = "what it is: a preset or a topology (default: auto, by its words)"
+    add("--preset", metavar="NAME", default="auto", help=preset_help)
     add("-n", "--ranks", type=int, default=0, metavar="N", help="ranks, for tables that do not give them")
     add("--hosts", type=int, default=0, metavar="N", help="hosts, for tables that do not give them")
     add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
@@ -64,15 +59,12 @@ def run(args: argparse.Namespace) -> int:
     if refused:
         raise UsageError(refused[0].refused)
     topology = measured_topology(tables, known)
-    found = [as_data(fitted) for fitted in fit_tables(tables, known)]
+    found = fit_tables(tables, known)
     comment = f"What was measured is in the tables [[measured]].\nringside predict --topology {args.output} --hosts N"
-    try:
-        write_user_file(args.output, to_toml(topology, comment))
-    except OSError as error:
-        raise UsageError(f"cannot write {args.output}: {error.strerror}") from error
+    write_output(args.output, to_toml(topology, comment), UsageError)
     if args.json:
-        told = {"schema": SCHEMA, "path": str(args.output), "topology": topology.describe(), "tables": found}
-        print(json.dumps(told, indent=1))
+        told = {"schema": SCHEMA, "path": str(args.output), "topology": topology.describe()}
+        print(json.dumps({**told, "tables": list(map(as_data, found))}, indent=1))
         return 0
     print(f"{args.output}: {topology.describe()}, fitted to {counted(len(found), 'table')}")
     for one in found:
@@ -87,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def as_data(found: TableFit) -> dict[str, Any]:
     """Return what a table showed as plain data: the keys are those of the module's text."""
     table = found.table
-    figures = zip(("latency_s", "algbw_bytes_per_s"), (found.latency_s, found.algbw), found.expected, strict=True)
+    latency, algbw = found.expected
 
     def met(score: Score | None) -> dict[str, Any] | None:
         if score is None or score.errors is None:
@@ -102,27 +94,30 @@ def as_data(found: TableFit) -> dict[str, Any]:
         "algorithm": table.algorithm or "auto",
         "rows": len(table.rows),
         "flagged": len(scoring.line_flags(table)),
-        **{name: {"expected": expected} | asdict(band) for name, band, expected in figures},
+        "latency_s": {"expected": latency, **asdict(found.latency_s)},
+        "algbw_bytes_per_s": {"expected": algbw, **asdict(found.algbw)},
         "held_out": met(found.held_out),
         "other_scales": met(found.other_scales),
     }
 
 
-def table_lines(found: dict[str, Any]) -> list[str]:
+def table_lines(found: TableFit) -> list[str]:
     """Return what a table showed, in lines."""
-    hosts = f" on {counted(found['hosts'], 'host')}" if found["hosts"] else ""
-    lines = [f"{found['name']}: {found['collective']}, {counted(found['ranks'], 'rank')}{hosts}, {found['rows']} rows"]
-    for key, label, words in (("latency_s", "latency", duration), ("algbw_bytes_per_s", "algbw, large", rate)):
-        figure = found[key]
-        measured = band_text(Band(figure["value"], figure["low"], figure["high"]), words)
-        lines.append(f"  {label:<13} {measured}; expected of the hardware {words(figure['expected'])}")
-    for key, label, what in (
-        ("held_out", "check", "on held-out rows"),
-        ("other_scales", "other scales", "when only the tables of other scales are fitted"),
+    table = found.table
+    hosts = f" on {counted(table.hosts, 'host')}" if table.hosts else ""
+    latency, algbw = found.expected
+    lines = [
+        f"{table.name}: {table.collective}, {counted(table.ranks, 'rank')}{hosts}, {len(table.rows)} rows",
+        f"  latency       {band_text(found.latency_s, duration)}; expected of the hardware {duration(latency)}",
+        f"  algbw, large  {band_text(found.algbw, rate)}; expected of the hardware {rate(algbw)}",
+    ]
+    for score, label, what in (
+        (found.held_out, "check", "on held-out rows"),
+        (found.other_scales, "other scales", "when only the tables of other scales are fitted"),
     ):
-        if met := found[key]:
-            held = f"the 95% band holds {percent(met['band_coverage'], 1)} of {met['rows']} rows"
-            lines.append(f"  {label:<13} error {percent(met['mape'], 1)} {what}; {held}")
-    if not found["held_out"]:
-        lines.append(f"  check         none: {found['rows']} usable rows are too few to leave some out")
+        if score is not None and score.errors is not None:
+            held = f"the 95% band holds {percent(score.band_coverage, 1)} of {len(score.scored)} rows"
+            lines.append(f"  {label:<13} error {percent(score.errors.mape, 1)} {what}; {held}")
+    if found.held_out.errors is None:
+        lines.append(f"  check         none: {len(table.rows)} usable rows are too few to leave some out")
     return lines

@@ -13,9 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ringside.commands.options import host_count
-from ringside.errors import RingsideError, UsageError
-from ringside.files import write_user_file
+from ringside.commands.options import algorithm_name, host_count, write_output
+from ringside.errors import UsageError
 from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES
 from ringside.predict.plan.options import AUTO
 from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
@@ -58,7 +57,8 @@ def add_hardware(parser: argparse.ArgumentParser, *, algorithm: bool = True) -> 
     add("--hosts", type=host_count, metavar="N", help="how many (default: as the preset or file says)")
     add("--ranks-per-host", metavar="N", help="ranks used on each, or a list: 8,8,4 (default: all)")
     if algorithm:
-        add("--algorithm", default=AUTO, metavar="NAME", help="ring, tree, nvls, ... (default: what the library takes)")
+        algorithm_help = "ring, tree, nvls, ... (default: what the library takes)"
+        add("--algorithm", type=algorithm_name, default=AUTO, metavar="NAME", help=algorithm_help)
 
 
 def add_size(parser: argparse.ArgumentParser) -> None:
@@ -86,11 +86,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page and print its path on stderr (stdout has the answer); raise `RingsideError` where it fails."""
-    try:
-        write_user_file(path, page)
-    except OSError as error:
-        raise RingsideError(f"cannot write {path}: {error.strerror}") from error
+    """Write a page and print its path on stderr: stdout has the answer."""
+    write_output(path, page)
     print(f"written: {path}", file=sys.stderr)
 
 
@@ -107,19 +104,18 @@ def plan_question(args: argparse.Namespace) -> PlanQuestion:
         run = Run(args.run)
         step = recorded_step(run, hardware_of(run, args))
         _, parameters = gradient_bytes(args)
-        measured = PlanQuestion(
-            step.topology, step.size_bytes, parameters=parameters, dtype=args.dtype, compute_s=step.work_s
+        question = PlanQuestion(
+            step.topology, step.size_bytes, compute_s=step.work_s, measured=step.measured, ran=step.buckets
         )
-        question = replace(measured, measured=step.measured, ran=step.buckets)
     else:
         topology = hardware(args)
         nbytes, parameters = gradient_bytes(args)
-        question = PlanQuestion(
-            topology, nbytes, parameters=parameters, dtype=args.dtype, compute_s=args.compute_seconds
-        )
+        question = PlanQuestion(topology, nbytes, compute_s=args.compute_seconds)
     return replace(
         question,
-        algorithm=args.algorithm.lower().replace("-", "_"),
+        parameters=parameters,
+        dtype=args.dtype,
+        algorithm=args.algorithm,
         memory_bytes=size_bytes(args.memory, "--memory") if args.memory else DEVICE_BYTES.get(question.topology.name),
         batch_per_rank=args.batch_per_rank,
         accumulated=args.accumulate,
@@ -206,8 +202,5 @@ def to_json(found: TrainingPlan) -> dict[str, Any]:
     }
     plain |= {"compute_seconds": question.compute_s, "topology": question.topology.describe()}
     plain |= {"hosts": question.topology.hosts, "ranks": question.topology.ranks}
-    ranking = [
-        {"size_bytes": nbytes, "algorithms": [asdict(priced) for priced in row]}
-        for nbytes, row in found.ranking.items()
-    ]
+    ranking = [{"size_bytes": nbytes, "algorithms": list(map(asdict, row))} for nbytes, row in found.ranking.items()]
     return {"schema": SCHEMA} | data | {"question": plain, "ranking": ranking}

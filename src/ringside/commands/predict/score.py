@@ -28,6 +28,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,16 +128,14 @@ def read_checked_tables(
     """
     read: list[Table] = []
     refused: list[Score] = []
-    problem: UsageError | None = None
     for path, in_folder in _files(paths):
         try:
             read += [scoring.with_ranks(table, ranks, hosts) for table in read_tables(path)]
         except UsageError as error:
             if not in_folder:
-                problem = error
                 refused.append(Score(Table(path.stem, (), path=str(path)), "unreadable", refused=str(error)))
     if not read:
-        raise problem or UsageError(f"no table in {', '.join(map(str, paths))}")
+        raise UsageError(refused[-1].refused if refused else f"no table in {', '.join(paths)}")
     tables, pairs = scoring.check_tables(read)
     return tables, Knowledge(preset, pairs), refused
 
@@ -185,39 +184,22 @@ def to_json(scores: Sequence[Score], *, points: bool = False) -> dict[str, Any]:
             "flags": [{"line": flag.line, "size_bytes": flag.size_bytes, "reason": flag.reason} for flag in flags],
         }
         if points:
-            prediction = score.prediction
-            data["points"] = (
-                []
-                if prediction is None
-                else [
-                    {
-                        "size_bytes": int(row.size_bytes),
-                        "measured_s": row.time_s,
-                        "predicted_s": float(prediction.times_s[i]),
-                        "low_s": float(prediction.low_s[i]),
-                        "high_s": float(prediction.high_s[i]),
-                        "extrapolated": bool(prediction.extrapolated[i]),
-                    }
-                    for i, row in enumerate(score.scored)
-                ]
-            )
+            found = score.prediction
+            predicted = () if found is None else zip(score.scored, found.bands, found.extrapolated, strict=True)
+            data["points"] = [
+                {
+                    "size_bytes": int(row.size_bytes),
+                    "measured_s": row.time_s,
+                    "predicted_s": band.value,
+                    "low_s": band.low,
+                    "high_s": band.high,
+                    "extrapolated": bool(extrapolated),
+                }
+                for row, band, extrapolated in predicted
+            ]
         tables.append(data)
-    modes = list(dict.fromkeys(score.mode for score in scores if score.mode != "unreadable"))
-    total = summary(scores)
-    return {
-        "schema": SCHEMA,
-        "mode": modes[0] if modes else "",
-        "tables": tables,
-        "summary": {
-            "tables": total.tables,
-            "rows": total.rows,
-            "mape": total.mape,
-            "mape_large": total.mape_large,
-            "bias": total.bias,
-            "band_coverage": total.band_coverage,
-            "baselines": dict(total.baselines),
-        },
-    }
+    mode = next((score.mode for score in scores if score.mode != "unreadable"), "")
+    return {"schema": SCHEMA, "mode": mode, "tables": tables, "summary": asdict(summary(scores))}
 
 
 def print_scores(scores: Sequence[Score], console: Console) -> None:

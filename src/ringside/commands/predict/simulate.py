@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ringside.commands.options import algorithm_name
 from ringside.commands.predict.plan import DEFAULT_BYTES, add_hardware, hardware, write_page
 from ringside.commands.what_if import link_of
 from ringside.errors import UsageError
@@ -43,9 +44,9 @@ SCHEMA = 1
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ringside predict simulate`."""
-    parser.add_argument("schedule", metavar="ALGO", help="ring, hierarchical, two_tree, in_network, nvls, ...")
-    add_hardware(parser, algorithm=False)
     add = parser.add_argument
+    add("schedule", type=algorithm_name, metavar="ALGO", help="ring, hierarchical, two_tree, in_network, nvls, ...")
+    add_hardware(parser, algorithm=False)
     add("--bytes", metavar="SIZE", help="of the tensor: 1GB is 10^9, 1GiB and 1G are 2^30 (default: 1GB)")
     add("--segments", type=int, default=1, metavar="M", help="pipelined in M segments per chunk (default: 1)")
     add("--late", action="append", default=[], metavar="R=T", help="rank R begins later: 3=5ms")
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto is not None:
         check_trace_name(args.perfetto)
     topology = hardware(args)
-    schedule = schedule_for(topology, args.schedule.lower().replace("-", "_"))
+    schedule = schedule_for(topology, args.schedule)
     for src, dst, times in map(link_of, args.slow_link):
         topology = topology.with_slow_link(src, dst, times)
     size = size_bytes(args.bytes, "--bytes") if args.bytes else DEFAULT_BYTES

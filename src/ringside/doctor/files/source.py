@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import IO, BinaryIO
 
 from ringside.text import size
 
@@ -25,16 +25,8 @@ GZIP_BITS = 16 + zlib.MAX_WBITS
 
 Report = Callable[[str], None]
 """Receives one plain line about the file, such as what of it is lost."""
-
-
-class ReadableStream(Protocol):
-    """What streams are made of."""
-
-    def read(self, size: int, /) -> bytes | None:
-        """Return at most `size` bytes; none at the end."""
-
-    def close(self) -> None:
-        """Close it."""
+Stream = IO[bytes] | io.RawIOBase
+"""What streams are made of."""
 
 
 def buffered(raw: io.RawIOBase) -> BinaryIO:
@@ -88,7 +80,7 @@ class Careful(_Stream):
         count: Called with the number of bytes read.
     """
 
-    def __init__(self, raw: ReadableStream, report: Report, count: Callable[[int], None]) -> None:
+    def __init__(self, raw: Stream, report: Report, count: Callable[[int], None]) -> None:
         self._raw, self._report, self._count = raw, report, count
 
     def _next(self, most_bytes: int) -> bytes:
@@ -115,7 +107,7 @@ class Gunzip(_Stream):
         limits: What is too much to unpack.
     """
 
-    def __init__(self, raw: ReadableStream, report: Report, limits: Limits) -> None:
+    def __init__(self, raw: Stream, report: Report, limits: Limits) -> None:
         self._raw, self._report, self._limits = raw, report, limits
         self._zip = zlib.decompressobj(wbits=GZIP_BITS)
         self._waiting = b""

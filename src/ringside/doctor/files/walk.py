@@ -28,10 +28,10 @@ from ringside.doctor.files.source import (
     Gunzip,
     Limits,
     Opener,
-    ReadableStream,
     Report,
     Slice,
     Source,
+    Stream,
     buffered,
 )
 from ringside.doctor.findings import Note
@@ -101,7 +101,7 @@ class Walk:
         return lambda report: buffered(Careful(Slice(fd, offset, length), report, count))
 
 
-def _fill(stream: ReadableStream) -> bytes:
+def _fill(stream: Stream) -> bytes:
     """The first `HEAD_BYTES` of a stream that may give less at a time."""
     head = b""
     while len(head) < HEAD_BYTES and (block := stream.read(HEAD_BYTES - len(head))):

@@ -120,8 +120,8 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
         for call in pending:
             is_young = bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
             if call.seq > view.least and not is_young:
-                absent = view.absent(call.seq, reached)
-                yield from (HangWait(rank, awaited, view, call) for awaited in absent if awaited != rank)
+                absent = [other for other, last in view.last.items() if reached <= last < call.seq and other != rank]
+                yield from (HangWait(rank, awaited, view, call) for awaited in absent)
                 reached = call.seq
 
 

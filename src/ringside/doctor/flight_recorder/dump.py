@@ -134,13 +134,9 @@ def _whole_part(data: bytes, why: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _bounded_memory(spare_bytes: int) -> Iterator[None]:
-    """Let this process grow by no more than so many bytes for the moment, where the system shows how large it is."""
+    """Let this process grow by no more than so many bytes for the moment."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        yield
-        return
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + spare_bytes
     if soft == resource.RLIM_INFINITY or limit < soft:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

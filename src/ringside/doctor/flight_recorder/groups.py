@@ -21,7 +21,7 @@ class GroupView:
 
     Args:
         group: What the group is.
-        dumps: Dumps of its members, by global rank.
+        dumps: Dumps of its members, by global rank, in the order of `members`.
         members: Its global ranks; those known to be, where no dump lists them.
         made: Calls by rank and name of group, as `Dump.by_group` gives them.
 
@@ -84,18 +84,10 @@ class GroupView:
         older = {rank for rank, calls in self.calls.items() if calls and max(calls) < furthest}
         return frozenset(older | {rank for rank, dump in self.dumps.items() if dump.lost and rank not in self._entered})
 
-    def absent(self, seq: int, before: int = -2) -> list[int]:
-        """Return members with a dump that never entered collective `seq`, though they entered number `before`."""
-        return [rank for rank in self._present if before <= self.last[rank] < seq]
-
-    @cached_property
-    def _present(self) -> list[int]:
-        return [rank for rank in self.members if rank in self.dumps]
-
     @cached_property
     def least(self) -> int:
         """The collective that all members with a dump are known to have entered."""
-        return min((self.last[rank] for rank in self._present), default=-1)
+        return min(self.last.values(), default=-1)
 
     def global_rank(self, index: int) -> int | None:
         """Return the global rank of a rank of the group; None where the group's ranks are not known."""
@@ -108,19 +100,16 @@ class GroupView:
 def group_views(dumps: Iterable[Dump]) -> list[GroupView]:
     """Return the job's groups in a stable order; groups of one name but other ranks are different groups."""
     by_rank = {dump.rank: dump for dump in dumps}
-    found: dict[tuple[str, tuple[int, ...]], tuple[Group, dict[int, Dump]]] = {}
+    found: dict[tuple[str, tuple[int, ...]], tuple[Group, list[int]]] = {}
     for rank, dump in by_rank.items():
         for group in dump.groups.values():
-            found.setdefault((group.name, group.ranks), (group, {}))[1][rank] = dump
+            found.setdefault((group.name, group.ranks), (group, []))[1].append(rank)
     made = {rank: dump.by_group() for rank, dump in by_rank.items()}
     views = []
-    for group, members in found.values():
+    for group, naming in found.values():
         everybody = group.name == "0" or group.desc == "default_pg"
-        known = group.ranks or sorted(by_rank if everybody else members)
-        # members by their own dumps, and those that others count as members
-        listed = {rank: by_rank[rank] for rank in known if rank in by_rank}
-        own = {rank: dump for rank, dump in members.items() if not group.ranks or rank in group.ranks}
-        views.append(GroupView(group, {**listed, **own}, known, made))
+        members = group.ranks or sorted(by_rank if everybody else naming)
+        views.append(GroupView(group, {rank: by_rank[rank] for rank in members if rank in by_rank}, members, made))
     return views
 
 
@@ -144,7 +133,7 @@ def sort_into_jobs(dumps: Sequence[Dump]) -> tuple[list[list[Dump]], list[Note]]
     places = Counter(rank for members in folders.values() for rank in {dump.rank for dump in members})
     several = any(count > 1 for count in places.values())
     jobs, notes = [], []
-    for members in folders.values() if several and len(folders) > 1 else [list(dumps)]:
+    for members in folders.values() if several else [list(dumps)]:
         worlds = Counter(dump.world for dump in members if dump.world)
         world = worlds.most_common(1)[0][0] if worlds else ()
         times = sorted(last for dump in members if (last := last_s(dump)))

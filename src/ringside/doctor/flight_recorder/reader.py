@@ -11,7 +11,8 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Lane, Note, Number, Sheet, TimeSpan, merge
 from ringside.doctor.flight_recorder.dump import Dump, NotADumpError, RecordedCall, is_pickle, load_dump, read_dump
-from ringside.doctor.flight_recorder.groups import KIND, GroupView, group_views, last_s, sort_into_jobs
+from ringside.doctor.flight_recorder.groups import KIND as KIND
+from ringside.doctor.flight_recorder.groups import GroupView, group_views, last_s, sort_into_jobs
 from ringside.doctor.flight_recorder.verdicts import judge_dumps
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, rank_list
@@ -177,7 +178,7 @@ def _open_groups(views: list[GroupView], verdicts: Sequence[Verdict], which: str
     open_groups: list[list[Number | None]] = []
     for view in sorted(views, key=lambda view: view.group.name not in about):
         waiting = sorted(rank for rank, calls in view.pending.items() if calls)
-        in_p2p = sorted(rank for rank, calls in view.p2p.items() if any(not call.done for call in calls))
+        in_p2p = sorted(rank for rank, calls in view.open_p2p.items() if calls)
         if waiting or in_p2p:
             first = min(calls[0].seq for calls in view.pending.values() if calls) if waiting else None
             group: list[Number | None] = [view.group.name, view.group.desc, len(view.members)]

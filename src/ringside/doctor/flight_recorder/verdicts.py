@@ -1,11 +1,9 @@
-"""What the dumps of one job mean, as verdicts: the culprits name_ranks, the others counted as waiting."""
+"""What the dumps of one job mean, as verdicts: the culprits named, the others counted as waiting."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-
-import msgspec
 
 from ringside.doctor.findings import Unjudged, verdict_of_files
 from ringside.doctor.flight_recorder.causes import LIVE_S, HangCause, Mismatch, find_causes, find_mismatches
@@ -22,24 +20,15 @@ LIBRARY_PARTS = ("/torch/", "/c10d", "site-packages/torch")
 
 def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Verdict], list[Unjudged]]:
     """Judge the dumps of one job: verdicts, and what the dumps cannot show."""
-    mismatches = find_mismatches(views)
-    apart = [_mismatch_verdict(found) for found in mismatches if found.decided]
-    unclear = []
-    for found in mismatches:
-        if not found.decided:
-            # Two opinions and no majority: the disagreement is certain, the culprit is not.
-            blamed = _mismatch_verdict(found)
-            calls = "; ".join(f"rank {rank} called {_describe(found.others[rank])}" for rank in found.ranks[:4])
-            cause = f"in collective {found.seq} of {found.view.group.title} the ranks called different things: {calls}"
-            evidence = {**blamed.evidence, "victims": "", "who_is_right": "unknown without a majority"}
-            unclear.append(msgspec.structs.replace(blamed, cause=cause, evidence=evidence))
+    mismatches = sorted(find_mismatches(views), key=lambda found: not found.decided)
     # After a mismatch its group hangs as a consequence: that is no cause of its own.
     shown = {id(found.view) for found in mismatches}
     causes = [cause for cause in find_causes(views) if id(cause.view) not in shown]
     # ranks of the job that no dump is of
     world = max((dump.world for dump in dumps), key=len, default=())
     missing = sorted(set(world) - {dump.rank for dump in dumps})
-    verdicts = [*apart, *unclear, *(_hang_verdict(cause, causes, views, missing) for cause in causes)]
+    verdicts = [_mismatch_verdict(found) for found in mismatches]
+    verdicts += [_hang_verdict(cause, causes, views, missing) for cause in causes]
     # Dumps older than the others' explain a wait by themselves; without them, calls that nobody is late for remain.
     older = sorted({rank for view in views for rank in view.stale})
     if older and not causes:
@@ -57,8 +46,6 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
 
 def _mismatch_verdict(found: Mismatch) -> Verdict:
     call = found.others[found.ranks[0]]
-    who, others = name_ranks(found.ranks), [rank for rank in found.view.calls if rank not in found.others]
-    order = ", which it also called, but in another order" if found.skipped else ""
     if found.aspect == "operation":
         advice = (
             "Look for a branch that depends on the rank or on data around this call: every rank must make the same "
@@ -69,18 +56,25 @@ def _mismatch_verdict(found: Mismatch) -> Verdict:
             f"Make the {found.aspect} of this tensor the same on every rank: look at the last batch (drop_last), at "
             "unused parameters and at the autocast settings of the ranks that differ."
         )
-    cause = (
-        f"in collective {found.seq} of {found.view.group.title}, {who} called {_describe(call)} where the others "
-        f"called {_describe(found.common)}{order}"
-    )
+    where = f"in collective {found.seq} of {found.view.group.title}"
+    if found.decided:
+        victims = rank_list(rank for rank in found.view.calls if rank not in found.others)
+        called = f"{name_ranks(found.ranks)} called {_describe(call)} where the others called {_describe(found.common)}"
+        order = ", which it also called, but in another order" if found.skipped else ""
+        cause = f"{where}, {called}{order}"
+    else:  # two opinions and no majority: the disagreement is certain, the culprit is not
+        victims = ""
+        calls = "; ".join(f"rank {rank} called {_describe(found.others[rank])}" for rank in found.ranks[:4])
+        cause = f"{where} the ranks called different things: {calls}"
     evidence: Evidence = {
         **_about(found.view, found.common, found.seq),
         "differs_in": "order" if found.skipped else found.aspect,
         "called": _describe(call),
         "others_called": _describe(found.common),
-        "victims": rank_list(others),
+        "victims": victims,
         **_stack("stack", call.frames),
         **_stack("others_stack", found.common.frames),
+        **({} if found.decided else {"who_is_right": "unknown without a majority"}),
     }
     return verdict_of_files("mismatch", found.ranks, cause, evidence, advice)
 

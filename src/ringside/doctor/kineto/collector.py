@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, BinaryIO
@@ -116,12 +117,8 @@ def collective_name(name: str) -> str:
 
 def kernel_collective(name: str) -> str:
     """Return which collective a device kernel carries out; empty where it is none (then it is work)."""
-    if "Kernel" not in name and "kernel" not in name:
-        return ""
-    match = _KERNEL.search(name)
-    if not match:
-        return ""
-    return collective_name(match[1] or "generic")
+    match = _KERNEL.search(name) if "Kernel" in name or "kernel" in name else None
+    return collective_name(match[1] or "generic") if match else ""
 
 
 def annotated_collective(name: str) -> str:
@@ -144,10 +141,7 @@ def count_elements(dims: object) -> int:
     if not isinstance(dims, Sequence) or isinstance(dims, str | bytes) or not dims:
         return 0
     if all(isinstance(size, int) for size in dims):
-        product = 1
-        for size in dims:
-            product *= max(int(size), 0)
-        return product
+        return math.prod(max(int(size), 0) for size in dims)
     return sum(count_elements(inner) for inner in dims)
 
 
@@ -188,8 +182,6 @@ class TraceCollector:
         self._calls: list[tuple[float, CollectiveArguments]] = []
         self._launched: list[Floats] = []
         self._ran: list[Floats] = []
-        self._kernel_kinds: dict[str, str] = {}
-        self._special: dict[str, bool] = {}
 
     def add_batch(self, batch: list[TraceEvent]) -> None:
         """Add a batch of events, grouped by category first: most are handled as arrays and not one by one."""
@@ -201,16 +193,14 @@ class TraceCollector:
                 continue
             complete = [event for event in events if event.ph == "X"]
             if category == "cpu_op":
-                special = self._special
-                for name in {operation.name for operation in complete} - special.keys():
-                    special[name] = name.startswith(SPECIAL)
-                self._threads.append(_intervals([operation for operation in complete if not special[operation.name]]))
-                autograd = []
+                special = {name for name in {operation.name for operation in complete} if name.startswith(SPECIAL)}
+                work = [operation for operation in complete if operation.name not in special]
                 for operation in complete:
-                    if not special[operation.name]:
+                    if operation.name not in special:
                         continue
                     if operation.name.startswith("autograd::engine"):
-                        autograd.append(operation)
+                        work.append(operation)
+                        self._backward.append(operation.ts)
                     elif operation.name == "torch::autograd::AccumulateGrad":
                         self._gradients.append(operation.ts + operation.dur)
                     elif operation.name == "record_param_comms":
@@ -220,12 +210,9 @@ class TraceCollector:
                             self._calls.append((operation.ts, arguments))
                         if self.rank < 0:
                             self.rank = plain_count(arguments.rank)
-                self._backward += [operation.ts for operation in autograd]
-                self._threads.append(_intervals(autograd))
+                self._threads.append(_intervals(work))
             elif category in DEVICE_WORK:
-                kinds = self._kernel_kinds
-                for kernel_name in {activity.name for activity in complete} - kinds.keys():
-                    kinds[kernel_name] = kernel_collective(kernel_name)
+                kinds = {name: kernel_collective(name) for name in {activity.name for activity in complete}}
                 work = []
                 for activity in complete:
                     if kinds[activity.name] and activity.cat == "kernel":
@@ -267,9 +254,8 @@ class TraceCollector:
         if self._kernels:
             collectives = self._from_kernels()
         else:
-            by_place = {where: [item for item in self._annotated if item[4] == where] for where in ANNOTATED}
-            where = next((where for where in ANNOTATED if by_place[where]), "none")
-            collectives = [self._collective(*item[:4]) for item in by_place.get(where, [])]
+            where = min((item[4] for item in self._annotated), key=ANNOTATED.index, default="none")
+            collectives = [self._collective(*item[:4]) for item in self._annotated if item[4] == where]
             launched_only = where == "launch"
         # Steps; on a device they begin with the first activity that a step launched and last until the next's.
         marked = self._steps or self._device_steps
@@ -292,12 +278,11 @@ class TraceCollector:
             begins = np.maximum.accumulate(np.where(np.isfinite(first), first, starts)).tolist()
             last = float(ran[home == len(starts) - 1, 2].max(initial=-np.inf))
             starts, ends = begins, [*begins[1:], last if np.isfinite(last) else ends[-1]]
-        base = self._base_s
         return RankTrace(
             file=file,
             device=device,
             steps=[
-                TracedStep(number, start / 1e6 + base, end / 1e6 + base)
+                TracedStep(number, start / 1e6 + base_s, end / 1e6 + base_s)
                 for number, start, end in zip(numbers, starts, ends, strict=True)
                 if end > start
             ],
@@ -315,25 +300,21 @@ class TraceCollector:
         calls = [(start, collective_name(str(args.name)), args) for start, args in self._calls]
         if not calls:
             calls = [(start, kind, args) for start, _, kind, args, where in self._annotated if where != "device"]
-        by_kernel: dict[str, list[tuple[str, CollectiveArguments]]] = {}
+        by_kernel: dict[str, list[tuple[str, CollectiveArguments]]] = defaultdict(list)
         for _, kind, args in sorted(calls, key=lambda item: item[0]):
             kernel = "send_recv" if kind in ("all_to_all", "send", "recv") else kind
-            by_kernel.setdefault(kernel, []).append((kind, args))
+            by_kernel[kernel].append((kind, args))
             # RCCL's generic kernels may run any of them
-            by_kernel.setdefault("collective", []).append((kind, args))
+            by_kernel["collective"].append((kind, args))
         found = []
-        seen: dict[str, int] = {}
-        counts: dict[str, int] = {}
-        for _, _, kind, _ in kernels:
-            counts[kind] = counts.get(kind, 0) + 1
+        left = Counter(kind for _, _, kind, _ in kernels)
+        short = {kind for kind, count in left.items() if count > len(by_kernel[kind])}
         for start, end, kind, arguments in kernels:
-            place = seen[kind] = seen.get(kind, -1) + 1
-            if arguments.name is None:
-                matching = by_kernel.get(kind, [])
-                # calls whose kernels ran before the recording began are the first ones
-                index = place + len(matching) - counts[kind]
-                if 0 <= index < len(matching) and len(matching) >= counts[kind]:
-                    kind, arguments = matching[index]
+            place = -left[kind]
+            left[kind] -= 1
+            if arguments.name is None and kind not in short:
+                # from the end: calls whose kernels ran before the recording began are the first ones
+                kind, arguments = by_kernel[kind][place]
             found.append(self._collective(start, end, kind, arguments))
         return found
 

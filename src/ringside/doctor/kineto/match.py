@@ -50,16 +50,15 @@ class Matched:
     @property
     def waits(self) -> Floats:
         """Own duration − the minimum over ranks, float64 [n, ranks], seconds."""
-        return self.durations - _smallest(self.durations)
+        least: Floats = np.nanmin(self.durations, axis=1, keepdims=True)
+        return self.durations - least
 
     @property
     def clocks(self) -> Floats:
         """How far each rank's clock is ahead of the middle of all, float64 [ranks], seconds, from collective ends."""
         # Ranks and collectives in turn (a median polish): few ends that are off by more than the clocks do not matter.
         offsets = np.zeros(len(self.ranks))
-        for _ in range(ROUNDS):
-            if not len(self.ends):
-                break
+        for _ in range(ROUNDS if len(self.ends) else 0):
             rest = self.ends - offsets
             offsets += np.nan_to_num(_medians((rest - _medians(rest)[:, None]).T))
         return offsets
@@ -68,7 +67,8 @@ class Matched:
     def lateness(self) -> Floats:
         """Arrival after the first one's, clocks corrected, float64 [n, ranks], seconds."""
         corrected = self.starts - self.clocks
-        return corrected - _smallest(corrected)
+        first: Floats = np.nanmin(corrected, axis=1, keepdims=True)
+        return corrected - first
 
     def mean_per_rank(self, values: Floats) -> Floats:
         """Return the mean over collectives of some values, float64 [ranks]; NaN where a rank took part in none."""
@@ -136,8 +136,3 @@ def match_collectives(traces: Sequence[RankTrace]) -> Matched:
         unmatched=len(table) - len(shared),
         conflicts=conflicts,
     )
-
-
-def _smallest(values: Floats) -> Floats:
-    smallest: Floats = np.min(np.where(np.isnan(values), np.inf, values), axis=1, keepdims=True, initial=np.inf)
-    return smallest

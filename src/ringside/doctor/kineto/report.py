@@ -146,8 +146,8 @@ def _small(evidence: Evidence) -> Question:
     }
     share = percent(small) if small > 0 else "none"
     words = f"{per_step:.1f} collectives per step, {share} of them below {size(SMALL_BYTES, binary=True)}"
+    words += f"; half are smaller than {size(float(np.median(known)))}."
     many = per_step * small >= MANY_SMALL and small >= SMALL_SHARE
-    words = f"{words}; half are smaller than {size(float(np.median(known)))}."
     return Question(answer=many, numbers=numbers, words=words)
 
 
@@ -220,19 +220,18 @@ def _mean_or_none(values: np.ndarray[Any, np.dtype[np.float64]]) -> float | None
 def job_facts(evidence: Evidence) -> dict[str, Any]:
     """Return further figures of a job: world, steps, who was slowest how often, clocks."""
     pace, matched = evidence.pace, evidence.matched
+    names = [str(rank) for rank in pace.ranks]
     return {
         "ranks": pace.ranks,
         "world_size": max((trace.world_size for trace in evidence.traces), default=0),
         "backends": sorted({trace.backend for trace in evidence.traces if trace.backend}),
         "hosts": sorted({trace.host for trace in evidence.traces if trace.host}),
         "steps_in_common": pace.numbers,
-        "slowest_in_steps": dict(zip(map(str, pace.ranks), pace.slowest, strict=False)),
-        "excess_ratio": {str(rank): float(value) for rank, value in zip(pace.ranks, pace.excess, strict=True)},
+        "slowest_in_steps": dict(zip(names, pace.slowest, strict=False)),
+        "excess_ratio": dict(zip(names, pace.excess.tolist(), strict=True)),
         "matched_collectives": len(matched.parts),
         "unmatched_collectives": matched.unmatched,
-        "clock_offset_seconds": {
-            str(rank): float(value) for rank, value in zip(pace.ranks, matched.clocks, strict=True)
-        },
+        "clock_offset_seconds": dict(zip(names, matched.clocks.tolist(), strict=True)),
         "collective_end_spread_seconds": matched.end_spread_s(),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -123,17 +123,16 @@ class Communicators:
             if home is None:
                 self._waiting.setdefault(thread, []).append(text)
             else:
-                _add_hop(home[0], home[1], text, ring=thread not in self._rings_done)
+                _add_hop(*home, text, ring=thread not in self._rings_done)
         elif text.startswith(_CONNECTED_RINGS):
             self._rings_done.add((*line.process, line.tid))
 
     def finish(self) -> list[NcclCommunicator]:
         """Return the communicators, largest first; lines of threads that never named theirs count to the newest."""
         for (host, pid, _), texts in self._waiting.items():
-            home = self._latest.get((host, pid))
-            for text in texts if home else ():
-                _add_hop(home[0], home[1], text, ring=True)  # type: ignore[index]
-        self._waiting.clear()
+            if home := self._latest.get((host, pid)):
+                for text in texts:
+                    _add_hop(*home, text, ring=True)
         return sorted(self._all.values(), key=lambda comm: -comm.nranks)
 
     def _add_rank(self, line: Line, match: re.Match[str]) -> None:
@@ -255,18 +254,15 @@ def _verdict(
 def _broken(comm: NcclCommunicator) -> list[Verdict]:
     if any(member.state == "Init START" for member in comm.members.values()):
         return []  # a rank that never became ready is the cause, its open hops are not
-    faults: Counter[tuple[tuple[int, ...], str]] = Counter()
-    first: dict[tuple[tuple[int, ...], str], int] = {}
+    faults: dict[tuple[tuple[int, ...], str], list[int]] = defaultdict(list)
     for channel in ring_channels(comm):
         for fault in _faults(comm, channel):
-            faults[fault] += 1
-            first.setdefault(fault, channel)
+            faults[fault].append(channel)
     advice = "Look at these ranks' logs for the NCCL WARN before this, and whether their process got this far at all."
     found = []
-    for (ranks, why), count in faults.items():
-        channel = first[ranks, why]
-        cause = f"the ring of channel {channel} is broken: {why}"
-        found.append(_verdict(comm, ranks, "broken", cause, advice, channels=count, channel=channel))
+    for (ranks, why), channels in faults.items():
+        cause = f"the ring of channel {channels[0]} is broken: {why}"
+        found.append(_verdict(comm, ranks, "broken", cause, advice, channels=len(channels), channel=channels[0]))
     return found
 
 

@@ -37,22 +37,20 @@ class NcclNetwork:
 
     def add(self, line: Line) -> None:
         """Read one line."""
-        text = line.text
+        text, reason = line.text, ""
         if "NCCL_IB_DISABLE set by environment to" in text:
             value = text.rpartition(" to ")[2].strip().rstrip(".")
-            self._set_fallback(f"NCCL_IB_DISABLE={value} is set" if value not in ("", "0") else "")
+            reason = f"NCCL_IB_DISABLE={value} is set" if value not in ("", "0") else ""
         elif (match := _ASKED.search(text)) and not match[2].lower().startswith(("socket", "none", "0")):
-            self._set_fallback(f"{match[1]}={match[2].strip()} asks for something else")
+            reason = f"{match[1]}={match[2].strip()} asks for something else"
         elif "libibverbs" in text and "ailed" in text:
-            self._set_fallback("libibverbs could not be loaded")
+            reason = "libibverbs could not be loaded"
         elif "IB" in text and "No device found" in text:
             self._without.add(line.host)
         elif _PRESENT.search(text):
-            self._set_fallback(f"{line.host} has a better network ({text[:60]})")
+            reason = f"{line.host} has a better network ({text[:60]})"
         elif "lugin" not in text and (name := _NETWORK.search(text)) and _FAILED.search(text, name.start()):
-            self._set_fallback(f"a network could not be initialised ({text[:80]})")
-
-    def _set_fallback(self, reason: str) -> None:
+            reason = f"a network could not be initialised ({text[:80]})"
         self.fallback = self.fallback or reason
 
     @property
@@ -150,16 +148,16 @@ def judge_settings(settings: NcclSettings, ranks: Mapping[Process, int]) -> list
     known = {"NCCL version": settings.versions, "CUDA driver version": settings.drivers}
     for setting, by_process in known.items():
         by_rank = {ranks[process]: value for process, value in by_process.items() if process in ranks}
-        verdicts += _disagree(setting, by_rank, {})
+        verdicts += _disagree(setting, by_rank)
     names = {name for variables in settings.environment.values() for name in variables} - OWN_BUSINESS
     for name in sorted(names):
         printed = settings.environment.items()
         by_rank = {ranks[process]: variables.get(name, "") for process, variables in printed if process in ranks}
-        verdicts += _disagree(name, by_rank, {"": "not set"})
+        verdicts += _disagree(name, by_rank)
     return verdicts
 
 
-def _disagree(setting: str, by_rank: Mapping[int, str], names: Mapping[str, str]) -> list[Verdict]:
+def _disagree(setting: str, by_rank: Mapping[int, str]) -> list[Verdict]:
     counts = Counter(by_rank.values()).most_common()
     if len(counts) < 2:
         return []
@@ -168,7 +166,7 @@ def _disagree(setting: str, by_rank: Mapping[int, str], names: Mapping[str, str]
     tie = counts[0][1] == counts[1][1]
     different = sorted(rank for rank, value in by_rank.items() if value != majority or tie)
     values = "; ".join(
-        f"{names.get(value, value)} on {rank_list(rank for rank, own in by_rank.items() if own == value)}"
+        f"{value or 'not set'} on {rank_list(rank for rank, own in by_rank.items() if own == value)}"
         for value, _ in counts[:4]
     )
     advice = (

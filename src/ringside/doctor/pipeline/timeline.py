@@ -235,22 +235,27 @@ def build_timeline(events: Sequence[TimelineEvent], meta: Meta | None = None) ->
         tensor = int(match[2] or 0) if match else 0
         places[spot] = (stage, (replica, tensor), rank)
     timeline = PipelineTimeline()
-    unnumbered: list[tuple[TimelineEvent, int, tuple[int, int]]] = []
+    numbered: list[TimelineEvent] = []
+    unnumbered: list[TimelineEvent] = []
     for event in events:
         if event.ph != "X" or event.args.step is None:
             continue
         if event.name not in KNOWN:
             timeline.dropped[event.name] += 1
-            continue
+        elif event.args.seq_id is None or event.args.seq_id < 0:
+            unnumbered.append(event)
+        else:
+            numbered.append(event)
+    # without a number the order of starting is the order of calls
+    for event in [*numbered, *sorted(unnumbered, key=lambda event: event.ts)]:
         stage, lane, rank = places[event.pid, event.tid]
         timeline.ranks[stage, lane] = rank
-        if event.args.seq_id is None or event.args.seq_id < 0:
-            unnumbered.append((event, stage, lane))
-        else:
-            _put(timeline, event, stage, lane, event.args.seq_id)
-    # without a number the order of starting is the order of calls
-    for event, stage, lane in sorted(unnumbered, key=lambda item: item[0].ts):
-        _put(timeline, event, stage, lane, None)
+        cell = timeline.cells.setdefault((event.args.step or 0, lane), {})
+        seq, chunk = event.args.seq_id, event.args.model_chunk
+        if seq is None or seq < 0:
+            seq = sum(key.stage == stage and key.kind == event.name for key in cell)
+        key = Key(stage, event.name, seq)
+        cell[key] = TimelineOperation(event.ts / 1e6, event.dur / 1e6, -1 if chunk is None else chunk)
     if meta is None:
         # The layout that the recorded operations show.
         chunks = {operation.chunk for cell in timeline.cells.values() for operation in cell.values()}
@@ -263,14 +268,6 @@ def build_timeline(events: Sequence[TimelineEvent], meta: Meta | None = None) ->
         )
     timeline.meta = meta
     return timeline
-
-
-def _put(timeline: PipelineTimeline, event: TimelineEvent, stage: int, lane: tuple[int, int], seq: int | None) -> None:
-    cell = timeline.cells.setdefault((event.args.step or 0, lane), {})
-    if seq is None:
-        seq = sum(key.stage == stage and key.kind == event.name for key in cell)
-    chunk = event.args.model_chunk if event.args.model_chunk is not None else -1
-    cell[Key(stage, event.name, seq)] = TimelineOperation(event.ts / 1e6, event.dur / 1e6, chunk)
 
 
 _SIGNS = re.compile(rb'"(?:seq_id|mb_id)"|"PP rank \d+')

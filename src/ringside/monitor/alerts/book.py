@@ -11,13 +11,12 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
 from ringside.decoding import UNDECODABLE
 from ringside.monitor.run.directory import Event
-from ringside.monitor.verdict import KINDS, Verdict, headline, onset
+from ringside.monitor.verdict import KINDS, OWN_TIME_KINDS, Verdict, headline, onset
 
 Clock = Callable[[], float]
 Subject = tuple[str, tuple[int, ...]]
@@ -32,10 +31,6 @@ KEEP_FIRING_S = 10.0
 MOST_FIRING = 64
 """More alerts than this at the same time are counted and not sent: they have one cause, which has been sent."""
 
-OWN_TIME_KINDS = frozenset({"slow_rank", "uneven_work", "input_bound"})
-"""Three names for one thing, a rank's own time: of these at most one alert per rank fires."""
-
-STANDSTILLS = frozenset({"hang"})
 FATAL_KINDS = frozenset({"dead_rank", "hang", "mismatch", "diverged"})
 """The end of the run does not resolve these: it may well be their consequence."""
 
@@ -81,18 +76,6 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
-class Ending(NamedTuple):
-    """A resolved alert that is held back for a while, as it may fire again.
-
-    Args:
-        due: When it is sent, on the monotonic clock.
-        alert: What is sent then.
-    """
-
-    due: float
-    alert: Alert
-
-
 class AlertBook:
     """Which alerts are firing in one run; memory is bounded by `MOST_FIRING`.
 
@@ -122,7 +105,8 @@ class AlertBook:
         self._run, self._run_dir = as_text(run), as_text(run_dir)
         self._now, self._wall, self._keep_firing_s = now, wall, keep_firing_s
         self._firing: dict[Subject, Alert] = {}
-        self._ending: dict[Subject, Ending] = {}
+        # Resolved alerts that are held back, as they may fire again, and when each is sent.
+        self._ending: dict[Subject, tuple[float, Alert]] = {}
         self._newest: int | None = None
         self._stood_at: dict[Subject, int | None] = {}
 
@@ -143,7 +127,7 @@ class AlertBook:
             verdict = msgspec.convert(event.get("verdict"), Verdict)
         except UNDECODABLE:
             return []
-        # What it is about: two verdicts on one subject are one alert.
+        # Two verdicts on one subject are one alert; three kinds are about one subject, a rank's own time.
         subject = "own_time" if verdict.kind in OWN_TIME_KINDS else verdict.kind, tuple(verdict.ranks)
         if event["kind"] == "verdict":
             return self._open(verdict, subject, unix)
@@ -162,23 +146,22 @@ class AlertBook:
         for subject, stood_at in list(self._stood_at.items()):
             if newest is not None and (stood_at is None or newest > stood_at):
                 self._end(subject, self._firing[subject].verdict, PROGRESS, self._wall())
-        due = [subject for subject, ending in self._ending.items() if self._now() >= ending.due]
-        return [self._ending.pop(subject).alert for subject in due]
+        due = [subject for subject, (sent_at, _) in self._ending.items() if self._now() >= sent_at]
+        return [self._ending.pop(subject)[1] for subject in due]
 
     def close(self, unix: float | None = None) -> list[Alert]:
         """The run has ended, now or at `unix`: return the resolved alerts, those held back among them."""
         for subject, alert in list(self._firing.items()):
             if alert.kind not in FATAL_KINDS:
                 self._end(subject, alert.verdict, RUN_ENDED, unix or self._wall())
-        ended = [ending.alert for ending in self._ending.values()]
+        ended = [alert for _, alert in self._ending.values()]
         self._ending.clear()
         return ended
 
     def _open(self, verdict: Verdict, subject: Subject, unix: float) -> list[Alert]:
         """Begin an alert and return it; return nothing where one on this subject fires already or may fire again."""
         # One that is held back has not been sent as resolved: it goes on with its start and its fingerprint.
-        ending = self._ending.pop(subject, None)
-        earlier = self._firing.get(subject) if ending is None else ending.alert
+        _, earlier = self._ending.pop(subject, (0.0, self._firing.get(subject)))
         if earlier is None:
             self.opened[verdict.kind] += 1
             if len(self._firing) + len(self._ending) >= MOST_FIRING:
@@ -198,7 +181,7 @@ class AlertBook:
             runbook=earlier.runbook if earlier else f"docs/verdicts.md#{verdict.kind}",
             verdict=verdict,
         )
-        if verdict.kind in STANDSTILLS:
+        if verdict.kind == "hang":
             self._stood_at[subject] = self._newest
         return [] if earlier else [alert]
 
@@ -213,7 +196,7 @@ class AlertBook:
             reason=reason,
             verdict=verdict,
         )
-        self._ending[subject] = Ending(self._now() + self._keep_firing_s, ended)
+        self._ending[subject] = self._now() + self._keep_firing_s, ended
 
 
 def severity_of(kind: str) -> str:

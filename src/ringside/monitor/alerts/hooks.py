@@ -302,22 +302,19 @@ class HookQueue:
 
     def _deliver(self, alert: Alert) -> str:
         """Deliver one alert, with further tries after an error that may pass; return the outcome."""
-        for pause in (*self._pauses_s, None):
+        pauses = iter(self._pauses_s)
+        while True:
             try:
                 self.hook.deliver(alert)
                 return DELIVERED
             except DeliveryError as error:
-                is_last = pause is None or not error.again
-                if not is_last:
-                    with self._change:  # the end of the run leaves no time for another try
-                        is_last = self._change.wait_for(lambda: self._closing, pause)
-                if is_last:
-                    self._warn_once(str(error))
-                    return FAILED
+                why, pause = str(error), next(pauses, None) if error.again else None
             except Exception as error:
-                self._warn_once(f"{type(error).__name__}: {error}")
-                return FAILED
-        return FAILED
+                why, pause = f"{type(error).__name__}: {error}", None
+            with self._change:  # the end of the run leaves no time for another try
+                if pause is None or self._change.wait_for(lambda: self._closing, pause):
+                    self._warn_once(why)
+                    return FAILED
 
     def _warn_once(self, why: str) -> None:
         level = logging.DEBUG if self._warned else logging.WARNING

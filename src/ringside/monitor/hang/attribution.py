@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ringside.monitor.hang.rank_state import RankState
@@ -64,11 +64,6 @@ class HangFinding:
     text: str = ""
 
 
-def limit_s(states: Sequence[RankState], least_s: float = LIMIT_S) -> float:
-    """Return the wait from which on a job hangs, seconds: it adapts to the longest normal wait."""
-    return max(least_s, NORMAL_WAITS * max((state.longest_s for state in states), default=0.0))
-
-
 def find_cause(states: Sequence[RankState], *, at_end: bool = False, least_s: float = LIMIT_S) -> HangFinding | None:
     """Return what keeps the job from going on; None while nothing does.
 
@@ -92,15 +87,11 @@ def find_cause(states: Sequence[RankState], *, at_end: bool = False, least_s: fl
         finding = _missing("mismatch" if failure.kind == "mismatch" else "hang", "told", named, states)
         seq = state.entered if failure.kind == "mismatch" else finding.seq
         return replace(finding, seq=seq, text=failure.text, ranks=tuple(failure.ranks))
-    return _find_hang(states, least_s)
-
-
-def _find_hang(states: Sequence[RankState], least_s: float) -> HangFinding | None:
-    """Return the ranks that the others wait for, once they have waited for longer than is normal."""
+    # The ranks that the others wait for, once they have waited for longer than is normal.
     present = [s for s in states if not s.left and not s.process.gone]
     waiting = [s for s in present if s.waiting_s > 0 and not s.process.stopped]
     waited = max((s.waiting_s for s in waiting), default=0.0)
-    limit = limit_s(states, least_s)
+    limit = max(least_s, NORMAL_WAITS * max((s.longest_s for s in states), default=0.0))
     # Of a rank on a host that cannot be seen from here, nothing is known but what its watcher sends.
     unheard = [s for s in present if not s.process.state and s.silent_s > limit]
     if waited <= limit or min(s.still_s for s in present if s not in unheard) <= limit:
@@ -161,7 +152,7 @@ def _find_mismatch(waiting: Sequence[RankState], states: Sequence[RankState]) ->
     return None
 
 
-def _odd_ones(values: dict[int, object] | dict[int, int] | dict[int, str], order: dict[int, int]) -> set[int]:
+def _odd_ones(values: Mapping[int, object], order: Mapping[int, int]) -> set[int]:
     """Return the ranks whose value is not the most frequent one; of a tie, those that come first in the order."""
     counts = Counter(values.values())
     first = {value: min(order[rank] for rank in values if values[rank] == value) for value in counts}

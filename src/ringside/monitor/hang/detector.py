@@ -58,22 +58,22 @@ class HangDetector:
         if self.over:
             return None
         self.stay_awake(now)
-        if self.open is not None:
-            return self._check_open(states, now)
+        if self.open is not None and self._finding is not None:
+            return self._check_open(self.open, self._finding, states, now)
         seen = [_limit_ages(state, now - self._watching_since) for state in states]
         finding = find_cause(seen, at_end=at_end, least_s=self._limit_s)
         if finding is None:
             return None
-        if finding.why in _SELF_ENDING and finding.ranks:
+        culprits = {s.rank: s for s in seen if s.rank in finding.ranks}
+        if finding.why in _SELF_ENDING and culprits:
             # All culprits are where they were in a pause that ended by itself, and for not much longer than then.
-            places = {s.rank: s.where for s in seen}
-            earlier = min(self._excused.get((rank, places[rank]), 0.0) for rank in finding.ranks)
+            earlier = min(self._excused.get((rank, state.where), 0.0) for rank, state in culprits.items())
             if finding.waited_s <= NORMAL_WAITS * earlier:
                 return None
         verdict = verdict_of(finding, seen, self._pids)
         self.over = finding.kind == "dead_rank" or finding.why == "told"
         self.open, self._finding, self._began = verdict, finding, now - finding.waited_s
-        self._culprits = {s.rank: s for s in seen if s.rank in finding.ranks}
+        self._culprits = culprits
         return VerdictEvent(verdict, ended=False)
 
     def stay_awake(self, now: float) -> None:
@@ -82,11 +82,10 @@ class HangDetector:
             self._watching_since = now
         self._checked = now
 
-    def _check_open(self, states: Sequence[RankState], now: float) -> VerdictEvent | None:
+    def _check_open(
+        self, verdict: Verdict, finding: HangFinding, states: Sequence[RankState], now: float
+    ) -> VerdictEvent | None:
         """End the open hang once no rank waits any more because all go on (and none because it has failed)."""
-        assert self.open is not None
-        assert self._finding is not None
-        verdict, finding = self.open, self._finding
         if any(s.failure is not None or (s.process.gone and not s.left) for s in states):
             self.over = True
             return None

@@ -40,10 +40,6 @@ class CollectiveSpan(NamedTuple):
     size_bytes: int
 
 
-_ENDED = attrgetter("ended")
-_NONE = (0, 0, 0.0)
-
-
 class CollectiveMeter:
     """Estimates from the collectives of each backward pass what one takes whatever its size, on this rank.
 
@@ -70,12 +66,12 @@ class CollectiveMeter:
         with self._guard:
             before, busy = -math.inf, 0.0
             found: dict[int, tuple[int, int, float]] = {}  # by class: how many, their bytes, their seconds
-            ordered = sorted(spans, key=_ENDED)
+            ordered = sorted(spans, key=attrgetter("ended"))
             for number, (began, ended, size) in enumerate(ordered):
                 took, before, kind = ended - max(began, before), ended, size.bit_length()
                 busy += took if number else min(took, self._usual.get(kind, took))
                 if number or len(ordered) == 1:
-                    count, total, seconds = found.get(kind, _NONE)
+                    count, total, seconds = found.get(kind, (0, 0, 0.0))
                     found[kind] = count + 1, total + size, seconds + took
             for kind, (count, total, seconds) in found.items():
                 self._classes[kind].append((total / count, seconds / count))

@@ -15,7 +15,7 @@ from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.table import StepTable, job_exposed_seconds, job_step_seconds, least_of_ranks, of_whole_steps
 from ringside.monitor.stats import excess_ratios, known_median
-from ringside.monitor.verdict import Verdict, headline
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict, headline
 from ringside.text import counted, duration, percent, rate, size
 
 QUESTIONS = {
@@ -42,7 +42,6 @@ FEWEST_STEPS = 3
 """Fewer steps, all of which allocate and build buckets, answer nothing."""
 
 ONE_RANK = "There is one rank: nobody waits for anybody."
-OWN_TIME_KINDS = ("slow_rank", "uneven_work", "input_bound")
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,8 +204,7 @@ def _small(table: StepTable) -> Question:
     saved = min(best.saved_seconds, known_median(job_exposed_seconds(table)))
     numbers["busy_seconds"] = busy
     if latency:
-        savings = {"saved_seconds_per_step": saved, "saved_ratio": best.saved_ratio}
-        numbers |= {"latency_seconds": latency, **savings}
+        numbers |= {"latency_seconds": latency, "saved_seconds_per_step": saved, "saved_ratio": best.saved_ratio}
     many = bool(count > MANY and best.saved_ratio >= SAVED_OF_SYNC and saved >= SAVED_AT * step)
     if many:
         numbers["bucket_mb"] = bucket_mb(best.bucket_bytes)

@@ -118,8 +118,8 @@ class Rule(ABC):
         """Return which share of the step would be saved; 0 where the rule does not hold."""
 
     @abstractmethod
-    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
-        """Return the verdict, from the steps of the episode so far; the watcher fills in since when, and the price."""
+    def verdict(self, typical: JobStep) -> Verdict:
+        """Return the verdict, from the median step of the episode; the watcher fills in since when, and the price."""
 
 
 class CommunicationBound(Rule):
@@ -143,11 +143,9 @@ class CommunicationBound(Rule):
             return 0.0
         return _ratio(step.exposed_seconds, step.step_seconds)
 
-    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+    def verdict(self, typical: JobStep) -> Verdict:
         """Return the verdict; see `Rule`."""
-        steps = list(steps)
-        exposed, step = _middle(s.exposed_seconds for s in steps), _middle(s.step_seconds for s in steps)
-        payload = _middle(s.payload_bytes for s in steps)
+        exposed, step = typical.exposed_seconds, typical.step_seconds
         return _verdict(
             self.kind,
             _ratio(exposed, step - exposed),
@@ -157,7 +155,7 @@ class CommunicationBound(Rule):
                 "exposed_seconds": exposed,
                 "step_seconds": step,
                 "exposed_ratio": _ratio(exposed, step),
-                "payload_bytes": payload,
+                "payload_bytes": typical.payload_bytes,
             },
             BOUND_ADVICE,
         )
@@ -172,10 +170,9 @@ class InputBound(Rule):
         """Return time before forward over step."""
         return _ratio(step.data_seconds, step.step_seconds)
 
-    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+    def verdict(self, typical: JobStep) -> Verdict:
         """Return the verdict; see `Rule`."""
-        steps = list(steps)
-        data, step = _middle(s.data_seconds for s in steps), _middle(s.step_seconds for s in steps)
+        data, step = typical.data_seconds, typical.step_seconds
         return _verdict(
             self.kind,
             _ratio(data, step - data),
@@ -214,9 +211,8 @@ class SmallCollectives(Rule):
         self._seen += 1
         return self._share
 
-    def verdict(self, steps: Iterable[JobStep]) -> Verdict:
+    def verdict(self, typical: JobStep) -> Verdict:
         """Return the verdict; see `Rule`."""
-        typical = median_step(steps)
         count, bytes_each = typical.collectives, typical.payload_bytes / max(typical.collectives, 1.0)
         best = best_buckets(count, typical.payload_bytes, typical.busy_seconds, typical.latency_seconds)
         saved, _ = bucket_saving(typical)
@@ -273,9 +269,11 @@ class JobWatcher:
             if rule.episode.is_open:
                 since = rule.episode.since_step
                 episode = [kept for kept in self._recent if kept.step >= since]
-                verdict = msgspec.structs.replace(rule.verdict(episode), since_step=since, detected_step=step)
+                verdict = rule.verdict(median_step(episode))
                 cost = cost_since(verdict, episode, step - since + 1, self._ranks)
-                self._open[rule.kind] = msgspec.structs.replace(verdict, cost_rank_seconds=cost)
+                self._open[rule.kind] = msgspec.structs.replace(
+                    verdict, since_step=since, detected_step=step, cost_rank_seconds=cost
+                )
                 events.append(VerdictEvent(self._open[rule.kind], ended=False))
             else:
                 events.append(episode_end(self._open.pop(rule.kind), rule.episode.until_step))
@@ -392,21 +390,19 @@ class Episode:
     seconds: float
     since_step: int = -1
     is_open: bool = False
-    _shares: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
-    _steps: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
-    _seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
+    _recent: deque[tuple[int, float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW_STEPS))
     _seen: int = 0
     _held: float = 0.0
 
     @property
     def share(self) -> float:
         """The median share of the steps judged; 0 before the first."""
-        return median(self._shares) if self._shares else 0.0
+        return median(share for _, share, _ in self._recent) if self._recent else 0.0
 
     @property
     def is_high(self) -> bool:
         """Whether the share is as high as in an episode, for however short a time."""
-        return len(self._shares) == WINDOW_STEPS and self.share >= self.begins_at
+        return len(self._recent) == WINDOW_STEPS and self.share >= self.begins_at
 
     def update(self, step: int, share: float, step_seconds: float) -> bool:
         """Take in a step; return whether the episode began or ended at it (`is_open`: which).
@@ -419,26 +415,23 @@ class Episode:
         self._seen += 1
         if self._seen <= WARM_UP_STEPS:
             return False
-        self._shares.append(share)
-        self._steps.append(step)
-        self._seconds.append(step_seconds)
-        if len(self._shares) < WINDOW_STEPS:
+        self._recent.append((step, share, step_seconds))
+        if len(self._recent) < WINDOW_STEPS:
             return False
         middle = self.share
         if self.is_open:
             self.is_open = middle >= self.ends_at
             if not self.is_open:
-                self.seconds, self._held, self.since_step = PATIENCE * self.seconds, 0.0, self._steps[0]
+                self.seconds, self._held, self.since_step = PATIENCE * self.seconds, 0.0, self._recent[0][0]
             return not self.is_open
         if middle < self.begins_at:
             self._held = 0.0
             return False
         if not self._held:
             # It began with the first high step of those that are judged.
-            kept = list(zip(self._steps, self._shares, self._seconds, strict=True))
-            self.since_step = next(number for number, high, _ in kept if high >= self.begins_at)
-            earlier = [seconds for number, _, seconds in kept if number < self.since_step]
-            self._held = sum(self._seconds) - sum(earlier)
+            self.since_step = next(number for number, high, _ in self._recent if high >= self.begins_at)
+            earlier = [seconds for number, _, seconds in self._recent if number < self.since_step]
+            self._held = sum(seconds for _, _, seconds in self._recent) - sum(earlier)
         else:
             self._held += step_seconds
         self.is_open = self._held >= self.seconds
@@ -446,12 +439,10 @@ class Episode:
 
     def reset(self) -> None:
         """Begin anew: what was seen has another reason."""
-        self._shares.clear()
-        self._steps.clear()
-        self._seconds.clear()
+        self._recent.clear()
         self._held = 0.0
 
     @property
     def until_step(self) -> int:
         """The first step that was no longer as in the episode, once it has ended."""
-        return next((step for step, share in zip(self._steps, self._shares, strict=True) if share < self.ends_at), 0)
+        return next((step for step, share, _ in self._recent if share < self.ends_at), 0)

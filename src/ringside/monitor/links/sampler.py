@@ -17,25 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from ringside.isolation import Guard
 from ringside.monitor.run.records import StepRecord, Wire
+from ringside.monitor.stats import Floats
 
 _FDS = "/proc/self/fd"
 _BYTES = 256
 _LEAST_BYTES = 216  # up to and with tcpi_bytes_retrans
-_MAPPED = "::ffff:"
 _MICROSECONDS = 1e-6
-
-
-class TcpEndpoint(NamedTuple):
-    """One end of a connection; an IPv4 address that travels as IPv6 is given as IPv4."""
-
-    address: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.address} {self.port}"
 
 
 class TcpCounters(NamedTuple):
@@ -66,14 +57,14 @@ class TcpConnection(NamedTuple):
 
     Args:
         inode: Identifies a connection for as long as it lives.
-        local: This end.
+        local: This end, `address port`; an IPv4 address that travels as IPv6 is given as IPv4.
         remote: The other.
         counters: What it has done so far.
     """
 
     inode: int
-    local: TcpEndpoint
-    remote: TcpEndpoint
+    local: str
+    remote: str
     counters: TcpCounters
 
 
@@ -99,10 +90,8 @@ def read_counters(info: bytes) -> TcpCounters | None:
 
 def has_tcp_info() -> bool:
     """Return whether this kernel counts what is needed of its connections."""
-    if not hasattr(socket, "TCP_INFO") or not os.path.isdir(_FDS):
-        return False
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        return read_counters(_ask(sock)) is not None
+        return os.path.isdir(_FDS) and read_counters(_ask(sock)) is not None
     return False
 
 
@@ -120,8 +109,8 @@ def connections(*, within_host: bool = False) -> Iterator[TcpConnection]:
             with socket.socket(fileno=os.dup(int(name))) as sock:
                 if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                     continue
-                local, remote = _endpoint(sock.getsockname()), _endpoint(sock.getpeername())
-                if local.address == remote.address and not within_host:
+                local, remote = (_end(*name[:2]) for name in (sock.getsockname(), sock.getpeername()))
+                if _address(local) == _address(remote) and not within_host:
                     continue
                 counters = read_counters(_ask(sock))
         except OSError:
@@ -134,9 +123,12 @@ def _ask(sock: socket.socket) -> bytes:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES)
 
 
-def _endpoint(name: tuple[str, int]) -> TcpEndpoint:
-    address, port = name[:2]
-    return TcpEndpoint(address.removeprefix(_MAPPED), port)
+def _end(address: str, port: int) -> str:
+    return f"{address.removeprefix('::ffff:')} {port}"
+
+
+def _address(end: str) -> str:
+    return end.rpartition(" ")[0]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -162,6 +154,7 @@ COST_RATIO = 0.002
 """Looking takes at most this share of one core: with thousands of connections it is done less often."""
 
 RATES_KEPT = 256
+MOST_LINKS = 64
 ENDS_KEPT = 1 << 16
 """Ends of connections that are remembered, the newest: one that connects anew for everything has ever new ones."""
 
@@ -224,8 +217,8 @@ class LinkSampler:
                 delivery_bytes_per_s=now.delivery_bytes_per_s,
                 rtt_seconds=now.rtt_seconds,
                 retransmitted_bytes=max(now.retransmitted_bytes - was.retransmitted_bytes, 0),
-                local=str(connection.local),
-                remote=str(connection.remote),
+                local=connection.local,
+                remote=connection.remote,
             )
             # A rank that only receives records this as well: no other knows whose that end of the connection is.
             moved.append((max(wire.sent_bytes, now.received_bytes - was.received_bytes), wire))
@@ -265,10 +258,6 @@ class LinkMap:
         peers = [self._ends.get(wire.remote, self._addresses.get(_address(wire.remote), -1)) for wire in record.wires]
         wires = [msgspec.structs.replace(wire, peer=peer) for wire, peer in zip(record.wires, peers, strict=True)]
         return msgspec.structs.replace(record, wires=tuple(wires))
-
-
-def _address(end: str) -> str:
-    return end.rpartition(" ")[0]
 
 
 def wires_by_link(record: StepRecord) -> dict[Link, list[Wire]]:
@@ -342,7 +331,7 @@ class LinkLedger:
     """Adds up what links carried; memory is O(links), and `RATES_KEPT` rates of each."""
 
     def __init__(self) -> None:
-        self._sums: dict[Link, tuple[float, ...]] = {}
+        self._sums: defaultdict[Link, Floats] = defaultdict(lambda: np.zeros(4))
         self._rates: defaultdict[Link, list[float]] = defaultdict(list)
 
     def reading(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
@@ -351,29 +340,27 @@ class LinkLedger:
             for link, wires in wires_by_link(record).items():
                 period = combine_wires(record.step, wires)
                 again = sum(wire.retransmitted_bytes for wire in wires)
-                values = (period.sent_bytes, period.wire_seconds, period.seconds, again)
-                sums = self._sums.get(link, (0.0,) * len(values))
-                self._sums[link] = tuple(before + value for before, value in zip(sums, values, strict=True))
+                self._sums[link] += (period.sent_bytes, period.wire_seconds, period.seconds, again)
                 rates = self._rates[link]
                 rates.append(period.bytes_per_s)
                 if len(rates) > RATES_KEPT:
                     del rates[::2]
             yield record
 
-    def totals(self, most: int = 64) -> list[LinkTotals]:
+    def totals(self) -> list[LinkTotals]:
         """Return the links, slowest first; of very many those that carried most."""
-        busiest = sorted(self._sums, key=lambda link: -self._sums[link][0])[:most]
         found = []
-        for link in busiest:
-            sent, wire, seconds, again = self._sums[link]
+        for src, dst in sorted(self._sums, key=lambda link: -self._sums[link][0])[:MOST_LINKS]:
+            sent, wire, seconds, again = self._sums[src, dst].tolist()
+            rates = self._rates[src, dst]
             found.append(
                 LinkTotals(
-                    src=link[0],
-                    dst=link[1],
+                    src=src,
+                    dst=dst,
                     sent_bytes=int(sent),
                     wire_seconds=wire,
                     wire_ratio=wire / seconds if seconds > 0 else 0.0,
-                    bytes_per_s=sorted(self._rates[link])[len(self._rates[link]) // 2],
+                    bytes_per_s=sorted(rates)[len(rates) // 2],
                     retransmitted_bytes=int(again),
                 )
             )

@@ -292,8 +292,7 @@ class LinkWatcher:
         slow: list[SlowLink] = []
         for record in row.values():
             for link, wires in wires_by_link(record).items():
-                found = self._judge(link, record.step, wires)
-                if found is not None:
+                if (found := self._judge(link, record.step, wires)) is not None:
                     slow.append(found)
         events = []
         # A verdict ends when all its links are as fast as before, or carry nothing any more.

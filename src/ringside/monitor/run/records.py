@@ -46,7 +46,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         gpu_celsius: Temperature of the GPU.
         gpu_watts: Power the GPU draws.
         gpu_cap_watts: Power it may draw.
-        gpu_reasons: Why its clock is not higher: NVML's bits of clocks event reasons (`vitals_gpu.REASONS`).
+        gpu_reasons: Why its clock is not higher: NVML's bits of clocks event reasons (`vitals.gpu.REASONS`).
     """
 
     seconds: float
@@ -275,11 +275,6 @@ class Revised(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     links: list[ChangedLink] = []
 
-    @property
-    def is_news(self) -> bool:
-        """Whether it reports anything: another algorithm, or a slow link."""
-        return self.before != self.after or self.others_changed or bool(self.links)
-
     def describe(self) -> str:
         """Return what happened in one or two sentences."""
         if self.before != self.after:
@@ -307,7 +302,9 @@ def read_revised(event: Mapping[str, Any]) -> Revised | None:
     except UNDECODABLE:
         return None
     whole = revised.step >= 0 and revised.size_bytes >= 0 and all(0 < len(link.ranks) <= 2 for link in revised.links)
-    return revised if whole and revised.is_news else None
+    # What it reports is another algorithm, or a slow link.
+    is_news = revised.before != revised.after or revised.others_changed or revised.links
+    return revised if whole and is_news else None
 
 
 def revisions(events: Iterable[Mapping[str, Any]]) -> list[Revised]:

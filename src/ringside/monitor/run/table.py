@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.run.records import StepRecord, Vitals
-from ringside.monitor.stats import LARGEST, Floats, row_medians
+from ringside.monitor.stats import LARGEST, Floats, row_medians, share_of
 
 # -------------------------------------------------------------------------------------------------
 # Vitals as columns, one row for each record that carries any.
@@ -38,8 +38,7 @@ class VitalsTable:
 
     def __getitem__(self, field: str) -> Floats:
         """Return one field as float64 [rows]."""
-        values: Floats = self._values[:, VITALS_FIELDS.index(field)]
-        return values
+        return self._values[:, VITALS_FIELDS.index(field)]
 
     def between(self, first_step: int, until_step: int | None = None) -> VitalsTable:
         """Return the rows of the training steps first_step ≤ step < until_step."""
@@ -58,7 +57,7 @@ class VitalsTable:
         known = np.isfinite(values) & (seconds > 0)
         sums = np.bincount(self.owners[known], (values * seconds)[known], self.ranks)
         weights = np.bincount(self.owners[known], seconds[known], self.ranks)
-        return np.where(weights > 0, sums / np.where(weights > 0, weights, 1.0), np.nan)
+        return share_of(sums, weights)
 
 
 class VitalsGatherer:
@@ -159,8 +158,7 @@ def _of_own(seconds: Floats, vitals: VitalsTable, synced: Floats) -> Floats:
 
 
 def _own_seconds(vitals: VitalsTable, synced: Floats) -> Floats:
-    own: Floats = vitals["seconds"] * np.maximum(1.0 - synced[vitals.owners], LEAST_OWN)
-    return own
+    return vitals["seconds"] * np.maximum(1.0 - synced[vitals.owners], LEAST_OWN)
 
 
 # -------------------------------------------------------------------------------------------------
@@ -183,10 +181,8 @@ class StepTable:
         vitals: What the machines reported of the ranks; in steps of its own, that the stride does not thin out.
     """
 
-    def __init__(self, steps: np.ndarray, stride: int, values: Floats, vitals: VitalsTable | None = None) -> None:
-        self.steps = steps
-        self.stride = stride
-        self.vitals = vitals if vitals is not None else VitalsGatherer(values.shape[2]).table()
+    def __init__(self, steps: np.ndarray, stride: int, values: Floats, vitals: VitalsTable) -> None:
+        self.steps, self.stride, self.vitals = steps, stride, vitals
         self._values = values
 
     def __len__(self) -> int:
@@ -289,8 +285,7 @@ def of_whole_steps(values: Floats) -> Floats:
     known = np.isfinite(values)
     reports = known.any(axis=0)
     whole = known[:, reports].all(axis=1, keepdims=True)
-    kept: Floats = np.where(whole, values, np.nan)
-    return kept
+    return np.where(whole, values, np.nan)
 
 
 def fill_waits(table: StepTable) -> Floats:

@@ -67,8 +67,7 @@ class SustainedShift:
     def __init__(self, shape: tuple[int, int], z: float) -> None:
         self._z = z
         self._usual = np.zeros((len(WINDOWS), *shape))
-        self._bars = np.full((len(WINDOWS), *shape), np.inf)
-        self._least = np.full((len(WINDOWS), *shape), np.inf)
+        self._bars, self._least = np.full((2, len(WINDOWS), *shape), np.inf)
 
     def is_sure(self, index: int, job: int, rank: int, jump: float) -> bool:
         """Whether a jump is beyond all doubt about scale and autocorrelation, as far as the noise has a core."""
@@ -90,16 +89,17 @@ class SustainedShift:
             self._weigh(excess, steps, relief, warm_up)
         jumps = medians - self._usual
         with np.errstate(invalid="ignore"):
-            news: Floats = np.where(jumps >= self._least, jumps, np.nan)
-        return news
+            return np.where(jumps >= self._least, jumps, np.nan)
 
     def _weigh(self, excess: Floats, steps: int, relief: NDArray[np.int64], warm_up: int) -> None:
         """Learn the level and the noise of all before the windows, and set the bars.
 
         In a young job every window has a past of its own; later it hardly matters where that ends.
         """
-        young = steps < YOUNG
-        for end, indices in self._ends(steps, young):
+        ends = [(steps - WINDOWS[-1], list(range(len(WINDOWS))))]
+        if steps < YOUNG:
+            ends = [(steps - length, [index]) for index, length in enumerate(WINDOWS)]
+        for end, indices in ends:
             past = np.arange(max(end - PAST_STEPS, warm_up) + 1, end + 1)
             if len(past) < LASTING_FEWEST:
                 continue
@@ -108,23 +108,14 @@ class SustainedShift:
             scale = np.maximum(1.4826 * median(np.abs(rows - usual)), SMALLEST)
             known = np.sum(~np.isnan(rows), axis=0)
             r = no_less_than_usual(autocorrelation(rows - usual, scale), known >= LASTING_FEWEST)
+            count = np.maximum(known, 1.0)
+            freedom = np.maximum(EFFICIENCY * count * (1.0 - r * r) / (1.0 + r * r), 2.0)
             for index in indices:
+                variance = mean_variance(np.float64(WINDOWS[index]), r) + mean_variance(count, r)
+                error = np.where(known >= LASTING_FEWEST, scale * np.sqrt(MEDIAN * variance), np.inf)
                 self._usual[index] = usual
-                self._set_bars(index, scale, r, known)
-
-    @staticmethod
-    def _ends(steps: int, young: bool) -> list[tuple[int, list[int]]]:
-        if young:
-            return [(steps - length, [index]) for index, length in enumerate(WINDOWS)]
-        return [(steps - WINDOWS[-1], list(range(len(WINDOWS))))]
-
-    def _set_bars(self, index: int, scale: Floats, r: Floats, known: NDArray[np.int64]) -> None:
-        steps = np.maximum(known, 1.0)
-        variance = mean_variance(np.float64(WINDOWS[index]), r) + mean_variance(steps, r)
-        error = np.where(known >= LASTING_FEWEST, scale * np.sqrt(MEDIAN * variance), np.inf)
-        freedom = np.maximum(EFFICIENCY * steps * (1.0 - r * r) / (1.0 + r * r), 2.0)
-        self._bars[index] = CAUTION * student(self._z, freedom) * error
-        self._least[index] = np.where(r <= PLAIN, CAUTION * self._z * error, self._bars[index])
+                self._bars[index] = CAUTION * student(self._z, freedom) * error
+                self._least[index] = np.where(r <= PLAIN, CAUTION * self._z * error, self._bars[index])
 
 
 PAIRS = ((6, 12), (9, 12), (9, 24), (12, 12), (12, 24), (18, 18), (24, 24), (36, 36), (48, 48))
@@ -176,8 +167,7 @@ class ChangePoint:
         self._medians = np.full((kept, len(self._lengths), *shape), np.nan)
         self._around = np.full((kept, *shape), np.nan)
         self._past = np.zeros((kept, len(PAIRS), shape[0], 1))
-        self._seen = np.zeros((len(PAIRS), shape[0], 1))
-        self._looks = np.zeros((len(PAIRS), shape[0], 1))
+        self._seen, self._looks = np.zeros((2, len(PAIRS), shape[0], 1))
 
     def update(
         self,
@@ -213,10 +203,10 @@ class ChangePoint:
             found = (jumps >= bar) & (after >= least[0]) & (self._looks >= 1.5 * self._after.reshape(-1, 1, 1))
         found &= is_new(steps, self._after, relief)
         for pair, job, rank in np.argwhere(found):
-            rows = excess[np.arange(steps - int(self._after[pair]) + 1, steps + 1) % kept, job, rank]
-            half = float(jumps[pair, job, rank]) / 2
-            late = int(np.count_nonzero(rows > after[pair, job, rank] - half))
-            found[pair, job, rank] = self._is_news(late, len(rows), half, steps, int(job), int(rank))
+            window = excess[np.arange(steps - int(self._after[pair]) + 1, steps + 1) % kept, job, rank]
+            known = self._known(len(window), steps, job, rank)
+            place = pair, job, rank
+            found[place] = self._is_news(window, float(after[place]), float(jumps[place]), known)
         gross = self._gross(excess, steps, warm_up, least, relief) if steps % REFRESH == 0 else -np.inf
         lasting = self._lasts(excess, steps, warm_up, least, relief)
         level: Floats = np.maximum(np.maximum(np.where(found, after, -np.inf).max(axis=0), gross), lasting)
@@ -230,15 +220,10 @@ class ChangePoint:
             found = (jumps >= least[1]) & (medians >= least[0])
         found &= is_new(steps, np.array(WINDOWS), relief)
         for index, job, rank in np.argwhere(found):
-            length, half = WINDOWS[index], float(jumps[index, job, rank]) / 2
-            rows = excess[np.arange(steps - length + 1, steps + 1) % self._kept, job, rank]
-            late = int(np.count_nonzero(rows > medians[index, job, rank] - half))
-            place = int(job), int(rank)
-            found[index, job, rank] = (
-                self._is_more_than_spikes(late, length, half, self._known(length, steps, *place))
-                if self._lasting.is_sure(index, *place, 2.0 * half)
-                else self._is_news(late, length, half, steps, *place)
-            )
+            window = excess[np.arange(steps - WINDOWS[index] + 1, steps + 1) % self._kept, job, rank]
+            known, jump = self._known(len(window), steps, job, rank), float(jumps[index, job, rank])
+            sure = self._lasting.is_sure(index, job, rank, jump)
+            found[index, job, rank] = self._is_news(window, float(medians[index, job, rank]), jump, known, sure=sure)
         level: Floats = np.where(found, medians, -np.inf).max(axis=0)
         return level
 
@@ -254,8 +239,7 @@ class ChangePoint:
         with np.errstate(invalid="ignore"):
             far = (jump >= GROSS * 1.4826 * median(np.abs(before - usual))) & (jump >= 2.0 * least[1])
             far &= late & (level >= least[0]) & is_new(steps, np.array([GROSS_STEPS]), relief)[0]
-        gross: Floats = np.where(far, level, -np.inf)
-        return gross
+        return np.where(far, level, -np.inf)
 
     def _append_medians(self, excess: Floats, steps: int, warm_up: int) -> None:
         row = steps % self._kept
@@ -278,26 +262,31 @@ class ChangePoint:
                 self._looks[pair] += past > 0.0
                 self._seen[pair] = np.maximum(FADING * self._seen[pair], past)
 
-    def _is_news(self, late: int, length: int, half: float, steps: int, job: int, rank: int) -> bool:
+    def _is_news(self, window: Floats, level: float, jump: float, known: Floats, *, sure: bool = False) -> bool:
         """Whether so many late steps of a window are more than the late steps seen before explain.
 
         The bound of Chernoff (1952) on a binomial tail, for as many independent steps as the window holds.
-        """
-        known = self._known(length, steps, job, rank)
-        if len(known) < FEWEST:
-            return False
-        if 2.0 * half >= STRONG * core_scale(known):
-            return self._is_more_than_spikes(late, length, half, known)
-        r = float(autocorrelation(known, np.asarray(core_scale(known))))
-        return length * (1.0 - r) / (1.0 + r) * divergence(late / length, _share(known, half)) >= self._rare
 
-    def _is_more_than_spikes(self, late: int, length: int, half: float, known: Floats) -> bool:
-        """Whether single late steps, and how often one follows another, do not explain so many."""
+        Args:
+            window: Log excess, [steps].
+            level: Its median.
+            jump: How far that lies above what was before.
+            known: The steps before the window, each minus the median around it.
+            sure: Whether the jump is beyond the noise's wandering.
+        """
         if len(known) < FEWEST:
             return False
-        share = _share(known, half)
-        share = max(share, how_often_again(np.abs(known) > half, share))
-        return length * divergence(late / length, share) >= self._rare
+        half, scale = jump / 2, core_scale(known)
+        late = np.count_nonzero(window > level - half) / len(window)
+        share = (np.count_nonzero(known > half) + DOUBT) / (len(known) + 2.0 * DOUBT)
+        if sure or jump >= STRONG * scale:
+            # Only single late steps could feign it, and how often one follows another.
+            independent = float(len(window))
+            share = max(share, how_often_again(np.abs(known) > half, share))
+        else:
+            r = float(autocorrelation(known, np.asarray(scale)))
+            independent = len(window) * (1.0 - r) / (1.0 + r)
+        return independent * divergence(late, share) >= self._rare
 
     def _known(self, length: int, steps: int, job: int, rank: int) -> Floats:
         """The steps before the window, each minus the median around it."""
@@ -305,11 +294,6 @@ class ChangePoint:
         around = self._around[past, job, rank]
         known: Floats = around[np.isfinite(around)]
         return known
-
-
-def _share(known: Floats, half: float) -> float:
-    """How many steps were late by so much, with some doubt."""
-    return float(np.count_nonzero(known > half) + DOUBT) / (len(known) + 2.0 * DOUBT)
 
 
 def is_new(steps: int, lengths: NDArray[np.int64], relief: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -402,24 +386,23 @@ class LevelShift:
     def _judge(self, index: int, rows: Floats, steps: int, least: Floats) -> Floats:
         length = SHIFT_LENGTHS[index]
         found = compare(rows, length)
-        seen = self._remember(index, found.height, steps)
+        self._remember(index, found.height, steps)
         since = rows[-length:]
         level = median(since)
         with np.errstate(invalid="ignore"):
-            bar = np.maximum(student(self._heights[index], found.freedom) * found.error, SHIFT_RAREST * seen)
+            bar = student(self._heights[index], found.freedom) * found.error
+            bar = np.maximum(bar, SHIFT_RAREST * self._seen[index])
             news = (found.height >= np.maximum(bar, least[1])) & (level >= least[0])
         if not news.any():
             return np.full(self._shape, -np.inf)
         return np.where(news & _is_carried(since, found.middle), level, -np.inf)
 
-    def _remember(self, index: int, height: Floats, steps: int) -> Floats:
-        """Return the greatest of what was seen at least a window ago, [jobs, 1]; keep what is seen now."""
+    def _remember(self, index: int, height: Floats, steps: int) -> None:
+        """Let the greatest of what was seen at least a window ago count; keep what is seen now."""
         slots, now = len(self._recent), steps // EVERY
         self._recent[now % slots, index] = np.nan_to_num(np.abs(height)).max(axis=1, keepdims=True)
         then = self._recent[(now - SHIFT_LENGTHS[index] // EVERY) % slots, index]
         self._seen[index] = np.maximum(SHIFT_FADING**EVERY * self._seen[index], then)
-        seen: Floats = self._seen[index]
-        return seen
 
 
 def compare(rows: Floats, length: int) -> Difference:
@@ -439,11 +422,11 @@ def compare(rows: Floats, length: int) -> Difference:
     """
     sides = rows[:-length], rows[-length:]
     medians = [median(side) for side in sides]
-    away = np.concatenate([side - middle for side, middle in zip(sides, medians, strict=True)])
-    limit = CUT * np.maximum(1.4826 * median(np.abs(away)), SMALLEST)
+    away = [side - middle for side, middle in zip(sides, medians, strict=True)]
+    limit = CUT * np.maximum(1.4826 * median(np.abs(np.concatenate(away))), SMALLEST)
     counts = [np.sum(~np.isnan(side), axis=0) for side in sides]
     enough = (counts[0] >= SHIFT_FEWEST) & (2 * counts[1] >= length)
-    cores = [np.clip(side - middle, -limit, limit) for side, middle in zip(sides, medians, strict=True)]
+    cores = [np.clip(residuals, -limit, limit) for residuals in away]
     means = [np.nansum(core, axis=0) / np.maximum(count, 1) for core, count in zip(cores, counts, strict=True)]
     cores = [np.nan_to_num(core - mean) for core, mean in zip(cores, means, strict=True)]
     levels = [middle + mean for middle, mean in zip(medians, means, strict=True)]
@@ -460,7 +443,7 @@ def _error(cores: list[Floats], counts: list[NDArray[np.intp]]) -> tuple[Floats,
     first, later = _autocorrelations(core, known, SHIFT_SURE)
     variance = square * sum(mixed_variance(np.maximum(count, 1.0), first, later) for count in counts)
     freedom = SHIFT_EFFICIENCY * known * independent_share(*_autocorrelations(core, known, 0.0))
-    blocks = [_block_means(side) for side in cores]
+    blocks = [side[len(side) % BLOCK :].reshape(-1, BLOCK, *side.shape[1:]).mean(axis=1) for side in cores]
     spare = max(sum(len(means) for means in blocks) - 2, 1)
     spread = sum((means**2).sum(axis=0) for means in blocks) / spare
     measured = spread * sum(1.0 / max(len(means), 1) for means in blocks)
@@ -475,12 +458,6 @@ def _autocorrelations(core: Floats, known: NDArray[np.intp], sure: float) -> tup
     """Return the autocorrelation of successive steps, `sure` standard errors high, and its decay, [jobs, ranks]."""
     first, second = (no_less_than_usual(raised_autocorrelation(core, lag, known, sure)) for lag in (1, 2))
     return first, decay(first, second, known.astype(float), SHIFT_DOUBT)
-
-
-def _block_means(core: Floats) -> Floats:
-    count = len(core) // BLOCK
-    means: Floats = core[len(core) - count * BLOCK :].reshape(count, BLOCK, *core.shape[1:]).mean(axis=1)
-    return means
 
 
 def _is_carried(since: Floats, middle: Floats) -> NDArray[np.bool_]:

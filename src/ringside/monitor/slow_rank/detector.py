@@ -43,8 +43,7 @@ class Detector:
         self.ranks = ranks
         self._screen, self._pauses = WindowTest(1, ranks), Pauses(1, ranks)
         self._open: dict[int, Verdict] = {}
-        self._own = np.full((WINDOW, ranks), np.nan)
-        self._samples = np.full((WINDOW, ranks), np.nan)
+        self._own, self._samples = np.full((2, WINDOW, ranks), np.nan)
         self._steps = np.zeros(WINDOW, dtype=np.int64)
 
     @property
@@ -102,11 +101,10 @@ class Detector:
         """Return the verdict on an episode that has just opened, from its steps as far back as the window reaches."""
         onset, total = int(self._screen.onset[0, rank]), self._screen.steps
         slots = np.arange(max(onset, total - WINDOW, 0), total) % WINDOW
-        samples = self._samples[slots]
         return judge_excess(
             rank,
             self._own[slots],
-            None if np.isnan(samples).all() else samples,
+            self._samples[slots],
             since_step=self._number(onset) if onset else int(self._steps[slots[0]]),
             detected_step=now,
             usual=float(self._screen.usual[0, rank]) if onset > 0 else 0.0,  # there was no before
@@ -168,7 +166,7 @@ def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
     again = judge_excess(
         verdict.ranks[0],
         own,
-        None if samples is None or not np.isfinite(samples).any() else samples,
+        samples,
         since_step=verdict.since_step,
         detected_step=verdict.detected_step,
         usual=float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))),
@@ -206,7 +204,7 @@ def judge_excess(
     Args:
         rank: The culprit.
         own: Own times in seconds over the episode so far, float [steps, ranks]; NaN = missing.
-        samples: Samples (or tokens) per step and rank, float [steps, ranks]; None where not known.
+        samples: Samples (or tokens) per step and rank, float [steps, ranks]; NaN or None where not known.
         since_step: Training step at which the episode began.
         detected_step: Training step at which it was noticed.
         usual: The rank's log excess before the episode.
@@ -220,7 +218,7 @@ def judge_excess(
         "usual_excess_ratio": math.expm1(usual),
         "steps": len(own),
     }
-    if samples is not None:
+    if samples is not None and np.isfinite(samples).any():
         evidence["more_samples_ratio"] = math.expm1(more_work)
     return Verdict(
         kind="uneven_work" if uneven else "slow_rank",
@@ -310,9 +308,8 @@ class SlowRankWatcher:
                 verdict = msgspec.structs.replace(self._minor.pop(rank), detected_step=step)
                 if not is_of_pauses(verdict):
                     table = tabulate((record for row in self._recent for record in row.values()), self._ranks)
-                    verdict = explain_verdict(
-                        verdict, table.between(verdict.since_step), table.before(verdict.since_step)
-                    )
+                    since = verdict.since_step
+                    verdict = explain_verdict(verdict, table.between(since), table.before(since))
                 self._meters[rank] = meter_of(verdict)
                 self._open[rank] = verdict
                 events.append(VerdictEvent(verdict, ended=False))

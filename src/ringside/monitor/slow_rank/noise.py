@@ -49,6 +49,7 @@ class Noise:
 
     Attributes:
         level: Mean excess of each rank so far, [jobs, ranks].
+        steps: How many steps it rests on, [jobs, 1].
         clip: How far from the usual a single step may count, [jobs, 1].
         wander: How far means of windows wander.
     """
@@ -64,7 +65,7 @@ class Noise:
         )
         self._seen = np.zeros(shape)
         self._squares = np.full(shape, PRIOR_VARIANCE)  # running mean of residual² per rank
-        self._steps = np.zeros((jobs, 1))
+        self.steps = np.zeros((jobs, 1))
         self._pooled = np.full((jobs, 1), PRIOR_VARIANCE)
         self._moments = np.zeros((3, jobs, 1))  # running means of residual², residual³ and residual⁴
         self._fit_clip(self._pooled)
@@ -103,11 +104,11 @@ class Noise:
 
     def _learn_spread(self, residual: Floats, weight: Floats) -> None:
         share, step = shares(weight)
-        self._steps = np.minimum(self._steps + step, MEMORY_STEPS)
-        gain = step / (self._steps + PRIOR_STEPS)
+        self.steps = np.minimum(self.steps + step, MEMORY_STEPS)
+        gain = step / (self.steps + PRIOR_STEPS)
         self._pooled = self._pooled + gain * ((share * residual**2).sum(1, keepdims=True) - self._pooled)
         powers = (share * residual ** np.array([2, 3, 4]).reshape(-1, 1, 1)).sum(2, keepdims=True)
-        self._moments = self._moments + step / np.maximum(self._steps, 1.0) * (powers - self._moments)
+        self._moments = self._moments + step / np.maximum(self.steps, 1.0) * (powers - self._moments)
         core = (share * np.minimum(residual**2, CORE**2 * self._core)).sum(1, keepdims=True) / CORE_SHARE
         self._fit_clip(self._core + gain * (core - self._core))
 
@@ -115,15 +116,9 @@ class Noise:
         self._core = np.maximum(core, 1e-8)
         self.clip = np.maximum(WIDEST_CLIP * np.sqrt(self._core), SMALLEST_CLIP)
 
-    @property
-    def steps(self) -> Floats:
-        """How many steps it rests on, [jobs, 1]."""
-        return self._steps
-
     def variances(self) -> Floats:
         """Return the variance of the mean of each window, [windows, jobs, ranks]."""
-        variances: Floats = self.wander.variances() * self._loudness()
-        return variances
+        return self.wander.variances() * self._loudness()
 
     def stretch(self, z: float) -> Floats:
         """Return how many standard deviations to add to `z` where noise is not normal, [windows, jobs, 1].
@@ -132,9 +127,8 @@ class Noise:
         greater; both fade as in a sum of independent steps, which late ones are by and large.
         """
         squares, cubes, fourths = np.maximum(self._moments, [[[1e-8]], [[0.0]], [[0.0]]])
-        known = np.maximum(
-            self._steps * max(1.0, self.ranks - 1.0), 1.0
-        )  # the errors of both are those of normal noise
+        # The errors of both are those of normal noise.
+        known = np.maximum(self.steps * max(1.0, self.ranks - 1.0), 1.0)
         lean = np.maximum(cubes / squares**1.5 - np.sqrt(6.0 / known), 0.0) / np.sqrt(self._windows)
         tails = np.clip((fourths / squares**2 - 3.0 - np.sqrt(24.0 / known)) / self._windows, 0.0, WIDEST_TAILS)
         stretched: Floats = np.maximum(lean * (z**2 - 1.0) / 6.0, tails * (z**3 - 3.0 * z) / 24.0)
@@ -164,8 +158,7 @@ class Noise:
         """How far the ranks' levels lie apart (a robust standard deviation), [jobs, 1]."""
         if self.ranks < FEWEST_TO_POOL:
             return np.full_like(self._pooled, RANKS_SPREAD * (math.sqrt(2.0) if self.ranks == 2 else 1.0))
-        spread: Floats = 1.4826 * np.median(np.abs(self.level), axis=1, keepdims=True)
-        return spread
+        return 1.4826 * np.median(np.abs(self.level), axis=1, keepdims=True)
 
     def _loudness(self) -> Floats:
         """Each rank's variance over the pooled one, never below 1, [jobs, ranks]."""
@@ -235,10 +228,10 @@ class AR1Variance:
         self._windows = np.array(windows, dtype=float).reshape(-1, 1, 1)
         self._independent = max(1.0, ranks - 1.0)
         self._steps = np.zeros((jobs, 1))
-        self._square, self._core, self._lagged, self._lagged_twice = np.zeros((4, jobs, 1))
-        self._previous, self._before_that = np.zeros((2, *shape))
-        self._means = np.zeros((len(windows), jobs, 1))
-        self._means_seen = np.zeros((len(windows), jobs, 1))
+        self._square, self._core = np.zeros((2, jobs, 1))
+        self._lagged = np.zeros((2, jobs, 1))  # mean products of steps one and two apart
+        self._previous = np.zeros((2, *shape))  # cores of the last two steps, the newest first
+        self._means, self._means_seen = np.zeros((2, len(windows), jobs, 1))
 
     def learn(self, step: WindowStep) -> None:
         """Take in one step."""
@@ -247,17 +240,13 @@ class AR1Variance:
         gain = whole / np.maximum(self._steps, 1.0)
         self._square += gain * ((share * step.residual**2).sum(1, keepdims=True) - self._square)
         self._core += gain * ((share * step.core**2).sum(1, keepdims=True) - self._core)
-        self._lagged += gain * ((share * step.core * self._previous).sum(1, keepdims=True) - self._lagged)
-        self._lagged_twice += gain * (
-            (share * step.core * self._before_that).sum(1, keepdims=True) - self._lagged_twice
-        )
-        self._previous, self._before_that = step.core, self._previous
+        self._lagged += gain * ((share * step.core * self._previous).sum(2, keepdims=True) - self._lagged)
+        self._previous = np.stack([step.core, self._previous[0]])
         average(self._means, self._means_seen, step.wandered, step.weight)
 
     def variances(self) -> Floats:
         """Return the variance of the mean of each window, [windows, jobs, 1]; infinite before anything is known."""
-        measured: Floats = np.maximum(self._assumed(), self._means)
-        return measured
+        return np.maximum(self._assumed(), self._means)
 
     def freedom(self) -> Floats:
         """Return how many independent observations each of them rests on, [windows, jobs, 1]."""
@@ -269,32 +258,26 @@ class AR1Variance:
     def long_run(self) -> Floats:
         """Return the variance of a mean of many steps, times their number, [jobs, 1]."""
         variance = self._square * long_run(*self._coefficients(SURE))
-        known: Floats = np.where(self._steps >= FEWEST_STEPS, variance, np.inf)
-        return known
+        return np.where(self._steps >= FEWEST_STEPS, variance, np.inf)
 
     def _assumed(self) -> Floats:
         # The level was found from the same steps and follows them: what correlated steps have in common is missing.
         missing = np.minimum(long_run(*self._coefficients(1.0)) / np.maximum(self._steps, 1.0), 0.75)
         first, later = self._coefficients(SURE)
         share = mixed_variance(self._windows, first[None], later[None])
-        known: Floats = np.where(self._steps >= FEWEST_STEPS, self._square / (1.0 - missing) * share, np.inf)
-        return known
+        return np.where(self._steps >= FEWEST_STEPS, self._square / (1.0 - missing) * share, np.inf)
 
     def _coefficients(self, sure: float) -> tuple[Floats, Floats]:
         """The autocorrelation of successive steps, `sure` standard errors above the estimate, and its decay, [jobs, 1].
 
         An estimate from N steps around their own mean is too low by about (1 + 3r)/N (Kendall 1954).
         """
-        first, second = (self._raised(lagged, sure) for lagged in (self._lagged, self._lagged_twice))
-        return first, decay(first, second, self._steps * self._independent)
-
-    def _raised(self, lagged: Floats, sure: float) -> Floats:
         steps = np.maximum(self._steps, 1.0)
-        r = np.clip(lagged / np.maximum(self._core, 1e-8), 0.0, MOST_CORRELATED)
+        r = np.clip(self._lagged / np.maximum(self._core, 1e-8), 0.0, MOST_CORRELATED)
         r = r + (1.0 + 3.0 * r) / steps
         error = np.sqrt(np.maximum(1.0 - r * r, 0.05) / (steps * self._independent))
-        raised: Floats = np.minimum(r + sure * error, MOST_CORRELATED)
-        return raised
+        first, second = np.minimum(r + sure * error, MOST_CORRELATED)
+        return first, decay(first, second, self._steps * self._independent)
 
 
 class AllanVariance:
@@ -316,8 +299,7 @@ class AllanVariance:
         self._skip = skip
         self._tails = [_tail(scale) for scale in scales[1:]]
         self._independent = min(ranks - 1.0, 200.0)
-        self._squares = np.zeros((len(scales), jobs, 1))
-        self._seen = np.zeros((len(scales), jobs, 1))
+        self._squares, self._seen = np.zeros((2, len(scales), jobs, 1))
 
     def learn(self, step: WindowStep) -> None:
         """Take in one step."""
@@ -361,8 +343,7 @@ class AllanVariance:
         return np.concatenate([pieces, tail])
 
     def _known(self) -> NDArray[np.bool_]:
-        known: NDArray[np.bool_] = self._seen >= 0.5 * self._scales
-        return known
+        return self._seen >= 0.5 * self._scales
 
 
 def mean_variance(windows: Floats, r: Floats) -> Floats:
@@ -372,8 +353,7 @@ def mean_variance(windows: Floats, r: Floats) -> Floats:
         windows: Lengths in steps, [windows, 1, 1].
         r: Its coefficient, 0 to below 1, [1, jobs, 1].
     """
-    share: Floats = (long_run(r, r) - 2.0 * r * (1.0 - r**windows) / (windows * (1.0 - r) ** 2)) / windows
-    return share
+    return (long_run(r, r) - 2.0 * r * (1.0 - r**windows) / (windows * (1.0 - r) ** 2)) / windows
 
 
 def average(squares: Floats, seen: Floats, values: Floats, weight: Floats) -> None:
@@ -381,9 +361,8 @@ def average(squares: Floats, seen: Floats, values: Floats, weight: Floats) -> No
     there = np.isfinite(values)
     share, whole = shares(there * weight)
     np.minimum(seen + whole, MEMORY_WINDOWS, out=seen)
-    squares += (
-        whole / np.maximum(seen, 1.0) * ((share * np.where(there, values, 0.0) ** 2).sum(2, keepdims=True) - squares)
-    )
+    newest = (share * np.where(there, values, 0.0) ** 2).sum(2, keepdims=True)
+    squares += whole / np.maximum(seen, 1.0) * (newest - squares)
 
 
 def shares(weight: Floats) -> tuple[Floats, Floats]:
@@ -403,8 +382,7 @@ def mixed_variance(windows: Floats, first: Floats, later: Floats) -> Floats:
         later: By how much it shrinks from each lag to the next, at least `first`.
     """
     shrinks = np.maximum(later, 1e-3)
-    share: Floats = (1.0 + first / shrinks * (windows * mean_variance(windows, shrinks) - 1.0)) / windows
-    return share
+    return (1.0 + first / shrinks * (windows * mean_variance(windows, shrinks) - 1.0)) / windows
 
 
 def decay(first: Floats, second: Floats, steps: Floats, doubt: float = DOUBT) -> Floats:
@@ -419,8 +397,7 @@ def decay(first: Floats, second: Floats, steps: Floats, doubt: float = DOUBT) ->
     """
     against = doubt / np.maximum(steps, 1.0)
     ratio = (first * second + against * first) / (first * first + against)
-    slowest: Floats = np.maximum(np.clip(ratio, 0.0, MOST_CORRELATED), first)
-    return slowest
+    return np.maximum(np.clip(ratio, 0.0, MOST_CORRELATED), first)
 
 
 def independent_share(first: Floats, later: Floats) -> Floats:
@@ -428,14 +405,12 @@ def independent_share(first: Floats, later: Floats) -> Floats:
 
     That is 1 / (1 + 2 Σ r²) over all autocorrelations r: `first`, and then shrinking by `later` from lag to lag.
     """
-    share: Floats = 1.0 / (1.0 + 2.0 * first**2 / (1.0 - later**2))
-    return share
+    return 1.0 / (1.0 + 2.0 * first**2 / (1.0 - later**2))
 
 
 def long_run(first: Floats, later: Floats) -> Floats:
     """The variance of a mean of many steps, times their number, over that of one step."""
-    ratio: Floats = 1.0 + 2.0 * first / (1.0 - later)
-    return ratio
+    return 1.0 + 2.0 * first / (1.0 - later)
 
 
 def _tail(scale: int) -> tuple[Floats, Floats]:
@@ -471,8 +446,7 @@ def autocorrelation(residuals: Floats, scale: Floats) -> Floats:
     known = np.maximum(np.sum(~np.isnan(residuals), axis=0), 1)
     first, second = (raised_autocorrelation(core, lag, known, CORE_SURE) for lag in (1, 2))
     variance = long_run(first, decay(first, second, known))
-    coefficient: Floats = np.minimum((variance - 1.0) / (variance + 1.0), CORE_MOST_CORRELATED)
-    return coefficient
+    return np.minimum((variance - 1.0) / (variance + 1.0), CORE_MOST_CORRELATED)
 
 
 def raised_autocorrelation(core: Floats, lag: int, known: NDArray[np.intp], sure: float) -> Floats:

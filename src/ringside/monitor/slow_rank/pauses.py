@@ -93,14 +93,12 @@ class Pauses:
         self.rhythm: dict[tuple[int, int], Rhythm] = {}
         self.last = np.zeros((jobs, ranks), dtype=np.int64)
         self._own = np.full((TYPICAL, jobs, ranks), np.nan)
-        self._typical = np.full((jobs, ranks), np.inf)
-        self._bar = np.full((jobs, ranks), np.inf)
-        self._late = np.zeros((KEPT, jobs, ranks), dtype=bool)
-        self._begun = np.zeros((KEPT, jobs, ranks), dtype=bool)
+        self._typical, self._bar = np.full((2, jobs, ranks), np.inf)
+        self._late, self._begun = np.zeros((2, KEPT, jobs, ranks), dtype=bool)
         self._extra, self._lost = np.zeros((2, KEPT, jobs, ranks), dtype=np.float32)
         self._whole = np.zeros((KEPT, jobs))
 
-    def update(self, own: Floats, busy: NDArray[np.bool_] | None = None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def update(self, own: Floats, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take in one step; return who is known to pause from now on, and who has stopped, bool [jobs, ranks] each.
 
         Args:
@@ -109,12 +107,12 @@ class Pauses:
         """
         self.steps += 1
         self._own[self.steps % TYPICAL] = own
-        self._count(own, self.steps % KEPT, (self.steps - 1) % KEPT, busy)
-        nobody = np.zeros_like(self.open)
-        if self.steps % EVERY:
-            return nobody, nobody
-        opened, closed = self._judge(nobody if busy is None else busy) if self.steps >= SPAN else (nobody, nobody)
-        self._learn()
+        self._count(own, busy)
+        opened = closed = np.zeros_like(self.open)
+        if self.steps % EVERY == 0:
+            if self.steps >= SPAN:
+                opened, closed = self._judge(busy)
+            self._learn()
         return opened, closed
 
     def reset(self, job: int, rank: int) -> None:
@@ -124,14 +122,13 @@ class Pauses:
         for kept in (self._late, self._begun, self._extra, self._lost):
             kept[:, job, rank] = 0
 
-    def _count(self, own: Floats, slot: int, before: int, busy: NDArray[np.bool_] | None) -> None:
+    def _count(self, own: Floats, busy: NDArray[np.bool_]) -> None:
+        slot, before = self.steps % KEPT, (self.steps - 1) % KEPT
         times = np.nan_to_num(own)
         ordered = np.sort(times, axis=-1)
-        slowest, second = ordered[:, -1:], ordered[:, -2:-1]
+        slowest, second = ordered[:, -1:], ordered[:, -2:][:, :1]  # a rank alone is both, and so never late
         others = np.where(times >= slowest, second, slowest)
-        late = (times > self._bar) & (times > BEYOND_OTHERS * others)
-        if busy is not None:
-            late &= ~busy
+        late = (times > self._bar) & (times > BEYOND_OTHERS * others) & ~busy
         self._late[slot] = late
         self.last[late] = self.steps
         self._begun[slot] = late & ~self._late[before]
@@ -212,8 +209,6 @@ def stands_out(count: int, total: int, ranks: int) -> bool:
         total: Pauses of all ranks.
         ranks: How many ranks there are.
     """
-    if ranks < 2:
-        return False
     return (total + 1) * divergence(count / (total + 1), 1.0 / ranks) >= RARE + math.log(ranks)
 
 

@@ -79,19 +79,15 @@ class WindowTest:
         self.noise = Noise(shape, WINDOWS, SCALES)
         self.steps = 0
         self.open = np.zeros(shape, dtype=bool)
-        self.usual = np.zeros(shape)
-        self.onset = np.zeros(shape, dtype=np.int64)
-        self.relief = np.zeros(shape, dtype=np.int64)
-        self._opened = np.zeros(shape, dtype=np.int64)
-        self._height = np.zeros(shape)
+        self.usual, self._height = np.zeros((2, *shape))
+        self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
         self._learnt = WARM_UP
         self._again = Noise(shape, WINDOWS, SCALES) if ranks < MANY else None
         self._many = ranks >= MANY
         self._delay = LATEST_DELAY_OF_MANY if self._many else LATEST_DELAY
         self._excess = np.full((KEPT, *shape), np.nan)
         self._sums = np.zeros((KEPT, 3, *shape))  # of what counts, of late steps, of known steps, since the start
-        self._bars = np.full((len(WINDOWS), *shape), np.inf)
-        self._errors = np.full((len(WINDOWS), *shape), np.inf)
+        self._bars, self._errors = np.full((2, len(WINDOWS), *shape), np.inf)
         chance = 1.0 / (FALSE_ALARM_STEPS * ranks)
         self._z = NormalDist().inv_cdf(1.0 - chance)
         self._jumps = None if self._many else ChangePoint(shape, KEPT, chance, self._z)
@@ -216,11 +212,9 @@ class WindowTest:
         """Whether so few of the last steps of one of few ranks are late that its episode is over, [jobs, ranks]."""
         mended = np.zeros_like(self.open)
         for job, rank in np.argwhere(self.open) if self._jumps is not None else ():
-            place = int(job), int(rank)
-            begin, alarm = int(self.onset[place]), int(self._opened[place])
-            mended[place] = has_recovered(
-                self._rows(WARM_UP, begin, *place), self._rows(alarm, self.steps, *place), self._height[place]
-            )
+            before = self._rows(WARM_UP, int(self.onset[job, rank]), job, rank)
+            since = self._rows(int(self._opened[job, rank]), self.steps, job, rank)
+            mended[job, rank] = has_recovered(before, since, self._height[job, rank])
         return mended
 
     def _rows(self, first: int, last: int, job: int, rank: int) -> Floats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -64,23 +65,6 @@ def as_number(text: str) -> float | None:
         return float(int(text))
     except ValueError:
         return None
-
-
-_OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
-
-
-class Mount(NamedTuple):
-    """A cgroup hierarchy that can bound CPU time.
-
-    Args:
-        version: 1 or 2.
-        root: The cgroup that is mounted there.
-        point: Where it is mounted.
-    """
-
-    version: int
-    root: str
-    point: str
 
 
 class Quota(NamedTuple):
@@ -141,41 +125,39 @@ class CpuCgroup:
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             version = 2 if number == "0" and not controllers else 1 if "cpu" in controllers.split(",") else 0
-            mount = next((mount for mount in self._mounts if mount.version == version), None)
-            if mount is None:
+            if version not in self._mounts:
                 continue
+            root, point = self._mounts[version]
             # Relative paths of the cgroup and those above it; only the mounted one if it lies outside of what is seen.
-            top = PurePosixPath(mount.point.lstrip("/"))
+            top = PurePosixPath(point.lstrip("/"))
             parts = [top]
             with contextlib.suppress(ValueError):
-                inside = PurePosixPath(path).relative_to(mount.root)
+                inside = PurePosixPath(path).relative_to(root)
                 if ".." not in inside.parts:
                     parts = [top / inside, *(top / above for above in inside.parents)]
             yield from ((version, self._root / part) for part in parts)
 
 
-def _read_mounts(file: KeptFile) -> list[Mount]:
-    """Return where cgroups that can bound CPU time are mounted, from `/proc/self/mountinfo`."""
+def _read_mounts(file: KeptFile) -> dict[int, tuple[str, str]]:
+    """Return which cgroup that can bound CPU time is mounted where, by version, from `/proc/self/mountinfo`."""
     text = file.read() or ""
     file.close()
-    mounts = []
+    mounts: dict[int, tuple[str, str]] = {}
     for line in text.splitlines():
         # Of each line: `... root point ... - kind source options` (proc_pid_mountinfo(5)).
         ahead, separator, behind = line.partition(" - ")
         fields, kind = ahead.split(" "), behind.split(" ")
         if not separator or len(fields) < 5 or len(kind) < 3:
             continue
-        if kind[0] == "cgroup2":
-            mounts.append(Mount(2, _unescape(fields[3]), _unescape(fields[4])))
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
-            mounts.append(Mount(1, _unescape(fields[3]), _unescape(fields[4])))
+        version = 2 if kind[0] == "cgroup2" else 1 if kind[0] == "cgroup" and "cpu" in kind[2].split(",") else 0
+        if version:
+            mounts.setdefault(version, (_unescape(fields[3]), _unescape(fields[4])))
     return mounts
 
 
 def _unescape(text: str) -> str:
-    for code, character in _OCTAL.items():
-        text = text.replace(code, character)
-    return text
+    """Undo the kernel's octal escapes of spaces, tabs, newlines and backslashes."""
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)
 
 
 class _Level:

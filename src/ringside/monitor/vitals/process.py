@@ -7,7 +7,7 @@
 | steal | `/proc/stat`, of the CPUs it may run on | |
 | page faults from disk, preemptions | `getrusage` | |
 | want of memory | `memory.pressure` of its cgroup, else `/proc/pressure/memory` | kernels without PSI |
-| clock, temperature and power of its GPU | NVML (`vitals_gpu`) | no GPU, no `nvidia-ml-py` |
+| clock, temperature and power of its GPU | NVML (`gpu.py`) | no GPU, no `nvidia-ml-py` |
 
 What cannot be read is absent, without a word. Nothing here is on the path of a training step: the session's own thread
 reads, and never more often than a thousandth of its time allows.
@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ringside.monitor.run.records import Vitals
 from ringside.monitor.vitals.cgroup import CpuCgroup, KeptFile, as_number, parse_figures
-
-if sys.platform != "win32":
-    import resource
+from ringside.monitor.vitals.gpu import NvmlGpu
 
 THREADS = 32
 """So many threads of the process are watched, the oldest ones: those that compute are made at the start."""
@@ -39,16 +37,6 @@ _BUSY = (0, 1, 2, 5, 6)  # user, nice, system, irq, softirq: the columns of /pro
 _STEAL = 7
 
 Clock = Callable[[], float]
-
-
-class Gpu(Protocol):
-    """Reads how a GPU does."""
-
-    def read(self) -> dict[str, float | int]:
-        """Return fields of `Vitals` that begin with `gpu_`, as far as they are known."""
-
-    def close(self) -> None:
-        """Release the driver."""
 
 
 class Used(NamedTuple):
@@ -65,17 +53,10 @@ class Used(NamedTuple):
     preemptions: int
 
 
-def _process_usage() -> Used | None:
-    """Return what this process has used so far; None where the system does not count it."""
-    if sys.platform == "win32":
-        return None
+def _process_usage() -> Used:
+    """Return what this process has used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return Used(used.ru_utime + used.ru_stime, used.ru_majflt, used.ru_nivcsw)
-
-
-def _usable_cpus() -> set[int]:
-    """Return the CPUs this process may run on; none where the system does not list them."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 class VitalSigns:
@@ -83,24 +64,25 @@ class VitalSigns:
 
     Args:
         root: What `/` is (tests give a tree of their own).
-        gpu: Reads its GPU, if it has one.
         now: Monotonic seconds.
         cost: CPU seconds of the calling thread: what reading costs is measured with it.
         usage: What the process has used so far.
         cpus: Which CPUs it may run on.
+
+    Attributes:
+        gpu: Reads its GPU, if it has one that can be read.
     """
 
     def __init__(
         self,
         root: Path = Path("/"),
         *,
-        gpu: Gpu | None = None,
         now: Clock = time.monotonic,
         cost: Clock = time.thread_time,
-        usage: Callable[[], Used | None] = _process_usage,
-        cpus: Callable[[], set[int]] = _usable_cpus,
+        usage: Callable[[], Used] = _process_usage,
+        cpus: Callable[[], set[int]] = lambda: os.sched_getaffinity(0),
     ) -> None:
-        self.gpu = gpu
+        self.gpu: NvmlGpu | None = None
         self._now, self._cost, self._usage, self._cpus = now, cost, usage, cpus
         self._cgroup = CpuCgroup(root)
         self._threads = _Threads(root / "proc/self/task")
@@ -108,7 +90,6 @@ class VitalSigns:
         self._swap = KeptFile(root / "proc/vmstat")
         self._root = root
         self._pressure: KeptFile | None = None
-        self._began = self._now()
         self._used: Used | None = None
         self._ticks: tuple[float, float] | None = None
         self._stalled: float | None = None
@@ -144,7 +125,6 @@ class VitalSigns:
         cpus = self._cpus()
         known["cpus"] = len(cpus) or None
         ticks, self._ticks = self._ticks, _ticks(self._stat.read(), cpus)
-        known["steal_ratio"] = None
         if ticks is not None and self._ticks is not None:
             stolen, wanted = self._ticks[0] - ticks[0], self._ticks[1] - ticks[1]
             known["steal_ratio"] = min(max(stolen / wanted, 0.0), 1.0) if wanted > 0 else 0.0
@@ -152,12 +132,11 @@ class VitalSigns:
         # What it used, its faults, and pages read back from swap: that file is long, so it is read only where there
         # were faults, and once before.
         used, self._used = self._used, self._usage()
-        if used is not None and self._used is not None:
+        if used is not None:
             faults = self._used.major_faults - used.major_faults
             known["cpu_seconds"] = self._used.cpu_seconds - used.cpu_seconds
             known["major_faults"] = faults
             known["preemptions"] = self._used.preemptions - used.preemptions
-            known["swapped_in_pages"] = None
             if faults or self._swapped is None:
                 swapped, self._swapped = self._swapped, parse_figures(self._swap.read()).get("pswpin")
                 if swapped is not None and self._swapped is not None:
@@ -183,7 +162,6 @@ class VitalSigns:
             if kind.startswith("some") and (micros := as_number(total)) is not None:
                 self._stalled = micros / 1e6
                 break
-        known["memory_stalled_seconds"] = None
         if stalled is not None and self._stalled is not None:
             known["memory_stalled_seconds"] = max(self._stalled - stalled, 0.0)
         return known | (self.gpu.read() if self.gpu is not None else {})

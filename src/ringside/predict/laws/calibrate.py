@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.laws.fabric import BASE, RATE, Law, PipelineLaw
+from ringside.predict.laws.fabric import BASE, RATE, Floats, Law, PipelineLaw
 from ringside.predict.tables.table import bus_factor
 
 
@@ -53,8 +53,6 @@ class Band:
         return Band(self.value + other.value, self.low + other.low, self.high + other.high)
 
 
-Floats = NDArray[np.float64]
-
 REACH, STEP_REACH = 4.0, 0.7  # of a bump and of a step, in doublings of the size
 BUMP, STEP = 0.18, 0.04  # their standard deviations before a table has spoken, of log time
 NOISE = 0.015
@@ -64,12 +62,11 @@ FAR = 16.0  # squares of standardised residuals beyond this count as this
 PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
 NEAR, ALIKE = 1.0, 20.0  # doublings over which rows show how restless sizes are; rows' worth of belief in all alike
 QUANTILE = 2.9  # of the standardised error for a band of 95%; see docs/design/0020-calibration.md
-LEAST = 1
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
 MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
 
 
-def vague(ranks: int = 0, noisy: bool = False) -> Law:
+def vague(ranks: int, *, noisy: bool = False) -> Law:
     """Return the law for ranks of which nothing is known but their number.
 
     Args:
@@ -191,22 +188,21 @@ def expect(law: Law) -> Calibration:
     return Calibration(law.mean, law, none, none, np.zeros((0, 0)), np.zeros((0, len(law.mean))), law.noise)
 
 
-def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law | None = None) -> Calibration:
+def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law) -> Calibration:
     """Return the calibration of measured times; deterministic.
 
     Args:
         sizes: Bytes, [n], n ≥ 1, more than 0.
         times_s: Seconds, [n], more than 0.
-        law: What is expected: `fabric.law`; None: nothing in particular (`vague`).
+        law: What is expected: `fabric.law`, or `vague`.
 
     Raises:
         UsageError: There is no row, or figures are not positive.
     """
     size: Floats = np.asarray(sizes, dtype=np.float64)
     times: Floats = np.asarray(times_s, dtype=np.float64)
-    law = law if law is not None else vague()
-    if size.shape != times.shape or size.ndim != 1 or len(size) < LEAST:
-        raise UsageError(f"a calibration needs as many times as sizes, at least {LEAST}, not {times.shape}")
+    if size.shape != times.shape or size.ndim != 1 or not len(size):
+        raise UsageError(f"a calibration needs as many times as sizes, at least 1, not {times.shape}")
     if not np.all(np.isfinite(size) & (size > 0) & np.isfinite(times) & (times > 0)):
         raise UsageError("a calibration needs sizes and times more than 0; check() flags rows that are not")
     if len(size) > MOST:
@@ -227,36 +223,24 @@ def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Cal
     """Return the calibration that the search from some figures ends at, and how surprising the rows are under it."""
     x = np.log2(sizes)
     weights, scale, theta = np.ones(len(x)), law.noise, start
-    surprise = np.inf
-    for _ in range(4):
-        rows = _covariance(x, scale, weights)
+    for turn in range(5):  # weights and scale are learnt in four turns; the last one takes them as they are
+        # Of the rows about the curve; a row of weight below 1 is that much less sure.
+        rows = bumps(x, x, scale) + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
         theta, surprise = _most_probable(sizes, logs, law, rows, theta)
-        inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
+        curve, slopes = law.backbone.log_slopes(theta, sizes)
+        inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
+        pull = inverse @ (logs - curve - slopes @ (law.mean - theta))
         left = 1.0 / np.diag(inverse)  # leave-one-out variances and residuals, Rasmussen and Williams 5.12
+        if turn == 4:
+            break
         squares = (pull * left) ** 2 / left
         weights = np.clip((FREEDOM + 1.0) / (FREEDOM + squares), 0.02, 1.0)
         ratio = (PATIENCE * law.noise / scale + np.minimum(squares, FAR).sum()) / (PATIENCE + len(x))
         scale = float(np.clip(scale * ratio, 0.1, 30.0))
-    rows = _covariance(x, scale, weights)
-    theta, surprise = _most_probable(sizes, logs, law, rows, theta)
-    inverse, pull, slopes = _condition(sizes, logs, law, rows, theta)
-    left = 1.0 / np.diag(inverse)
     plain = np.maximum(left - scale * STEP**2 * (1.0 / weights - 1.0), 1e-8)  # were no row weighed down
     unrest: Floats = np.minimum((pull * left) ** 2 / plain, FAR)
     fitted = Calibration(theta, law, x, pull, inverse, slopes, scale, unrest)
     return fitted, surprise + len(x) * float(np.log(scale))
-
-
-def _covariance(x: Floats, scale: float, weights: Floats) -> Floats:
-    """Of the rows about the curve, float64 [n, n]; a row of weight below 1 is that much less sure."""
-    return bumps(x, x, scale) + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
-
-
-def _condition(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return (inverse covariance, what the rows show weighed by it, slopes) of the rows about the curve at `theta`."""
-    curve, slopes = law.backbone.log_slopes(theta, sizes)
-    inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
-    return inverse, inverse @ (logs - curve - slopes @ (law.mean - theta)), slopes
 
 
 def _most_probable(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: Floats) -> tuple[Floats, float]:

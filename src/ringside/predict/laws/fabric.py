@@ -19,8 +19,7 @@ on tables that had no part in them); everything else comes from the topology.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,24 +47,11 @@ Floats = NDArray[np.float64]
 BASE, RAMP, DEPTH, RATE = range(4)
 
 
-class Backbone(Protocol):
-    """A time over sizes with a few figures, of which logarithms are fitted."""
-
-    @property
-    def drift(self) -> Floats:
-        """How much each figure differs between scales of one cluster beyond its law: standard deviations [k]."""
-
-    def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the logarithm of the time and its derivatives by `theta`: float64 [n], [n, k]."""
-
-
 class PipelineLaw:
-    """The curve above, as a backbone: four figures."""
+    """The curve above, as a backbone: four figures, of which logarithms are fitted."""
 
-    @property
-    def drift(self) -> Floats:
-        """Latency, ramp, depth and rate."""
-        return np.array([0.20, 0.20, 0.20, 0.12])
+    drift: Floats = np.array([0.20, 0.20, 0.20, 0.12])
+    """How much each figure differs between scales of one cluster beyond its law: standard deviations, float64 [4]."""
 
     def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
         """Return the logarithm of the time and its derivatives.
@@ -98,12 +84,15 @@ PIPELINE = PipelineLaw()
 class TermsLaw:
     """A backbone whose time is a sum of terms, each times one figure."""
 
+    drift: Floats
+    """As of `PipelineLaw`, float64 [k]."""
+
     def terms(self, sizes: Floats) -> Floats:
         """Return the terms before their figures, seconds, float64 [sizes, k]."""
         raise NotImplementedError
 
     def log_slopes(self, theta: Floats, sizes: ArrayLike) -> tuple[Floats, Floats]:
-        """Return the logarithm of the time and its derivatives by `theta`."""
+        """Return the logarithm of the time and its derivatives by `theta`: float64 [n], [n, k]."""
         parts = self.terms(np.asarray(sizes, dtype=np.float64)) * np.exp(theta)
         total = parts.sum(axis=1)
         return np.log(total), parts / total[:, None]
@@ -154,7 +143,6 @@ class Law:
         mean: Logarithms of t0, ramp, depth and rate (`PipelineLaw`), float64 [4]; of another backbone's figures, [k].
         spread: Their standard deviations, float64 [k].
         words: Where it comes from.
-        candidates: The algorithms it was chosen from, best rate first.
         backbone: The curve that the figures are of.
         noise: Variance of bumps and noise that is expected, in units of a GPU cluster's.
     """
@@ -162,8 +150,7 @@ class Law:
     mean: Floats
     spread: Floats
     words: str
-    candidates: tuple[Candidate, ...] = ()
-    backbone: Backbone = field(default=PIPELINE)
+    backbone: PipelineLaw | TermsLaw = PIPELINE
     noise: float = 1.0
 
 
@@ -193,8 +180,7 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     place = reach(topology)
     mean = np.log([base, RAMPS[place], DEPTHS[place], chosen.bytes_per_s])
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} µs"
-    ordered = sorted(found, key=lambda candidate: -candidate.bytes_per_s)
-    return Law(mean, np.array(SPREAD), words, tuple(ordered))
+    return Law(mean, np.array(SPREAD), words)
 
 
 def reach(topology: Topology) -> int:

@@ -81,7 +81,8 @@ def sized_like(topology: Topology, table: Table) -> Topology:
     hosts = table.hosts or -(-ranks // full)
     if full > 16:
         hosts = min(hosts, -(-ranks // full))
-    return topology.sized(max(1, min(hosts, ranks)), _per_host(ranks, max(1, min(hosts, ranks))))
+    hosts = max(1, min(hosts, ranks))
+    return topology.sized(hosts, _per_host(ranks, hosts))
 
 
 def _per_host(ranks: int, hosts: int) -> Sequence[int]:

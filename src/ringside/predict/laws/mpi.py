@@ -19,14 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import NOISY
-from ringside.predict.laws.fabric import Law, TermsLaw
+from ringside.predict.laws.fabric import Floats, Law, TermsLaw
 from ringside.predict.tables.table import Table
-
-Floats = NDArray[np.float64]
 
 NOISE_PER_RANK_S = 100e-9  # the geometric mean over published clusters of 1,792 to 6,144 ranks
 PASS_BYTES_PER_S = 4.7e9  # two ranks that add up in shared memory (osu_allreduce -np 2)
@@ -76,13 +74,10 @@ class Processes(TermsLaw):
         ranks: n = g·h.
     """
 
+    drift = np.array([0.55, 0.20, 0.20])  # noise differs most between scales
+
     def __init__(self, pairs: Pairs, hosts: int, ranks: int) -> None:
         self.pairs, self.hosts, self.ranks = pairs, hosts, ranks
-
-    @property
-    def drift(self) -> Floats:
-        """Noise differs most between scales."""
-        return np.array([0.55, 0.20, 0.20])
 
     def terms(self, sizes: Floats) -> Floats:
         """Return noise, network and memory in seconds, float64 [n, 3]."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import fabric
 from ringside.predict.laws.calibrate import NOISY, Band, Calibration, Prediction, expect, fit, transfer
-from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Law, PipelineLaw, TermsLaw
+from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Floats, Law, PipelineLaw, TermsLaw
 from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import ALL_REDUCE
@@ -28,8 +28,6 @@ from ringside.text import did_you_mean
 
 # -------------------------------------------------------------------------------------------------
 # A schedule's exact price as a curve with a band: what is latency in it, what is wire, and how sure either is.
-
-Floats = NDArray[np.float64]
 
 SPREADS = np.array([SPREAD[BASE], SPREAD[RATE]])  # of a cluster's latency and rate beside its topology's
 SEGMENTS = (1, 8, 64)
@@ -49,6 +47,8 @@ class Scheduled(TermsLaw):
         pipelined: Whether chunks may be cut.
     """
 
+    drift = PIPELINE.drift[[BASE, RATE]]  # as of a cluster's latency and rate
+
     def __init__(
         self, schedule: Schedule, topology: Topology, fixed_s: float = 0.0, *, pipelined: bool = False
     ) -> None:
@@ -56,11 +56,6 @@ class Scheduled(TermsLaw):
         most = MOST_MESSAGES // max(schedule.ranks, 1) if pipelined else 1
         self.segments = tuple(one for one in SEGMENTS if one <= max(most, 1))
         self._known: dict[float, tuple[float, float]] = {}
-
-    @property
-    def drift(self) -> Floats:
-        """As of a cluster's latency and rate."""
-        return PIPELINE.drift[[BASE, RATE]]
 
     def terms(self, sizes: Floats) -> Floats:
         """Return latency and time on wires in seconds, float64 [n, 2]."""
@@ -174,7 +169,7 @@ def has_library(topology: Topology) -> bool:
 
 def names(topology: Topology) -> tuple[str, ...]:
     """Return the algorithms that a topology allows, a library's first."""
-    library = tuple(candidate.name for candidate in _of_fabric(topology)) if has_library(topology) else ()
+    library = tuple(candidate.name for candidate in _of_fabric(topology))
     skip = (*library, *(TREES if library and topology.hosts > 1 else ()))
     return library + tuple(name for name in ALGORITHMS if name not in skip and _is_possible(name, topology))
 
@@ -192,7 +187,7 @@ def option(topology: Topology, name: str = AUTO) -> Option:
         # The shortest way for small tensors, the library's preferred rate for large ones.
         chosen = fabric.chosen_by_nccl(fabric.candidates(topology))
         return _library_option(topology, chosen, fabric.law(topology))
-    for candidate in _of_fabric(topology) if has_library(topology) else ():
+    for candidate in _of_fabric(topology):
         if candidate.name == name:
             law = fabric.law(topology, algorithm=name)  # with its own latency and rate, not those of the best
             mean = law.mean.copy()
@@ -245,7 +240,7 @@ def collective(topology: Topology, name: str) -> Option:
 
 
 def _of_fabric(topology: Topology) -> list[Candidate]:
-    return [*fabric.candidates(topology), *fabric.switched(topology)]
+    return [*fabric.candidates(topology), *fabric.switched(topology)] if has_library(topology) else []
 
 
 def _library_option(topology: Topology, candidate: Candidate, law: Law) -> Option:

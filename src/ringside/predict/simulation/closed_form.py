@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.predict.topology.topology import Switch, Topology
+from ringside.predict.topology.wires import Floats
 from ringside.schedule import (
     Schedule,
     by_name,
@@ -48,7 +48,8 @@ class Even:
         up: Of a host's uplink; 0: it blocks nothing.
         reduce: Of adding up.
         overhead_s: Per message sent or taken, seconds.
-        switch: What reduces, and whether it stands inside a host.
+        switch: What reduces: inside the only host, or between several.
+        switch_pool: Interfaces that a message to a switch between hosts uses.
     """
 
     hosts: int
@@ -63,7 +64,7 @@ class Even:
     up: float
     reduce: float
     overhead_s: float
-    switch: tuple[Switch, bool] | None = None
+    switch: Switch | None = None
     switch_pool: float = 1.0
 
     @property
@@ -116,12 +117,11 @@ def even(topology: Topology) -> Even | None:
     inside, between = topology.inside, topology.between
     pool = nics if topology.pooled else 1
     rate = float("inf") if between is None else between.bytes_per_s
-    switch, here = (topology.nvls, True) if topology.hosts == 1 else (topology.sharp, False)
     return Even(
         hosts=topology.hosts,
         local=local,
         alpha_in=0.0 if inside is None else inside.alpha_s,
-        port=0.0 if inside is None else inside.seconds_per_byte,
+        port=0.0 if inside is None else 1.0 / inside.bytes_per_s,
         bus=0.0 if inside is None or inside.host_bytes_per_s is None else 1.0 / inside.host_bytes_per_s,
         alpha_out=0.0 if between is None else between.alpha_s,
         message=1.0 / (pool * rate),
@@ -130,12 +130,9 @@ def even(topology: Topology) -> Even | None:
         up=topology.oversubscription / (nics * rate) if blocked else 0.0,
         reduce=0.0 if topology.reduce_bytes_per_s is None else 1.0 / topology.reduce_bytes_per_s,
         overhead_s=topology.overhead_s,
-        switch=None if switch is None else (switch, here),
+        switch=topology.nvls if topology.hosts == 1 else topology.sharp,
         switch_pool=pool,
     )
-
-
-Floats = NDArray[np.float64]
 
 
 def closed_form(schedule: Schedule, topology: Topology, sizes: Sequence[float]) -> Floats | None:
@@ -205,7 +202,7 @@ def _parameter_server(e: Even, size: Floats) -> Floats:
     near, far = e.local - 1, e.ranks - e.local
     took = np.zeros_like(size)
     if near:
-        took = e.alpha_in + np.maximum(near * size * e.port, near * size * e.bus)
+        took = e.alpha_in + e.inside(near * size, 1)
     if far:
         through = np.maximum(far * size * max(e.nic, e.up), size * max(e.per_nic * e.nic, e.local * e.up))
         took = np.maximum(took, e.alpha_out + np.maximum(size * e.message, through))
@@ -285,12 +282,11 @@ def _in_network(e: Even, size: Floats) -> Floats | None:
     """Up to the switch and down again; between hosts through the interfaces and the uplink that ranks share."""
     if e.switch is None:
         return None
-    switch, here = e.switch
-    wire = size / switch.bytes_per_s
-    if not here:
+    wire = size / e.switch.bytes_per_s
+    if e.hosts > 1:
         wire = wire / e.switch_pool * max(e.per_nic, 1.0)
         wire = np.maximum(wire, e.local * size * e.up)
-    return 2 * (switch.alpha_s + wire + e.overhead_s)
+    return 2 * (e.switch.alpha_s + wire + e.overhead_s)
 
 
 FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {

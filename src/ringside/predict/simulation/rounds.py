@@ -8,10 +8,9 @@ from functools import cached_property
 from math import gcd
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.topology.wires import Wires
+from ringside.predict.topology.wires import Floats, Ints, Wires
 from ringside.schedule import Round, Schedule, halving_doubling, one_shot, reverse
 from ringside.schedule.algorithms.doubling import fold_in, fold_out, largest_power, workers
 
@@ -21,8 +20,6 @@ from ringside.schedule.algorithms.doubling import fold_in, fold_out, largest_pow
 # Large schedules list more transfers than memory holds: a round of `direct` among 24,576 ranks has 6e8. So a round
 # comes in blocks, those of a rotational schedule made one after the other from what rank 0 sends; and a stretch of
 # rounds that differ only in which chunks move comes once, with how often it happens.
-
-Ints = NDArray[np.int64]
 
 BLOCK = 1 << 21
 """Messages of a block at most, roughly."""
@@ -188,8 +185,6 @@ def _rotated(n: int, first: Messages) -> Iterator[Messages]:
 # Rounds as max-plus steps of a clock per vertex, vectorised; a ring's equal rounds cost two passes over it each.
 #
 # The step itself is in `PreparedRounds.step`; what it means is defined in `ringside.predict.simulate`.
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,17 +31,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.simulation.closed_form import closed_form
 from ringside.predict.simulation.rounds import PreparedRounds, stretches
 from ringside.predict.simulation.timeline import Timeline, checkpoint_every
 from ringside.predict.topology.topology import Topology
-from ringside.predict.topology.wires import wires_for
+from ringside.predict.topology.wires import Floats, wires_for
 from ringside.schedule import Schedule, pipelined
 
-Floats = NDArray[np.float64]
 Late = Mapping[int, float]
 
 MOST_RANKS = 1 << 17  # a ring of them takes half a minute

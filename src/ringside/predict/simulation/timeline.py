@@ -10,19 +10,15 @@ from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.predict.simulation.rounds import PreparedRounds, stretches
 from ringside.predict.topology.topology import Topology
-from ringside.predict.topology.wires import wires_for
+from ringside.predict.topology.wires import Floats, Ints, wires_for
 from ringside.schedule import Schedule
 from ringside.text import duration, giga, size
 
 # -------------------------------------------------------------------------------------------------
 # The critical path: what each of its pieces is, and whose fault it is.
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 WORTH_NAMING = 0.02
 """Of the whole time: a rank or link that costs less is not called a bottleneck."""
@@ -260,17 +256,17 @@ class Timeline:
 
         Keys are such as `alpha nvswitch` and `wire infiniband`, and `late`, `work`.
         """
-        found: dict[str, float] = {}
+        found: defaultdict[str, float] = defaultdict(float)
         for hop in self.critical_path:
             if hop.round < 0:
-                found["late"] = found.get("late", 0.0) + hop.end_s
+                found["late"] += hop.end_s
                 continue
             kind = self.topology.class_of(hop.src, hop.peer) if hop.peer >= 0 else ""
             work = hop.end_s - hop.begin_s - hop.wire_s - hop.alpha_s
             for key, seconds in ((f"alpha {kind}", hop.alpha_s), (f"wire {kind}", hop.wire_s), ("work", work)):
                 if seconds > 1e-12 * self.seconds:
-                    found[key] = found.get(key, 0.0) + seconds
-        return found
+                    found[key] += seconds
+        return dict(found)
 
     # ---------------------------------------------------------------------------------------------- playing again
 

@@ -89,19 +89,18 @@ def _outside(values: Floats, tolerance: float, better: Floats) -> list[int]:
     return found
 
 
-def largest_rising(values: Floats, tolerance: float, worth: Floats | None = None) -> NDArray[np.bool_]:
+def largest_rising(values: Floats, tolerance: float, worth: Floats) -> NDArray[np.bool_]:
     """Return a largest subset in which no value is below the largest before it divided by `tolerance`.
 
     Args:
         values: Positive, float64 [n].
         tolerance: 1: a non-decreasing subset.
-        worth: Of each value, float64 [n]; the subset's sum is greatest. None: all are worth 1.
+        worth: Of each value, float64 [n]; the subset's sum is greatest.
 
     Returns:
         Which values are in it, bool [n]. Time and memory O(n²) and O(n).
     """
     n = len(values)
-    worth = np.ones(n) if worth is None else worth
     best = np.zeros(n)  # of subsets whose maximum so far is value i
     parent = np.full(n, -1, dtype=np.int64)
     for j in range(n):

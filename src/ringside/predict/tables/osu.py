@@ -7,7 +7,6 @@ import re
 from ringside.predict.tables.table import ALL_REDUCE, Flag, Table, TableRow, collective_named, figure
 
 _TITLE = re.compile(r"# ?OSU (?:MPI|NCCL)\S* (\S.*?) (?:Latency |Bandwidth )?Test", re.IGNORECASE)
-_NAMES = re.compile(r"^#\s*Size\s+(.*)$", re.IGNORECASE)
 _RANKS = re.compile(r"(?:-np?|--ntasks(?:=|\s)|-c)\s*(?:=\s*)?(\d{1,9})\b")
 _HOSTS = re.compile(r"(?:--nodes(?:=|\s)|-N)\s*(\d{1,9})\b")
 
@@ -21,7 +20,6 @@ def read(text: str, stem: str) -> list[Table]:
     """Return the tables of the output: one for every title."""
     found: list[Table] = []
     collective, scale, bandwidth = ALL_REDUCE, 1e-6, False
-    columns = 0
     rows: list[TableRow] = []
     flags: list[Flag] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -38,15 +36,13 @@ def read(text: str, stem: str) -> list[Table]:
                 pairs = title is None or "latency" in line.lower()
                 collective = named or ("p2p_latency" if pairs else ALL_REDUCE)
             scale = 1e6 if bandwidth else 1e-6
-        elif match := _NAMES.match(line):
-            columns = 1 + len(re.findall(r"\(|Iterations", match[1])) if "(" in match[1] else 2
         elif re.match(r"^\s*[0-9]", line):
             words = line.split()
             size = figure(words[0])
             value = figure(words[1], scale) if len(words) > 1 else None
             if size is None:
                 flags.append(Flag(number, f"{words[0]!r} is no size in bytes"))
-            elif value is None or (columns and len(words) < min(columns, 2)):
+            elif value is None:
                 flags.append(Flag(number, "cut by a line wrap: no figure follows the size", size.value))
             elif bandwidth and value.value > 0:
                 rows.append(TableRow(number, size.value, size.value / value.value, value))

@@ -50,11 +50,6 @@ class LinkClass:
         mistakes += wrong_rate("host_bytes_per_s", self.host_bytes_per_s)
         raise_mistakes(mistakes)
 
-    @property
-    def seconds_per_byte(self) -> float:
-        """Of one port or interface."""
-        return 1.0 / self.bytes_per_s
-
 
 @dataclass(frozen=True, slots=True)
 class Switch:

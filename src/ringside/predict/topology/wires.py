@@ -136,23 +136,20 @@ class Wires:
     @cached_property
     def _overrides(self) -> dict[str, tuple[Ints, Floats, Floats]]:
         """By what links of their own join: (keys, ascending; latencies; seconds per byte), NaN: as of their class."""
-        return {
-            "hosts": self._sorted("hosts", self.topology.hosts),
-            "ranks": self._sorted("ranks", self.topology.ranks),
-        }
-
-    def _sorted(self, of: str, count: int) -> tuple[Ints, Floats, Floats]:
-        known: dict[int, list[float]] = {}
-        for link in self.topology.overrides:
-            if link.of == of:
-                figures = known.setdefault(link.src * count + link.dst, [np.nan, np.nan])
-                if link.alpha_s is not None:
-                    figures[0] = link.alpha_s
-                if link.bytes_per_s is not None:
-                    figures[1] = 1.0 / link.bytes_per_s
-        keys = np.array(sorted(known), dtype=np.int64)
-        values = np.array([known[key] for key in keys.tolist()]).reshape(-1, 2)
-        return keys, values[:, 0], values[:, 1]
+        found = {}
+        for of, count in (("hosts", self.topology.hosts), ("ranks", self.topology.ranks)):
+            known: dict[int, list[float]] = {}
+            for link in self.topology.overrides:
+                if link.of == of:
+                    figures = known.setdefault(link.src * count + link.dst, [np.nan, np.nan])
+                    if link.alpha_s is not None:
+                        figures[0] = link.alpha_s
+                    if link.bytes_per_s is not None:
+                        figures[1] = 1.0 / link.bytes_per_s
+            keys = np.array(sorted(known), dtype=np.int64)
+            values = np.array([known[key] for key in keys.tolist()]).reshape(-1, 2)
+            found[of] = keys, values[:, 0], values[:, 1]
+        return found
 
 
 def wires_for(schedule: Schedule, topology: Topology) -> Wires:

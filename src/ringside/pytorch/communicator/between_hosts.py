@@ -124,13 +124,11 @@ class BetweenHosts:
         if key is None:
             return
         # Keep what the next one of its kind may be run by at once.
-        version = 0
         if tuner is not None:
             if size_bytes >= LARGE_BYTES or not tuner.settled(size_bytes):
                 return
-            choice, version = tuner.choose(size_bytes, reduction.dtype, reduction.op), tuner.version
-        elif self.selector is not None:
-            version = self.selector.version
+            choice = tuner.choose(size_bytes, reduction.dtype, reduction.op)
+        version = 0 if self.selector is None else self.selector.version
         small = self.across.prepare(flat.numel, reduction, choice)
         if small is not None:
             if tuner is not None:

@@ -31,10 +31,8 @@ class Options:
         switch: bool = False,
     ) -> None:
         environ = os.environ
-        algorithm, wire_dtype = (
-            algorithm or environ.get("RINGSIDE_ALGORITHM"),
-            wire_dtype or environ.get("RINGSIDE_WIRE_DTYPE"),
-        )
+        algorithm = algorithm or environ.get("RINGSIDE_ALGORITHM")
+        wire_dtype = wire_dtype or environ.get("RINGSIDE_WIRE_DTYPE")
         if reproducible is None:
             reproducible = environ.get("RINGSIDE_REPRODUCIBLE", "") not in ("", "0")
         self.selection = environ.get("RINGSIDE_SELECTION") or "measured"

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -40,10 +40,10 @@ from ringside.pytorch.store import EngineDecision
 _log = logging.getLogger(__name__)
 
 
-_attachments: Any = WeakIdKeyDictionary()
+_attachments: MutableMapping[Any, Attachment] = WeakIdKeyDictionary()
 """Of each attached model."""
 
-_hooks: Any = WeakIdKeyDictionary()
+_hooks: MutableMapping[Any, GradientHook] = WeakIdKeyDictionary()
 """Our hook in each model that has one, attached or not any more: DDP takes one hook in its life."""
 
 _groups: list[dist.ProcessGroup] = []
@@ -53,8 +53,11 @@ A DDP model that outlives its group would free it, with the GIL held, and the gr
 which may want the GIL to be rid of a callback of ours.
 """
 
+_stock: dict[str, Callable[..., Any]] = {}
+"""DDP's own methods by name, and that of its Join."""
+
 _count = itertools.count()
-_numbers: Any = WeakIdKeyDictionary()
+_numbers: MutableMapping[Any, int] = WeakIdKeyDictionary()
 """What runs call each model that was attached."""
 
 
@@ -217,14 +220,12 @@ def satisfies(attachment: Attachment, requested: str, monitor: bool) -> bool:
 
 def attachment_of(model: DistributedDataParallel) -> Attachment | None:
     """Return the hold on a model; None where it is not attached."""
-    found: Attachment | None = _attachments.get(model)
-    return found
+    return _attachments.get(model)
 
 
 def own_hook(model: DistributedDataParallel) -> GradientHook | None:
     """Return our hook, if this model has one."""
-    hook: GradientHook | None = _hooks.get(model)
-    return hook
+    return _hooks.get(model)
 
 
 def _idle_clock() -> StepClock:
@@ -235,94 +236,83 @@ def _idle_clock() -> StepClock:
 def _change_methods() -> None:
     """Change the class, the first time this is called."""
     ddp: Any = DistributedDataParallel
-    for name, changed in (
-        ("forward", _watch_forward),
-        ("_sync_buffers", _time_buffers),
-        ("register_comm_hook", _watch_comm_hook),
-        ("_register_builtin_comm_hook", _watch_builtin_hook),
-    ):
+    methods: dict[str, Callable[..., Any]] = {
+        "forward": _forward,
+        "_sync_buffers": _sync_buffers,
+        "register_comm_hook": _register_comm_hook,
+        "_register_builtin_comm_hook": _register_builtin_comm_hook,
+    }
+    for name, changed in methods.items():
         if hasattr(ddp, name):
-            setattr(ddp, name, functools.wraps(getattr(ddp, name))(changed(getattr(ddp, name))))
+            _stock[name] = getattr(ddp, name)
+            setattr(ddp, name, functools.wraps(_stock[name])(changed))
     # The all-reduce by which a rank learns how many go on under `model.join()` is what our hook divides by.
-    Join.notify_join_context = staticmethod(_note_join(Join.notify_join_context))  # type: ignore[method-assign]
+    stock = _stock["notify_join_context"] = Join.notify_join_context
+    Join.notify_join_context = staticmethod(functools.wraps(stock)(_notify_join_context))  # type: ignore[method-assign]
     # What torch.compile runs calls our Python, and must not look into it.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
 
 
-def _watch_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        attachment: Attachment | None = _attachments.get(self)
-        hook = own_hook(self) if attachment is None else attachment._hook  # DDP still calls that of a detached model
-        if attachment is not None and hook is not None:
-            hook.forward_begins(self.require_backward_grad_sync)
-            attachment._guard.run(attachment._record_forward, inputs, kwargs, hook)
-            if attachment.count_work is not None:
-                attachment.count_work(inputs, kwargs)  # the clock has opened the step that the work is counted for
-        output = stock(self, *inputs, **kwargs)
-        if attachment is not None:
-            attachment._guard.run(attachment._clock.forward_ends)
-        if hook is not None:
-            hook.forward_ends()
-        return output
-
-    return forward
+# What takes the place of DDP's methods.
 
 
-def _time_buffers(stock: Callable[..., None]) -> Callable[..., None]:
-    def _sync_buffers(self: DistributedDataParallel) -> None:
-        attachment: Attachment | None = _attachments.get(self)
-        if attachment is None:
-            stock(self)
-            return
-        began = time.perf_counter()
-        attachment._guard.run(attachment._clock.blocks)
-        stock(self)
-        attachment._guard.run(attachment._clock.blocked, time.perf_counter() - began)
+def _forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+    attachment = _attachments.get(self)
+    hook = own_hook(self) if attachment is None else attachment._hook  # DDP still calls that of a detached model
+    if attachment is not None and hook is not None:
+        hook.forward_begins(self.require_backward_grad_sync)
+        attachment._guard.run(attachment._record_forward, inputs, kwargs, hook)
+        if attachment.count_work is not None:
+            attachment.count_work(inputs, kwargs)  # the clock has opened the step that the work is counted for
+    output = _stock["forward"](self, *inputs, **kwargs)
+    if attachment is not None:
+        attachment._guard.run(attachment._clock.forward_ends)
+    if hook is not None:
+        hook.forward_ends()
+    return output
 
-    return _sync_buffers
+
+def _sync_buffers(self: DistributedDataParallel) -> None:
+    attachment = _attachments.get(self)
+    if attachment is None:
+        _stock["_sync_buffers"](self)
+        return
+    began = time.perf_counter()
+    attachment._guard.run(attachment._clock.blocks)
+    _stock["_sync_buffers"](self)
+    attachment._guard.run(attachment._clock.blocked, time.perf_counter() - began)
 
 
-def _note_join(stock: Callable[..., dist.Work | None]) -> Callable[..., dist.Work | None]:
+def _notify_join_context(joinable: Joinable) -> dist.Work | None:
     """DDP itself divides by the number of ranks that go on, where there is no hook."""
-
-    @functools.wraps(stock)
-    def notify_join_context(joinable: Joinable) -> dist.Work | None:
-        work = stock(joinable)
-        ours = _hooks.get(joinable)
-        if ours is not None:
-            ours.ranks_left = work.get_future() if work is not None else None
-        return work
-
-    return notify_join_context
+    work: dist.Work | None = _stock["notify_join_context"](joinable)
+    ours = _hooks.get(joinable)
+    if ours is not None:
+        ours.ranks_left = work.get_future() if work is not None else None
+    return work
 
 
 # DDP calls one hook, and that is ours: the script's runs inside it. DDP itself refuses a second one.
 
 
-def _watch_comm_hook(stock: Callable[..., None]) -> Callable[..., None]:
-    def register_comm_hook(self: DistributedDataParallel, state: object, hook: UserHook) -> None:
-        ours = own_hook(self)
-        if ours is None or ours.user is not None:
-            stock(self, state, hook)
-            return
-        self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
-        _use_user_hook(self, ours, state, hook, hook.__qualname__)
-        self._comm_hooks.append((hook, state))
-
-    return register_comm_hook
+def _register_comm_hook(self: DistributedDataParallel, state: object, hook: UserHook) -> None:
+    ours = own_hook(self)
+    if ours is None or ours.user is not None:
+        _stock["register_comm_hook"](self, state, hook)
+        return
+    self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+    _use_user_hook(self, ours, state, hook, hook.__qualname__)
+    self._comm_hooks.append((hook, state))
 
 
-def _watch_builtin_hook(stock: Callable[..., None]) -> Callable[..., None]:
-    def _register_builtin_comm_hook(self: DistributedDataParallel, comm_hook_type: BuiltinCommHookType) -> None:
-        ours = own_hook(self)
-        if ours is None or ours.user is not None:
-            stock(self, comm_hook_type)
-            return
-        halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
-        hook = default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook
-        _use_user_hook(self, ours, self.process_group, hook, str(comm_hook_type))
-
-    return _register_builtin_comm_hook
+def _register_builtin_comm_hook(self: DistributedDataParallel, comm_hook_type: BuiltinCommHookType) -> None:
+    ours = own_hook(self)
+    if ours is None or ours.user is not None:
+        _stock["_register_builtin_comm_hook"](self, comm_hook_type)
+        return
+    halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+    hook = default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook
+    _use_user_hook(self, ours, self.process_group, hook, str(comm_hook_type))
 
 
 def _use_user_hook(
@@ -330,7 +320,7 @@ def _use_user_hook(
 ) -> None:
     ours.use_user_hook(model.process_group, state, hook)
     model.logger._set_comm_hook_name(name)  # type: ignore[union-attr]
-    attachment: Attachment | None = _attachments.get(model)
+    attachment = _attachments.get(model)
     if attachment is None:
         return
     # The script's own hook reduces the gradients from now on: watch, and warn once.

@@ -64,7 +64,7 @@ def share_buckets(model: DistributedDataParallel, backwards: Callable[[], int]) 
         model: The model.
         backwards: Tells how many backward passes there were: the same number on all ranks.
     """
-    if not hasattr(model, "reducer") or getattr(model, "_use_python_reducer", False) or model.reducer in _known:
+    if model.reducer in _known:
         return
     stays = model.gradient_as_bucket_view or model.static_graph or not hasattr(model.reducer, "_reset_state")
     if model.find_unused_parameters and not model.static_graph:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,7 +78,8 @@ def marker_of(model: torch.nn.Module) -> CudaEvents | None:
             "libcudart, without which events cannot be asked for beside graph captures"
         )
         return None
-    return CudaEvents(next(iter(devices)), _exchange_by(path))
+    function = ctypes.CDLL(path).cudaThreadExchangeStreamCaptureMode
+    return CudaEvents(next(iter(devices)), functools.partial(_exchange, function))
 
 
 def runtime_in(maps: str) -> str | None:
@@ -85,14 +88,10 @@ def runtime_in(maps: str) -> str | None:
     return found and found.group().strip()
 
 
-def _exchange_by(path: str) -> Exchange:
-    call = ctypes.CDLL(path).cudaThreadExchangeStreamCaptureMode
-
-    def exchange(mode: int) -> int:
-        value = ctypes.c_int(mode)
-        status = call(ctypes.byref(value))
-        if status:
-            raise RuntimeError(f"cudaThreadExchangeStreamCaptureMode returned {status}")
-        return value.value
-
-    return exchange
+def _exchange(function: Any, mode: int) -> int:
+    """Set this thread's mode by the runtime's function, and return the one before."""
+    value = ctypes.c_int(mode)
+    status = function(ctypes.byref(value))
+    if status:
+        raise RuntimeError(f"cudaThreadExchangeStreamCaptureMode returned {status}")
+    return value.value

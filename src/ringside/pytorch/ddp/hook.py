@@ -221,9 +221,5 @@ def _queue_callback(callback: Callable[[], None]) -> bool:
 
 # Ctrl-C must not break these off, and all ranks with them: it is kept, and raised by `_raise_error`.
 ctrl_c.spares(
-    GradientHook.run,
-    GradientHook._finish,
-    GradientHook._wait,
-    GradientHook._sync_ended,
-    GradientHook._raise_error,
+    GradientHook.run, GradientHook._finish, GradientHook._wait, GradientHook._sync_ended, GradientHook._raise_error
 )

@@ -19,32 +19,32 @@ import msgspec
 
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncError
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
-from ringside.monitor.hang.rank_state import Failure, ProcessState, RankState, WaitingCall
+from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall
 
 PAGE_BYTES = 8192
 CALLS_KEPT = 64
 OPS = ("all_reduce", "the script's own hook")
 
-_HEAD = struct.Struct("=qqdqqdddqqddqqq")
-_FIELDS = (
-    "left",
-    "synced",
-    "longest_s",
-    "step",
-    "group_seq",
-    "beat_at",
-    "call_since",
-    "group_moved_at",
-    "call_bytes",
-    "entered",
-    "moved_at",
-    "waiting_since",
-    "episode",
-    "dumped",
-    "spoken",
-)
+_FIELDS = {
+    "left": "q",
+    "synced": "q",
+    "longest_s": "d",
+    "step": "q",
+    "group_seq": "q",
+    "beat_at": "d",
+    "call_since": "d",
+    "group_moved_at": "d",
+    "call_bytes": "q",
+    "entered": "q",
+    "moved_at": "d",
+    "waiting_since": "d",
+    "episode": "q",
+    "dumped": "q",
+    "spoken": "q",
+}
+"""The page's numbers, 8 bytes each, by name: `struct`'s code of each."""
+_HEAD = struct.Struct("=" + "".join(_FIELDS.values()))
 _AT = {name: 8 * index for index, name in enumerate(_FIELDS)}
-_FLOATS = frozenset(("longest_s", "beat_at", "call_since", "group_moved_at", "moved_at", "waiting_since"))
 _CALL, _CALLS_AT = struct.Struct("=qqq"), 512
 _TEXTS = {"call": (2176, 64), "where": (2240, 256), "failure": (2496, 4096)}
 _q, _d = struct.Struct("=q").pack_into, struct.Struct("=d").pack_into
@@ -119,10 +119,7 @@ class ProgressPage:
 
     def put(self, field: str, value: float) -> None:
         """Write one number."""
-        if field in _FLOATS:
-            _d(self._page, _AT[field], value)
-        else:
-            _q(self._page, _AT[field], int(value))
+        struct.pack_into(f"={_FIELDS[field]}", self._page, _AT[field], value)
 
     def write(self, field: str, text: str) -> None:
         """Write one text, as much of it as there is room for."""
@@ -191,8 +188,7 @@ class ProgressView:
 
     def number(self, field: str) -> float:
         """Return one number."""
-        code = "=d" if field in _FLOATS else "=q"
-        value: float = struct.unpack_from(code, self._page, _AT[field])[0]
+        value: float = struct.unpack_from(f"={_FIELDS[field]}", self._page, _AT[field])[0]
         return value
 
     def text(self, field: str) -> str:
@@ -201,12 +197,11 @@ class ProgressView:
         length = min(_LENGTH.unpack_from(self._page, at)[0], room - _LENGTH.size)
         return bytes(self._page[at + _LENGTH.size : at + _LENGTH.size + length]).decode(errors="replace")
 
-    def standing(self, now: float, process: ProcessState | None = None) -> RankState:
+    def standing(self, now: float) -> RankState:
         """Return where the rank stands.
 
         Args:
             now: Monotonic seconds; all processes of a host share that clock.
-            process: What the kernel says of it.
         """
         head = dict(zip(_FIELDS, _HEAD.unpack_from(self._page), strict=True))
         waiting = head["waiting_since"] or head["call_since"]
@@ -234,7 +229,6 @@ class ProgressView:
             where=self.text("where"),
             silent_s=max(now - head["beat_at"], 0.0),
             left=bool(head["left"]),
-            process=process or ProcessState(),
             failure=failure,
         )
 

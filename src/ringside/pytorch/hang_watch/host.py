@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from threading import Event
 from typing import NamedTuple
 
@@ -41,7 +39,7 @@ class RankHandle(msgspec.Struct, frozen=True, array_like=True):
         board: File descriptor of its page.
         stacks: File descriptor of its stacks.
         signal: The signal that makes it write its stacks; 0: none.
-        path: On rank 0 the run directory, by `path_as_text`.
+        path: On rank 0 the run directory, by `os.fsencode`: it may be no text.
     """
 
     rank: int
@@ -51,17 +49,7 @@ class RankHandle(msgspec.Struct, frozen=True, array_like=True):
     board: int
     stacks: int
     signal: int
-    path: str = ""
-
-
-def path_as_text(path: Path) -> str:
-    """Return a path, which may be no UTF-8, as text that can be sent."""
-    return os.fsencode(path).decode("latin-1")
-
-
-def path_of_text(text: str) -> Path:
-    """Return the path of such a text."""
-    return Path(os.fsdecode(text.encode("latin-1")))
+    path: bytes = b""
 
 
 class _Peer(NamedTuple):
@@ -117,12 +105,12 @@ class Host:
         """Return where the ranks of this host stand."""
         seen = [(peer, peer.view.standing(now)) for peer in self._peers.values()]
         someone_waits = ask_kernel or any(standing.waiting_s > LOOK_S for _, standing in seen)
-        return [
-            msgspec.structs.replace(standing, process=peer.observer.read(now))
-            if someone_waits or standing.silent_s > LOOK_S
-            else msgspec.structs.replace(standing, process=_HERE)
-            for peer, standing in seen
-        ]
+        standings = []
+        for peer, standing in seen:
+            is_asked = someone_waits or standing.silent_s > LOOK_S
+            process = peer.observer.read(now) if is_asked else _HERE
+            standings.append(msgspec.structs.replace(standing, process=process))
+        return standings
 
     def stacks(self, episode: int, ended: Event) -> dict[int, str]:
         """Return the Python stacks of every rank of this host that can give them.

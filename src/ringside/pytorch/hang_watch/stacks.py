@@ -22,31 +22,11 @@ _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _DDP = os.path.join("torch", "nn", "parallel", "distributed.py")
 _CALLS = frozenset(
     (
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_gather_object",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "broadcast",
-        "broadcast_object_list",
-        "gather",
-        "gather_object",
-        "monitored_barrier",
-        "recv",
-        "recv_object_list",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "scatter",
-        "scatter_object_list",
-        "send",
-        "send_object_list",
-        "new_group",
-        "destroy_process_group",
+        *("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+        *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object"),
+        *("gather", "gather_object", "scatter", "scatter_object_list", "all_to_all", "all_to_all_single"),
+        *("broadcast", "broadcast_object_list", "send", "send_object_list", "recv", "recv_object_list"),
+        *("barrier", "monitored_barrier", "new_group", "destroy_process_group"),
     )
 )
 _BUFFERS = frozenset(("_distributed_broadcast_coalesced", "_default_broadcast_coalesced"))
@@ -166,14 +146,11 @@ def read_stacks(pid: int, fd: int) -> str:
 
 def _free_signal() -> int:
     """Return the highest real-time signal that this process neither handles, ignores nor blocks; 0 if there is none."""
-    try:
-        first, last = int(signal.SIGRTMIN), int(signal.SIGRTMAX)
-    except AttributeError:  # this system has none
-        return 0
     taken = 0
     for name in ("SigCgt", "SigIgn", "SigBlk"):
         mask = signal_mask(os.getpid(), name)
         if mask is None:
             return 0
         taken |= mask
-    return next((number for number in range(last, first - 1, -1) if not taken >> (number - 1) & 1), 0)
+    numbers = range(signal.SIGRTMAX, signal.SIGRTMIN - 1, -1)
+    return next((number for number in numbers if not taken >> (number - 1) & 1), 0)

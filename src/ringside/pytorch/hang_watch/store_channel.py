@@ -64,11 +64,6 @@ class StoreChannel:
         self._thread = threading.Thread(target=self._run, name="ringside-watch-mail", daemon=True)
         self._thread.start()
 
-    @property
-    def has_heard(self) -> bool:
-        """Whether another host has reported."""
-        return bool(self._heard)
-
     def post(self, standings: list[RankState], episode: int) -> None:
         """Report from now on, until the next call, that the ranks of this host stand so."""
         with self._guard:

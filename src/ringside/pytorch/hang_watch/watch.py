@@ -26,7 +26,7 @@ from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.processes import host_key, start_time
 from ringside.pytorch.hang_watch.board import ProgressPage
-from ringside.pytorch.hang_watch.host import Host, RankHandle, path_as_text, path_of_text
+from ringside.pytorch.hang_watch.host import Host, RankHandle
 from ringside.pytorch.hang_watch.stacks import Stacks, place_of
 from ringside.pytorch.hang_watch.store_channel import StoreChannel
 
@@ -89,7 +89,17 @@ class HangWatch:
         self.stacks = Stacks()
         self.training_thread = threading.get_ident()
         self.group = dist.group.WORLD
-        self._host: Host | None = None
+        self._own = RankHandle(
+            rank=rank,
+            host=host_key(),
+            pid=os.getpid(),
+            started=start_time(os.getpid()),
+            board=self.board.fd,
+            stacks=self.stacks.fd,
+            signal=self.stacks.signal,
+            path=os.fsencode(path.absolute()) if path is not None else b"",
+        )
+        self._host = Host(rank, self.board, [self._own])  # until it has met the others
         self.met = threading.Event()
         self.mail: StoreChannel | None = None
         self.hellos: list[RankHandle] = []
@@ -120,11 +130,6 @@ class HangWatch:
             if part is not None:
                 part.close()
 
-    @property
-    def has_met(self) -> bool:
-        """Whether it sees where the others stand: it has met its host's ranks, and heard of those of other hosts."""
-        return self.met.is_set() and (self.mail is None or self.mail.has_heard)
-
     # -------------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
@@ -139,19 +144,9 @@ class HangWatch:
     def _meet(self) -> bool:
         """Learn how the other ranks can be seen; return False where the session ends before."""
         # 1. Every rank writes how it can be seen, and rank 0 all that come in time: one without a model never does.
-        own = RankHandle(
-            rank=self._rank,
-            host=host_key(),
-            pid=os.getpid(),
-            started=start_time(os.getpid()),
-            board=self.board.fd,
-            stacks=self.stacks.fd,
-            signal=self.stacks.signal,
-            path=path_as_text(self.path.absolute()) if self.path is not None else "",
-        )
-        self._store.set(str(self._rank), _encode(own))  # type: ignore[arg-type]  # bytes are taken as they are
+        self._store.set(str(self._rank), _encode(self._own))  # type: ignore[arg-type]  # bytes are taken as they are
         if self._rank == 0:
-            handles, deadline = [own], time.monotonic() + HELLO_S
+            handles, deadline = [self._own], time.monotonic() + HELLO_S
             for rank in range(1, self._size):
                 if self._wait_for(str(rank), deadline):
                     handles.append(_hello(self._store.get(str(rank))))
@@ -164,11 +159,13 @@ class HangWatch:
         hosts: dict[str, list[RankHandle]] = {}
         for hello in self.hellos:
             hosts.setdefault(hello.host, []).append(hello)
-        self._host = Host(self._rank, self.board, hosts.get(own.host, [own]))
-        self.path = self.path or next((path_of_text(hello.path) for hello in self.hellos if hello.path), None)
+        # A rank that came too late for rank 0's list, and is alone on its host, knows of the others, not they of it.
+        here = hosts.setdefault(self._own.host, [self._own])
+        self._host = Host(self._rank, self.board, here)
+        self.path = self.path or next((Path(os.fsdecode(hello.path)) for hello in self.hellos if hello.path), None)
         if len(hosts) > 1:
             ranks = [[hello.rank for hello in group] for group in hosts.values()]
-            self.mail = StoreChannel(self._store, list(hosts).index(own.host), ranks)
+            self.mail = StoreChannel(self._store, list(hosts).index(self._own.host), ranks)
         self._machine = self._new_machine()
         self.met.set()
         return not self._ended.is_set()
@@ -191,7 +188,6 @@ class HangWatch:
         Args:
             now: Monotonic seconds.
         """
-        assert self._host is not None
         self._update_page(now)
         leader = self._host.leader(now)
         if leader == self._rank:
@@ -249,7 +245,6 @@ class HangWatch:
 
     def _follow(self, leader: int) -> None:
         """Give stacks when the leader asks for them, and be ready to take its place."""
-        assert self._host is not None
         episode = self._host.episode_of(leader)
         if episode:
             self._dump(episode)
@@ -262,7 +257,6 @@ class HangWatch:
 
     def _lead(self, now: float) -> None:
         """Judge the job, or where another host speaks for it, tell that host how this one stands."""
-        assert self._host is not None
         standings = self._host.standings(now)
         if self.mail is not None:
             self.mail.post(standings, int(self.board.view(self._rank).number("episode")))
@@ -294,7 +288,6 @@ class HangWatch:
 
     def _report(self, change: VerdictEvent) -> None:
         """Put a verdict into the run, once per host, and every rank's stacks; or that it is over."""
-        assert self._host is not None
         if change.kind == "repaired":
             self.board.put("episode", 0)
             self.stacks.clear()
@@ -313,7 +306,6 @@ class HangWatch:
 
     def _collect_stacks(self, episode: int) -> None:
         """Put every rank's stacks into the run."""
-        assert self._host is not None
         self._dump(episode)
         texts = self._host.stacks(episode, self._ended)
         if self.mail is not None:
@@ -353,7 +345,7 @@ class HangWatch:
 
     def _check_last(self) -> None:
         """Report why this rank's training failed before its process ends, if no other rank is left to do it."""
-        if self._host is None or self.mail is not None:
+        if not self.met.is_set() or self.mail is not None:
             return
         failed = self.board.view(self._rank).text("failure") != ""
         deadline = time.monotonic() + (LAST_LOOK_S if failed else 0.0)

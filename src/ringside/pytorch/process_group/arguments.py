@@ -8,7 +8,7 @@ numbers that it can add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -198,20 +198,6 @@ def reduction(op: Any, dtype: torch.dtype) -> tuple[str, float]:
 
 # -------------------------------------------------------------------------------------------------
 # What collectives check of their tensors before anything is sent.
-
-Job = Callable[[], None]
-
-
-def in_turn(jobs: list[Job]) -> Job:
-    """Return one job that does several, one after the other."""
-    if len(jobs) == 1:
-        return jobs[0]
-
-    def job() -> None:
-        for each in jobs:
-            each()
-
-    return job
 
 
 def lane_of(flat: torch.Tensor, comm: Any) -> torch.Tensor:

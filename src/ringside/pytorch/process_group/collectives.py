@@ -1,13 +1,14 @@
 """What every collective of torch.distributed is in terms of a communicator.
 
-Each function takes the communicator, then tensors and options as torch's process groups take them; it checks them and
-returns the tensors that will hold the result and the job that fills them. Nothing is sent before the job runs. Gloo
-wants contiguous tensors of equal sizes; these take any strides and, in lists, sizes that differ by rank.
+Each is a generator, which takes the communicator, then tensors and options as torch's process groups take them. Up to
+its `yield` it checks them; it yields the tensors that will hold the result; what follows fills them, when it is the
+collective's turn. Nothing is sent before that. Gloo wants contiguous tensors of equal sizes; these take any strides
+and, in lists, sizes that differ by rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from ringside.pytorch.process_group.arguments import (
     check_list,
     check_own,
     check_parts,
-    in_turn,
     is_plain,
     is_premultiplied,
     lane_of,
@@ -55,42 +55,35 @@ def is_one_shot(comm: Any, size_bytes: int) -> bool:
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor]
-Job = Callable[[], None]
-Plan = tuple[list[Tensor], Job]
+Plan = Generator[list[Tensor], None, None]
 Collective = Callable[..., Plan]
 
-TABLE: dict[Collective, tuple[Any, ...]] = {}
-"""The options that a collective takes, then what torch calls it: every name becomes a method of the group."""
+
+def together(outputs: Tensors, parts: Sequence[Plan]) -> Plan:
+    """Several collectives as one: all are checked before the first is run."""
+    for part in parts:
+        next(part)
+    yield list(outputs)
+    for part in parts:
+        next(part, None)
 
 
-def _named(options: type[Any], *names: str) -> Callable[[Collective], Collective]:
-    """Enter a collective into the table; its newest name comes last."""
-
-    def enter(collective: Collective) -> Collective:
-        TABLE[collective] = (options, *names)
-        return collective
-
-    return enter
-
-
-@_named(c10d.AllreduceOptions, "allreduce_coalesced", "allreduce")
 def all_reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     """Reduce each tensor over all ranks, in place; sparse ones (COO) by sum or avg."""
-    return list(tensors), in_turn([_all_reduce_job(comm, tensor, opts.reduceOp) for tensor in tensors])
+    return together(tensors, [_all_reduce_one(comm, tensor, opts.reduceOp) for tensor in tensors])
 
 
-def _all_reduce_job(comm: Any, tensor: Tensor, reduce_op: Any) -> Job:
+def _all_reduce_one(comm: Any, tensor: Tensor, reduce_op: Any) -> Plan:
     op, scale = reduction(reduce_op, tensor.dtype)
     if tensor.layout == torch.sparse_coo:
-        return lambda: all_reduce_sparse(comm, tensor, op)
+        yield [tensor]
+        all_reduce_sparse(comm, tensor, op)
+        return
     x = plain(tensor)
     algorithm = "one_shot" if is_one_shot(comm, x.flat.nbytes) else None
-
-    def job() -> None:
-        comm.all_reduce(x.flat, op, scale=scale, algorithm=algorithm)
-        x.write_back()
-
-    return job
+    yield [tensor]
+    comm.all_reduce(x.flat, op, scale=scale, algorithm=algorithm)
+    x.write_back()
 
 
 Small = tuple[Flat, int, float]
@@ -122,95 +115,77 @@ def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
     return Flat(tensor.data_ptr(), numel, dtype, (numel,), tensor), max(code, 0), scale
 
 
-@_named(c10d.BroadcastOptions, "broadcast")
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     """Copy the tensors of rank `opts.rootRank` to all ranks."""
     xs = [plain(tensor, moved=True) for tensor in tensors]
-
-    def job() -> None:
-        for x in xs:
-            comm.broadcast(x.flat, opts.rootRank)
-            x.write_back()
-
-    return list(tensors), job
+    yield list(tensors)
+    for x in xs:
+        comm.broadcast(x.flat, opts.rootRank)
+        x.write_back()
 
 
-@_named(c10d.ReduceOptions, "reduce")
 def reduce(comm: Any, tensors: Tensors, opts: Any) -> Plan:
     """Reduce tensors over all ranks into those of rank `opts.rootRank`; the others' stay as they are."""
     op, scale = reduction(opts.reduceOp, tensors[0].dtype)
     if scale != 1.0:
         raise UsageError("reduce takes no factor: multiply the tensor first, or use all_reduce")
     xs = [plain(tensor) for tensor in tensors]
-
-    def job() -> None:
-        for x in xs:
-            comm.reduce(x.flat, opts.rootRank, op)
-            x.write_back()
-
-    return list(tensors), job
+    yield list(tensors)
+    for x in xs:
+        comm.reduce(x.flat, opts.rootRank, op)
+        x.write_back()
 
 
-@_named(c10d.BarrierOptions, "barrier")
 def barrier(comm: Any, opts: Any) -> Plan:
     """Finish when every rank has called it."""
-    return [], comm.barrier
+    yield []
+    comm.barrier()
 
 
 # ------------------------------------------------------------------------------------------------ one tensor for all
 
 
-@_named(c10d.AllgatherOptions, "_allgather_base", "all_gather_single")
 def all_gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
     """Give every rank the tensors of all ranks one after the other; the input may be this rank's part of the output."""
     to, x = plain(output, moved=True), plain(tensor, moved=True).flat
     check_parts("all_gather", to.flat, x, comm.size)
-
-    def job() -> None:
-        if not overlap(to.flat, x):
-            comm.all_gather(x, out=to.flat)
-        else:
-            lane_of(to.flat, comm).copy_(x)
-            comm.all_gather_(to.flat, equal_bounds(x.numel(), comm.size))
-        to.write_back()
-
-    return [output], job
+    yield [output]
+    if not overlap(to.flat, x):
+        comm.all_gather(x, out=to.flat)
+    else:
+        lane_of(to.flat, comm).copy_(x)
+        comm.all_gather_(to.flat, equal_bounds(x.numel(), comm.size))
+    to.write_back()
 
 
 def all_gather_shared(comm: Any, output: Tensor, tensor: Tensor, storage: Storage, opts: Any) -> Plan:
     """`all_gather_single` into a contiguous tensor in a storage that the other ranks can map."""
     to, x = plain(output, moved=True).flat, plain(tensor, moved=True).flat
     if not isinstance(comm, HostCommunicator):
-        return all_gather_single(comm, output, tensor, opts)
+        yield from all_gather_single(comm, output, tensor, opts)
+        return
     check_parts("all_gather", to, x, comm.size)
     flat, bounds = flatten(to), equal_bounds(x.numel(), comm.size)
-
-    def job() -> None:
-        lane = lane_of(to, comm)
-        if lane.data_ptr() != x.data_ptr():
-            lane.copy_(x)
-        comm.all_gather_storage_(flat, storage, bounds)
-
-    return [output], job
+    yield [output]
+    lane = lane_of(to, comm)
+    if lane.data_ptr() != x.data_ptr():
+        lane.copy_(x)
+    comm.all_gather_storage_(flat, storage, bounds)
 
 
-@_named(c10d.ReduceScatterOptions, "_reduce_scatter_base", "reduce_scatter_single")
 def reduce_scatter_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
     """Reduce a tensor over all ranks and give each rank its part; the output may be a part of the input."""
     op, scale = reduction(opts.reduceOp, tensor.dtype)
     to, x = plain(output), plain(tensor).flat
     check_parts("reduce_scatter", x, to.flat, comm.size)
-
-    def job() -> None:
-        if scale == 1.0 and not overlap(to.flat, x):
-            comm.reduce_scatter(x, op, out=to.flat)
-        else:
-            room = x.clone()
-            comm.reduce_scatter_(room, equal_bounds(to.flat.numel(), comm.size), op, scale=scale)
-            to.flat.copy_(lane_of(room, comm))
-        to.write_back()
-
-    return [output], job
+    yield [output]
+    if scale == 1.0 and not overlap(to.flat, x):
+        comm.reduce_scatter(x, op, out=to.flat)
+    else:
+        room = x.clone()
+        comm.reduce_scatter_(room, equal_bounds(to.flat.numel(), comm.size), op, scale=scale)
+        to.flat.copy_(lane_of(room, comm))
+    to.write_back()
 
 
 def reduce_scatter_shared(comm: Any, output: Tensor, tensor: Tensor, storage: Storage, opts: Any) -> Plan:
@@ -218,20 +193,17 @@ def reduce_scatter_shared(comm: Any, output: Tensor, tensor: Tensor, storage: St
     op, scale = reduction(opts.reduceOp, tensor.dtype)
     to, x = plain(output), plain(tensor).flat
     if scale != 1.0 or not isinstance(comm, HostCommunicator):
-        return reduce_scatter_single(comm, output, tensor, opts)
+        yield from reduce_scatter_single(comm, output, tensor, opts)
+        return
     check_parts("reduce_scatter", x, to.flat, comm.size)
     flat, bounds = flatten(x), equal_bounds(to.flat.numel(), comm.size)
     out = to.flat.data_ptr()
     call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=out, op=checked_op(flat, op), keeps=to)
-
-    def job() -> None:
-        comm.execute(call, 0, True, storage)
-        to.write_back()
-
-    return [output], job
+    yield [output]
+    comm.execute(call, 0, True, storage)
+    to.write_back()
 
 
-@_named(c10d.AllToAllOptions, "alltoall_base", "all_to_all_single")
 def all_to_all_single(
     comm: Any, output: Tensor, tensor: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any
 ) -> Plan:
@@ -239,50 +211,41 @@ def all_to_all_single(
     to, x = plain(output, moved=True), plain(tensor, moved=True).flat
     even = not out_splits and not in_splits
     takes, gives = parts_of(to.flat, output, out_splits, comm.size), parts_of(x, tensor, in_splits, comm.size)
-
-    def job() -> None:
-        if overlap(to.flat, x):
-            raise UsageError("all_to_all: the output must not overlap the input")
-        if even:
-            comm.all_to_all(x, out=to.flat)
-        else:
-            exchange(comm, gives, takes)
-        to.write_back()
-
-    return [output], job
+    yield [output]
+    if overlap(to.flat, x):
+        raise UsageError("all_to_all: the output must not overlap the input")
+    if even:
+        comm.all_to_all(x, out=to.flat)
+    else:
+        exchange(comm, gives, takes)
+    to.write_back()
 
 
-@_named(c10d.GatherOptions, "gather_into_tensor", "gather_single")
 def gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> Plan:
     """Give rank `opts.rootRank` the tensors of all ranks in one (torch 2.15); the others' output is not used."""
     is_root = comm.rank == opts.rootRank
     x, to = plain(tensor, moved=True).flat, plain(output, moved=True)
     if is_root:
         check_parts("gather", to.flat, x, comm.size)
-
-    def job() -> None:
-        room = comm.gather(x, opts.rootRank)
-        if room is not None:
-            lay_out([to], room.view(-1))
-
-    return [output] if is_root else [], job
+    yield [output] if is_root else []
+    room = comm.gather(x, opts.rootRank)
+    if room is not None:
+        lay_out([to], room.view(-1))
 
 
 # ------------------------------------------------------------------------------------------------ several at once
 
 
-@_named(c10d.AllgatherOptions, "allgather_into_tensor_coalesced", "all_gather_single_coalesced")
 def all_gather_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan:
     """`all_gather_single` of several tensors."""
     pairs = zip(outputs, tensors, strict=True)
-    return list(outputs), in_turn([all_gather_single(comm, out, x, opts)[1] for out, x in pairs])
+    return together(outputs, [all_gather_single(comm, out, x, opts) for out, x in pairs])
 
 
-@_named(c10d.ReduceScatterOptions, "reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced")
 def reduce_scatter_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan:
     """`reduce_scatter_single` of several tensors."""
     pairs = zip(outputs, tensors, strict=True)
-    return list(outputs), in_turn([reduce_scatter_single(comm, out, x, opts)[1] for out, x in pairs])
+    return together(outputs, [reduce_scatter_single(comm, out, x, opts) for out, x in pairs])
 
 
 # -------------------------------------------------------------------------------------------------
@@ -290,51 +253,42 @@ def reduce_scatter_coalesced(comm: Any, outputs: Tensors, tensors: Tensors, opts
 # `scatter`.
 
 
-@_named(c10d.AllgatherOptions, "allgather")
 def all_gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """Give every rank the tensors of all ranks, each into a tensor of its own; sizes may differ by rank."""
-    jobs = [_all_gather_job(comm, row, tensor) for row, tensor in zip(outputs, tensors, strict=True)]
-    return [out for row in outputs for out in row], in_turn(jobs)
+    parts = [_all_gather_one(comm, row, tensor) for row, tensor in zip(outputs, tensors, strict=True)]
+    return together([out for row in outputs for out in row], parts)
 
 
-def _all_gather_job(comm: Any, row: Tensors, tensor: Tensor) -> Job:
+def _all_gather_one(comm: Any, row: Tensors, tensor: Tensor) -> Plan:
     check_list("all_gather", row, comm.size)
     x, tos = plain(tensor, moved=True).flat, [plain(out, moved=True) for out in row]
     bounds = bounds_of([to.flat for to in tos])
     check_own("all_gather", tos[comm.rank].flat, x, comm.rank)
-
-    def job() -> None:
-        room = x.new_empty(bounds[-1])
-        room[bounds[comm.rank] : bounds[comm.rank + 1]] = x
-        comm.all_gather_(room, bounds)
-        lay_out(tos, room)
-
-    return job
+    yield list(row)
+    room = x.new_empty(bounds[-1])
+    room[bounds[comm.rank] : bounds[comm.rank + 1]] = x
+    comm.all_gather_(room, bounds)
+    lay_out(tos, room)
 
 
-@_named(c10d.ReduceScatterOptions, "reduce_scatter")
 def reduce_scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> Plan:
     """Reduce lists of tensors over all ranks, tensor j into rank j's output; sizes may differ by rank."""
-    jobs = [_reduce_scatter_job(comm, out, row, opts.reduceOp) for out, row in zip(outputs, tensors, strict=True)]
-    return list(outputs), in_turn(jobs)
+    parts = [_reduce_scatter_one(comm, out, row, opts.reduceOp) for out, row in zip(outputs, tensors, strict=True)]
+    return together(outputs, parts)
 
 
-def _reduce_scatter_job(comm: Any, output: Tensor, row: Tensors, reduce_op: Any) -> Job:
+def _reduce_scatter_one(comm: Any, output: Tensor, row: Tensors, reduce_op: Any) -> Plan:
     check_list("reduce_scatter", row, comm.size)
     op, scale = reduction(reduce_op, output.dtype)
     to, parts = plain(output), [plain(tensor).flat for tensor in row]
     bounds = bounds_of(parts)
     check_own("reduce_scatter", parts[comm.rank], to.flat, comm.rank)
-
-    def job() -> None:
-        room = torch.cat(parts)
-        comm.reduce_scatter_(room, bounds, op, scale=scale)
-        lay_out([to], room[bounds[comm.rank] : bounds[comm.rank + 1]])
-
-    return job
+    yield [output]
+    room = torch.cat(parts)
+    comm.reduce_scatter_(room, bounds, op, scale=scale)
+    lay_out([to], room[bounds[comm.rank] : bounds[comm.rank + 1]])
 
 
-@_named(c10d.GatherOptions, "gather")
 def gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """Give rank `opts.rootRank` the tensors of all ranks, of equal size."""
     row: list[Tensor] = []
@@ -344,16 +298,12 @@ def gather(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -
     x, tos = plain(tensors[0], moved=True).flat, [plain(out, moved=True) for out in row]
     for to in tos:
         check_own("gather", to.flat, x, comm.rank)
-
-    def job() -> None:
-        room = comm.gather(x, opts.rootRank)
-        if room is not None:
-            lay_out(tos, room.view(-1))
-
-    return row, job
+    yield row
+    room = comm.gather(x, opts.rootRank)
+    if room is not None:
+        lay_out(tos, room.view(-1))
 
 
-@_named(c10d.ScatterOptions, "scatter")
 def scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> Plan:
     """Give every rank one of the tensors of rank `opts.rootRank`, of equal size."""
     row: list[Tensor] = []
@@ -363,30 +313,22 @@ def scatter(comm: Any, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) 
     to = plain(outputs[0], moved=True)
     for part in row:
         check_own("scatter", part, to.flat, comm.rank)
-
-    def job() -> None:
-        comm.scatter(to.flat, torch.stack(row) if row else None, opts.rootRank)
-        to.write_back()
-
-    return [outputs[0]], job
+    yield [outputs[0]]
+    comm.scatter(to.flat, torch.stack(row) if row else None, opts.rootRank)
+    to.write_back()
 
 
-@_named(c10d.AllToAllOptions, "alltoall")
 def all_to_all(comm: Any, outputs: Tensors, tensors: Tensors, opts: Any) -> Plan:
     """Give tensor j of every rank to rank j; all sizes may differ."""
     for each in (outputs, tensors):
         check_list("all_to_all", each, comm.size)
     tos, xs = [plain(out, moved=True) for out in outputs], [plain(tensor, moved=True).flat for tensor in tensors]
-
-    def job() -> None:
-        exchange(comm, xs, [to.flat for to in tos])
-        for to in tos:
-            to.write_back()
-
-    return list(outputs), job
+    yield list(outputs)
+    exchange(comm, xs, [to.flat for to in tos])
+    for to in tos:
+        to.write_back()
 
 
-@_named(c10d.AllgatherOptions, "allgather_coalesced")
 def all_gather_lists(comm: Any, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> Plan:
     """`all_gather` of several tensors, with a list of all of them for every rank."""
     return all_gather(comm, list(zip(*outputs, strict=True)), tensors, opts)
@@ -481,3 +423,31 @@ def _gathered(comm: Any, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
     item = flat.numel() // max(everything.numel(), 1)
     comm.all_gather_(flat, [end * width * item for end in ends])
     return everything
+
+
+# -------------------------------------------------------------------------------------------------
+# The collectives of a process group.
+
+TABLE: dict[Collective, tuple[Any, ...]] = {
+    all_reduce: (c10d.AllreduceOptions, "allreduce_coalesced", "allreduce"),
+    broadcast: (c10d.BroadcastOptions, "broadcast"),
+    reduce: (c10d.ReduceOptions, "reduce"),
+    barrier: (c10d.BarrierOptions, "barrier"),
+    all_gather_single: (c10d.AllgatherOptions, "_allgather_base", "all_gather_single"),
+    reduce_scatter_single: (c10d.ReduceScatterOptions, "_reduce_scatter_base", "reduce_scatter_single"),
+    all_to_all_single: (c10d.AllToAllOptions, "alltoall_base", "all_to_all_single"),
+    gather_single: (c10d.GatherOptions, "gather_into_tensor", "gather_single"),
+    all_gather_coalesced: (c10d.AllgatherOptions, "allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    reduce_scatter_coalesced: (
+        c10d.ReduceScatterOptions,
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_single_coalesced",
+    ),
+    all_gather: (c10d.AllgatherOptions, "allgather"),
+    reduce_scatter: (c10d.ReduceScatterOptions, "reduce_scatter"),
+    gather: (c10d.GatherOptions, "gather"),
+    scatter: (c10d.ScatterOptions, "scatter"),
+    all_to_all: (c10d.AllToAllOptions, "alltoall"),
+    all_gather_lists: (c10d.AllgatherOptions, "allgather_coalesced"),
+}
+"""Of each: the options that it takes, and what torch calls it, the newest name last. Each is a method of the group."""

@@ -32,13 +32,13 @@ class GroupCounters:
         with self._guard:
             self._counts[name, engine] += 1
 
-    def through_gloo(self, name: str, call: Callable[..., Any], *args: Any, **how: Any) -> Any:
+    def through_gloo(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
         """Count one collective that is given to the inner group on purpose, and give it."""
         with self._guard:
             self._counts[name, "gloo"] += 1
             before = self._gloo._get_sequence_number_for_group()
         try:
-            return call(*args, **how)
+            return call(*args)
         finally:
             with self._guard:
                 self._known += self._gloo._get_sequence_number_for_group() - before

@@ -46,77 +46,65 @@ def make(options: Any, pg_options: Any) -> RingsideGroup:
     return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
 
 
+_stock: dict[str, Callable[..., Any]] = {}
+"""What was in the place of each function and method below."""
+
+
 @functools.cache
 def _change_torch() -> None:
-    c10d.monitored_barrier = dist.monitored_barrier = _monitored_barrier(c10d.monitored_barrier)
+    _patch(c10d, "monitored_barrier", _monitored_barrier)
+    dist.monitored_barrier = c10d.monitored_barrier
     if hasattr(c10d, "_set_pg_timeout"):
-        c10d._set_pg_timeout = _set_pg_timeout(c10d._set_pg_timeout)
-    after_import("torch.nn.parallel.distributed", _use_python_fp16_hook)
-    after_import("torch.nn.parallel.distributed", _share_buckets)
+        _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
+    after_import("torch.nn.parallel.distributed", _change_ddp)
     # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
 
 
-def _monitored_barrier(stock: Callable[..., None]) -> Callable[..., None]:
-    """It refuses every group that is not named "gloo"."""
-
-    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        own = group if group is not None else c10d._get_default_group()
-        if isinstance(own, RingsideGroup):
-            own.monitored_barrier(timeout, wait_all_ranks)
-        else:
-            stock(group, timeout, wait_all_ranks)
-
-    monitored_barrier.__doc__ = stock.__doc__
-    return monitored_barrier
+def _change_ddp(module: ModuleType) -> None:
+    _patch(module.DistributedDataParallel, "_register_builtin_comm_hook", _register_builtin_comm_hook)
+    _patch(module.DistributedDataParallel, "_ddp_init_helper", _ddp_init_helper)
 
 
-def _set_pg_timeout(stock: Callable[..., None]) -> Callable[..., None]:
-    """It tells torch's own backends inside a group, and not the group."""
-
-    def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
-        own = group if group is not None else c10d._get_default_group()
-        stock(timeout, group)
-        if isinstance(own, RingsideGroup):
-            own.set_timeout(timeout)
-
-    _set_pg_timeout.__doc__ = stock.__doc__
-    return _set_pg_timeout
+def _patch(owner: Any, name: str, changed: Callable[..., None]) -> None:
+    _stock[name] = getattr(owner, name)
+    setattr(owner, name, functools.wraps(_stock[name])(changed))
 
 
-def _use_python_fp16_hook(module: ModuleType) -> None:
+def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """torch's refuses every group that is not named "gloo"."""
+    own = group if group is not None else c10d._get_default_group()
+    if isinstance(own, RingsideGroup):
+        own.monitored_barrier(timeout, wait_all_ranks)
+    else:
+        _stock["monitored_barrier"](group, timeout, wait_all_ranks)
+
+
+def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
+    """torch's tells its own backends inside a group, and not the group."""
+    own = group if group is not None else c10d._get_default_group()
+    _stock["_set_pg_timeout"](timeout, group)
+    if isinstance(own, RingsideGroup):
+        own.set_timeout(timeout)
+
+
+def _register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
     """DDP's C++ hook for halves wants futures that Python cannot make; its twin in Python does the same."""
-    ddp: Any = module.DistributedDataParallel
-    stock = ddp._register_builtin_comm_hook
+    halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+    if halves and isinstance(self.process_group, RingsideGroup):
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
-    def _register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
-        halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
-        if halves and isinstance(self.process_group, RingsideGroup):
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-            self.register_comm_hook(self.process_group, fp16_compress_hook)
-        else:
-            stock(self, comm_hook_type)
-
-    _register_builtin_comm_hook.__doc__ = stock.__doc__
-    ddp._register_builtin_comm_hook = _register_builtin_comm_hook
+        self.register_comm_hook(self.process_group, fp16_compress_hook)
+    else:
+        _stock["_register_builtin_comm_hook"](self, comm_hook_type)
 
 
-def _share_buckets(module: ModuleType) -> None:
+def _ddp_init_helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
     """Where DDP makes its buckets it knows nothing of groups; over one of ours peers are to map them."""
-    ddp: Any = module.DistributedDataParallel
-    stock = ddp._ddp_init_helper
+    make = functools.partial(_stock["_ddp_init_helper"], self, parameters, sparse, names, static_graph)
+    if isinstance(self.process_group, RingsideGroup) and self.process_group.shares_buckets:
+        from ringside.pytorch.ddp.bucket_memory import make_reducer
 
-    @functools.wraps(stock)
-    def _ddp_init_helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
-        def make() -> None:
-            stock(self, parameters, sparse, names, static_graph)
-
-        if isinstance(self.process_group, RingsideGroup) and self.process_group.shares_buckets:
-            from ringside.pytorch.ddp.bucket_memory import make_reducer
-
-            make_reducer(self, make, static_graph)
-        else:
-            make()
-
-    ddp._ddp_init_helper = _ddp_init_helper
+        make_reducer(self, make, static_graph)
+    else:
+        make()

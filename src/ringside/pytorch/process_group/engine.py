@@ -122,11 +122,9 @@ class SharedBuckets:
     def job(self, tensor: torch.Tensor) -> Callable[[], None] | None:
         """Return what sums a large tensor over all ranks in shared memory; None where it does not lie there."""
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if tensor.layout != torch.strided or dtype not in FLOATING or tensor.nbytes < LARGE_BYTES:
+        if tensor.layout != torch.strided or dtype not in FLOATING or not tensor.is_contiguous():
             return None
-        if not tensor.is_contiguous():
-            return None
-        storage = storage_of(tensor)
+        storage = storage_of(tensor) if tensor.nbytes >= LARGE_BYTES else None
         if storage is None:
             return None
         if storage.inode not in self._alive:
@@ -134,7 +132,6 @@ class SharedBuckets:
             for inode in [inode for inode, weak in self._alive.items() if weak.expired()]:
                 del self._alive[inode]
                 self._communicator.memory.unregister(inode)
-            weak: Any = StorageWeakRef
-            self._alive[storage.inode] = weak(tensor.untyped_storage())
+            self._alive[storage.inode] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         flat, stamp_ns = flatten(tensor.detach()), time.monotonic_ns()
         return lambda: self._communicator.all_reduce_storage(flat, storage, scale=1.0, stamp_ns=stamp_ns)

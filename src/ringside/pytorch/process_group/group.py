@@ -82,17 +82,17 @@ class RingsideGroup(dist.ProcessGroup):
 
     # -------------------------------------------------------------------------------------------- collectives
 
-    def execute(self, name: str, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
+    def execute(self, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
         """Run a collective of CPU tensors, here and now, or (`asyncOp`) where it is waited for or in background.
 
         Args:
-            name: As users call it.
-            collective: What it is.
+            collective: Which one.
             args: Tensors, then options, as torch's process groups take them.
         """
-        engine = self.engine
+        engine, name = self.engine, collective.__name__
         now = engine.is_here or not getattr(args[-1], "asyncOp", True)
-        outputs, job = collective(engine.inside or engine.communicator, *args)
+        plan = collective(engine.inside or engine.communicator, *args)
+        outputs, job = next(plan), functools.partial(next, plan, None)
         self.counters.add(name, "ringside")
         limit_s = limit_of(args[-1]) or self.limit_s
         if engine.is_here or (now and limit_s is None):
@@ -150,8 +150,7 @@ class RingsideGroup(dist.ProcessGroup):
         """
         options = c10d.ReduceScatterOptions()
         options.reduceOp, options.asyncOp = op, async_op
-        args = (output, tensor, storage, options)
-        return self.execute("reduce_scatter_shared", collectives.reduce_scatter_shared, args)
+        return self.execute(collectives.reduce_scatter_shared, (output, tensor, storage, options))
 
     def all_gather_shared(
         self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, *, async_op: bool = False
@@ -166,7 +165,7 @@ class RingsideGroup(dist.ProcessGroup):
         """
         options = AllgatherOptions()
         options.asyncOp = async_op
-        return self.execute("all_gather_shared", collectives.all_gather_shared, (output, tensor, storage, options))
+        return self.execute(collectives.all_gather_shared, (output, tensor, storage, options))
 
     def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
         """Send a tensor to one rank (Gloo, NCCL)."""
@@ -260,7 +259,7 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
                 return work
         args = normalize(options, args, named)
         if _is_ours(args):
-            return self.execute(collective.__name__, collective, args)
+            return self.execute(collective, args)
         self.counters.add(collective.__name__, "native")
         return getattr(self.native, name)(*args)
 

@@ -93,7 +93,6 @@ class RingsideWork(dist.Work):
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """Return a future of the tensors that hold the result; waiting for it raises what went wrong."""
-
         # One future for all callers, completed by the thread that runs the collective; each call returns a check of it.
         with self._guard:
             fresh = self._future is None
@@ -104,14 +103,13 @@ class RingsideWork(dist.Work):
                 complete()
             else:
                 self._turn.when_done(complete)
+        return future.then(self._value_or_raise)
 
-        def check(done: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
-            error = self.exception()
-            if error is not None:
-                raise error
-            return done.value()
-
-        return future.then(check)
+    def _value_or_raise(self, done: Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+        error = self.exception()
+        if error is not None:
+            raise error
+        return done.value()
 
     def __repr__(self) -> str:
         state = "failed" if self.exception() else "done" if self.is_completed() else "under way"
@@ -143,8 +141,8 @@ class Coalesced(dist.Work):
 
     def get_future(self) -> Any:
         """Return a future of all their results, one list."""
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(_join)
 
-        def join(done: Future[list[Future[Any]]]) -> list[torch.Tensor]:
-            return [tensor for each in done.value() for tensor in each.value()]
 
-        return torch.futures.collect_all([work.get_future() for work in self._works]).then(join)
+def _join(done: Future[list[Future[Any]]]) -> list[torch.Tensor]:
+    return [tensor for each in done.value() for tensor in each.value()]

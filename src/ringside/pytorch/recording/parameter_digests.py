@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside import _core
@@ -260,11 +260,6 @@ def shared_parameters(model: DistributedDataParallel) -> list[tuple[str, torch.T
     """Return the parameters that DDP keeps the same on all ranks, with their names."""
     own = set(getattr(model, "parameters_to_ignore", ()))
     return [(name, parameter) for name, parameter in model.module.named_parameters() if name not in own]
-
-
-def shared_store(store: Store, number: int) -> Store:
-    """Return the part of a session's store for the parameters of its model of this number."""
-    return PrefixStore(f"digests/{number}", store)
 
 
 # -------------------------------------------------------------------------------------------------- the digest

@@ -18,10 +18,8 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ringside.isolation import Guard, Listeners
 from ringside.monitor.hang import attribution as hang_judge
@@ -33,7 +31,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.monitor.vitals.gpu import open_gpu
 from ringside.monitor.vitals.process import VitalSigns
 from ringside.pytorch.hang_watch import watch
-from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests, shared_store
+from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests
 from ringside.pytorch.recording.rank0 import Rank0Recorder, run_info
 from ringside.pytorch.recording.record_transport import Rank0Presence, RecordSender, StoreSilence, batch_seconds
 from ringside.pytorch.store import group_store, host_name
@@ -144,6 +142,7 @@ class Session:
         silence: Notices that the store does not answer.
         watch: Looks out for hangs; None where that is turned off.
         guard: Keeps what breaks in the step clock away from training.
+        is_paused: Whether what is trained now is no part of the run.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Session:
         # What the training thread touches.
         self.clock = StepClock(self.rank, self._emit)
         self._listeners: Listeners[StepRecord] = Listeners("step records")
-        self._is_paused = False
+        self.is_paused = False
         self._marks: DeviceEvents | None = None
         self.guard = Guard("timing the steps of this rank")
         self._log_guard, self._event_guard = Guard("ringside.log_step()"), Guard("session.event()")
@@ -279,7 +278,7 @@ class Session:
         Returns:
             Where the training thread reports that a step has ended; `remove_model` ends it.
         """
-        store, self._models = shared_store(self.store, self._models), self._models + 1
+        store, self._models = PrefixStore(f"digests/{self._models}", self.store), self._models + 1
         digests = ParameterDigests(store, self.rank, named, every)
         self._digests.append(digests)
         if self.rank0 is not None:
@@ -296,11 +295,6 @@ class Session:
     def is_recording(self) -> bool:
         """Whether steps are taken in: the session has not ended, nor has its monitor stopped, nor is this a fork."""
         return not (self._is_stopped or self._ended.is_set())
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether what is trained now is no part of the run."""
-        return self._is_paused
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -346,7 +340,7 @@ class Session:
     def _set_paused(self, is_paused: bool) -> None:
         """Begin or end a pause, with a step that begins now."""
         self.clock.flush()
-        self._is_paused = is_paused
+        self.is_paused = is_paused
         self.clock.restart()
 
     def _emit(self, draft: Draft) -> None:
@@ -357,10 +351,10 @@ class Session:
         if not self.is_recording:
             return
         if draft.laps is not None:  # timed by the device, which has not come so far
-            self._unreached.add(draft, not self._is_paused)
-        elif not self._is_paused:
+            self._unreached.add(draft, not self.is_paused)
+        elif not self.is_paused:
             self._put(draft)
-        if self.silence.since != math.inf and not self._is_paused:
+        if self.silence.since != math.inf and not self.is_paused:
             self.silence.check(time.monotonic())  # nobody else is left to report it
 
     def _put(self, draft: Draft) -> None:
@@ -429,7 +423,7 @@ class Session:
         if records:
             records = self._vitals.add_to(records)
             self.outbox.send(self._links.add_to(records))
-        elif self._is_paused:
+        elif self.is_paused:
             self._vitals.skip()
 
     def _stop(self, error: Exception) -> None:

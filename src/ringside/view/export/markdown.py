@@ -10,7 +10,7 @@ from typing import Any
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import RunInfo, revision_notes
 from ringside.text import counted, duration, size
-from ringside.view.verdict_text import OWN_TIME, all_is_well, as_sentence, checks, no_verdict, rank_rows, verdict_text
+from ringside.view.verdict_text import OWN_TIME, as_sentence, checks, describe_calm, rank_rows, verdict_text
 
 SHOWN_RANKS = 16
 
@@ -25,7 +25,8 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
     sections = [f"# {escape(info.name)}"]
     verdicts = [verdict_text(content, summary) for content in summary["verdicts"]]
     if not verdicts:
-        sections.append(f"**{escape(no_verdict(summary))}** {escape(all_is_well(summary))}")
+        calm = describe_calm(summary)
+        sections.append(f"**{escape(calm.headline)}** {escape(calm.text)}")
     for verdict in verdicts:
         lines = (("When", verdict.when), ("Why", verdict.why), ("Cost", verdict.price), ("Next", verdict.next))
         items = "\n".join(f"- **{name}**: {escape(text)}" for name, text in lines if text)

@@ -206,7 +206,7 @@ def _begin(record: StepRecord, shift: Floats) -> float:
 # -------------------------------------------------------------------------------------------------
 # A simulated schedule as a trace that Perfetto opens: what every rank sends and takes, and an arrow per message.
 #
-# Chrome's trace events, as of `ringside.view.perfetto`; the critical path is a track of its own.
+# Chrome's trace events as above; the critical path is a track of its own.
 
 MOST_MESSAGES = 200_000
 SENDS, TAKES, WORKS = 0, 1, 2
@@ -236,13 +236,11 @@ def write_timeline(path: Path, timeline: Timeline) -> int:
 def timeline_events(timeline: Timeline) -> Iterator[Trace]:
     """Yield the events, times in microseconds."""
     schedule = timeline.schedule
-    for vertex in range(schedule.vertices + 1):
-        if vertex == schedule.vertices:
-            yield from _process(vertex, "critical path", -1)
-            continue
+    for vertex in range(schedule.vertices):
         yield from _process(vertex, f"rank {vertex}" if vertex < schedule.ranks else f"switch {vertex}", vertex)
         for track, text in ((SENDS, "sends"), (TAKES, "is sent"), (WORKS, "works")):
             yield {"ph": "M", "name": "thread_name", "pid": vertex, "tid": track, "args": {"name": text}}
+    yield from _process(schedule.vertices, "critical path", -1)
     for rank, seconds in timeline.late.items():
         if seconds > 0:
             yield _slice("late", rank, WORKS, 0.0, _us(seconds))

@@ -11,7 +11,6 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
@@ -242,7 +241,7 @@ class MetricsServer:
         listening = bind(endpoint.host, endpoint.port, QUEUE)
         host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         self.url = f"http://{host}:{listening.getsockname()[1]}/metrics"
-        self._site = _Site(render, endpoint.token)
+        self._render, self._token, self._names = render, endpoint.token, own_names()
         self._reader_s = reader_s
         self._requesting, self._reading = _Places(), _Places()
         self._loop, self._closed = asyncio.new_event_loop(), asyncio.Event()
@@ -283,7 +282,7 @@ class MetricsServer:
             head = await reader.readuntil(b"\r\n\r\n")
         with self._reading.taken():
             writer.transport.set_write_buffer_limits(0)  # drained: all of it is with the kernel
-            writer.write(_Handler(head, self._site).answer)
+            writer.write(_Handler(head, self._render, self._token, self._names).answer)
             await writer.drain()
 
 
@@ -309,20 +308,13 @@ class _Places:
             self._here.pop(task, None)
 
 
-@dataclass(frozen=True)
-class _Site:
-    render: Render
-    token: str
-    names: frozenset[str] = field(default_factory=own_names)
-
-
 class _Handler(BaseHTTPRequestHandler):
     """The answer to one request, all of which is there."""
 
     server_version, sys_version = "ringside", ""
 
-    def __init__(self, head: bytes, site: _Site) -> None:
-        self._site = site
+    def __init__(self, head: bytes, render: Render, token: str, names: frozenset[str]) -> None:
+        self._render, self._token, self._names = render, token, names
         self.client_address = ("", 0)
         self.rfile = io.BufferedReader(io.BytesIO(head))
         self.wfile = self._written = io.BytesIO()
@@ -339,16 +331,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"there is only /metrics here\n")
             return
         # A page behind which a web site points a name of its own here would not know the token.
-        token = self._site.token
+        token = self._token
         given = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if token and not hmac.compare_digest(given, f"Bearer {token}".encode()):
             self._answer(401, b"send the token: Authorization: Bearer ...\n", ("WWW-Authenticate", "Bearer"))
             return
-        if not token and not all(is_called(host, self._site.names) for host in self.headers.get_all("Host", [])):
+        if not token and not all(is_called(host, self._names) for host in self.headers.get_all("Host", [])):
             self._answer(421, b"this host is not called that; give its address, localhost, or set a token\n")
             return
         try:
-            page, kind = self._site.render(self.headers.get("Accept", ""))
+            page, kind = self._render(self.headers.get("Accept", ""))
         except Exception:
             _log.exception("metrics cannot be made; training goes on")
             self._answer(500, b"metrics cannot be made; see the job's log\n")

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_median
 from ringside.text import duration
 from ringside.view.html.markup import NOTHING, Markup, embed_json, fill
 from ringside.view.html.page import note_line
@@ -121,7 +121,7 @@ def chart(
         flags.append(fill(template, side=side, percent=100 * edge / across, label=mark.label))
     shapes += [_draw_line(line, x, y, "band") for line in lines]
 
-    medians = "; ".join(f"{line.name}: {text(_median(line.y))}" for line in lines[-8:])
+    medians = "; ".join(f"{line.name}: {text(known_median(line.y, math.nan))}" for line in lines[-8:])
     return _figure(
         "chart",
         identity,
@@ -270,7 +270,7 @@ def _thin(line: Curve, each: int) -> Curve:
     """Reduce to one point for each bucket of so many: the median."""
 
     def thin(values: Floats) -> Floats:
-        return np.array([_median(values[begin : begin + each]) for begin in range(0, len(values), each)])
+        return np.array([known_median(values[begin : begin + each], math.nan) for begin in range(0, len(values), each)])
 
     low, high = (None if end is None else thin(end) for end in (line.low, line.high))
     return replace(line, x=line.x[::each], y=thin(line.y), low=low, high=high)
@@ -372,8 +372,3 @@ def _draw_line(line: Curve, x: _Scale, y: _Scale, band: str) -> Markup:
         edge = places(line.x, line.high) + places(line.x[::-1], line.low[::-1])
         shade = fill('<path class="{}" d="{}Z"/>', band, path(edge))
     return fill('{}<path class="line {}" d="{}"/>', shade, line.style, path(points))
-
-
-def _median(values: Floats) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if known.size else math.nan

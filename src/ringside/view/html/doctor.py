@@ -9,14 +9,7 @@ from ringside.doctor.findings import Findings, Lane, Note, Sheet, is_enough_to_j
 from ringside.text import duration, figure, label, title
 from ringside.view.doctor_text import overall_headline
 from ringside.view.html.markup import NOTHING, Markup, fill
-from ringside.view.html.page import (
-    checks_section,
-    figures,
-    note_line,
-    render_page,
-    table_figure,
-    verdict_section,
-)
+from ringside.view.html.page import checks_section, figures, note_line, render_page, table_figure, verdict_section
 from ringside.view.html.rings import rings_figure
 from ringside.view.verdict_text import finding_text, what_if_line
 

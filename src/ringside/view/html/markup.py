@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 
 class Markup(str):
-    """HTML as it stands in a page. Made by `fill`, `join` and `embed_json`; directly only of text in the source."""
+    """HTML as it stands in a page. Made by `fill` and `embed_json`; directly only of text in the source."""
 
     __slots__ = ()
 
@@ -34,11 +34,6 @@ def fill(template: str, *values: Value, **named: Value) -> Markup:
     """
     # The class is compared exactly: neither str nor a subclass other than Markup passes for HTML.
     return Markup(template.format(*map(_as_html, values), **{name: _as_html(value) for name, value in named.items()}))
-
-
-def join(parts: Iterable[Markup]) -> Markup:
-    """Return pieces of HTML one after the other."""
-    return Markup("".join(parts))
 
 
 def embed_json(data: object) -> Markup:

@@ -8,13 +8,12 @@ from ringside.monitor.job.questions import Question
 from ringside.monitor.verdict import Verdict
 from ringside.text import Number, figure, title
 from ringside.view.assets import read_asset
-from ringside.view.html.markup import NOTHING, Markup, fill, join
+from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.tui.console import without_controls
 from ringside.view.verdict_text import checks
 
 LONG_TEXT = 64
 """A longer figure has a line of its own."""
-_LONG = Markup(' class="long"')
 PREDICTION_STYLES = ("report.css", "doctor.css", "predict.css")
 
 
@@ -49,8 +48,8 @@ def render_page(
         meta=meta,
         sections=sections,
         # The package's own files stand as they are.
-        styles=join(Markup(read_asset(name)) for name in styles),
-        scripts=fill("<script>{}</script>", join(Markup(read_asset(name)) for name in scripts)) if scripts else NOTHING,
+        styles=[Markup(read_asset(name)) for name in styles],
+        scripts=fill("<script>{}</script>", [Markup(read_asset(name)) for name in scripts]) if scripts else NOTHING,
     )
     return without_controls(page)
 
@@ -104,11 +103,12 @@ def tiles(cells: Iterable[tuple[str, str, str]]) -> Markup:
 
 def figures(values: Mapping[str, Number]) -> list[Markup]:
     """Return a name and a formatted value for each entry of a verdict's evidence or of a what-if."""
-    shown = [(title(name), figure(name, value)) for name, value in values.items()]
-    return [
-        fill("<div{}><dt>{}</dt><dd>{}</dd></div>", _LONG if len(text) > LONG_TEXT else NOTHING, name, text)
-        for name, text in shown
-    ]
+    shown = []
+    for name, value in values.items():
+        text = figure(name, value)
+        kind = Markup(' class="long"') if len(text) > LONG_TEXT else NOTHING
+        shown.append(fill("<div{}><dt>{}</dt><dd>{}</dd></div>", kind, title(name), text))
+    return shown
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> Markup:

@@ -62,12 +62,10 @@ def plan_page(plan: TrainingPlan) -> str:
     subject = size(plan.question.size_bytes)
     headline = f"{subject} among {topology.ranks} ranks: {about(chosen.seconds)}"
     # The answer, then whether it fits, then why: as in the terminal.
-    lines = []
-    if fit is not None:
-        lines.append(("Memory", fit_text(fit)))
-    if plan.sharded is not None:
-        lines.append(("Instead", f"{STAGE_WORDS[plan.sharded.stage]}: {band_text(plan.sharded.total)} a step"))
-    lines += [
+    sharded = plan.sharded
+    lines = [
+        ("Memory", fit_text(fit) if fit else ""),
+        ("Instead", f"{STAGE_WORDS[sharded.stage]}: {band_text(sharded.total)} a step" if sharded else ""),
         ("Why", "; ".join(map(bound_text, plan.bounds[:2]))),
         ("How", f"{chosen.algorithm}, {hardware(topology)}"),
         ("Extrapolated", chosen.extrapolated),
@@ -109,7 +107,7 @@ def plan_page(plan: TrainingPlan) -> str:
             for state in fit.states
         ]
         sections.append(table("Memory of a rank", ("", "weights", "gradients", "optimizer", "together"), memory))
-    kind = "bad" if fit and fit.refused and plan.sharded is None else "open"
+    kind = "bad" if fit and fit.refused and not sharded else "open"
     verdict = verdict_section("all-reduce, predicted", headline, lines, kind=kind)
     where = f"{topology.hosts} host{'s' * (topology.hosts > 1)} · {topology.ranks} ranks"
     sections = [verdict, tiles(figures), *sections, footer(PLAN_NOTE)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -11,7 +12,7 @@ import numpy as np
 from ringside.doctor.findings import EvidenceHop, Rings
 from ringside.monitor.stats import Floats, usable
 from ringside.text import duration, name_ranks
-from ringside.view.html.markup import NOTHING, Markup, fill, join
+from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import note_line
 
 CENTRE = 210.0
@@ -144,7 +145,7 @@ def _node(rank: int, ranks: int, culprit: bool) -> Markup:
         word = fill('<text class="word" x="{:.1f}" y="{:.1f}">{}</text>', *outside, label)
     kind = "node culprit" if culprit else "node"
     circle = fill('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"/>', kind, x, y, size)
-    return join((halo, circle, name, word))
+    return fill("{}{}{}{}", halo, circle, name, word)
 
 
 def _node_size(ranks: int) -> float:
@@ -195,16 +196,13 @@ def transport_class(via: str) -> str:
     return next((name for start, name in _STYLES if via.startswith(start)), "net" if via.startswith("NET") else "other")
 
 
-def _group_alike(drawings: dict[int, list[EvidenceHop]]) -> list[tuple[str, list[EvidenceHop]]]:
+def _group_alike(drawings: dict[int, list[EvidenceHop]]) -> list[tuple[str, Sequence[EvidenceHop]]]:
     """Each different drawing once, with the channels that have it: `channels 0 and 1`."""
-    found: list[tuple[list[int], list[EvidenceHop]]] = []
+    found: dict[tuple[EvidenceHop, ...], list[int]] = defaultdict(list)
     for channel, hops in drawings.items():
-        same = next((channels for channels, known in found if known == hops), None)
-        if same is not None:
-            same.append(channel)
-        elif hops:
-            found.append(([channel], hops))
-    return [(name_ranks(channels, "channel"), hops) for channels, hops in found]
+        if hops:
+            found[tuple(hops)].append(channel)
+    return [(name_ranks(channels, "channel"), hops) for hops, channels in found.items()]
 
 
 def _crossings(rings: Rings, hops: Sequence[EvidenceHop]) -> tuple[int, int]:

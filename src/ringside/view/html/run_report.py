@@ -13,31 +13,12 @@ from ringside.monitor.run.records import RunInfo, StepRecord, revision_notes
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
-from ringside.text import (
-    counted,
-    digits,
-    duration,
-    figure,
-    label,
-    moment,
-    name_ranks,
-    percent,
-    rate,
-    ratio,
-    size,
-)
+from ringside.text import counted, digits, duration, figure, label, moment, name_ranks, percent, rate, ratio, size
 from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.page import checks_section, column_head, render_page, table_figure, tiles, verdict_section
 from ringside.view.html.rings import longest_waits, waits_ring
-from ringside.view.verdict_text import (
-    VerdictText,
-    all_is_well,
-    excess_text,
-    no_verdict,
-    surely_well,
-    verdict_text,
-)
+from ringside.view.verdict_text import VerdictText, describe_calm, rank_texts, slowest_first, verdict_text
 
 SINGLE_LINES = 8
 """Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
@@ -131,9 +112,10 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
 def _verdict_sections(verdicts: list[VerdictText], summary: dict[str, Any]) -> list[Markup]:
     """Return a section for every verdict, and what the demo had injected, which the detector never saw."""
     if not verdicts:
-        kind, mark = ("well", "✓") if surely_well(summary) else ("open", "?")
-        why = fill("<p>{}</p>", _keep_units(all_is_well(summary)))
-        return [verdict_section("verdict", no_verdict(summary), kind=kind, mark=mark, text=why)]
+        calm = describe_calm(summary)
+        kind, mark = ("well", "✓") if calm.sure else ("open", "?")
+        why = fill("<p>{}</p>", _keep_units(calm.text))
+        return [verdict_section("verdict", calm.headline, kind=kind, mark=mark, text=why)]
     sections = [
         verdict_section(
             f"\nverdict · {label(text.verdict.kind)}",
@@ -198,7 +180,6 @@ def _charts(table: StepTable, verdicts: list[VerdictText], culprits: set[int]) -
 def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]:
     """One line per rank, or a band for the many; the culprits last, on top."""
     ranks = values.shape[1]
-    named = [rank for rank in range(ranks) if rank in culprits]
     others = [rank for rank in range(ranks) if rank not in culprits]
     if ranks <= SINGLE_LINES:
         lines = [Curve(f"rank {rank}", steps, values[:, rank], f"s{rank}") for rank in others]
@@ -210,19 +191,18 @@ def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]
         for line, q in ((low, 0.05), (middle, 0.5), (high, 0.95)):
             line[known] = np.nanquantile(crowd[known], q, axis=1)
         lines = [Curve(f"{len(others)} other ranks: median, 5–95%", steps, middle, "crowd", low, high)]
-    marked = named[:MOST_CULPRITS]
+    marked = sorted(culprits)[:MOST_CULPRITS]
     return [*lines, *(Curve(f"rank {rank} (verdict)", steps, values[:, rank], "culprit") for rank in marked)]
 
 
 def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
     ranks = summary["ranks"]
     if len(ranks) > 2 * SINGLE_LINES:
-        ranks = sorted(ranks, key=lambda rank: (rank["rank"] not in culprits, -(rank["excess_ratio"] or 0.0)))
+        ranks = slowest_first(summary, culprits)
     rows = []
     for rank in ranks:
-        times = map(duration, (rank["own_seconds_median"], rank["wait_seconds_median"]))
-        cells = (*times, excess_text(rank["excess_ratio"]))
-        rows.append(_row(str(rank["rank"]), str(rank["host"]), cells, rank["rank"] in culprits))
+        name, host, *cells = rank_texts(rank)
+        rows.append(_row(name, host, cells, rank["rank"] in culprits))
     return table_figure("wide", "Every rank (medians, whole run)", [_RANK_HEADS], rows)
 
 

@@ -12,7 +12,7 @@ from ringside.monitor.stats import Floats
 from ringside.predict.plan.options import simulated_band
 from ringside.predict.simulation.timeline import Timeline
 from ringside.text import duration, giga, percent, size
-from ringside.view.html.markup import Markup, embed_json, fill
+from ringside.view.html.markup import NOTHING, Markup, embed_json, fill
 from ringside.view.html.page import PREDICTION_STYLES, footer, note_line, render_page, table, tiles, verdict_section
 from ringside.view.predict_text import band_parts, part_text, simulation_text
 from ringside.view.schedule.arrange import arrange_vertices
@@ -55,7 +55,7 @@ def timeline_page(timeline: Timeline) -> str:
     kind = "bad" if timeline.guilty.kind != "nobody" else "open"
     sections = [
         verdict_section(f"simulated on {topology.describe()}", headline, lines, kind=kind),
-        *moving,
+        moving,
         tiles(figures),
         gantt(timeline, "Every rank over time"),
         table(
@@ -75,17 +75,17 @@ def timeline_page(timeline: Timeline) -> str:
     )
 
 
-def _moving_figure(timeline: Timeline) -> list[Markup]:
+def _moving_figure(timeline: Timeline) -> Markup:
     """Return the figure that moves, its controls and its data; nothing for what is too large to be drawn."""
     schedule = timeline.schedule
     if not schedule.rounds or timeline.seconds <= 0 or schedule.rounds * schedule.vertices > MOST_MESSAGES:
-        return []
+        return NOTHING
     try:
         story = ScheduleFrames(schedule)
         if sum(len(story.messages(k)) for k in range(schedule.rounds)) > MOST_MESSAGES:
-            return []
+            return NOTHING
     except UsageError:
-        return []
+        return NOTHING
     layout = arrange_vertices(story)
 
     def in_ticks(seconds: Floats) -> list[int]:
@@ -105,7 +105,7 @@ def _moving_figure(timeline: Timeline) -> list[Markup]:
         "scale": SCALE,
         "end": timeline.seconds,
     }
-    figure = fill(
+    return fill(
         """<figure class="moving" id="figure"><figcaption>{name} in simulated time</figcaption>
 <div class="stage{wide}">{drawing}</div>
 <div class="player" id="player" hidden><button type="button" id="play">Play</button>
@@ -120,7 +120,6 @@ def _moving_figure(timeline: Timeline) -> list[Markup]:
         drawing=Markup(frame_svg(next(story.frames()), layout, style=False)),
         data=embed_json(data),
     )
-    return [figure]
 
 
 # -------------------------------------------------------------------------------------------------
@@ -186,11 +185,8 @@ def gantt(timeline: Timeline, title: str, end_s: float | None = None, note: str 
     for vertex in lanes:
         name = f"rank {vertex}" if vertex < timeline.schedule.ranks else "switch"
         names.append(fill("<span{}>{}</span>", Markup(" class=culprit" if vertex in culprits else ""), name))
-    left_out = ""
-    if timeline.schedule.vertices > MOST_LANES:
-        left_out = (
-            f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
-        )
+    order = f"{len(lanes)} of {timeline.schedule.ranks} ranks, in the order in which the critical path reaches them"
+    left_out = order if timeline.schedule.vertices > MOST_LANES else ""
     return fill(
         """<figure class="gantt" data-end="{end!r}"><figcaption>{title}</figcaption>{notes}
 <div class="legend">{legend}</div><div class="box"><div class="names">{names}</div>

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from ringside.errors import UsageError
-from ringside.monitor.assessment import OWN_TIME_KINDS, Assessment, would_be_found
+from ringside.monitor.assessment import Assessment, would_be_found
 from ringside.monitor.run.table import job_exposed_seconds
 from ringside.monitor.stats import Floats, known_median, row_medians
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import size
 from ringside.view.run.recorded import Run
 
@@ -90,14 +90,13 @@ FIGURES: dict[str, Callable[[Run], Floats]] = {
 """Each figure of a run by step, seconds, float64 [steps]; of exposed sync what even the last rank could not hide."""
 
 
-def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed: int = 0) -> RunComparison:
+def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS) -> RunComparison:
     """Hold two runs side by side.
 
     Args:
         before: The run to compare with.
         after: The run in question.
         warm_up_steps: First steps of each that count for nothing.
-        seed: Of the resampling behind the intervals.
 
     Raises:
         UsageError: One of them has too few steps.
@@ -108,7 +107,7 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS, seed
                 f"{run.path} has {len(run.steps)} steps; comparing needs {FEWEST_STEPS} after "
                 f"{warm_up_steps} of warm-up"
             )
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     changes = [
         _change(name, figure(before)[warm_up_steps:], figure(after)[warm_up_steps:], rng)
         for name, figure in FIGURES.items()

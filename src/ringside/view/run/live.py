@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,14 +30,14 @@ from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted
-from ringside.view.verdict_text import all_is_well, no_verdict, surely_well, verdict_text
+from ringside.view.verdict_text import Calm, describe_calm, verdict_text
 
 # -------------------------------------------------------------------------------------------------
 # What a live view knows of a run: the newest of its records and events, in memory that does not grow with steps.
 
 RECENT_STEPS = 16
+"""Steps that a rank's current figures are medians of."""
 LOSSES_KEPT = 4096
-FIGURES = ("own_seconds", "wait_seconds")
 
 
 def progress_text(steps: int, last: int, of: int) -> str:
@@ -142,7 +142,9 @@ class RunFollower:
 
         Events come first: a verdict's price grows with the steps after it, which may have been read at once with it.
         """
-        found = [self._read_event(event) for event in events]
+        known = len(self.findings)
+        for event in events:
+            self._read_event(event)
         for record in records:  # the collector writes a step's records together
             self.first = record.step if self.step < 0 else min(self.first, record.step)
             # The first record of a newer step closes the one before, whoever is missing from it.
@@ -153,15 +155,16 @@ class RunFollower:
                 self._row[record.rank] = record
         if len(self._row) == self.ranks:
             self._complete()
-        return [finding for finding in found if finding is not None]
+        return self.findings[known:]
 
     def figures(self) -> list[RankFigures]:
         """Return each rank's figures."""
         figures = []
         for rank in range(self.ranks):
             records = [row[rank] for row in self._rows if rank in row]
-            columns = ([getattr(record, name) for record in records] for name in FIGURES)
-            figures.append(RankFigures(rank, *(known_median(np.array(column), math.nan) for column in columns)))
+            own = np.array([record.own_seconds for record in records])
+            wait = np.array([record.wait_seconds for record in records])
+            figures.append(RankFigures(rank, known_median(own, math.nan), known_median(wait, math.nan)))
         return figures
 
     def median(self, name: str) -> float:
@@ -191,9 +194,9 @@ class RunFollower:
         self._rows.append(self._row)
         self._row = {}
 
-    def _read_event(self, event: Event) -> ShownFinding | None:
+    def _read_event(self, event: Event) -> None:
         """Anybody may have written the file: an event that is not what it should be is passed over."""
-        try:
+        with contextlib.suppress(TypeError, ValueError, OverflowError, *UNDECODABLE):
             kind = event["kind"]
             if kind == "stage":
                 self.stage = str(event.get("stage", self.stage))
@@ -206,11 +209,10 @@ class RunFollower:
             elif kind == "verdict":
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
                 if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
-                    return None
+                    return
                 # Of one rank that holds the others up every further step adds to the price.
                 has_meter = verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1
                 self.findings.append(ShownFinding(verdict, meter_of(verdict) if has_meter else None))
-                return self.findings[-1]
             elif kind == "repaired":
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
                 same, until = (verdict.kind, verdict.ranks), verdict.evidence.get("until_step")
@@ -220,21 +222,18 @@ class RunFollower:
                         finding.until_step = until if isinstance(until, int) else None
             elif (revised := read_revised(event)) is not None:
                 self.revised.append(revised)
-        except (TypeError, ValueError, OverflowError, *UNDECODABLE):
-            pass
-        return None
 
 
 Floats32 = NDArray[np.float32]
 
-FIELDS = ("own_seconds", "wait_seconds", "wire_seconds", "exposed_seconds", "step_seconds", "sync_seconds")
+FIELDS = ("own_seconds", "wait_seconds", "wire_seconds")
+"""Kept of every step and rank."""
+FIGURES = (*FIELDS, "excess_ratio")
+"""What is known of every rank at one moment."""
 STEPS_KEPT = 512
-CELLS_KEPT = 2_000_000
-EVENTS_KEPT = 200
+CELLS_KEPT = 1_000_000
 MOST_STEPS = 1 << 53
 """Whole numbers up to it are exact in every language a view is written in."""
-FEW = 16
-"""Steps that a rank's current figures are medians of."""
 QUIET_S, QUIET_STEPS = 5.0, 10
 JUDGED_BYTES = 256 << 20
 """The records of larger runs are not all judged again: they keep the summary that was written at their end."""
@@ -265,12 +264,34 @@ class RankNow:
     verdicts: tuple[str, ...]
 
 
-class Calm(NamedTuple):
-    """What an ended run without a verdict says: the headline, the reasons, and whether it is sure that all was well."""
+def ranks_now(
+    hosts: Sequence[str],
+    named: Iterable[tuple[str, Sequence[int]]],
+    steps: NDArray[Any],
+    figures: Mapping[str, NDArray[Any]],
+) -> list[RankNow]:
+    """Return every rank's figures.
 
-    headline: str
-    text: str
-    sure: bool
+    Args:
+        hosts: Where each rank is, as far as that is known.
+        named: Kind and ranks of every open verdict.
+        steps: The newest step of each rank, [ranks].
+        figures: Each of `FIGURES`, [ranks].
+    """
+    kinds: dict[int, list[str]] = defaultdict(list)
+    for kind, ranks in named:
+        for rank in ranks:
+            kinds[rank].append(kind)
+    return [
+        RankNow(
+            rank=rank,
+            host=hosts[rank] if rank < len(hosts) else "",
+            step=int(step),
+            verdicts=tuple(kinds[rank]),
+            **{name: float(values[rank]) for name, values in figures.items()},
+        )
+        for rank, step in enumerate(steps)
+    ]
 
 
 class _OfRank(msgspec.Struct):
@@ -303,7 +324,6 @@ class LiveRun:
     Attributes:
         path: The run directory.
         following: The run as far as it was read: stage, findings with prices, losses.
-        events: The newest events, oldest first.
         version: Grows with whatever changed; a view that has drawn this version is up to date.
         restarts: How often another run has begun in this directory.
         fresh, fresh_events, fresh_findings: What the last poll read; the verdicts are among the events, too.
@@ -317,23 +337,32 @@ class LiveRun:
         self, path: Path, *, steps_kept: int = STEPS_KEPT, at_once: int | None = None, quiet_s: float = QUIET_S
     ) -> None:
         self.path, self._quiet_s = path, quiet_s
-        self.restarts = 0
-        self.version = 0
+        self._steps_kept, self._at_once = steps_kept, at_once
+        self.restarts = self.version = 0
         self.fresh: list[StepRecord] = []
         self.fresh_events: list[Event] = []
         self.fresh_findings: list[ShownFinding] = []
-        self.following = RunFollower()
-        self.events: list[Event] = []
-        self.ended = self.behind = False
-        self.records_read = 0
-        self.settled: dict[str, Any] | None = None
-        self._is_settled = False
-        self._wire: list[float] = []
-        self._steps_kept, self._at_once = steps_kept, at_once
         self._reader: RunReader | None = None
         self._unread: Iterator[StepRecord] = iter(())
         self._identity: tuple[int, int] | None = None
         self._begin(None)
+
+    def _begin(self, info: RunInfo | None) -> None:
+        self.following = RunFollower()
+        self.ended = self.behind = False
+        self.records_read = 0
+        self.settled: dict[str, Any] | None = None
+        self._is_settled = False
+        self.version += 1
+        if info is not None:
+            self.following.start(info)
+        # Fewer steps of many ranks: memory is bounded by cells, whatever the job.
+        ranks = self.ranks
+        kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), RECENT_STEPS)
+        self._values = np.full((len(FIELDS), kept, ranks), np.nan, dtype=np.float32)
+        self._steps = np.full(kept, -1, dtype=np.int64)
+        self._newest = np.full(ranks, -1, dtype=np.int64)
+        self._wire = [math.nan] * ranks
 
     def poll(self) -> bool:
         """Read what was added; return whether anything changed.
@@ -349,6 +378,7 @@ class LiveRun:
             identity = status.st_ino, status.st_mtime_ns
         if identity is not None and identity != self._identity:
             reader = RunReader(self.path)
+            self.restarts += self.info is not None
             self._begin(reader.info)
             self._reader, self._identity = reader, identity
         if self._reader is None:
@@ -362,7 +392,6 @@ class LiveRun:
             self.fresh, self.fresh_events = records, events
             self._keep(records)
             self.records_read += len(records)
-            self.events = [*self.events, *events][-EVENTS_KEPT:]
             self.fresh_findings = self.following.feed(records, events)
             self.ended |= any(event["kind"] == "ended" for event in events)
             self.settled, self._is_settled = None, False
@@ -433,12 +462,17 @@ class LiveRun:
         """What an ended run without a verdict says; None of others."""
         if not self.settled or self.settled["verdicts"]:
             return None
-        return Calm(no_verdict(self.settled), all_is_well(self.settled), surely_well(self.settled))
+        return describe_calm(self.settled)
+
+    @property
+    def stage(self) -> str:
+        """What is going on: `starting`, `training`, `comparison` or `ended`."""
+        return "ended" if self.ended else self.following.stage
 
     @property
     def window(self) -> str:
         """What the figures of `now` are medians of, in words."""
-        return "whole run" if self.settled else f"last {FEW} steps"
+        return "whole run" if self.settled else f"last {RECENT_STEPS} steps"
 
     def steps(self) -> NDArray[np.int64]:
         """Return the training steps that are kept, ascending, int64 [steps]."""
@@ -454,52 +488,19 @@ class LiveRun:
         info = self.info
         if info is None:
             return []
-        order = self._order()[-FEW:]
         # Medians over the last steps; ranks that recorded none of them stay NaN.
-        own, wait, wire = (
-            row_medians(self._values[FIELDS.index(name), order].T.astype(np.float64)).astype(np.float32)
-            for name in ("own_seconds", "wait_seconds", "wire_seconds")
-        )
-        excess = excess_ratios(own.astype(np.float64))
+        newest = self._values[:, self._order()[-RECENT_STEPS:]].astype(np.float64)
+        figures: dict[str, NDArray[Any]] = {
+            name: row_medians(values.T).astype(np.float32) for name, values in zip(FIELDS, newest, strict=True)
+        }
+        figures["excess_ratio"] = excess_ratios(figures["own_seconds"].astype(np.float64))
         if self.settled:
-            own, wait, excess = (
-                np.array([math.nan if rank[name] is None else rank[name] for rank in self.settled["ranks"]])
-                for name in ("own_seconds_median", "wait_seconds_median", "excess_ratio")
-            )
-            wire = np.array(self._wire)
-        named: dict[int, list[str]] = {}
-        for finding in self.findings:
-            for rank in () if finding.over else finding.verdict.ranks:
-                named.setdefault(rank, []).append(finding.verdict.kind)
-        return [
-            RankNow(
-                rank=rank,
-                host=info.hosts[rank] if rank < len(info.hosts) else "",
-                step=int(self._newest[rank]),
-                own_seconds=float(own[rank]),
-                wait_seconds=float(wait[rank]),
-                wire_seconds=float(wire[rank]),
-                excess_ratio=float(excess[rank]),
-                verdicts=tuple(named.get(rank, ())),
-            )
-            for rank in range(self.ranks)
-        ]
-
-    def _begin(self, info: RunInfo | None) -> None:
-        self.restarts += info is not None and self.info is not None
-        self.following = RunFollower()
-        self.events, self.ended, self.behind, self.records_read = [], False, False, 0
-        self._wire = [math.nan] * (info.world_size if info is not None else 0)
-        self.settled, self._is_settled = None, False
-        self.version += 1
-        ranks = info.world_size if info is not None else 0
-        # Fewer steps of many ranks: memory is bounded by cells, whatever the job.
-        kept = max(min(self._steps_kept, CELLS_KEPT // max(ranks * len(FIELDS), 1)), FEW)
-        self._values = np.full((len(FIELDS), kept, ranks), np.nan, dtype=np.float32)
-        self._steps = np.full(kept, -1, dtype=np.int64)
-        self._newest = np.full(ranks, -1, dtype=np.int64)
-        if info is not None:
-            self.following.start(info)
+            for name in ("own_seconds_median", "wait_seconds_median", "excess_ratio"):
+                known = [rank[name] for rank in self.settled["ranks"]]
+                figures[name.removesuffix("_median")] = np.array(known, dtype=np.float64)  # None becomes NaN
+            figures["wire_seconds"] = np.array(self._wire)
+        named = [(finding.verdict.kind, finding.verdict.ranks) for finding in self.findings if not finding.over]
+        return ranks_now(info.hosts, named, self._newest, figures)
 
     def _keep(self, records: list[StepRecord]) -> None:
         """Put records into the ring of steps: a step's slot is its number modulo their count; older ones are void."""
@@ -519,16 +520,3 @@ class LiveRun:
         # Slots that were never used hold step -1.
         order = np.argsort(self._steps, kind="stable")
         return order[self._steps[order] >= 0]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what a view shows at the top, as plain data: stage, step, verdicts with prices."""
-        run = self.following
-        return {
-            "name": run.info.name if run.info else "",
-            "stage": "ended" if self.ended else run.stage,
-            "step": run.step,
-            "steps": run.steps,
-            "of": run.of,
-            "ranks": self.ranks,
-            "restarts": self.restarts,
-        }

@@ -19,7 +19,7 @@ from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.view.html.markup import NOTHING, fill
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import all_is_well, no_verdict, rank_rows, verdict_text
+from ringside.view.verdict_text import describe_calm, rank_rows, verdict_text
 
 if TYPE_CHECKING:
     import pandas
@@ -115,7 +115,7 @@ class Run:
 
     def __repr__(self) -> str:
         found = "; ".join(verdict_text(content, self.summary).headline for content in self.summary["verdicts"])
-        found = found or no_verdict(self.summary)
+        found = found or describe_calm(self.summary).headline
         return f"<Run {self.info.name!r}: {self.summary['steps']} steps of {self.ranks} ranks. {found}>"
 
     def _repr_html_(self) -> str:
@@ -124,7 +124,10 @@ class Run:
         found = [
             fill("<p><b>{}</b> {}<br>{}<br>Cost: {}</p>", text.headline, text.when, text.why, text.price)
             for text in texts
-        ] or [fill("<p><b>{}</b> {}</p>", no_verdict(self.summary), all_is_well(self.summary))]
+        ]
+        if not found:
+            calm = describe_calm(self.summary)
+            found = [fill("<p><b>{}</b> {}</p>", calm.headline, calm.text)]
         row = "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>"
         rest = NOTHING
         if self.ranks > SHOWN_RANKS:

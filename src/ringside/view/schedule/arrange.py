@@ -25,15 +25,11 @@ def arrange_vertices(story: ScheduleFrames) -> GraphLayout:
     return _arrange_circle(story, shape)
 
 
-def _sizes(story: ScheduleFrames, stripes: int = 1) -> Sizes:
-    return Sizes.of(story, -(-max(map(len, story.shown), default=1) // stripes))
-
-
 # ---- circle
 
 
 def _arrange_circle(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
-    sizes, s = _sizes(story), story.schedule
+    sizes, s = Sizes.of(story), story.schedule
     slots = _angles(shape)
     boxed = [_centred(sizes, vertex, story.shown[vertex]) for vertex in shape.centre]
     least = 0.0 if len(shape.order) == 1 else 84.0 if len(shape.order) == 2 and not boxed else 112.0
@@ -160,7 +156,7 @@ def _polar(radius: float, angle: float) -> Point:
 
 def _arrange_line(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     """Lay the ranks along a line, in rows that turn round at their ends."""
-    sizes, n = _sizes(story), len(shape.order)
+    sizes, n = Sizes.of(story), len(shape.order)
     columns = n if n <= 4 else math.ceil(math.sqrt(1.4 * n))
     nodes = [_centred(sizes, rank, story.shown[rank]) for rank in shape.order]
     across = max(_box_corners(node)[-1][0] for node in nodes) * 2 + 84
@@ -179,7 +175,7 @@ def _arrange_line(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
 
 def _arrange_trees(story: ScheduleFrames, shape: ScheduleShape) -> GraphLayout:
     """Draw a tree with its root on top; a second one below, upside down, so that the leaves of both meet."""
-    sizes = _sizes(story, len(shape.trees))
+    sizes = Sizes.of(story, len(shape.trees))
     stripe_of = [0] * len(story.members)
     nodes: list[GraphNode] = []
     for stripe, tree in enumerate(shape.trees):

@@ -115,8 +115,7 @@ class ScheduleFrames:
             )
         if s.vertices * s.chunks * s.ranks > MOST_VALUES:
             raise UsageError(self._crowded(s.chunks))
-        shown = sum(len(parts) for parts in self.shown)
-        if shown > MOST_CELLS:
+        if sum(map(len, self.shown)) > MOST_CELLS:
             raise UsageError(self._crowded(len(self.members)))
 
     def _crowded(self, chunks: int) -> str:

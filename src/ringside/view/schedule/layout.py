@@ -40,8 +40,9 @@ class Sizes:
     """Radius of a rank's disc."""
 
     @classmethod
-    def of(cls, story: ScheduleFrames, cells: int) -> Sizes:
-        """Return the sizes for a schedule whose vertices have up to so many cells each."""
+    def of(cls, story: ScheduleFrames, stripes: int = 1) -> Sizes:
+        """Return the sizes for a schedule whose vertices have their cells in so many stripes."""
+        cells = -(-max(map(len, story.shown), default=1) // stripes)
         several = int(story.holders.sum(axis=0).max(initial=1))
         return cls(story.schedule.ranks, cells, several == 1 or (several <= MOST_STRIPS and cells <= 64))
 

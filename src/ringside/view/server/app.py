@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
 from collections import Counter
@@ -31,7 +30,6 @@ from ringside.view.server.guard import HttpGuard, listen, users_of
 
 HEARTBEAT_S = 10.0
 POLL_S = 0.2
-PAGE = "index.html"
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 HIDDEN = ("runs.html",)
 
@@ -69,7 +67,7 @@ class _Handlers:
 
     async def page(self, request: Request) -> Response:
         await self._feed(request)
-        return _file_response(PAGE)
+        return _file_response("index.html")
 
     async def now(self, request: Request) -> Response:
         """The newest state (see `state.now`), for pages and for `ringside top http://...`."""
@@ -101,29 +99,23 @@ class _Handlers:
 
     async def index(self, request: Request) -> Response:
         listed = await anyio.to_thread.run_sync(self._runs.listed)
-        rows: dict[bool, list[Markup]] = {True: [], False: []}
-        for run in listed:
-            ranks = counted(run.ranks, "rank") if run.ranks else "not readable"
-            state = "pill live" if run.live else "pill"
-            rows[run.live].append(
+        lists = ""
+        for live, title in ((True, "Active runs"), (False, "Ended runs")):
+            rows = [
                 fill(
                     '<li><a href="run/{key}/"><b>{name}</b>{state}<span>{ranks}</span><span>{began}</span></a></li>',
                     key=run.key,
                     name=run.name,
-                    state=fill('<span class="{}">{}</span>', state, "live" if run.live else "ended"),
-                    ranks=ranks,
+                    state=Markup('<span class="pill live">live</span>' if live else '<span class="pill">ended</span>'),
+                    ranks=counted(run.ranks, "rank") if run.ranks else "not readable",
                     began=moment(run.started_unix) if run.started_unix else "",
                 )
-            )
-        lists = [
-            fill(
-                '<h2>{}</h2><ul class="runs">{}</ul>',
-                title,
-                rows[live] or Markup('<li class="none">None on this machine.</li>'),
-            )
-            for live, title in ((True, "Active runs"), (False, "Ended runs"))
-        ]
-        page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", "".join(lists))
+                for run in listed
+                if run.live == live
+            ]
+            nothing = Markup('<li class="none">None on this machine.</li>')
+            lists += fill('<h2>{}</h2><ul class="runs">{}</ul>', title, rows or nothing)
+        page = _page_files()["runs.html"].read_text(encoding="utf-8").replace("<!--rows-->", lists)
         return Response(page, media_type="text/html")
 
     async def file(self, request: Request) -> Response:
@@ -270,16 +262,13 @@ class PageServer:
         # An address that stands for all of the host's is none that a browser can open.
         name = socket.gethostname() if address in ("0.0.0.0", "::") else address
         self.url = f"http://{f'[{name}]' if ':' in name else name}:{bound_port}/"
-        guard = HttpGuard(_Handlers(runs, self.is_stopping).app(), token=token, names=names)
+        handlers = _Handlers(runs, lambda: self._server.should_exit)
+        guard = HttpGuard(handlers.app(), token=token, names=names)
         config = uvicorn.Config(
             guard, log_level="error", access_log=False, server_header=False, ws="none", http=PageConnection,
             proxy_headers=False, timeout_graceful_shutdown=2, timeout_keep_alive=20,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
-
-    def is_stopping(self) -> bool:
-        """Whether it was asked to stop."""
-        return self._server.should_exit
 
     def stop(self) -> None:
         """Ask it to stop; from any thread."""
@@ -292,27 +281,3 @@ class PageServer:
         finally:
             self._socket.close()
             self._runs.close()
-
-
-def serve(
-    runs: Runs,
-    host: str,
-    port: int,
-    *,
-    token: str = "",
-    names: Iterable[str] = (),
-    on_start: Callable[[str], None] = lambda url: None,
-) -> int:
-    """Serve the page until Ctrl-C; return 0. The arguments are those of `PageServer`.
-
-    Args:
-        on_start: Called with the page's address before it is served.
-
-    Raises:
-        UsageError: The port cannot be had.
-    """
-    server = PageServer(runs, host, port, token=token, names=names)
-    on_start(server.url)
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run()
-    return 0

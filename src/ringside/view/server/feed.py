@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -22,9 +23,10 @@ from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.links.sampler import LinkLedger
 from ringside.monitor.run.directory import RUN, RunReader, runs_under
-from ringside.monitor.run.registry import running_runs
+from ringside.monitor.run.records import RunInfo
+from ringside.monitor.run.registry import Entry, running_runs
 from ringside.view.run.live import QUIET_S, LiveRun
-from ringside.view.server.history import CELLS, History, Rows
+from ringside.view.server.history import History, Rows
 from ringside.view.server.state import packed, page_state
 
 POLL_S = 0.3
@@ -43,7 +45,6 @@ class PageFeed:
         path: The run directory; it need not be there yet.
         poll_s: How often to look.
         quiet_s: A run of no process here that wrote nothing for so long is judged as one that has ended.
-        cells: Steps × ranks that the history keeps at most.
 
     Attributes:
         path: The run directory.
@@ -51,10 +52,10 @@ class PageFeed:
         asked: When somebody last asked, monotonic seconds.
     """
 
-    def __init__(self, path: Path, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S, cells: int = CELLS) -> None:
+    def __init__(self, path: Path, *, poll_s: float = POLL_S, quiet_s: float = QUIET_S) -> None:
         self.path, self.number, self.asked = path, 0, time.monotonic()
         self._boot = f"{secrets.token_hex(4)}{next(_boots)}"
-        self._poll_s, self._cells = poll_s, cells
+        self._poll_s = poll_s
         self._guard = threading.Lock()
         self._stop = threading.Event()
         self._live = LiveRun(path, at_once=AT_ONCE, quiet_s=quiet_s)
@@ -154,7 +155,7 @@ class PageFeed:
     def _begin(self) -> None:
         info = self._live.info
         self._begun += 1
-        self._history = History(self._live.ranks, cells=self._cells)
+        self._history = History(self._live.ranks)
         self._ledger = LinkLedger()
         self._book = AlertBook(info.name if info else "", str(self.path.absolute()))
         self._tally = MetricCounters(info) if info else None
@@ -267,16 +268,12 @@ class Runs:
         for path in dict.fromkeys(
             [*going, self._first, *(path.absolute() for path in runs_under(self._under)[:MOST_LISTED])]
         ):
-            entry = going.get(path)
-            if entry is not None:
-                ranks, started = entry.world_size, entry.started_unix
-            else:
-                try:
-                    info = RunReader(path).info
-                    ranks, started = info.world_size, info.started_unix
-                except RingsideError:
-                    ranks, started = 0, 0.0
-            found.append(Listed(key_of(path), path, as_text(path.name), entry is not None, ranks, started))
+            known: Entry | RunInfo | None = going.get(path)
+            if known is None:
+                with contextlib.suppress(RingsideError):
+                    known = RunReader(path).info
+            ranks, started = (known.world_size, known.started_unix) if known else (0, 0.0)
+            found.append(Listed(key_of(path), path, as_text(path.name), path in going, ranks, started))
         found.sort(key=lambda run: (not run.live, -run.started_unix))
         self._known.update({run.key: run.path for run in found})
         return found[:MOST_LISTED]

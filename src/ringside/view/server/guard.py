@@ -51,12 +51,10 @@ def check_address(host: str, token: str) -> str:
         UsageError: It is none, or others could read and there is no token.
     """
     try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        try:
-            address = ipaddress.ip_address(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-        except (OSError, ValueError):
-            raise UsageError(f"--host {host!r} is no address of this host; give for example 127.0.0.1") from None
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        address = ipaddress.ip_address(found[0][4][0])
+    except (OSError, ValueError):
+        raise UsageError(f"--host {host!r} is no address of this host; give for example 127.0.0.1") from None
     if not address.is_loopback and not token:
         raise UsageError(
             f"at {address} others could read the page: give --token (or set {TOKEN}), or leave --host away and "

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.stats import row_medians
-from ringside.view.run.live import MOST_STEPS
-
-FIELDS = ("own_seconds", "wait_seconds", "wire_seconds")
-"""Kept of every step and rank."""
+from ringside.view.run.live import FIELDS, MOST_STEPS, Floats32
 
 MEANS = ("step_seconds", "exposed_seconds", "sync_seconds", "backward_seconds")
 """Kept of every step, as the mean over ranks."""
@@ -28,7 +25,6 @@ CELLS = 12_000_000
 LEAST_S = 1e-8
 _GRAIN = 33.0 / 65_534
 Codes = NDArray[np.uint16]
-Floats32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class History:
         changed = changed[np.argsort(used[changed], kind="stable")]
         most = max(cells // max(self.ranks, 1), 1)
         chosen = changed[:most]
-        own, wait, wire = (decode(self._codes[index, chosen]) for index in range(3))
+        own, wait, wire = decode(self._codes[:, chosen])
         lines, late, worst = _own_lines(own)
         for name, values in (("wait", wait), ("wire", wire)):
             lines[name] = row_medians(values.astype(np.float64)).astype(np.float32)

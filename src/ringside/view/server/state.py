@@ -18,7 +18,7 @@ from ringside.monitor.stats import known_median
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, percent, rank_time, rate, size, title
 from ringside.view.html.rings import longest_waits
-from ringside.view.run.live import FEW, LiveRun
+from ringside.view.run.live import FIGURES, RECENT_STEPS, LiveRun
 from ringside.view.verdict_text import answer_sign, answer_text, checks, verdict_text
 
 ARROWS = 24
@@ -48,23 +48,29 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         sentences.
     """
     info, settled = live.info, live.settled
+    following = live.following
+    progress = {
+        "name": as_text(info.name) if info else "",
+        "stage": live.stage,
+        "step": following.step,
+        "steps": following.steps,
+        "of": following.of,
+        "ranks": live.ranks,
+        "restarts": live.restarts,
+    }
     if info is None:
         lists: dict[str, Any] = {name: [] for name in ("verdicts", "tiles", "arrows", "links", "questions", "notes")}
-        return {**live.as_dict(), **lists, "figures": {}}
+        return {**progress, **lists, "figures": {}}
     verdicts = _verdicts(live)
     hosts = sorted(set(info.hosts))
-    own, waits = (live.rows(f"{name}_seconds")[-FEW:].astype(np.float64) for name in ("own", "wait"))
+    own, waits = (live.rows(f"{name}_seconds")[-RECENT_STEPS:].astype(np.float64) for name in ("own", "wait"))
     ranks = live.now()
-    figures = {
-        name: packed([getattr(rank, name) for rank in ranks], np.float32)
-        for name in ("own_seconds", "wait_seconds", "wire_seconds", "excess_ratio")
-    }
+    figures = {name: packed([getattr(rank, name) for rank in ranks], np.float32) for name in FIGURES}
     answers = read_answers((settled or {}).get("questions"))
     checked = checks(answers, (finding.verdict for finding in live.findings))
     host_index = {host: index for index, host in enumerate(hosts)}
     return {
-        **live.as_dict(),
-        "name": as_text(info.name),
+        **progress,
         "engine": as_text(info.engine),
         "algorithm": as_text(info.algorithm),
         "started_unix": info.started_unix,
@@ -78,7 +84,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         "window": live.window,
         "figures": {**figures, "step": packed([rank.step for rank in ranks], np.float64)},
         "arrows": longest_waits(own, waits, ARROWS),
-        "arrows_window": f"last {FEW} steps",
+        "arrows_window": f"last {RECENT_STEPS} steps",
         "topology": topology(info.algorithm, live.ranks),
         "links": [_link(link, info.hosts) for link in links[:LINKS]],
         "questions": [
@@ -131,25 +137,21 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
         content["cost_rank_seconds"] = finding.cost_rank_seconds
         if finding.until_step is not None:
             content["evidence"].setdefault("until_step", finding.until_step)
-        found.append(_verdict_content(content, context, over=finding.over))
-    return [verdict for verdict in found if verdict is not None]
-
-
-def _verdict_content(content: dict[str, Any], context: dict[str, Any], *, over: bool) -> dict[str, Any] | None:
-    try:
-        text = verdict_text(content, context)
-    except (msgspec.ValidationError, ArithmeticError, KeyError, TypeError, ValueError):
-        return None  # a verdict that makes no sense; the others are shown
-    verdict, cost = text.verdict, text.verdict.cost_rank_seconds
-    return {
-        **{name: as_text(getattr(text, name)) for name in ("headline", "when", "why", "price", "next")},
-        "kind": verdict.kind,
-        "ranks": verdict.ranks,
-        "since_step": verdict.since_step,
-        "until_step": verdict.evidence.get("until_step"),
-        "cost_rank_seconds": cost if math.isfinite(cost) else 0.0,
-        "over": over,
-    }
+        try:
+            text = verdict_text(content, context)
+        except (msgspec.ValidationError, ArithmeticError, KeyError, TypeError, ValueError):
+            continue  # a verdict that makes no sense; the others are shown
+        verdict, cost = text.verdict, text.verdict.cost_rank_seconds
+        found.append({
+            **{name: as_text(getattr(text, name)) for name in ("headline", "when", "why", "price", "next")},
+            "kind": verdict.kind,
+            "ranks": verdict.ranks,
+            "since_step": verdict.since_step,
+            "until_step": verdict.evidence.get("until_step"),
+            "cost_rank_seconds": cost if math.isfinite(cost) else 0.0,
+            "over": finding.over,
+        })  # fmt: skip
+    return found
 
 
 def _step_seconds(live: LiveRun) -> float:

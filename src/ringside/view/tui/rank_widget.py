@@ -48,11 +48,6 @@ class RankTable(Widget, can_focus=True):
         self._drawn: list[tuple[str, Style]] = []
 
     @property
-    def first(self) -> int:
-        """Index of the first line on the screen."""
-        return self._top
-
-    @property
     def chosen(self) -> int | None:
         """The rank that Enter is about: the cursor's, else the first line's; None in an empty table."""
         if self._cursor is not None:
@@ -99,14 +94,12 @@ class RankTable(Widget, can_focus=True):
         self._top = max(min(self._top, len(self._ranks) - self.page), 0)
 
     def _redraw(self) -> None:
-        drawn = [self._line(y) for y in range(self.size.height)]
-        if len(drawn) != len(self._drawn):
-            self._drawn = drawn
+        before, self._drawn = self._drawn, [self._line(y) for y in range(self.size.height)]
+        if len(before) != len(self._drawn):
             self.refresh()
             return
         # Over a slow ssh line every line that is not sent counts.
-        changed = [y for y, (new, old) in enumerate(zip(drawn, self._drawn, strict=True)) if new != old]
-        self._drawn = drawn
+        changed = [y for y, (new, old) in enumerate(zip(self._drawn, before, strict=True)) if new != old]
         if changed:
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
 

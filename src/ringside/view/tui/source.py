@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
-from ringside.monitor.run.directory import MOST_RANKS, RUN, STEPS, RunReader, decode_record, open_regular
+from ringside.monitor.run.directory import MOST_RANKS, STEPS, decode_record, open_regular
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.text import size
-from ringside.view.run.live import FEW, STEPS_KEPT, Calm, LiveRun, RankNow
+from ringside.view.run.live import FIGURES, RECENT_STEPS, STEPS_KEPT, Floats32, LiveRun, RankNow, ranks_now
+from ringside.view.verdict_text import Calm
 
 TAIL_BYTES = 8 << 20
 """So much of the end of `steps.jsonl` is looked through for one rank's records."""
@@ -36,8 +37,6 @@ AT_ONCE = 10_000
 """Records of a long run that are read before it is shown how far the reading is: less than 0.1 s."""
 
 LATEST_STEP = 1 << 62
-
-Floats32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Snapshot:
     version: int = 0
     detail: tuple[StepRecord, ...] = ()
     notes: tuple[str, ...] = ()
-    window: str = f"last {FEW} steps"
+    window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
     reading: str = ""
 
@@ -123,10 +122,9 @@ def take_snapshot(source: RunSource, rank: int | None = None) -> Snapshot:
     except RingsideError as error:
         trouble = str(error)
     snapshot = replace(source.snapshot(), trouble=trouble)
-    if rank is None:
-        return snapshot
-    with contextlib.suppress(RingsideError):
-        return replace(snapshot, detail=tuple(source.records(rank)))
+    if rank is not None:
+        with contextlib.suppress(RingsideError):
+            snapshot = replace(snapshot, detail=tuple(source.records(rank)))
     return snapshot
 
 
@@ -150,7 +148,6 @@ class Local:
         self._live = LiveRun(path, at_once=at_once)
         self._at_once = at_once
         self._reading = ""
-        self._checked: tuple[int, int] | None = None
 
     def poll(self) -> bool:
         """Read what was added; return whether anything changed.
@@ -158,16 +155,8 @@ class Local:
         Raises:
             RingsideError: The run cannot be read (any more): it is of another schema, damaged, or not permitted.
         """
-        # Why a new run cannot be read is raised once for each `run.json`; one that is not there yet is no trouble.
-        identity = self._checked
-        with contextlib.suppress(OSError):
-            status = (self._path / RUN).stat()
-            identity = status.st_ino, status.st_mtime_ns
-        if identity != self._checked:
-            RunReader(self._path)
-            self._checked = identity
+        live = self._live
         try:
-            live = self._live
             changed = live.poll()
             # The poll after the one that reached the end of a long run judges it.
             is_long = self._at_once is not None and live.records_read >= self._at_once
@@ -176,6 +165,8 @@ class Local:
                 return True
             self._reading = ""
             return live.settle() or changed
+        except RingsideError:  # some of them are ValueErrors
+            raise
         except (ValueError, TypeError, IndexError, OverflowError, KeyError) as error:
             raise RingsideError(
                 f"a part of {self.where} is damaged and was left out ({type(error).__name__}); look into events.jsonl"
@@ -187,7 +178,7 @@ class Local:
         return Snapshot(
             where=self.where,
             info=live.info,
-            stage="ended" if live.ended else run.stage,
+            stage=live.stage,
             step=run.step,
             recorded=run.steps,
             of=run.of,
@@ -210,13 +201,9 @@ class Local:
             # Both ends of what is read may be torn.
             lines = file.read(self._tail_bytes).split(b"\n")[int(size > self._tail_bytes) : -1]
             sign = b'"rank":%d,' % rank  # before decoding: most lines are other ranks'
-            records = (decode_record(line) for line in lines if sign in line)
-            found = [
-                record
-                for record in records
-                if record is not None and record.rank == rank and 0 <= record.step < LATEST_STEP
-            ]
-            return sorted(found, key=lambda record: record.step)
+            decoded = (decode_record(line) for line in lines if sign in line)
+            records = [each for each in decoded if each and each.rank == rank and 0 <= each.step < LATEST_STEP]
+            return sorted(records, key=lambda record: record.step)
         return []
 
 
@@ -271,7 +258,7 @@ class _Now(msgspec.Struct, kw_only=True):
     figures: dict[str, str] = {}
     trouble: str = ""
     notes: list[str] = []
-    window: str = f"last {FEW} steps"
+    window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
 
 
@@ -319,7 +306,7 @@ class Remote:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
         self._now, self._body, self._version = _Now(), b"", 0
         self._epoch, self._since = "", 0
-        self._rows: dict[int, NDArray[np.float32]] = {}
+        self._rows: dict[int, Floats32] = {}
 
     def poll(self) -> bool:
         """Ask what is new; return whether anything changed.
@@ -368,7 +355,7 @@ class Remote:
             step=now.step,
             recorded=now.steps,
             of=now.of,
-            ranks=self._ranks(hosts),
+            ranks=tuple(self._ranks(hosts)),
             verdicts=tuple(verdicts),
             steps=steps,
             own_seconds=np.stack([self._rows[int(step)] for step in steps]) if len(steps) else empty,
@@ -396,27 +383,11 @@ class Remote:
             if 0 <= step < LATEST_STEP
         ]  # fmt: skip
 
-    def _ranks(self, hosts: Sequence[str]) -> tuple[RankNow, ...]:
-        now = self._now
-        named: dict[int, list[str]] = {}
-        for verdict in now.verdicts:
-            for rank in () if verdict.over else verdict.ranks:
-                named.setdefault(rank, []).append(verdict.kind)
-        own, wait, wire = (self._column(f"{name}_seconds", "<f4").tolist() for name in ("own", "wait", "wire"))
-        excess, steps = self._column("excess_ratio", "<f4").tolist(), self._column("step", "<f8")
-        return tuple(
-            RankNow(
-                rank=rank,
-                host=hosts[rank] if rank < len(hosts) else "",
-                step=int(steps[rank]) if math.isfinite(steps[rank]) else -1,
-                own_seconds=own[rank],
-                wait_seconds=wait[rank],
-                wire_seconds=wire[rank],
-                excess_ratio=excess[rank],
-                verdicts=tuple(named.get(rank, ())),
-            )
-            for rank in range(now.ranks)
-        )
+    def _ranks(self, hosts: Sequence[str]) -> list[RankNow]:
+        named = [(verdict.kind, verdict.ranks) for verdict in self._now.verdicts if not verdict.over]
+        steps = self._column("step", "<f8")
+        figures = {name: self._column(name, "<f4") for name in FIGURES}
+        return ranks_now(hosts, named, np.where(np.isfinite(steps), steps, -1), figures)
 
     def _column(self, name: str, kind: str) -> NDArray[Any]:
         """One figure of every rank; NaN where it was not sent."""
