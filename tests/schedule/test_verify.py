@@ -231,7 +231,7 @@ def test_room_for_no_message_is_refused():
 
 
 def test_a_pool_of_sums_knows_how_many_each_adds_up_however_they_were_made():
-    pool = Expressions(3, 1)
+    pool = Expressions(3, 1, np.ones((3, 1), dtype=np.bool_))
     pair = pool.add(np.array([0, 1]), np.array([1, 2]), np.array([0, 1]), 0)  # x0 + x1, x1 + x2
     whole = pool.add_one(int(pair[0]), 2, 0, 1)
     again = pool.add_one(whole, whole, 2, 2)

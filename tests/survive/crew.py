@@ -111,9 +111,9 @@ class Crew:
         crew = self
 
         class Shared(StoreConnection):
-            def open_transport(self, name: str, rank: int, ranks: int, wanted: Callable[[], bool]) -> Any:
+            def open_transport(self, name: str, end: int, wanted: Callable[[], bool]) -> Any:
                 with guard:
-                    return Threads(boards[name], rank)
+                    return Threads(boards[name], end)
 
         def connect(*_: Any) -> StoreConnection:
             store = object() if self.hosts else None

@@ -412,8 +412,8 @@ class Unreached:
     def __init__(self):
         self.names, self.carries = [], False
 
-    def __call__(self, name, number, size, wanted):
-        self.names.append((name, number, size))
+    def __call__(self, name, number, wanted):
+        self.names.append((name, number))
         if not self.carries:
             raise RuntimeError("timed out")
         return Threads(Switchboard(2), number)
@@ -443,11 +443,11 @@ def test_whoever_gets_no_connection_knocks_less_and_less_often_and_says_so(caplo
     assert asked_until(knocker, True, A)
     letters = Rendezvous(registers, 2).receive(1, A)
     assert letters == [Knock(B, number) for number in (1, 2, 3, 4)]
-    assert carry.names == [(knock_name(1, letter, A), 1, 2) for letter in letters]
+    assert carry.names == [(knock_name(1, letter, A), 1) for letter in letters]
     door = ReachabilityResponder(A, 1, carry)
     door.answer(letters[-1])
     door.close()
-    assert carry.names[-1] == (knock_name(1, letters[-1], A), 0, 2)
+    assert carry.names[-1] == (knock_name(1, letters[-1], A), 0)
     carry.carries = False
     asked_until(knocker, False, A, MemberId(2, 1))  # others are there now: nothing is known of the way to them
     assert caplog.messages[-1] == "rank 1 gets no connection to ranks 0 and 2: it asks to join again in 5 s"
@@ -555,7 +555,7 @@ def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_mi
     layout = HostLayout(40, [AttemptRun(dtype_code("float64"), 8, 0, 5)], slots)
     guard, opened, all_have_it = threading.Lock(), [], threading.Barrier(3)
 
-    def pair(name, number, size, wanted):
+    def pair(name, number, wanted):
         with guard:
             opened.append(name)
             return Threads(boards[name], number)
@@ -582,7 +582,7 @@ def test_members_on_several_hosts_get_the_same_sum_with_or_without_a_ring(per_mi
 class Pair:
     """A group of two whose peer is lost, or that cannot be made."""
 
-    def __init__(self, name, number, size):
+    def __init__(self, name, number):
         if name.endswith("0-1"):
             raise RuntimeError("timed out")
         self.name, self.number, self.failed = name, number, []
@@ -600,8 +600,8 @@ class Pair:
 def test_neighbours_name_who_is_at_the_end_of_a_link_that_failed():
     opened = []
 
-    def pair(name, number, size, wanted):
-        opened.append(Pair(name, number, size))
+    def pair(name, number, wanted):
+        opened.append(Pair(name, number))
         return opened[-1]
 
     ring = PairwiseTransport(pair, "1/group/4", 3, 4, [(1, 3), (2, 3)], bool)

@@ -517,7 +517,7 @@ def test_members_none_of_whom_brought_state_give_the_incarnation_up_after_a_whil
     assert member.phase is MemberPhase.FETCHING
     assert member.handle(e.Tick(1.9)) == [i.ReadGeneration(), i.AskToJoin(SEATS[0])]
     assert member.handle(e.GenerationRead(record)) == []
-    closed = closing(record, settled=False)
+    closed = closing(record)
     assert member.handle(e.Tick(2.1)) == [i.ReadGeneration(), i.ProposeGeneration(record, closed)]
     assert (closed.closed, closed.unsettled) == (True, ((3, 4),))
 
@@ -532,11 +532,11 @@ def test_a_founder_with_another_checkpoint_is_sent_to_fetch_state():
 def test_generations_that_may_still_live_are_remembered():
     first = Generation(1, 1, 0, members=SEATS, owners=(0, 1, 2))
     lost = MembershipChange(suspects=frozenset({SEATS[2]}))
-    second = successor(first, lost, 3, True, Job().settings.quotas)
+    second = successor(first, lost, 3, True)
     assert (second.unsettled, second.step, second.attempt) == (((1, 0),), 3, 0)
-    third = successor(second, MembershipChange(again=True), 3, False, Job().settings.quotas)
+    third = successor(second, MembershipChange(again=True), 3, False)
     assert (third.unsettled, third.attempt) == (((1, 0), (2, 3)), 1)
-    assert successor(second, MembershipChange(again=True), 4, True, Job().settings.quotas).unsettled == ((2, 3),)
+    assert successor(second, MembershipChange(again=True), 4, True).unsettled == ((2, 3),)
 
 
 def test_settings_that_make_no_sense_are_refused():

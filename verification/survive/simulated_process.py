@@ -345,7 +345,7 @@ class Process:
         self._exchange_runner.receive(part)
         newest = self.member.newest
         if newest is not None and part.tag.generation > newest.number:
-            self.feed(e.NewerHeardOf())
+            self.do(partial(self._execute, i.ReadGeneration()))
 
     def send_part(self, part: Part) -> None:
         """Send a message of an exchange."""

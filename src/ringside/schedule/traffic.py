@@ -123,7 +123,8 @@ class TrafficTally:
         self._schedule = schedule
         self._counts = np.zeros((3, schedule.vertices), dtype=np.int64)
         self._ports = np.zeros(2, dtype=np.int64)
-        self._links: list[tuple[Counts, Counts]] = []
+        nothing = np.zeros(0, dtype=np.int64)
+        self._links = [(nothing, nothing)]
         self._pending = 0
 
     def count(self, step: Round) -> None:
@@ -149,8 +150,6 @@ class TrafficTally:
             self._pending = len(self._links[0][0]) // 2
 
     def _summed(self) -> tuple[Counts, Counts]:
-        if not self._links:
-            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         pairs, times = (np.concatenate(arrays) for arrays in zip(*self._links, strict=True))
         unique, where = np.unique(pairs, return_inverse=True)
         total = np.zeros(len(unique), dtype=np.int64)

@@ -11,8 +11,8 @@ from collections.abc import MutableMapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ringside.engine.transports.base import Bytes
 from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.all_reduce.between_hosts import NetExchange
 from ringside.survive.all_reduce.one_host import HostExchange
@@ -38,7 +38,7 @@ class Attempt:
 
     def __init__(self, job: SurviveJob, spent: MutableMapping[str, float]) -> None:
         self._job, self._spent = job, spent
-        self.total: NDArray[np.uint8] = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
+        self.total: Bytes = np.zeros(job.work.flat.size_bytes, dtype=np.uint8)
         self._kept: list[KeptBatch] = []
         self._check_state = False
 

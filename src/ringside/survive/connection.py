@@ -56,16 +56,15 @@ class StoreConnection:
     listening: Registers
     store: Any = None
 
-    def open_transport(self, name: str, rank: int, ranks: int, wanted: Callable[[], bool]) -> Transport:
-        """Make a group that exchanges messages between hosts; see `OpenTransport`."""
-        store = PrefixStore(name, self.store.clone())
-        store.set(f"come/{rank}", "1")
-        others, deadline = [f"come/{other}" for other in range(ranks) if other != rank], time.monotonic() + MESSAGE_S
-        while not store.check(others):
+    def open_transport(self, name: str, end: int, wanted: Callable[[], bool]) -> Transport:
+        """Make a group of two that exchanges messages between hosts; see `OpenTransport`."""
+        store, deadline = PrefixStore(name, self.store.clone()), time.monotonic() + MESSAGE_S
+        store.set(f"come/{end}", "1")
+        while not store.check([f"come/{1 - end}"]):
             if not wanted() or time.monotonic() > deadline:
                 raise RuntimeError("the other end of a link did not come")
             time.sleep(_COME_S)  # a store could be waited on, but that wait could not be aborted
-        return GlooTransport(store, rank, ranks, timeout_s=MESSAGE_S, joining_s=JOINING_S)
+        return GlooTransport(store, end, 2, timeout_s=MESSAGE_S, joining_s=JOINING_S)
 
     def close(self) -> None:
         """End the threads that wait for the store."""

@@ -24,27 +24,24 @@ from ringside.survive.audit import SampleDigests
 from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
 from ringside.survive.cluster.links import ReachabilityProbe, ReachabilityResponder
 from ringside.survive.cluster.peers import Peer, PeerWait, Superseded, own_place
-from ringside.survive.cluster.rendezvous import Joining, Rendezvous, WorkerListener
+from ringside.survive.cluster.rendezvous import Joining, WorkerListener
 from ringside.survive.job import Step, SurviveJob
 from ringside.survive.protocol import Member, MemberPhase
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
-from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag, encode
+from ringside.survive.protocol.decision import Abort, Decisions, MemberId, Tag, encode
 from ringside.survive.protocol.generation import decode_generation, generation_key
 from ringside.survive.state.transfer import StateTransfer, choose_giver
 from ringside.text import name_ranks
 
 _log = logging.getLogger(__name__)
-_PAUSE_S = 2e-4
-"""Between looks at shared memory, while others compute or vote."""
-_LOOK_S = 2e-3
-"""Between looks at a register."""
+_PAUSE_S = 2e-4  # between looks at shared memory, while others compute or vote
+_LOOK_S = 2e-3  # between looks at a register
 _ASK_AGAIN_S = 1.0
-_LAST_WRITE_S = 120.0
-"""How long a checkpoint that is being written is waited for at the end."""
+_LAST_WRITE_S = 120.0  # how long a checkpoint that is being written is waited for at the end
 _LOG_AGAIN_S = 30.0
-_WHERE_S = 5.0
-"""How long a rank that comes too late waits to read where the final state lies."""
+_FOUNDING_S = 60.0  # how long the first ranks wait for each other
+_WHERE_S = 5.0  # how long a rank that comes too late waits to read where the final state lies
 
 
 class Driver:
@@ -59,6 +56,7 @@ class Driver:
     Attributes:
         member: The state machine.
         reason: Why the job ended before its last step; "": it did not, or this rank wanted that.
+        is_over: Whether the job has come to its end, for all ranks.
         spent: Seconds by kind of instruction, and for digests (which `Exchange` contains).
         digests: Of the results that were applied here.
     """
@@ -81,7 +79,7 @@ class Driver:
         self._step: Step | None = None
         self._life = 0
         self._founders: tuple[MemberId, ...] = ()
-        self._ends = self._is_over = False
+        self._ends = self.is_over = False
         self._decisions = Decisions(job.rendezvous.registers)
         self._begin(job.rendezvous.incarnation(), fresh=True)
 
@@ -131,11 +129,6 @@ class Driver:
             self.handle(e.EndWanted())
             self.next_step()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the job has come to its end, for all ranks."""
-        return self._is_over
-
     def has_elders(self) -> bool:
         """Tell whether this process has joined others, and one that began the job takes part and lives."""
         elders = [seat for seat in self.member.members if seat in self._founders and seat != self.member.seat]
@@ -171,8 +164,7 @@ class Driver:
         self._probe = None
         if open_transport is not None:
             self._probe = ReachabilityProbe(seat, incarnation, rendezvous, open_transport)
-        mail = Rendezvous(job.listening.registers, job.listening.ranks)
-        self._listener = WorkerListener(mail, incarnation, seat, self._responder.answer)
+        self._listener = WorkerListener(job.listening, incarnation, seat, self._responder.answer)
 
         self.member = Member(seat, incarnation, job.settings)
         if fresh:  # a process that was left out comes back to the same founders
@@ -182,12 +174,8 @@ class Driver:
 
     def _wait_for_founders(self, incarnation: int) -> tuple[MemberId, ...]:
         """Return the processes that begin an incarnation together: those whose state is the newest of all."""
-
-        def may_live(seat: MemberId) -> bool:
-            return not self._known.peer(seat, incarnation).ended()
-
-        present = self.job.rendezvous.founders(incarnation, self.job.founding_s, may_live)
-        steps = {seat: self._known.peer(seat, incarnation).place.step for seat in present}
+        present = self.job.rendezvous.founders(incarnation, _FOUNDING_S, lambda seat: not self._peer(seat).ended())
+        steps = {seat: self._peer(seat).place.step for seat in present}
         newest = max(steps.values(), default=0)
         return tuple(seat for seat in present if steps[seat] == newest)  # the others fetch the state from these
 
@@ -276,10 +264,9 @@ class Driver:
 
     def _ranks_that_do_not_come(self) -> list[e.Event]:
         """Find out at the end which of the ranks that are not there do not come any more: the leader asks."""
-        record, member = self.member.generation, self.member
-        if member.phase is not MemberPhase.CLOSING or not member.is_leader or record is None:
-            return []
-        missing = [rank for rank in range(self.job.settings.ranks) if rank not in record.ranks]
+        member = self.member
+        asks = member.phase is MemberPhase.CLOSING and member.is_leader
+        missing = member.absent_ranks if asks else ()
         if not missing or not self._is_due(_ASK_AGAIN_S / 4, "missing"):
             return []
         gone = tuple(rank for rank in missing if is_gone(self.job.rendezvous, member.incarnation, rank))
@@ -322,17 +309,14 @@ class Driver:
 
     def _try_commit(self, attempt: i.TryCommit) -> e.Event:
         self._reached("before_decide")
-        answer = self._decide(attempt.tag, attempt.decision)
+        stands = self._decisions.decide(attempt.tag, attempt.decision)
         self._reached("after_decide")
         if self._exchange is not None:
             self._exchange.announce_decision(attempt.tag.step)
-        return answer
+        return e.DecisionRead(attempt.tag, stands)
 
     def _try_abort(self, attempt: i.TryAbort) -> e.Event:
-        return self._decide(attempt.tag, Abort(attempt.generation))
-
-    def _decide(self, tag: Tag, decision: Decision) -> e.DecisionRead:
-        return e.DecisionRead(tag, self._decisions.decide(tag, decision))
+        return e.DecisionRead(attempt.tag, self._decisions.decide(attempt.tag, Abort(attempt.generation)))
 
     def _end_generation(self, end: i.EndGeneration) -> e.Event:
         self._decisions.end(end.incarnation, end.number, Abort(end.by))
@@ -491,7 +475,7 @@ class Driver:
                 lies = where or "the other ranks have it"
                 raise FinalStateError(f"rank {job.rank} came too late for the final state: {lies}")
             job.state.load(kept)
-        self._is_over = True
+        self.is_over = True
         try:
             job.final.keep(job.state)  # a process that was slower than the others may not have
         except FinalStateError as error:

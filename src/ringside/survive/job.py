@@ -37,7 +37,6 @@ class SurviveJob:
         per_micro_batch: Gradients are kept and added up per micro-batch, so that results do not depend on who
             computed what.
         patience: When a member is given up.
-        founding_s: How long the first ranks wait for each other, seconds.
         failpoints: Where this process is.
         stragglers: What to do about a rank that takes longer.
         open_transport: Makes a group of members on several hosts; None: there is one host.
@@ -55,7 +54,6 @@ class SurviveJob:
     checkpoints: Checkpoints | None = None
     per_micro_batch: bool = True
     patience: Patience = field(default_factory=Patience)
-    founding_s: float = 60.0
     failpoints: Failpoints = field(default_factory=lambda: Failpoints(0))
     stragglers: Stragglers = field(default_factory=lambda: Stragglers("alert"))
     open_transport: OpenTransport | None = None

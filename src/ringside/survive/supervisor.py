@@ -64,46 +64,41 @@ class Supervisor:
         A worker that lost the store is started once more: where the store answers again, it joins the others. One that
         ends time after time while the job comes no further is not started again, however long each start takes.
         """
-        try:
-            return self._keep(stop)
-        finally:
-            self.kept.close()
-
-    def _keep(self, stop: StopRequest) -> int:
-        status = failures = ends = 0
-        while True:
-            before, part = status, self.kept.newest
-            known = part.offset, part.head.progress
-            status = self._run_once(stop)
-            part = self.kept.newest
-            head = part.head
-            if stop.signum:
-                self._save(head, "was stopped before its last lines were done", status != 0 and self._rank == 0)
-                return stop.exit_status
-            further = (part.offset, head.progress) > known
-            ends, failures = (0, 0) if further else (ends + 1, failures + (status > 0 or -status in _OWN))
-            if status == REFUSED and before == StoreGoneError.exit_status:
-                self._warn(
-                    f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again"
-                )
-                return before
-            if status == StoreGoneError.exit_status == before or status == UNFINISHED:
-                self._save(head, "cannot go on")
-                return status
-            if status == REFUSED and head.stage is not Stage.TRAINING:
-                self._save(head, "is refused, and its last lines were not done")
-                return UNFINISHED
-            if status in (0, REFUSED):
-                return UNFINISHED if head.stage is Stage.UNATTENDED else 0
-            if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:
-                times = failures if failures >= MOST_FAILURES else ends
-                self._warn(
-                    f"{self._how(status)}, {times} times in a row without the job having come further (see the "
-                    "above): it is not started again"
-                )
-                self._save(head, "could not run its last lines")
-                return status if status > 0 else 128 - status
-            self._warn(f"{self._how(status)}; it is started again")
+        with contextlib.closing(self.kept):
+            status = failures = ends = 0
+            while True:
+                before, part = status, self.kept.newest
+                known = part.offset, part.head.progress
+                status = self._run_once(stop)
+                part = self.kept.newest
+                head = part.head
+                if stop.signum:
+                    self._save(head, "was stopped before its last lines were done", status != 0 and self._rank == 0)
+                    return stop.exit_status
+                further = (part.offset, head.progress) > known
+                ends, failures = (0, 0) if further else (ends + 1, failures + (status > 0 or -status in _OWN))
+                if status == REFUSED and before == StoreGoneError.exit_status:
+                    self._warn(
+                        f"rank {self._rank} has lost the job's store: the others go on, or it is to be started again"
+                    )
+                    return before
+                if status == StoreGoneError.exit_status == before or status == UNFINISHED:
+                    self._save(head, "cannot go on")
+                    return status
+                if status == REFUSED and head.stage is not Stage.TRAINING:
+                    self._save(head, "is refused, and its last lines were not done")
+                    return UNFINISHED
+                if status in (0, REFUSED):
+                    return UNFINISHED if head.stage is Stage.UNATTENDED else 0
+                if failures >= MOST_FAILURES or ends >= MOST_ENDS or self.starts > self.most:
+                    times = failures if failures >= MOST_FAILURES else ends
+                    self._warn(
+                        f"{self._how(status)}, {times} times in a row without the job having come further (see the "
+                        "above): it is not started again"
+                    )
+                    self._save(head, "could not run its last lines")
+                    return status if status > 0 else 128 - status
+                self._warn(f"{self._how(status)}; it is started again")
 
     def _save(self, head: Head, why: str, wanted: bool = True) -> None:
         """Write the final state into a file where this rank has it and its last lines were not done."""

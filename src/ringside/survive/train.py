@@ -188,7 +188,7 @@ def training(
             try:
                 passport.check_fingerprint(own, standing, f"rank {connection.rank}")
             except MismatchError as error:
-                raise _refused(error) from None
+                raise _refused(str(error)) from None
         job = SurviveJob(
             rank=connection.rank,
             rendezvous=Rendezvous(connection.registers, connection.ranks),
@@ -218,7 +218,7 @@ def training(
         try:
             trainer = Afterwards(job) if final.is_over else Driver(job)
         except MismatchError as error:  # another process is this rank of the job
-            raise _refused(error) from None
+            raise _refused(str(error)) from None
         with contextlib.closing(trainer) as driver:
             agree_on_orders(samples, connection, sampler, driver.has_elders)
             try:
@@ -286,18 +286,14 @@ def _resumed(state: JobState, directory: str | Path | None, final: Final) -> Che
         FinalStateError: The job is over, and what was kept of its final state cannot be used.
     """
     checkpoints = None if directory is None else Checkpoints(Path(directory))
-    if final.is_over:
-        kept = final.tree()
-        if kept is None:
-            raise FinalStateError("the job is over, and the final state that this rank kept cannot be read")
-        state.load(kept)
-        return checkpoints
-    newest = None if checkpoints is None else checkpoints.newest()
     kept = final.tree()
-    if kept is not None and (newest is None or kept["step"] > newest["step"]):
-        newest = kept
-    if newest is not None:
-        state.load(newest) if newest is kept else state.resume(newest)
+    if final.is_over and kept is None:
+        raise FinalStateError("the job is over, and the final state that this rank kept cannot be read")
+    saved = None if final.is_over or checkpoints is None else checkpoints.newest()
+    if kept is not None and (saved is None or kept["step"] > saved["step"]):
+        state.load(kept)
+    elif saved is not None:
+        state.resume(saved)
     return checkpoints
 
 
@@ -322,18 +318,16 @@ def agree_on_orders(
             time.sleep(_LOOK_S)  # a store has nothing to wait on for an order that may never come
         standing = registers.create(f"order/{epoch}", digest.encode()).decode(errors="replace")
         if standing != digest:
-            differs = f"{drawn} has another order in epoch {epoch} than in the rest of the job"
             raise _refused(
-                MismatchError(
-                    f"rank {connection.rank} is refused, {differs} (digest {digest} here, {standing} there): an order "
-                    "must be a function of the epoch and of seeds, alike on all ranks and in every process"
-                )
+                f"rank {connection.rank} is refused, {drawn} has another order in epoch {epoch} than in the rest of "
+                f"the job (digest {digest} here, {standing} there): an order must be a function of the epoch and of "
+                "seeds, alike on all ranks and in every process"
             )
 
     samples.agree = agree
 
 
-def _refused(error: MismatchError) -> SystemExit:
+def _refused(why: str) -> SystemExit:
     """Say why a process is no member of this job, in one line; return what ends it."""
-    _log.error("%s", error)
+    _log.error("%s", why)
     return SystemExit(REFUSED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ringside.schedule.collective import Collective
 from ringside.schedule.traffic import Traffic
@@ -33,6 +33,22 @@ class Problem:
     rank: int
     chunk: int
     round: int | None
+
+
+class Proof(NamedTuple):
+    """What a prover has found out about a schedule: the part of an audit that is not the schedule's own.
+
+    Args:
+        problems: As of an audit.
+        canonical: Whether results are canonical if there are no problems.
+        traffic: As of an audit.
+        expression: Says how the final value of a chunk is computed on a rank: `expression(chunk, rank)`.
+    """
+
+    problems: list[Problem]
+    canonical: bool
+    traffic: Traffic
+    expression: Callable[[int, int], str]
 
 
 @dataclass(frozen=True, slots=True)

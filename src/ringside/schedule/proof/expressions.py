@@ -27,11 +27,11 @@ class Expressions:
     Args:
         ranks: Number of vertices, switches included.
         chunks: Number of chunks.
-        holds: Who really holds something at the start, bool [ranks, chunks]; default all. What others hold is
-            undefined: it is written `?r` instead of `xr`.
+        holds: Who really holds something at the start, bool [ranks, chunks]. What others hold is undefined: it is
+            written `?r` instead of `xr`.
     """
 
-    def __init__(self, ranks: int, chunks: int, holds: Table | None = None) -> None:
+    def __init__(self, ranks: int, chunks: int, holds: Table) -> None:
         self.ranks = ranks
         self.leaves = ranks * chunks
         self._holds = holds
@@ -155,14 +155,13 @@ class Expressions:
             else:
                 if not isinstance(node, str):  # a leaf: what a rank held at the start, `?` where that is undefined
                     chunk, rank = divmod(node, self.ranks)
-                    held = self._holds is None or self._holds[rank, chunk]
-                    node = f"{'x' if held else '?'}{(rank + turn) % self.ranks}"
+                    node = f"{'x' if self._holds[rank, chunk] else '?'}{(rank + turn) % self.ranks}"
                 pieces.append(node)
                 length += len(node)
         return "".join(pieces) + ("…" if todo else "")
 
 
-def advance(pool: Expressions, state: Ids, step: Round, k: int, ranks: int | None = None) -> None:
+def advance(pool: Expressions, state: Ids, step: Round, k: int, ranks: int) -> None:
     """Take a state, int64 [vertices, chunks] of expressions, through a well-formed round, the k-th.
 
     Args:
@@ -170,7 +169,7 @@ def advance(pool: Expressions, state: Ids, step: Round, k: int, ranks: int | Non
         state: Changed in place.
         step: The round.
         k: Its number.
-        ranks: Vertices from here on are switches; default: none are.
+        ranks: Vertices from here on are switches.
     """
     copy, add = step.where(~step.reduce), step.where(step.reduce)
     copied = state[copy.src, copy.chunk]  # before the sums: a round's values are those at its start
@@ -178,7 +177,7 @@ def advance(pool: Expressions, state: Ids, step: Round, k: int, ranks: int | Non
         chunks = state.shape[1]
         targets = np.unique(add.dst.astype(np.int64) * chunks + add.chunk)
         rank, chunk = np.divmod(targets, chunks)
-        state[rank, chunk] = _fold(pool, state, add, targets, k, len(state) if ranks is None else ranks)
+        state[rank, chunk] = _fold(pool, state, add, targets, k, ranks)
     state[copy.dst, copy.chunk] = copied
 
 

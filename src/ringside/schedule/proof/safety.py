@@ -79,7 +79,6 @@ class _Delivery:
         self.free: dict[int, int] = defaultdict(lambda: buffers)
         self.readers: dict[tuple[int, int], set[int]] = defaultdict(set)
         self.fold: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-        self.several: set[tuple[int, int]] = set()
         self.held: dict[int, list[int]] = defaultdict(list)
         for message, (src, dst, chunk, _) in enumerate(self.transfers):
             self.incoming[dst].append(message)
@@ -88,7 +87,7 @@ class _Delivery:
             _, dst, chunk, reducing = self.transfers[message]
             if reducing:
                 self.fold[dst, chunk].append(message)
-        self.several.update(target for target, messages in self.fold.items() if len(messages) > 1)
+        self.several = {target for target, messages in self.fold.items() if len(messages) > 1}
 
     def run(self) -> None:
         """Receive and store until nothing more can be done."""

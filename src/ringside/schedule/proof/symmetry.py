@@ -18,18 +18,18 @@ from functools import partial
 
 import numpy as np
 
-from ringside.schedule.proof.audit import Audit, Problem
+from ringside.schedule.proof.audit import Problem, Proof
 from ringside.schedule.proof.expressions import Expressions, Ids
 from ringside.schedule.proof.results import Outcome, wrong_results
-from ringside.schedule.proof.safety import cycles, deadlocks, malformed, unordered_writes
+from ringside.schedule.proof.safety import deadlocks, malformed, unordered_writes
 from ringside.schedule.schedule import Round, Schedule, Transfer
 from ringside.schedule.traffic import Counts, all_representatives, rotational_traffic, well_formed
 
 _ROTATING = ("all_reduce", "reduce_scatter", "all_gather")
 
 
-def prove(schedule: Schedule, buffers: int) -> Audit | None:
-    """Return the audit of a rotational schedule, or None where one orbit does not decide.
+def prove(schedule: Schedule, buffers: int) -> Proof | None:
+    """Return the proof of a rotational schedule, or None where one orbit does not decide.
 
     Problems name the chunk, rank and round of one orbit; the same is wrong in every turn of it.
     """
@@ -51,21 +51,8 @@ def prove(schedule: Schedule, buffers: int) -> Audit | None:
         return None
     if not problems:
         problems = [*unsafe, *([] if block.complete(end) else wrong_results(end))]
-    return Audit(
-        name=schedule.name,
-        ranks=schedule.ranks,
-        chunks=schedule.chunks,
-        rounds=schedule.rounds,
-        problems=tuple(problems),
-        buffers=buffers,
-        switches=0,
-        collective=schedule.collective,
-        canonical=not problems
-        and (block.folds_starts or schedule.ranks <= 2 or schedule.collective.name == "all_gather"),
-        by_symmetry=True,
-        traffic=rotational_traffic(schedule, number, step),
-        _expression=partial(_expression, block, end),
-    )
+    canonical = block.folds_starts or schedule.ranks <= 2 or schedule.collective.name == "all_gather"
+    return Proof(problems, canonical, rotational_traffic(schedule, number, step), partial(_expression, block, end))
 
 
 def _expression(block: _Block, end: Outcome, chunk: int, rank: int) -> str:
@@ -117,12 +104,7 @@ class _Block:
         cells, times = np.unique(written[self.step.reduce], return_counts=True)
         alone = np.setdiff1d(written, cells[times > 1])
         rounds = np.unique(np.intersect1d(alone, read) // (self.schedule.ranks * self.width))
-        found: list[Problem] = []
-        for k in rounds.tolist():
-            step = self.schedule.round(k)
-            if cycles(step, buffers):
-                found += deadlocks(self.schedule, step, k, buffers)
-        return found
+        return [p for k in rounds.tolist() for p in deadlocks(self.schedule, self.schedule.round(k), k, buffers)]
 
     def run(self) -> Outcome | None:
         """Run the block on symbols; None: it folds in a way that does not rotate."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ringside.errors import UsageError
 from ringside.schedule.proof import symmetry as orbit
-from ringside.schedule.proof.audit import Audit, Problem
+from ringside.schedule.proof.audit import Audit, Problem, Proof
 from ringside.schedule.proof.expressions import Expressions, Ids, advance
 from ringside.schedule.proof.results import Outcome, canonical, wrong_results
 from ringside.schedule.proof.safety import deadlocks, malformed, unordered_writes
@@ -48,15 +48,27 @@ def verify(schedule: Schedule, *, buffers: int = 1, by_symmetry: bool | None = N
     """
     if buffers < 1:
         raise UsageError(f"a rank needs at least 1 buffer to receive anything, not {buffers}")
-    large = schedule.ranks * schedule.chunks > _MANY_CELLS
+    large, by_orbit = schedule.ranks * schedule.chunks > _MANY_CELLS, None
     if schedule.rotational and (large if by_symmetry is None else by_symmetry):
-        audit = orbit.prove(schedule, buffers)
-        if audit is not None:
-            return audit
-    return _prove(schedule, buffers)
+        by_orbit = orbit.prove(schedule, buffers)
+    found = by_orbit or _prove(schedule, buffers)
+    return Audit(
+        name=schedule.name,
+        ranks=schedule.ranks,
+        chunks=schedule.chunks,
+        rounds=schedule.rounds,
+        problems=tuple(found.problems),
+        buffers=buffers,
+        switches=schedule.switches,
+        collective=schedule.collective,
+        canonical=found.canonical and not found.problems,
+        by_symmetry=by_orbit is not None,
+        traffic=found.traffic,
+        _expression=found.expression,
+    )
 
 
-def _prove(schedule: Schedule, buffers: int) -> Audit:
+def _prove(schedule: Schedule, buffers: int) -> Proof:
     """Prove a schedule by running all of it on symbols: every rank, every chunk."""
     # A switch holds and wants nothing.
     nothing = np.zeros((schedule.switches, schedule.chunks), dtype=np.bool_)
@@ -80,20 +92,7 @@ def _prove(schedule: Schedule, buffers: int) -> Audit:
         tally.count(step)
     end = Outcome(pool, state, written, holds, wants, schedule.ranks, schedule.collective)
     problems = impossible or [*unsafe, *wrong_results(end)]
-    return Audit(
-        name=schedule.name,
-        ranks=schedule.ranks,
-        chunks=schedule.chunks,
-        rounds=schedule.rounds,
-        problems=tuple(problems),
-        buffers=buffers,
-        switches=schedule.switches,
-        collective=schedule.collective,
-        canonical=not problems and canonical(end),
-        by_symmetry=False,
-        traffic=tally.traffic(),
-        _expression=partial(_expression, pool, state),
-    )
+    return Proof(problems, not problems and canonical(end), tally.traffic(), partial(_expression, pool, state))
 
 
 def _expression(pool: Expressions, final: Ids, chunk: int, rank: int) -> str:

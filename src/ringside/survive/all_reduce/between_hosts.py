@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.exchange.exchange import Exchange, Fold
@@ -28,7 +27,7 @@ from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
 from ringside.engine.net.reduction import ALL_REDUCE, make_fold
 from ringside.engine.runtime.worker import Work, Worker
-from ringside.engine.transports.base import LinkError, LinkFailure
+from ringside.engine.transports.base import Bytes, LinkError, LinkFailure
 from ringside.schedule import Schedule, chain, relabel, ring
 from ringside.schedule.algorithms.ring import ring_all_gather
 from ringside.survive.all_reduce.gradients import AttemptRun, add_up
@@ -133,8 +132,6 @@ def blamed(generation: Generation, own: MemberId, peer: MemberId) -> tuple[tuple
     return () if own in gone else gone, (low, high)
 
 
-Bytes = NDArray[np.uint8]
-
 _SUM, _BYTE = OP_CODES["sum"], DTYPES.index("uint8")
 _JUDGE_S = 2.5
 _LOOK_S = 0.01
@@ -150,9 +147,6 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
 
     ack: Acknowledgement
     own_s: float
-
-
-_shown = msgspec.msgpack.Decoder(Shown)
 
 
 class NetExchange:
@@ -243,7 +237,7 @@ class NetExchange:
         for seat in self.generation.members:
             data = None if seat == self.seat else self._rendezvous.registers.read(self._ack_key(seat))
             if data is not None:
-                shown = decode(data, _shown, "an acknowledgement")
+                shown = decode(data, Shown, "an acknowledgement")
                 self._own[seat.rank] = shown.own_s
                 found.append(shown.ack)
         return [ack for ack in found if ack.tag == tag]
@@ -291,20 +285,16 @@ class NetExchange:
         assert self._exchange is not None
         ranks, size = self.generation.ranks, self._layout.size_bytes
         counts = [len(self._layout.slots[rank]) for rank in ranks]
-        memory, gather = np.zeros(size * sum(counts), dtype=np.uint8), self._way.all_gather()
-        held = np.split(memory, np.cumsum([size * count for count in counts])[:-1])
-        for at, slot in enumerate(self.slots):
-            held[self._me][at * size : (at + 1) * size] = slot
+        memory, gather = np.zeros((sum(counts), size), dtype=np.uint8), self._way.all_gather()
+        held = np.split(memory, np.cumsum(counts)[:-1])  # of each rank [its slots, size]
+        for place, slot in zip(held[self._me], self.slots, strict=True):
+            place[:] = slot
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
         call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
-        ExchangeRun(self._exchange, plan, held if gather else [memory], 1, make_fold(_BYTE, _SUM), call).run()
+        chunks = [part.reshape(-1) for part in (held if gather else [memory])]
+        ExchangeRun(self._exchange, plan, chunks, 1, make_fold(_BYTE, _SUM), call).run()
         self._failpoints.reached("mid_chunk")
-        placed = [
-            (of, own[at * size : (at + 1) * size])
-            for rank, own in zip(ranks, held, strict=True)
-            for at, of in enumerate(self._layout.slots[rank])
-        ]
-        add_up(self._layout.runs, [part for _, part in sorted(placed, key=lambda each: each[0])], into, 0, size)
+        add_up(self._layout.runs, self._layout.in_order(dict(zip(ranks, held, strict=True))), into, 0, size)
 
     def _wait_for(self, work: Work) -> Any:
         """Wait for what the thread does; attend to other things meanwhile."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ringside.engine.dtypes import OP_CODES, dtype_code
 from ringside.engine.net.reduction import fold
+from ringside.engine.transports.base import Bytes
 from ringside.errors import UnsupportedError
 
 ALIGN_BYTES = 64
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,9 @@ class FlatGradient:
             end += -end % ALIGN_BYTES
         self.size_bytes = end
 
-    def views(self, memory: Bytes | torch.Tensor) -> list[torch.Tensor]:
+    def views(self, memory: Bytes) -> list[torch.Tensor]:
         """Return the gradient of every parameter as a view of memory (uint8 [size_bytes]), in the model's order."""
-        raw = torch.from_numpy(memory) if isinstance(memory, np.ndarray) else memory
+        raw = torch.from_numpy(memory)
         return [
             raw[place : place + p.numel() * p.element_size()].view(p.dtype).view(p.shape)
             for p, place in zip(self._parameters, self._places, strict=True)

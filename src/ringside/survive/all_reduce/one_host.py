@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside.engine.transports.base import Bytes
 from ringside.errors import RingsideError
 from ringside.survive.all_reduce.gradients import AttemptRun, add_up, slice_of
 from ringside.survive.cluster.failpoints import Failpoints
@@ -67,14 +69,15 @@ class HostLayout:
     runs: Sequence[AttemptRun]
     slots: Mapping[int, tuple[int, ...]]
 
-    def arena_bytes(self, rank: int) -> int:
-        """Return how large a rank's arena is."""
-        return HEADER_BYTES + self.stride * (len(self.slots[rank]) + 1)
-
     @property
     def stride(self) -> int:
         """Bytes from one slot to the next."""
         return self.size_bytes + -self.size_bytes % HEADER_BYTES
+
+    def in_order(self, gradients: Mapping[int, Iterable[Bytes]]) -> list[Bytes]:
+        """Return what all slots hold, given by rank, in the order of addition."""
+        placed = [each for rank, own in gradients.items() for each in zip(self.slots[rank], own, strict=True)]
+        return [gradient for _, gradient in sorted(placed, key=itemgetter(0))]
 
 
 @dataclass
@@ -82,11 +85,11 @@ class HostView:
     """An arena as its layout says: of this process, or of a peer for reading."""
 
     words: NDArray[np.uint64]
-    slots: list[NDArray[np.uint8]]
-    sums: NDArray[np.uint8]
+    slots: list[Bytes]
+    sums: Bytes
 
     @classmethod
-    def of(cls, memory: NDArray[np.uint8], slots: int, layout: HostLayout) -> HostView:
+    def of(cls, memory: Bytes, slots: int, layout: HostLayout) -> HostView:
         """Cut an arena's bytes."""
         starts = [HEADER_BYTES + layout.stride * at for at in range(slots + 1)]
         pieces = [memory[start : start + layout.size_bytes] for start in starts]
@@ -107,17 +110,18 @@ class HostSums:
     views: dict[int, HostView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._arena = OwnArena(self.layout.arena_bytes(self.rank))
+        slots = len(self.layout.slots[self.rank])
+        self._arena = OwnArena(HEADER_BYTES + self.layout.stride * (slots + 1))  # behind the slots lie the sums
         self._members = sorted(self.layout.slots)
         self.address = self._arena.address
-        self.views[self.rank] = HostView.of(self._arena.bytes, len(self.layout.slots[self.rank]), self.layout)
+        self.views[self.rank] = HostView.of(self._arena.bytes, slots, self.layout)
 
     def meet(self, rank: int, address: Address) -> None:
         """Map a peer's arena; errors as `read_only`."""
         self.views[rank] = HostView.of(read_only(address), len(self.layout.slots[rank]), self.layout)
 
     @property
-    def slots(self) -> list[NDArray[np.uint8]]:
+    def slots(self) -> list[Bytes]:
         """This rank's gradients, uint8 [size_bytes] each, to be written until it says READY."""
         return self.views[self.rank].slots
 
@@ -142,19 +146,14 @@ class HostSums:
         Args:
             halfway: Called when half of it is done.
         """
-        placed = [
-            (order, slot)
-            for rank in self._members
-            for order, slot in zip(self.layout.slots[rank], self.views[rank].slots, strict=True)
-        ]
-        sources = [slot for _, slot in sorted(placed, key=lambda each: each[0])]
+        sources = self.layout.in_order({rank: view.slots for rank, view in self.views.items()})
         first, last = self._slice(self.rank)
         middle = first + slice_of(last - first, 0, 2)[1]
         add_up(self.layout.runs, sources, self.views[self.rank].sums, first, middle)
         halfway()
         add_up(self.layout.runs, sources, self.views[self.rank].sums, middle, last)
 
-    def collect(self, into: NDArray[np.uint8]) -> None:
+    def collect(self, into: Bytes) -> None:
         """Copy everybody's slice of the sum into private memory, uint8 [size_bytes]; everybody has SUMMED."""
         for rank in self._members:
             first, last = self._slice(rank)
@@ -179,8 +178,6 @@ def _fence() -> None:
 
 # -------------------------------------------------------------------------------------------------
 # A generation's exchange on one host: sums in arenas, acknowledgements and the decision's bell in their words.
-
-Bytes = NDArray[np.uint8]
 
 
 class HostExchange:

@@ -7,27 +7,28 @@ that link carries, and when it fails it is that link which failed, or the peer.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ringside.engine.runtime.worker import Work, Worker
-from ringside.engine.transports.base import NOBODY, Bytes, Kept, LinkError, LinkFailure, Pending, Transport
+from ringside.engine.transports.base import Bytes, Kept, LinkError, LinkFailure, Pending, Transport
 from ringside.survive.cluster.rendezvous import Knock, Rendezvous
 from ringside.survive.protocol.decision import MemberId
 from ringside.text import name_ranks
 
-OpenTransport = Callable[[str, int, int, Callable[[], bool]], Transport]
-"""(a name that only this group uses, own number, how many, whether it is still wanted) → the group's transport.
+OpenTransport = Callable[[str, int, Callable[[], bool]], Transport]
+"""(a name that only this group of two uses, own number in it, whether it is still wanted) → the group's transport.
 
-It waits for all to come while it is wanted; then they are connected in a few seconds, or `RuntimeError` is raised.
+It waits for the other to come while it is wanted; then they are connected in a few seconds, or `RuntimeError` is
+raised.
 """
 
 
 class PairwiseTransport:
-    """One vertex's links to its neighbours.
+    """One vertex's links to its neighbours: of a `Transport` as much as an exchange needs.
 
     Args:
         open_pair: Makes a group of two.
@@ -51,14 +52,11 @@ class PairwiseTransport:
         wanted: Callable[[], bool],
     ) -> None:
         self.rank, self.size = rank, size
-        self.doing: object = ""
-        self.waits_inside: Callable[[], int] = lambda: NOBODY
-        self.on_failure: Callable[[], object] = int
         self._pairs: dict[int, Transport] = {}
         for low, high in links:
             peer = high if rank == low else low
             try:
-                self._pairs[peer] = open_pair(f"{name}/{low}-{high}", int(rank > peer), 2, wanted)
+                self._pairs[peer] = open_pair(f"{name}/{low}-{high}", int(rank > peer), wanted)
             except (LinkError, RuntimeError) as error:
                 self.fail(LinkFailure("lost", peer))
                 raise LinkError(LinkFailure("lost", peer), str(error).partition("\n")[0]) from None
@@ -69,11 +67,15 @@ class PairwiseTransport:
 
     def send(self, peer: int, data: Bytes | Kept) -> Pending:
         """Start sending to a neighbour; see `Transport`."""
-        return _Message(self, peer, self._on(peer, lambda pair, number: pair.send(number, data)))
+        with _naming(peer):
+            pending = self._pairs[peer].send(int(peer > self.rank), data)
+        return _Message(peer, pending)
 
     def receive(self, peer: int, into: Bytes | Kept) -> Pending:
         """Start receiving from a neighbour; see `Transport`."""
-        return _Message(self, peer, self._on(peer, lambda pair, number: pair.receive(number, into)))
+        with _naming(peer):
+            pending = self._pairs[peer].receive(int(peer > self.rank), into)
+        return _Message(peer, pending)
 
     def fail(self, cause: LinkFailure) -> LinkFailure:
         """Tell the neighbours that this vertex leaves, and end all that is under way; return the cause."""
@@ -82,38 +84,25 @@ class PairwiseTransport:
             pair.close(patience_s=0.0)  # its thread ends here, not with the interpreter, which would abort
         return cause
 
-    def close(self, *, patience_s: float = 5.0) -> None:
-        """Leave; see `Transport`."""
-        for pair in self._pairs.values():
-            pair.close(patience_s=patience_s)
-
-    def describe(self) -> dict[str, Any]:
-        """Return its name."""
-        return {"transport": "pairs of neighbours"}
-
-    def _on(self, peer: int, act: Callable[[Transport, int], Pending]) -> Pending:
-        try:
-            return act(self._pairs[peer], int(peer > self.rank))
-        except LinkError as error:
-            raise self.blamed(peer, error) from None
-
-    def blamed(self, peer: int, error: LinkError) -> LinkError:
-        """Return a pair's error in the numbers of all: it is always about the vertex at the other end."""
-        return LinkError(LinkFailure(error.cause.kind, peer, error.cause.detail), error.detail)
-
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    neighbours: PairwiseTransport
     peer: int
     pending: Pending
 
     def wait(self) -> None:
         """Wait for it; see `Pending`."""
-        try:
+        with _naming(self.peer):
             self.pending.wait()
-        except LinkError as error:
-            raise self.neighbours.blamed(self.peer, error) from None
+
+
+@contextlib.contextmanager
+def _naming(peer: int) -> Iterator[None]:
+    """Within it a pair's error names the vertex at its other end, which it is always about, by its number among all."""
+    try:
+        yield
+    except LinkError as error:
+        raise LinkError(LinkFailure(error.cause.kind, peer, error.cause.detail), error.detail) from None
 
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
@@ -243,6 +232,6 @@ def _open_and_close(open_transport: OpenTransport, name: str, end: int) -> tuple
     """Return a thread that opens a connection and closes it again, and its work."""
     until = time.monotonic() + PATIENCE_S
     thread = Worker("ringside-survive-knock")
-    work = thread.submit(lambda: open_transport(name, end, 2, lambda: time.monotonic() < until).close())
+    work = thread.submit(lambda: open_transport(name, end, lambda: time.monotonic() < until).close())
     thread.stop(timeout_s=0.0)  # when that is done
     return thread, work

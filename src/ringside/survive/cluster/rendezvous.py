@@ -63,11 +63,6 @@ class Knock(msgspec.Struct, frozen=True, tag="knock"):
 
 
 Message = Joining | Offered | Knock
-_messages = msgspec.msgpack.Decoder(Message)
-_places = msgspec.msgpack.Decoder(PeerPlace)
-_seats = msgspec.msgpack.Decoder(tuple[MemberId, ...])
-_numbers = msgspec.msgpack.Decoder(int)
-_addresses = msgspec.msgpack.Decoder(Address)
 
 
 class Rendezvous:
@@ -109,7 +104,7 @@ class Rendezvous:
 
     def place(self, incarnation: int, seat: MemberId) -> PeerPlace | None:
         """Return where a process runs."""
-        return self._read_as(_places, _key(incarnation, "place", seat), "a worker's place")
+        return self._read_as(PeerPlace, _key(incarnation, "place", seat), "a worker's place")
 
     def founders(self, incarnation: int, patience_s: float, alive: Callable[[MemberId], bool]) -> tuple[MemberId, ...]:
         """Return who begins an incarnation: the living process of every rank, once all have come that were not refused.
@@ -121,7 +116,7 @@ class Rendezvous:
         """
         key, deadline = f"{incarnation}/founders", time.monotonic() + patience_s
         while True:
-            founders = self._read_as(_seats, key, "the list of founders")
+            founders = self._read_as(tuple[MemberId, ...], key, "the list of founders")
             if founders is not None:
                 return founders
             newest = (self.newest(incarnation, rank) for rank in range(self.ranks))
@@ -146,7 +141,7 @@ class Rendezvous:
 
     def refused(self, rank: int) -> PeerPlace | None:
         """Return where a process of a rank ran that is no member of this job; None: there was none."""
-        return self._read_as(_places, f"refused/{rank}", "a worker's place")
+        return self._read_as(PeerPlace, f"refused/{rank}", "a worker's place")
 
     def publish_final(self, where: str) -> None:
         """Publish where the final state lies, for ranks that cannot have it."""
@@ -164,7 +159,7 @@ class Rendezvous:
 
     def arena_of(self, incarnation: int, generation: int, seat: MemberId) -> Address | None:
         """Return where a member's arena lies; None: it has not said so yet."""
-        return self._read_as(_addresses, _key(incarnation, f"arena/{generation}", seat), "the address of an arena")
+        return self._read_as(Address, _key(incarnation, f"arena/{generation}", seat), "the address of an arena")
 
     def publish(self, key: str, value: bytes) -> None:
         """Have a register that only this process writes hold a value."""
@@ -204,16 +199,16 @@ class Rendezvous:
                 return found
             self._read[box] = number + 1
             try:
-                found.append(decode(data, _messages, "a message"))
+                found.append(decode(data, Message, "a message"))  # type: ignore[arg-type]
             except RingsideError:
                 continue
 
     def _number(self, key: str) -> int | None:
-        return self._read_as(_numbers, key, "a number")
+        return self._read_as(int, key, "a number")
 
-    def _read_as(self, decoder: msgspec.msgpack.Decoder[T], key: str, name: str) -> T | None:
+    def _read_as(self, kind: type[T], key: str, name: str) -> T | None:
         data = self.registers.read(key)
-        return None if data is None else decode(data, decoder, name)
+        return None if data is None else decode(data, kind, name)
 
 
 def _key(incarnation: int, kind: str, seat: MemberId) -> str:
@@ -265,10 +260,7 @@ class WorkerListener:
 
     def events(self) -> list[Event]:
         """Take out what has come."""
-        found: list[Event] = []
-        while not self._found.empty():
-            found.append(self._found.get())
-        return found
+        return [self._found.get() for _ in range(self._found.qsize())]
 
     def silent_s(self, seat: MemberId) -> float:
         """Return for how long a process has not given a sign of life though one was listened for, seconds."""

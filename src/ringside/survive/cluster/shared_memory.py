@@ -16,15 +16,13 @@ import os
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
+from ringside.engine.transports.base import Bytes
 from ringside.errors import RingsideError, UnsupportedError
 
 F_SEAL_FUTURE_WRITE = 0x0010
 """<linux/fcntl.h>; Python names it from 3.13 on."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
-
-Bytes = NDArray[np.uint8]
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
 from ringside.survive.all_reduce.gradients import FlatGradient
 from ringside.survive.data.samples import Samples, drawing_from
 
-Bytes = NDArray[np.uint8]
 Loss = Callable[[nn.Module, Any], Tensor]
 Collate = Callable[[list[Any]], Any]
 

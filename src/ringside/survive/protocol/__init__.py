@@ -25,7 +25,7 @@ Member 2 dies in step k; whoever notices first replaces the generation, and both
       0                      1                                     generation     decide(k, g)
       │                      │→PeerSuspected(2)                    g
       │                      │ ProposeGeneration(g → g+1 = {0, 1})►g+1
-      │→NewerHeardOf, or Tick│→GenerationRead(g+1)                 │
+      │→Tick                 │→GenerationRead(g+1)                 │
       │ ReadGeneration ─────────────────────────────────────────── │
       │→GenerationRead(g+1)  │ TryAbort(k, g) ────────────────────────────────►│ ABORT, if COMMIT does not stand
       │ TryAbort(k, g) ───────────────────────────────────────────────────────►│

@@ -24,8 +24,8 @@ Digest = Annotated[str, msgspec.Meta(max_length=128)]
 encode = msgspec.msgpack.Encoder().encode
 
 
-def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], name: str) -> T:
-    """Return the record that bytes stand for.
+def decode(data: bytes, kind: type[T], name: str) -> T:
+    """Return the record of a kind that bytes stand for.
 
     Raises:
         RingsideError: They are too many, or no such record.
@@ -33,7 +33,7 @@ def decode(data: bytes, decoder: msgspec.msgpack.Decoder[T], name: str) -> T:
     if len(data) > MOST_BYTES:
         raise RingsideError(f"{name} of {len(data)} bytes is not one of ours: is the store shared with another job?")
     try:
-        return decoder.decode(data)
+        return msgspec.msgpack.decode(data, type=kind)
     except UNDECODABLE as error:
         raise RingsideError(
             f"{name} cannot be read ({error}): another job, or another version of ringside, uses this store"
@@ -203,16 +203,13 @@ class Decisions:
         return None if stands is None else decode_decided(stands).answer(tag.step)
 
 
-_decoder = msgspec.msgpack.Decoder(Decided)
-
-
 def decode_decided(data: bytes) -> Decided:
     """Return what a register says is decided.
 
     Raises:
         RingsideError: The bytes are no decisions.
     """
-    return decode(data, _decoder, "the decisions of a generation")
+    return decode(data, Decided, "the decisions of a generation")
 
 
 def decisions_key(incarnation: int, generation: int) -> str:

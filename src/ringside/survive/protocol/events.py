@@ -106,10 +106,6 @@ class StoreLost(Event, frozen=True):
     """The registers cannot be reached any more."""
 
 
-class NewerHeardOf(Event, frozen=True):
-    """A message named a generation that this member does not know."""
-
-
 class WorkDone(Event, frozen=True):
     """The gradients of all of this member's micro-batches are summed.
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ringside.errors import UsageError
-from ringside.survive.protocol.decision import Count, Digest, MemberId, Tag
-from ringside.survive.protocol.decision import decode as _decode
-from ringside.survive.protocol.settings import Quotas
+from ringside.survive.protocol.decision import Count, Digest, MemberId, Tag, decode
+from ringside.survive.protocol.settings import equal_quotas
 
 Link = tuple[Count, Count]
 
@@ -121,16 +120,13 @@ def assign_micro_batches(owners: Sequence[int], quotas: Mapping[int, int]) -> tu
     return tuple(next(spare) if owner is None else owner for owner in kept)
 
 
-_decoder = msgspec.msgpack.Decoder(Generation)
-
-
 def decode_generation(data: bytes) -> Generation:
     """Return the generation that stands in a register.
 
     Raises:
         RingsideError: The bytes are no generation.
     """
-    return _decode(data, _decoder, "a generation")
+    return decode(data, Generation, "a generation")
 
 
 def generation_key(incarnation: int) -> str:
@@ -200,21 +196,16 @@ class MembershipChange:
         ends = self.ends and base.last is None
         return MembershipChange(suspects, waiting, self.drains - set(base.drained), broken, quotas, ends=ends)
 
-    def quotas_of(self, ranks: tuple[int, ...], owners: tuple[int, ...], share_out: Quotas) -> dict[int, int]:
-        """Return how many micro-batches each of some ranks takes."""
-        return self._quotas_for(ranks) or dict(zip(ranks, share_out(ranks, len(owners)), strict=True))
-
     def _wants_other_quotas(self, base: Generation) -> bool:
-        wanted = self._quotas_for(base.ranks)
+        wanted = self.quotas_for(base.ranks)
         return any(base.owners.count(rank) != quota for rank, quota in wanted.items())
 
-    def _quotas_for(self, ranks: tuple[int, ...]) -> dict[int, int]:
+    def quotas_for(self, ranks: tuple[int, ...]) -> dict[int, int]:
+        """Return how many micro-batches each of some ranks is to take; {}: that is not said of just these."""
         return dict(self.quotas) if tuple(sorted(rank for rank, _ in self.quotas)) == ranks else {}
 
 
-def successor(
-    base: Generation, change: MembershipChange, step: int | None, settled: bool, share_out: Quotas
-) -> Generation:
+def successor(base: Generation, change: MembershipChange, step: int | None, settled: bool) -> Generation:
     """Return the generation that follows `base`.
 
     Args:
@@ -222,7 +213,6 @@ def successor(
         change: What is to change.
         step: The step that the maker is at; None: it has no state.
         settled: The maker has state and `base` is in force for it: in no generation before can a step be committed.
-        share_out: Gives quotas where the change names none.
     """
     arriving = change.arriving(base)
     leaving = change.lost(base) | {seat for seat in base.members if seat.rank in change.drains}
@@ -233,7 +223,8 @@ def successor(
     same = set(ranks) == set(base.ranks) and not change.quotas
     owners = base.owners
     if ranks and not same:
-        owners = assign_micro_batches(base.owners, change.quotas_of(ranks, base.owners, share_out))
+        equal = equal_quotas(ranks, len(base.owners))
+        owners = assign_micro_batches(base.owners, change.quotas_for(ranks) or dict(zip(ranks, equal, strict=True)))
 
     # Who brings no state. Once a step was committed in `base`, all of its members had it: they acknowledged.
     begins = base.step if step is None else step
@@ -257,29 +248,24 @@ def successor(
         broken=broken,
         drained=tuple(sorted(set(base.drained) | change.drains)) if last is None else (),
         left=tuple(MemberId(rank, epoch) for rank, epoch in sorted(base.epochs.items()) if rank not in ranks),
-        unsettled=unsettled_after(base, settled),
+        unsettled=(*(() if settled else base.unsettled), (base.number, base.step)),
         last=last,
     )
 
 
-def closing(base: Generation, settled: bool) -> Generation:
+def closing(base: Generation) -> Generation:
     """Return the record that gives an incarnation up after `base`: nobody takes part any more."""
-    return Generation(base.incarnation, base.number + 1, base.step, unsettled=unsettled_after(base, settled))
+    unsettled = (*base.unsettled, (base.number, base.step))
+    return Generation(base.incarnation, base.number + 1, base.step, unsettled=unsettled)
 
 
-def ending(base: Generation, last: int, final: str, ranks: int) -> Generation:
+def ending(base: Generation, last: int, final: str, without: tuple[int, ...]) -> Generation:
     """Return the record that ends the job after `base`: all of its members have kept the final state.
 
     Args:
         base: What stands.
         last: How many steps the job has.
         final: Digest of the final state.
-        ranks: How many ranks the job was started with.
+        without: Ranks that have not got it.
     """
-    without = tuple(rank for rank in range(ranks) if rank not in base.ranks)
     return Generation(base.incarnation, base.number + 1, last, over=True, last=last, final=final, without=without)
-
-
-def unsettled_after(base: Generation, settled: bool) -> tuple[tuple[int, int], ...]:
-    """Return the generations up to `base` in which a step could still be committed."""
-    return (*(() if settled else base.unsettled), (base.number, base.step))

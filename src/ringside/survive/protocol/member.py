@@ -31,7 +31,7 @@ def _tick(member: MemberState, event: e.Tick) -> Instructions:
     """Time has passed: every `retry_s` what may have been lost is repeated, by what the member is about."""
     member.now = event.now
     if member.unanswered is not None and member.now - member.unanswered > member.settings.store_patience_s:
-        return transitions.store_is_gone(member)
+        return transitions.store_lost(member, e.StoreLost())
     if member.now - member.asked < member.settings.retry_s:
         return []
     # Forgetting the proposal lets the same one be made again: the compare-and-set of the last one may have been lost.
@@ -48,7 +48,6 @@ _HANDLERS: dict[type, Callable[[MemberState, Any], Instructions]] = {
     e.GenerationEnded: transitions.generation_ended,
     e.StoreLost: transitions.store_lost,
     # a step
-    e.NewerHeardOf: transitions.newer_heard_of,
     e.WorkDone: transitions.work_done,
     e.ResultReady: transitions.result_ready,
     e.AckSeen: transitions.ack_seen,

@@ -63,12 +63,6 @@ def gain(seconds: Sequence[float], before: Sequence[int], after: Sequence[int]) 
     return 1.0 - step_seconds(seconds, after) / was if was > 0 else 0.0
 
 
-Quotas = Callable[[Sequence[int], int], Sequence[int]]
-"""Ranks, ascending, and the number of micro-batches → how many each takes."""
-Stretch = Callable[[int], tuple[int, int]]
-"""Step → position of its first sample in the job's sequence of samples, and how many."""
-
-
 @dataclass(frozen=True)
 class Rules:
     """The rules that exactly-once rests on. All are kept; the proof breaks them one by one, to see that it notices.
@@ -112,10 +106,9 @@ class ProtocolSettings:
 
     Args:
         micro_batches: Parts that every step is cut into.
-        samples: Which samples a step takes.
+        samples: Gives which samples a step takes: the position of its first one in the job's sequence, and how many.
         steps: How many steps there are; None: without end.
         mean: The divisor is the number of samples; False: 1, the gradient is a sum.
-        quotas: Shares micro-batches out when the membership changes.
         checkpoint_every: A checkpoint whenever so many steps are committed; 0: none.
         least_members: With fewer the job halts.
         ranks: How many ranks the job was started with: at its end all are waited for; 0: only the members are.
@@ -132,10 +125,9 @@ class ProtocolSettings:
     """
 
     micro_batches: int
-    samples: Stretch
+    samples: Callable[[int], tuple[int, int]]
     steps: int | None = None
     mean: bool = True
-    quotas: Quotas = equal_quotas
     checkpoint_every: int = 0
     least_members: int = 1
     ranks: int = 0

@@ -103,6 +103,12 @@ class MemberState:
         return () if self.generation is None else self.generation.members
 
     @property
+    def absent_ranks(self) -> tuple[int, ...]:
+        """The job's ranks that no member has."""
+        present = {seat.rank for seat in self.members}
+        return tuple(rank for rank in range(self.settings.ranks) if rank not in present)
+
+    @property
     def is_leader(self) -> bool:
         """Whether it counts acknowledgements in the generation in force."""
         return self.generation is not None and self.is_own(self.generation.leader)

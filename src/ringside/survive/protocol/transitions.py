@@ -15,6 +15,7 @@ from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Commit, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, closing, ending, successor
+from ringside.survive.protocol.settings import equal_quotas
 from ringside.survive.protocol.state import Instructions, MemberPhase, MemberState
 
 # -------------------------------------------------------------------------------------------------
@@ -27,11 +28,6 @@ def started(member: MemberState, event: e.Started) -> Instructions:
     return [i.ReadGeneration()]
 
 
-def newer_heard_of(member: MemberState, _: e.NewerHeardOf) -> Instructions:
-    """A message named a later generation."""
-    return [i.ReadGeneration()]
-
-
 def generation_read(member: MemberState, event: e.GenerationRead) -> Instructions:
     """The generation register was read: found the first generation, or go on into a later one."""
     member.unanswered = None
@@ -41,7 +37,7 @@ def generation_read(member: MemberState, event: e.GenerationRead) -> Instruction
         if member.step is None or member.seat not in member.founders:
             return []
         ranks = tuple(seat.rank for seat in member.founders)
-        quotas = member.settings.quotas(ranks, member.settings.micro_batches)
+        quotas = equal_quotas(ranks, member.settings.micro_batches)
         owners = tuple(rank for rank, quota in zip(ranks, quotas, strict=True) for _ in range(quota))
         return [i.ProposeGeneration(None, Generation(member.incarnation, 1, member.step, 0, member.founders, owners))]
     if member.newest is not None and record.number <= member.newest.number:
@@ -50,7 +46,7 @@ def generation_read(member: MemberState, event: e.GenerationRead) -> Instruction
 
     # A later generation stands. What is open in the own one is settled before it is entered (rule 2).
     if record.over and member.phase in (MemberPhase.KEEPING, MemberPhase.CLOSING):
-        return _finish(member, record)
+        return member.end(i.Finish(record.final, record.without))
     if member.phase is MemberPhase.RESOLVING:
         return []  # the step is being aborted already; the newest generation is entered after that
     if member.generation is None or member.step is None or not member.settings.rules.abort_first:
@@ -96,7 +92,7 @@ def _enter_generation(member: MemberState) -> Instructions:
 def _stay_outside(member: MemberState, record: Generation) -> Instructions:
     """The newest generation does not name this process: end, give the incarnation up, or ask to join."""
     if record.over:
-        return _finish(member, record)
+        return member.end(i.Finish(record.final, record.without))
     if member.generation is not None and member.seat.rank in record.drained:
         return member.end(i.Leave("this rank was drained as a straggler: it waits until the job ends"))
     if record.closed and member.step is None:
@@ -293,7 +289,7 @@ def propose_change(member: MemberState, between_steps: bool = False) -> Instruct
         return []
 
     # May it be? With too few members, or after too many attempts at one step, the job halts.
-    proposal = successor(base, change, member.step, member.is_settled, settings.quotas)
+    proposal = successor(base, change, member.step, member.is_settled)
     most_attempts = settings.most_attempts
     if member.has_last:
         most_attempts *= max(settings.ranks, 1)  # at the end every rank may come and go: nothing fails by that
@@ -454,12 +450,12 @@ def _end_job_if_all_kept(member: MemberState) -> Instructions:
         return []
     # Ranks that are no members are awaited too, unless they are known to come no more.
     patient = member.now - member.since <= settings.end_patience_s
-    if settings.rules.all_come and patient and not set(_absent_ranks(member)) <= member.gone:
+    if settings.rules.all_come and patient and not set(member.absent_ranks) <= member.gone:
         return []
     votes = {seat: ack.digest for seat, ack in member.acks.items() if ack.tag == own.tag}
     if settings.rules.equal_digests and len(set(votes.values())) > 1:
         return _outvote(member, votes)
-    return [i.ProposeGeneration(record, ending(record, own.tag.step, own.digest, settings.ranks))]
+    return [i.ProposeGeneration(record, ending(record, own.tag.step, own.digest, member.absent_ranks))]
 
 
 def wait_for_all(member: MemberState) -> Instructions:
@@ -482,14 +478,9 @@ def end_wanted(member: MemberState, _: e.EndWanted) -> Instructions:
 
 
 def store_lost(member: MemberState, _: e.StoreLost) -> Instructions:
-    """The registers cannot be reached any more."""
-    return store_is_gone(member)
-
-
-def store_is_gone(member: MemberState) -> Instructions:
-    """End because the registers do not answer; after the last step nothing is lost by that."""
+    """The registers cannot be reached any more: end; after the last step nothing is lost by that."""
     if member.phase in (MemberPhase.KEEPING, MemberPhase.CLOSING):
-        return member.end(i.Finish("", _absent_ranks(member)))
+        return member.end(i.Finish("", member.absent_ranks))
     patience = member.settings.store_patience_s
     return member.end(i.Halt(f"the store has not answered for {patience:g} s: start the job again, it resumes"))
 
@@ -497,16 +488,6 @@ def store_is_gone(member: MemberState) -> Instructions:
 def _has_kept(member: MemberState, seat: MemberId) -> bool:
     ack = member.acks.get(seat)
     return ack is not None and ack.tag == member.tag
-
-
-def _absent_ranks(member: MemberState) -> tuple[int, ...]:
-    """Return the job's ranks that no member has."""
-    present = () if member.generation is None else member.generation.ranks
-    return tuple(rank for rank in range(member.settings.ranks) if rank not in present)
-
-
-def _finish(member: MemberState, record: Generation) -> Instructions:
-    return member.end(i.Finish(record.final, record.without))
 
 
 # -------------------------------------------------------------------------------------------------
@@ -535,7 +516,7 @@ def close_incarnation(member: MemberState) -> Instructions:
     record = member.newest
     if record is None or member.fence is not None:
         return _end_next_generation(member)
-    return [i.ProposeGeneration(record, closing(record, settled=False))]
+    return [i.ProposeGeneration(record, closing(record))]
 
 
 def generation_ended(member: MemberState, event: e.GenerationEnded) -> Instructions:

@@ -68,27 +68,24 @@ class Checkpoints:
 
     Args:
         directory: Where they are; all ranks must see the same.
-        kept: How many are kept.
     """
 
-    def __init__(self, directory: Path, kept: int = KEPT) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._kept = kept
         self._writer: threading.Thread | None = None
         self._failing = False
         self._torn: set[Path] = set()
 
-    def begin(self, tree: dict[str, Any]) -> bool:
-        """Begin to write a state on a thread; return False, and do nothing, while another is being written.
+    def begin(self, tree: dict[str, Any]) -> None:
+        """Begin to write a state on a thread; do nothing while another is being written.
 
         Args:
             tree: The state, with tensors that nobody changes any more.
         """
         if self._writer is not None and self._writer.is_alive():
-            return False
+            return
         self._writer = threading.Thread(target=self._try_write, args=(tree,), name="ringside-checkpoint", daemon=True)
         self._writer.start()
-        return True
 
     def _try_write(self, tree: dict[str, Any]) -> None:
         try:
@@ -101,12 +98,10 @@ class Checkpoints:
             _log.log(level, "%s: training goes on, the one before stays; make room in %s", problem, self.directory)
             self._failing = True
 
-    def finish(self, timeout_s: float) -> bool:
-        """Wait for the one that is being written; return whether none is any more."""
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the one that is being written."""
         if self._writer is not None:
             self._writer.join(timeout_s)
-            return not self._writer.is_alive()
-        return True
 
     def newest(self) -> dict[str, Any] | None:
         """Return the newest state that is whole; None: there is none."""
@@ -138,7 +133,7 @@ class Checkpoints:
         _sync(self.directory)
         self._torn.discard(path)
         # All before the newest that are kept go; one that is torn does not count.
-        kept = [step for step, path in self._found() if path not in self._torn][: self._kept]
+        kept = [step for step, path in self._found() if path not in self._torn][:KEPT]
         for old in self.directory.iterdir():
             match = _NAME.fullmatch(old.name.removeprefix(_TORN))
             if match is not None and kept and int(match[1]) < kept[-1]:

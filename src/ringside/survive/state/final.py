@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from ringside.engine.transports.base import Bytes
 from ringside.errors import FinalStateError, RingsideError
 from ringside.survive.state.kept import DIGEST_BYTES, STATE_AT, Head, Kept, Lies, Stage, new_file
-from ringside.survive.state.state import Bytes, JobState, digest_of, pack, packed_size, unpack
+from ringside.survive.state.state import JobState, digest_of, pack, packed_size, unpack
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +54,12 @@ class Final:
         Raises:
             FinalStateError: It can be kept in neither, so nobody may be told that it was.
         """
-        digest, tree = state.digest(), state.tree()
-        kept, head = self._kept, None if self._kept is None else self._kept.head
-        if kept is None or head is None or (head.stage is not Stage.TRAINING and head.digest == digest):
+        digest, tree, kept = state.digest(), state.tree(), self._kept
+        if kept is None or (kept.head.stage is not Stage.TRAINING and kept.head.digest == digest):
             return digest
-        tried = head.stage is Stage.TRAINING and head.size_bytes > 0
-        size = packed_size(tree)
-        head = Head(head.progress, Stage.TRAINING, state.step, digest, size, self._directory)
+        before, size = kept.head, packed_size(tree)
+        tried = before.stage is Stage.TRAINING and before.size_bytes > 0
+        head = Head(before.progress, Stage.TRAINING, state.step, digest, size, self._directory)
         kept.head = head
         try:
             if tried:
@@ -76,15 +76,15 @@ class Final:
 
     def tree(self, digest: int | None = None) -> dict[str, Any] | None:
         """Return the state that is kept; None: there is none, or not the one of a digest."""
-        kept, head = self._kept, None if self._kept is None else self._kept.head
-        if kept is None or head is None or head.stage is Stage.TRAINING or digest not in (None, head.digest):
+        kept = self._kept
+        if kept is None or kept.head.stage is Stage.TRAINING or digest not in (None, kept.head.digest):
             return None
+        head = kept.head
         try:
             if head.lies is not Lies.HERE:
                 return final_state(head.directory)
-            return _checked(
-                _mapped(kept.fd, kept.offset, STATE_AT + head.size_bytes, mmap.PROT_READ)[STATE_AT:], head.digest
-            )
+            memory = _mapped(kept.fd, kept.offset, STATE_AT + head.size_bytes, mmap.PROT_READ)
+            return _checked(memory[STATE_AT:], head.digest)
         except (RingsideError, ValueError, OSError) as error:
             _log.warning("the state that was kept cannot be used: %s", error)
             return None

@@ -112,14 +112,18 @@ class Kept:
     @property
     def newest(self) -> Kept:
         """The part of what is trained now: the last that a worker has begun to write."""
-        part = self
-        while part.head.stage >= Stage.OVER and (later := part.behind())._has_head:
-            part = later
-        return part
+        *_, last = self._parts()
+        return last
 
-    @property
-    def _has_head(self) -> bool:
-        return os.pread(self.fd, len(_MAGIC), self.offset) == _MAGIC
+    def _parts(self) -> Iterator[Kept]:
+        """Yield this part, and those behind it that a worker has begun to write."""
+        part = self
+        yield part
+        while part.head.stage >= Stage.OVER:
+            part = part.behind()
+            if os.pread(self.fd, len(_MAGIC), part.offset) != _MAGIC:
+                return
+            yield part
 
     @property
     def head(self) -> Head:
@@ -168,14 +172,10 @@ class Kept:
 
     def close(self) -> None:
         """Let go of it, and of what lies in files only because there was no memory for it."""
-        part = self
-        while True:
+        for part in self._parts():
             if part.head.lies is Lies.IN_FILE:
                 with contextlib.suppress(OSError):
                     os.unlink(part.head.directory)
-            if part.head.stage < Stage.OVER or not part.behind()._has_head:
-                break
-            part = part.behind()
         os.close(self.fd)
 
 

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ringside.decoding import UNDECODABLE
+from ringside.engine.transports.base import Bytes
 from ringside.errors import MismatchError, RingsideError, UnsupportedError
 from ringside.pytorch.recording.parameter_digests import digest
 from ringside.survive.data.samples import Position
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.stateful import Stateful  # importing it takes a second
 
 # -------------------------------------------------------------------------------------------------
 # State as a tree of plain values with tensors at its leaves: taken apart, packed into bytes, and put together again.
@@ -30,7 +33,6 @@ _ALIGN = 64
 _LENGTH = 8
 _MOST_BYTES = 1 << 26
 _PLAIN = (bool, int, float, str, bytes, type(None))
-Bytes = NDArray[np.uint8]
 
 
 class _Leaf(msgspec.Struct, array_like=True):
@@ -158,16 +160,6 @@ def _tensor(memory: Bytes, leaf: _Leaf) -> torch.Tensor:
 
 
 _POSITION, _UNSAVED = "position", "buffers"
-
-
-class Stateful(Protocol):
-    """What has a state: an optimizer, a scheduler, a sampler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return it."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take it over."""
 
 
 class JobState:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.storage import _storage_type_to_dtype_map
 
 METADATA = ".metadata"
 
@@ -47,23 +48,6 @@ _OBJECTS = {
     "torch._utils": {"_rebuild_tensor_v2", "_rebuild_tensor_v3"},
     "pathlib": {"PosixPath"},
     "pathlib._local": {"PosixPath"},
-}
-_STORAGES = {
-    f"{name}Storage": getattr(torch, dtype)
-    for name, dtype in {
-        "BFloat16": "bfloat16",
-        "Bool": "bool",
-        "Byte": "uint8",
-        "Char": "int8",
-        "ComplexDouble": "complex128",
-        "ComplexFloat": "complex64",
-        "Double": "float64",
-        "Float": "float32",
-        "Half": "float16",
-        "Int": "int32",
-        "Long": "int64",
-        "Short": "int16",
-    }.items()
 }
 
 
@@ -161,7 +145,7 @@ class _Object:
 
 
 _VALUES: dict[tuple[str, str], Any] = {
-    **{("torch", name): dtype for name, dtype in _STORAGES.items()},
+    **{("torch", name): dtype for name, dtype in _storage_type_to_dtype_map().items() if name[0] != "Q"},
     ("torch.storage", "UntypedStorage"): torch.uint8,
     ("torch", "Size"): tuple,
     ("torch.serialization", "_get_layout"): _layout,

@@ -12,10 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from threading import Event
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.engine.runtime.worker import Work, Worker
-from ringside.engine.transports.base import LinkError, LinkFailure, Transport
+from ringside.engine.transports.base import Bytes, LinkError, LinkFailure, Transport
 from ringside.errors import RingsideError
 from ringside.survive.cluster.known_workers import KnownWorkers
 from ringside.survive.cluster.links import OpenTransport
@@ -32,7 +31,6 @@ from ringside.survive.state.state import pack, packed_size, take_over
 # -------------------------------------------------------------------------------------------------
 # To a process on another host: its size (int64), then the bytes in pieces, over a group of two.
 
-Bytes = NDArray[np.uint8]
 PIECE_BYTES = 1 << 22
 MOST_BYTES = 1 << 44
 """A size that is announced as more is none: the other end is no worker of ours."""
@@ -54,7 +52,7 @@ class StateSender:
         self._wanted = True
 
         def send() -> None:
-            self._transport = transport = open_transport(name, _GIVER, 2, lambda: self._wanted)
+            self._transport = transport = open_transport(name, _GIVER, lambda: self._wanted)
             length = np.array([len(memory)], dtype=np.int64).view(np.uint8)
             for piece in (length, *_pieces(memory)):
                 transport.send(_TAKER, piece).wait()
@@ -84,7 +82,7 @@ def receive(open_transport: OpenTransport, name: str, wait: Callable[[Work], obj
     thread, opened, over = Worker("ringside-survive-gift"), list[Transport](), Event()
 
     def receive_all() -> Bytes:
-        transport = open_transport(name, _TAKER, 2, lambda: not over.is_set())
+        transport = open_transport(name, _TAKER, lambda: not over.is_set())
         opened.append(transport)
         length = np.zeros(8, dtype=np.uint8)
         transport.receive(_GIVER, length).wait()
