@@ -283,6 +283,37 @@ def test_who_stops_it_from_inside_does_not_wait_for_itself():
     assert notes.names == [2]
 
 
+class SluggishTimer:
+    """Wakes a moment after its time, as on a busy machine, and not if it has been set to another one meanwhile."""
+
+    def __init__(self) -> None:
+        self.wakes_at, self.sleeps = math.inf, threading.Event()
+
+    def set(self, wakes_at: float) -> None:
+        self.wakes_at = wakes_at
+
+    def sleep(self) -> None:
+        self.sleeps.set()
+        while self.wakes_at > time.monotonic():
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_thread_ends_though_the_last_one_was_carried_out_before_it_woke(monkeypatch):
+    timer = SluggishTimer()
+    monkeypatch.setattr("ringside.engine.runtime.queue.new_timer", lambda: timer)
+    turns, notes = CollectiveQueue("ringside-turns", "closed"), Notes()
+    first, second = turns.start(lambda: turns.stop(LIMIT_S), LATER_S), turns.start(notes.job(2), LATER_S)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "ringside-turns")
+    assert timer.sleeps.wait(LIMIT_S)
+    assert first.wait()
+    assert second.wait()
+    turns.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
 # ------------------------------------------------------------------------------------------------ all at once
 
 

@@ -338,6 +338,8 @@ class CollectiveQueue:
             if self._executor == me:
                 if self._queue:
                     self._set_timer(self._due(self._queue[0]))
+                elif not self._open:
+                    self._set_timer(0.0)  # to end: `_wait_for_turn` may have taken back what `stop` had set
                 while self._sleepers:
                     self._sleepers.pop().release()
                 self._executor = 0
