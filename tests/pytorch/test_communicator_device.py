@@ -34,7 +34,7 @@ def plan_of(device: OnDevice, x: Any) -> str:
         run = DevicePeers.run
 
         def noted(peers: DevicePeers, plan: Any, *args: Any) -> None:
-            names.append(plan.name)
+            names.append(plan.schedule.name)
             run(peers, plan, *args)
 
         patch.setattr(DevicePeers, "run", noted)

@@ -92,7 +92,7 @@ def _prove(schedule: Schedule, buffers: int) -> Proof:
         tally.count(step)
     end = Outcome(pool, state, written, holds, wants, schedule.ranks, schedule.collective)
     problems = impossible or [*unsafe, *wrong_results(end)]
-    return Proof(problems, not problems and canonical(end), tally.traffic(), partial(_expression, pool, state))
+    return Proof(problems, canonical(end), tally.traffic(), partial(_expression, pool, state))
 
 
 def _expression(pool: Expressions, final: Ids, chunk: int, rank: int) -> str:
