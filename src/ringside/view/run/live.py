@@ -28,7 +28,7 @@ from ringside.monitor.run.registry import running_runs
 from ringside.monitor.slow_rank.detector import PriceMeter, meter_of
 from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
-from ringside.monitor.verdict import Verdict
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import counted
 from ringside.view.verdict_text import Calm, describe_calm, verdict_text
 
@@ -211,7 +211,7 @@ class RunFollower:
                 if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
                     return
                 # Of one rank that holds the others up every further step adds to the price.
-                has_meter = verdict.kind in ("slow_rank", "uneven_work", "input_bound") and len(verdict.ranks) == 1
+                has_meter = verdict.kind in OWN_TIME_KINDS and len(verdict.ranks) == 1
                 self.findings.append(ShownFinding(verdict, meter_of(verdict) if has_meter else None))
             elif kind == "repaired":
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
