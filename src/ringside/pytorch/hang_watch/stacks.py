@@ -21,13 +21,33 @@ _LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _DDP = os.path.join("torch", "nn", "parallel", "distributed.py")
 _CALLS = frozenset(
-    """
-    all_reduce all_reduce_coalesced reduce reduce_scatter reduce_scatter_tensor
-    all_gather all_gather_coalesced all_gather_into_tensor all_gather_object
-    gather gather_object scatter scatter_object_list all_to_all all_to_all_single
-    broadcast broadcast_object_list send send_object_list recv recv_object_list
-    barrier monitored_barrier new_group destroy_process_group
-    """.split()
+    [
+        "all_reduce",
+        "all_reduce_coalesced",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_object",
+        "gather",
+        "gather_object",
+        "scatter",
+        "scatter_object_list",
+        "all_to_all",
+        "all_to_all_single",
+        "broadcast",
+        "broadcast_object_list",
+        "send",
+        "send_object_list",
+        "recv",
+        "recv_object_list",
+        "barrier",
+        "monitored_barrier",
+        "new_group",
+        "destroy_process_group",
+    ]
 )
 _BUFFERS = frozenset(("_distributed_broadcast_coalesced", "_default_broadcast_coalesced"))
 _TENSORS = ("tensor", "input_tensor", "output_tensor", "input", "output")

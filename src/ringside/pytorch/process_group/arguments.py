@@ -21,11 +21,24 @@ from torch.distributed.distributed_c10d import ReduceOp
 from ringside.engine.dtypes import DTYPES
 from ringside.errors import UnsupportedError, UsageError
 
-_ORDER = """
-    output outputs output_tensors outputTensor output_tensor output_lists tensors tensor
-    input inputs input_tensors inputTensor input_tensor input_list
-    output_split_sizes input_split_sizes
-""".split()
+_ORDER = [
+    "output",
+    "outputs",
+    "output_tensors",
+    "outputTensor",
+    "output_tensor",
+    "output_lists",
+    "tensors",
+    "tensor",
+    "input",
+    "inputs",
+    "input_tensors",
+    "inputTensor",
+    "input_tensor",
+    "input_list",
+    "output_split_sizes",
+    "input_split_sizes",
+]
 """Names of tensors and splits, in the order in which torch's methods take them."""
 
 _OF_LISTS = (c10d.AllgatherOptions, c10d.GatherOptions)
