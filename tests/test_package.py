@@ -71,11 +71,11 @@ ENTRANCES = {
     "lab": "iproute2 wiring",
     "launch": "follow torchrun",
     "monitor": (
-        "alerts.book alerts.counters alerts.live assessment collector hang.attribution hang.detector "
+        "alerts.book alerts.counters alerts.live assessment collector groups hang.attribution hang.detector "
         "hang.rank_state job.collectives job.questions links.sampler replicas "
         "run.directory run.records run.registry run.table "
         "slow_rank.detector slow_rank.window_test stats step_clock "
-        "summary verdict vitals.gpu vitals.process"
+        "summary verdict vitals.gpu vitals.process wait_meter"
     ),
     "predict": (
         "fit laws.calibrate laws.knowledge plan.buckets plan.memory plan.options plan.plan "
@@ -140,6 +140,7 @@ def test_public_names():
         "init",
         "log_step",
         "survive",
+        "watch",
     ]
     assert all(getattr(ringside, name) is not None for name in ringside.__all__)
     with pytest.raises(AttributeError, match="no_such_name"):

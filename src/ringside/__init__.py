@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ringside.pytorch import Attachment as Attachment
     from ringside.pytorch import attach as attach
     from ringside.pytorch import log_step as log_step
+    from ringside.pytorch import watch as watch
     from ringside.pytorch.communicator.communicator import GroupCommunicator as GroupCommunicator
     from ringside.pytorch.communicator.communicator import communicator as communicator
     from ringside.view.run.recorded import Run as Run
@@ -64,6 +65,7 @@ __all__ = [
     "init",
     "log_step",
     "survive",
+    "watch",
 ]
 
 _LAZY = {
@@ -75,6 +77,7 @@ _LAZY = {
     "Run": "ringside.view.run.recorded",
     "attach": "ringside.pytorch",
     "log_step": "ringside.pytorch",
+    "watch": "ringside.pytorch",
     "Attachment": "ringside.pytorch",
     "Verdict": "ringside.monitor",
     "Work": "ringside.engine",

@@ -37,7 +37,13 @@ CHANCE = 0.0002
 """... and by more than chance would show in one rank of all in so many runs, by the error of a mean."""
 NEARLY_ALL, MOSTLY = 0.85, 0.6
 
-PHASE_NAMES = {"data": "data loading", "forward": "forward", "backward": "backward", "optimizer": "the optimizer"}
+PHASE_NAMES = {
+    "data": "data loading",
+    "forward": "forward",
+    "backward": "backward",
+    "compute": "forward and backward",
+    "optimizer": "the optimizer",
+}
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,15 +68,20 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     found_ratio: float | None = None
 
 
-def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict]) -> Assessment:
+def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict], peers: Sequence[Sequence[int]] = ()) -> Assessment:
     """Return what a run's records say about stragglers.
 
     Args:
         table: Its step records.
         verdicts: What was found in it.
+        peers: Ranks that do the same work, where not all do: only these are compared.
     """
     if any(verdict.ranks and verdict.kind in OWN_TIME_KINDS for verdict in verdicts):
         return Assessment(state="straggler")
+    if len(peers) > 1:
+        each = [_of_job(assess_stragglers(table.of_ranks(ranks), []), ranks) for ranks in peers]
+        # The job's is that of the worst of them: whose slowest rank is the slowest, else who would not show one.
+        return max(each, key=lambda found: (found.excess_ratio or 0.0, found.found_ratio is None))
     found = assess_own_times(table.steps, table["own_seconds"])
     if found.rank is None or found.since_step is None:
         return found
@@ -82,6 +93,11 @@ def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict]) -> Assessme
     return msgspec.structs.replace(found, phase=phase, phase_ratio=share) if share >= MOSTLY else found
 
 
+def _of_job(found: Assessment, peers: Sequence[int]) -> Assessment:
+    """Return what was found of a rank among its peers with its number in the job."""
+    return found if found.rank is None else msgspec.structs.replace(found, rank=peers[found.rank])
+
+
 def assess_own_times(steps: NDArray[np.int64], own: Floats) -> Assessment:
     """Return what own times say about stragglers where no verdict names one.
 
@@ -90,7 +106,7 @@ def assess_own_times(steps: NDArray[np.int64], own: Floats) -> Assessment:
         own: Own times, float64 [steps, ranks], seconds; NaN: not known.
     """
     if own.shape[1] < 2:
-        return Assessment(state="none")  # nobody waits for anybody
+        return Assessment(state="none")  # there is nobody to compare it with
     found = PROMISED if would_be_found(own) else None
     slowest = _slowest(own)
     if slowest is None:

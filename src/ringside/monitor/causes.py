@@ -36,11 +36,12 @@ from ringside.text import duration, percent
 # -------------------------------------------------------------------------------------------------
 # The verdict with its cause.
 
-PHASES = ("data", "forward", "backward", "optimizer")
+PHASES = ("data", "forward", "backward", "compute", "optimizer")
 PHASE_WORDS = {
     "data": "fetching its input",
     "forward": "its forward pass",
     "backward": "its backward pass",
+    "compute": "its forward and backward passes",
     "optimizer": "its optimizer update",
 }
 DOMINANT = 0.6

@@ -13,12 +13,13 @@ from typing import Protocol
 import msgspec
 
 from ringside.isolation import Listeners
+from ringside.monitor.groups import JobGroups
 from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.links.watcher import LinkWatcher
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
-from ringside.monitor.slow_rank.detector import SlowRankWatcher
+from ringside.monitor.slow_rank.peers import PeersWatcher
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 BEHIND_STEPS = 20
@@ -53,9 +54,11 @@ class StepCollector:
         writer: Where to write records and events, if anywhere.
         watchers: What judges every step; by default `standard_watchers`.
         listeners: Called with every event, in order.
+        groups: What is known of the job's process groups; its records add to it.
         clock: Seconds since 1970.
 
     Attributes:
+        groups: As given, or its own.
         steps: Number of steps completed so far.
         newest: The newest completed step, None before the first.
         late: Records that came after their step was completed; they are written and not analysed.
@@ -71,13 +74,15 @@ class StepCollector:
         *,
         watchers: Iterable[Watcher] | None = None,
         listeners: Iterable[Listener] = (),
+        groups: JobGroups | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
         self.newest: int | None = None
         self._listeners = Listeners("events of the run", listeners)
         self._writer, self.clock = writer, clock
-        self._watchers = standard_watchers(ranks) if watchers is None else list(watchers)
+        self.groups = groups or JobGroups(ranks)
+        self._watchers = standard_watchers(ranks, groups=self.groups) if watchers is None else list(watchers)
         self._links = LinkMap()
         self._pending: dict[int, Row] = {}
         self._highest = -1
@@ -89,6 +94,7 @@ class StepCollector:
     def add(self, records: Iterable[StepRecord]) -> list[Event]:
         """Take in a batch of records; return the events it led to."""
         done: list[StepRecord] = []
+        learnt: list[Event] = []
         for record in records:
             if not 0 <= record.rank < self.ranks or record.step < 0:
                 continue
@@ -100,6 +106,10 @@ class StepCollector:
                     _log.warning(text, record.rank, record.step, self._highest)
                 continue
             record = self._links.resolve(record)
+            if record.new_groups:
+                if news := self.groups.learn(record.new_groups):
+                    learnt.append(self._emit({"kind": "groups", "groups": msgspec.to_builtins(news)}))
+                record = msgspec.structs.replace(record, new_groups=())
             if self.newest is not None and record.step <= self.newest:
                 self.late += 1
                 done.append(record)  # written, and no longer judged
@@ -107,7 +117,7 @@ class StepCollector:
             self._absent.discard(record.rank)
             self._pending.setdefault(record.step, {}).setdefault(record.rank, record)
             self._highest = max(self._highest, record.step)
-        return self._complete(done, everything=False)
+        return [*learnt, *self._complete(done, everything=False)]
 
     def lost(self, rank: int, reason: str = "") -> None:
         """Stop waiting for a rank's records: it died or left."""
@@ -222,7 +232,7 @@ class Watcher(Protocol):
         """The verdicts whose episodes are not over, with their prices so far."""
 
 
-def standard_watchers(ranks: int, hosts: Sequence[str] = ()) -> list[Watcher]:
+def standard_watchers(ranks: int, hosts: Sequence[str] = (), groups: JobGroups | None = None) -> list[Watcher]:
     """Return the watchers of every job: ranks' own times, links between hosts, and the job as a whole.
 
     A job is bound by communication only where neither a slow link nor small collectives explain it.
@@ -230,19 +240,22 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = ()) -> list[Watcher]:
     Args:
         ranks: Number of ranks.
         hosts: Host of each rank, in rank order, where it is known.
+        groups: What is known of the job's process groups.
     """
+    groups = groups or JobGroups(ranks)
     links, small = LinkWatcher(ranks, hosts), SmallCollectives()
-    bound = CommunicationBound(Explained(links, small))
-    return [SlowRankWatcher(ranks), links, JobWatcher(ranks, [small, bound, InputBound()])]
+    bound = CommunicationBound(Explained(links, small, groups))
+    return [PeersWatcher(groups), links, JobWatcher(ranks, [small, bound, InputBound()])]
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Whether there is, or may be, a narrower reason for communication that takes long."""
+    """Whether there is, or may be, a narrower reason for communication that takes long: a pipeline has bubbles."""
 
     links: LinkWatcher
     small: SmallCollectives
+    groups: JobGroups
 
     def __call__(self) -> bool:
         """Return whether there is."""
-        return self.links.suspects or self.small.suspects
+        return self.links.suspects or self.small.suspects or self.groups.mesh.has_stages

@@ -8,6 +8,7 @@ step always add up to the step. Where the work is a device's, marks in its queue
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ringside.monitor.job.collectives import CollectiveSpan
-from ringside.monitor.run.records import StepRecord
+from ringside.monitor.run.records import Group, GroupUse, StepRecord
 
 # -------------------------------------------------------------------------------------------------
 # A finished training step before its record is worked out: what the training thread had to read, and no more.
@@ -57,11 +58,13 @@ class StepPhases:
 
     Args:
         syncs: Of each backward pass how long the rank was blocked in its synchronisation, and how to get its times.
+        groups: What was done in watched groups.
     """
 
     data: float = 0.0
     forward: float = 0.0
     backward: float = 0.0
+    compute: float = 0.0
     exposed: float = 0.0
     optimizer: float = 0.0
     overhead: float = 0.0
@@ -69,6 +72,41 @@ class StepPhases:
     loss: float | None = None
     forwards: int = 0
     syncs: list[tuple[float, Told]] = field(default_factory=list)
+    groups: GroupTimes | None = None
+
+
+class GroupTimes(Protocol):
+    """What a rank did in the process groups that are watched, in one step."""
+
+    def work_out(self) -> GroupSums:
+        """Return what it comes to; once, at any later time, on any thread, step by step in order."""
+
+
+class GroupMeter(Protocol):
+    """Adds up what a rank does in the process groups that are watched."""
+
+    @property
+    def has_issued(self) -> bool:
+        """Whether anything was issued since the last call of `take`."""
+
+    def take(self) -> GroupTimes:
+        """Set apart what was done since the last call."""
+
+
+class GroupSums(NamedTuple):
+    """What a rank did in process groups in one step.
+
+    Args:
+        uses: By group and peer.
+        unseen_seconds: How long it waited where that was not seen, and follows from what was.
+        unclear_seconds: How long it may have waited beyond that.
+        new_groups: Groups that it used for the first time.
+    """
+
+    uses: tuple[GroupUse, ...] = ()
+    unseen_seconds: float = 0.0
+    unclear_seconds: float = 0.0
+    new_groups: tuple[Group, ...] = ()
 
 
 @dataclass(slots=True)
@@ -113,14 +151,17 @@ class Draft:
         syncs = [(exposed, read_times()) for exposed, read_times in phases.syncs]
         # A rank waits for others at most while it is blocked; `min` in this order keeps a NaN: it is not known.
         waits = [min(times.wait_seconds, exposed) for exposed, times in syncs]
+        sums = GroupSums() if phases.groups is None else phases.groups.work_out()
+        exposed = min(phases.exposed + sums.unseen_seconds, self.seconds)
         self._record = StepRecord(
             step=self.step,
             rank=self.rank,
             ended_unix=self.ended_unix,
             step_seconds=self.seconds,
-            own_seconds=max(self.seconds - phases.exposed, 0.0),
-            wait_seconds=sum(waits),
-            exposed_seconds=phases.exposed,
+            own_seconds=max(self.seconds - exposed, 0.0),
+            # Who came last in groups is found by comparing ranks.
+            wait_seconds=math.nan if sums.uses else sum(waits),
+            exposed_seconds=exposed,
             sync_seconds=sum(times.sync_seconds for _, times in syncs),
             wire_seconds=sum(times.wire_seconds for _, times in syncs),
             data_seconds=phases.data,
@@ -129,14 +170,18 @@ class Draft:
             optimizer_seconds=phases.optimizer,
             cpu_seconds=self.cpu_seconds,
             samples=phases.samples,
-            payload_bytes=sum(times.payload_bytes for _, times in syncs),
-            collectives=sum(times.collectives for _, times in syncs),
+            payload_bytes=sum(times.payload_bytes for _, times in syncs) + sum(use.size_bytes for use in sums.uses),
+            collectives=sum(times.collectives for _, times in syncs) + sum(use.count for use in sums.uses),
             overhead_seconds=phases.overhead,
             loss=phases.loss,
             busy_seconds=sum(times.busy_seconds for _, times in syncs),
             latency_seconds=syncs[-1][1].latency_seconds if syncs else 0.0,
+            compute_seconds=max(phases.compute - sums.unseen_seconds, 0.0),
+            unclear_seconds=sums.unclear_seconds,
+            groups=sums.uses,
+            new_groups=sums.new_groups,
         )
-        phases.syncs = []  # they hold what their times are read from
+        phases.syncs, phases.groups = [], None  # they hold what their times are read from
         return self._record
 
 
@@ -261,7 +306,7 @@ class PhaseEvents:
 
     def write(self, phases: StepPhases) -> float:
         """Replace the host's times by the device's, and return that of the step; after `settle`."""
-        phases.data = phases.forward = phases.backward = phases.exposed = phases.optimizer = 0.0
+        phases.data = phases.forward = phases.backward = phases.compute = phases.exposed = phases.optimizer = 0.0
         syncs = []
         for phase, seconds in self._seconds:
             if phase == SYNC:
@@ -367,6 +412,8 @@ class StepClock:
         emit: Called with every finished step, when nothing more can be added to it.
         now, cpu, wall: Clocks: monotonic seconds, CPU seconds of this process, seconds since 1970.
         always_synced: Count every optimizer update as a step, though no synchronisation was seen.
+        groups: Adds up what is done in watched groups: an update with some of it is a step, as all ranks take part.
+        is_manual: Whether only `step_ends` ends a step.
     """
 
     rank: int
@@ -376,6 +423,8 @@ class StepClock:
     wall: Clock = time.time
     always_synced: bool = False
     step: int = 0
+    groups: GroupMeter | None = None
+    is_manual: bool = False
     _open: StepPhases = field(default_factory=StepPhases)
     _pending: Draft | None = None
     _has_optimizer: bool = False
@@ -437,6 +486,11 @@ class StepClock:
         if self._laps is not None:
             self._laps.end("exposed")
 
+    def waited(self, seconds: float) -> None:
+        """This rank was blocked for so long in a watched group, inside the phase under way."""
+        self._open.exposed += seconds
+        self._mark += seconds
+
     def instrumented(self, seconds: float) -> None:
         """An instrument of ours took so long inside the phase under way, of which it stays a part."""
         self._open.overhead += seconds
@@ -445,13 +499,22 @@ class StepClock:
         """An optimizer update begins; frameworks that run forward and backward inside of it are not in it yet."""
         if self._open.syncs or self.always_synced:
             self._open.optimizer += self._lap("optimizer")
+        elif self._has_collectives() and not self._open.forwards:
+            self._open.compute += self._lap("compute")
 
     def optimizer_ends(self) -> None:
         """An optimizer update ends; the step with it, if gradients were synchronised in it."""
         self._has_optimizer = True
         self._open.optimizer += self._lap("optimizer")
-        if self._open.syncs or self.always_synced:
+        if (self._open.syncs or self._has_collectives() or self.always_synced) and not self.is_manual:
             self._close()
+        self._own_time()
+
+    def step_ends(self) -> None:
+        """A step ends here, whatever optimizers do: from now on only this ends one."""
+        self.is_manual = True
+        self._open.compute += self._lap("compute")
+        self._close()
         self._own_time()
 
     def log(self, loss: float | None = None, samples: int | None = None) -> None:
@@ -474,6 +537,9 @@ class StepClock:
         self._cpu_began = self.cpu()
         self._laps = None if self._marks is None else PhaseEvents(self._marks, self._marks.mark())
 
+    def _has_collectives(self) -> bool:
+        return self.groups is not None and self.groups.has_issued
+
     def _lap(self, phase: str, until: float | None = None) -> float:
         end = self.now() if until is None else max(until, self._mark)
         seconds, self._mark = end - self._mark, end
@@ -489,6 +555,8 @@ class StepClock:
         self.flush()
         cpu = self.cpu()
         seconds = self._mark - self._began
+        if self.groups is not None:
+            self._open.groups = self.groups.take()
         self._pending = Draft(self.rank, self.step, self.wall(), seconds, cpu - self._cpu_began, self._open, self._laps)
         self.step += 1
         if self._laps is not None:

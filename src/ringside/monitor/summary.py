@@ -15,6 +15,7 @@ from ringside.errors import RingsideError
 from ringside.files import replace_file
 from ringside.monitor.assessment import assess_stragglers
 from ringside.monitor.causes import explain_verdict
+from ringside.monitor.groups import Mesh, read_groups
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
@@ -24,6 +25,7 @@ from ringside.monitor.run.records import SCHEMA, Revised, RunInfo, StepRecord, g
 from ringside.monitor.run.table import StepTable, fill_waits, job_exposed_seconds, job_step_seconds, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
+from ringside.monitor.slow_rank.peers import among_peers, of_job
 from ringside.monitor.stats import excess_ratios, known_median
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 
@@ -55,6 +57,7 @@ def summarise(
     links: Sequence[LinkTotals] = (),
     revised: Sequence[Revised] = (),
     memory: Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
@@ -66,9 +69,11 @@ def summarise(
         links: What links between hosts carried, where wires were watched.
         revised: When gradients went another way between hosts, and why.
         memory: How many gradient buckets were shared and copied, and their bytes.
+        mesh: How its ranks are arranged; None: all do the same work.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
+    peers = [list(range(table.ranks))] if mesh is None else mesh.peers
     steps = int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride if len(table) else 0
     seconds = job_step_seconds(table)
     known = seconds[np.isfinite(seconds)]
@@ -83,7 +88,7 @@ def summarise(
             "median": step_s,
             "p95": float(np.quantile(known, 0.95)) if known.size else 0.0,
         },
-        "ranks": _ranks(run_info, table),
+        "ranks": _ranks(run_info, table, peers),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
         "sync": {
             "engine": run_info.engine,
@@ -95,7 +100,7 @@ def summarise(
         },
         "overhead": {"seconds_per_step": overhead_s, "ratio": overhead_s / step_s if step_s > 0 else 0.0},
         "questions": to_plain(answer_questions(run_info, table, verdicts, links)),
-        "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts)),
+        "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts, peers)),
     }
     if links:
         summary["links"] = msgspec.to_builtins(list(links))
@@ -153,15 +158,19 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     strides = [event.get("stride") for event in events]
     stride = max((one for one in strides if isinstance(one, int) and 1 <= one <= MOST_STRIDE), default=1)
     table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size, stride=stride)
-    verdicts = _verdicts(events, table)
+    mesh = Mesh(reader.info.world_size, read_groups(events))
+    verdicts = _verdicts(events, table, mesh)
     loss = _loss(table)
     given = {**(reader.summary() or {}), **({"loss": loss} if loss else {}), **(extra or {})}
     revised = revisions(events)
     links, memory = ledger.totals(), gradient_memory(events)
-    return summarise(reader.info, table, verdicts, links=links, revised=revised, memory=memory, extra=given), table
+    summary = summarise(
+        reader.info, table, verdicts, links=links, revised=revised, memory=memory, mesh=mesh, extra=given
+    )
+    return summary, table
 
 
-def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
+def _verdicts(events: Sequence[Event], table: StepTable, mesh: Mesh) -> list[Verdict]:
     """Return the events' verdicts, each in its last version, or the detector's where the run was cut before any."""
     recorded: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
     for event in events:
@@ -170,8 +179,13 @@ def _verdicts(events: Sequence[Event], table: StepTable) -> list[Verdict]:
     ended = any(event["kind"] == "ended" for event in events)
     verdicts = list(recorded.values())
     if not verdicts and not ended and len(table):
-        verdicts = [_in_steps(verdict, table) for verdict in detect(table["own_seconds"], table["samples"])]
-    verdicts = [_review_verdict(verdict, table) for verdict in verdicts]
+        found = [
+            of_job(verdict, peers, mesh.ranks)
+            for peers in mesh.peers
+            for verdict in detect(table["own_seconds"][:, peers], table["samples"][:, peers])
+        ]
+        verdicts = [_in_steps(verdict, table) for verdict in found]
+    verdicts = [_review_verdict(verdict, table, mesh) for verdict in verdicts]
     # Two slow ranks hide each other's price: both get what they cost together as well.
     slow = [verdict for verdict in verdicts if verdict.kind in OWN_TIME_KINDS and verdict.ranks]
     if len({verdict.ranks[0] for verdict in slow}) < 2:
@@ -210,7 +224,7 @@ def _in_steps(verdict: Verdict, table: StepTable) -> Verdict:
     return msgspec.structs.replace(verdict, since_step=since, detected_step=detected, evidence=evidence)
 
 
-def _review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
+def _review_verdict(verdict: Verdict, table: StepTable, mesh: Mesh) -> Verdict:
     """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
 
     One on the whole job or on a link is only priced again. Verdicts of other kinds, and on ranks without records,
@@ -221,6 +235,10 @@ def _review_verdict(verdict: Verdict, table: StepTable) -> Verdict:
         return reprice(verdict, table.between(verdict.since_step, _until(verdict)))
     if verdict.kind not in OWN_TIME_KINDS or len(verdict.ranks) != 1 or not 0 <= verdict.ranks[0] < table.ranks:
         return verdict
+    return among_peers(verdict, table, mesh, _review_beside)
+
+
+def _review_beside(verdict: Verdict, table: StepTable) -> Verdict:
     episode = table.between(verdict.since_step, _until(verdict))
     if not np.isfinite(episode["own_seconds"][:, verdict.ranks[0]]).any():
         return verdict
@@ -261,9 +279,11 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
     return spared_rank_seconds(own, repaired) * table.stride
 
 
-def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
+def _ranks(run_info: RunInfo, table: StepTable, peers: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     own = [known_median(table["own_seconds"][:, rank], math.nan) for rank in range(table.ranks)]
-    excess = excess_ratios(np.array(own)).tolist()
+    excess = np.full(table.ranks, np.nan)
+    for ranks in peers:
+        excess[list(ranks)] = excess_ratios(np.array(own)[list(ranks)])
     waits = fill_waits(table)
     return [
         {
@@ -271,7 +291,7 @@ def _ranks(run_info: RunInfo, table: StepTable) -> list[dict[str, Any]]:
             "host": run_info.hosts[rank] if rank < len(run_info.hosts) else "",
             "own_seconds_median": own[rank],
             "wait_seconds_median": known_median(waits[:, rank], math.nan),
-            "excess_ratio": excess[rank],
+            "excess_ratio": float(excess[rank]),
         }
         for rank in range(table.ranks)
     ]

@@ -21,6 +21,7 @@ KINDS = (
     "dead_rank",
     "diverged",
     "broken_ring",
+    "changed",
 )
 
 OWN_TIME_KINDS = frozenset({"slow_rank", "uneven_work", "input_bound"})
@@ -94,11 +95,15 @@ def headline(verdict: Verdict) -> str:
     if verdict.kind == "slow_rank" and "pause_bar_seconds" in verdict.evidence:
         return f"{who} pauses again and again: {by} slower than the others in all"
     # Of two replicas that differ neither is known to be the right one.
+    if verdict.evidence.get("place"):
+        who = f"{who} ({verdict.evidence['place']})"
+    than = f"its peers ({verdict.evidence['peers']})" if verdict.evidence.get("peers") else "the others"
     others = " from the others" if verdict.evidence.get("decided", 1) else ""
     sentences = {
-        "slow_rank": f"{who} is {by} slower than the others",
-        "uneven_work": f"{who} gets more work than the others and needs {by} longer",
-        "input_bound": f"{who} waits for its input and needs {by} longer than the others",
+        "slow_rank": f"{who} is {by} slower than {than}",
+        "changed": f"{who} needs {by} longer than before",
+        "uneven_work": f"{who} gets more work than {than} and needs {by} longer",
+        "input_bound": f"{who} waits for its input and needs {by} longer than {than}",
         "communication_bound": "the job is bound by communication",
         "small_collectives": "too many small collectives are launched",
         "slow_link": f"the link {' → '.join(map(str, verdict.ranks))} is slow",

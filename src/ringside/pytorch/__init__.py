@@ -2,7 +2,8 @@
 
 from ringside.pytorch.ddp.attach import attach
 from ringside.pytorch.ddp.attached_model import Attachment, attachment_of
+from ringside.pytorch.group_watch import Watch, watch
 from ringside.pytorch.process_group.counters import carried
 from ringside.pytorch.recording.session import Session, log_step
 
-__all__ = ["Attachment", "Session", "attach", "attachment_of", "carried", "log_step"]
+__all__ = ["Attachment", "Session", "Watch", "attach", "attachment_of", "carried", "log_step", "watch"]

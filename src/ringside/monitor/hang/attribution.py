@@ -101,18 +101,15 @@ def find_cause(states: Sequence[RankState], *, at_end: bool = False, least_s: fl
         return _missing("hang", "stopped", stopped, states)
     # Ranks at work that have not entered a collective in which another waits, and of these the furthest behind.
     able = [s for s in states if s not in waiting and s not in unheard and (s.left or not s.process.gone)]
-    late = [
-        s
-        for s in able
-        if any(s.group_seq < other.group_seq if other.call else s.entered < other.entered for other in waiting)
-    ]
+    late = [s for s in able if any(_is_behind(s, other) for other in waiting)]
     if late:
         first = min(s.entered for s in late)
         culprits = [s for s in late if s.entered == first]
         patience = 0.0
         if all(other.call for other in waiting):
             patience = OWN_CALL_S
-        if min(s.synced for s in (*waiting, *culprits)) < WARM_UP_PASSES:
+        # Where groups are watched, backward passes are not counted, and steps are.
+        if min(s.step if s.group_counts else s.synced for s in (*waiting, *culprits)) < WARM_UP_PASSES:
             patience = WARM_UP_S
         if waited <= patience and not any(s.left for s in culprits):
             return None
@@ -122,6 +119,13 @@ def find_cause(states: Sequence[RankState], *, at_end: bool = False, least_s: fl
             return None
         return _missing("hang", "unheard", unheard, states)
     return _find_mismatch(waiting, states) or _missing("hang", "inside", [], states)
+
+
+def _is_behind(state: RankState, waiting: RankState) -> bool:
+    """Return whether a rank has not entered what another waits in."""
+    if waiting.group:
+        return waiting.needs(state)
+    return state.group_seq < waiting.group_seq if waiting.call else state.entered < waiting.entered
 
 
 def _occupation(state: RankState) -> str:

@@ -108,6 +108,40 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(mean, self.delivery_bytes_per_s)
 
 
+class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A process group of the job.
+
+    Args:
+        name: torch's own, the same on all of its ranks and no other group's.
+        description: torch's own: `mesh_tp` of a `DeviceMesh`'s dimension `tp`.
+        ranks: Its global ranks, in their order in the group.
+        has_messages: Whether messages between two ranks were sent in it.
+    """
+
+    name: str
+    description: str = ""
+    ranks: tuple[Rank, ...]
+    has_messages: bool = False
+
+
+class GroupUse(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank did in one group in one step.
+
+    Args:
+        group: The group's name.
+        peer: The rank at the other end of its messages; -1: these are collectives.
+        count: How many were issued.
+        size_bytes: Their bytes.
+        blocked_seconds: How long this rank was blocked in them.
+    """
+
+    group: str
+    peer: int
+    count: Count
+    size_bytes: Count
+    blocked_seconds: float
+
+
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One training step of one rank.
 
@@ -121,7 +155,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         step_seconds: Duration of the whole step.
         own_seconds: The rank's own work: the step minus the time it was blocked on others.
         wait_seconds: Its last arrival at a synchronisation until the last rank arrived there (NaN: not known here).
-        exposed_seconds: Time blocked in gradient synchronisation after backward had no work left.
+        exposed_seconds: Time blocked in gradient synchronisation after backward had no work left, and in what was
+            issued in groups that are watched.
         sync_seconds: Total time from a bucket's hand-over to its result, summed over buckets (overlapped or not).
         wire_seconds: Part of `sync_seconds` after the last rank had arrived.
         data_seconds: End of the previous step until forward began.
@@ -138,6 +173,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         busy_seconds: What the collectives took one after the other, without others being late for the first.
         latency_seconds: What one collective takes whatever its size, as far as this rank could measure; 0: not known.
         wires: What it sent to other hosts; on the newest record of a batch, about once a second.
+        compute_seconds: What came before the optimizer's update, where forward and backward passes are not told apart.
+        unclear_seconds: Part of `own_seconds` in which it may have been waiting: that was not to be seen.
+        groups: What it did in which process group, where groups are watched.
+        new_groups: Groups that it used for the first time; rank 0 puts them into the run's events, not into records.
     """
 
     step: Annotated[int, msgspec.Meta(le=2**53)]  # a larger one is a damaged line, and no int64
@@ -163,6 +202,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     busy_seconds: float = 0.0
     latency_seconds: float = 0.0
     wires: tuple[Wire, ...] = ()
+    compute_seconds: float = 0.0
+    unclear_seconds: float = 0.0
+    groups: tuple[GroupUse, ...] = ()
+    new_groups: tuple[Group, ...] = ()
 
 
 Row = dict[int, StepRecord]

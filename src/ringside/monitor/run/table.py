@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,12 @@ class VitalsTable:
         if until_step is not None:
             inside &= self.steps < until_step
         return VitalsTable(self.ranks, self.steps[inside], self.owners[inside], self._values[inside])
+
+    def of_ranks(self, ranks: Sequence[int]) -> VitalsTable:
+        """Return the rows of some ranks, ascending, which are numbered from 0 in it."""
+        inside = np.isin(self.owners, ranks)
+        owners = np.searchsorted(ranks, self.owners[inside])
+        return VitalsTable(len(ranks), self.steps[inside], owners, self._values[inside])
 
     def mean(self, values: Floats) -> Floats:
         """Return the mean of each rank, float64 [ranks], weighted by the time the rows stand for; NaN: not known.
@@ -164,11 +170,11 @@ def _own_seconds(vitals: VitalsTable, synced: Floats) -> Floats:
 # -------------------------------------------------------------------------------------------------
 # Step records as arrays [steps, ranks]: a long run is kept at a coarser stride.
 
-_NO_NUMBERS = frozenset({"step", "rank", "ended_unix", "vitals", "wires"})
+_NO_NUMBERS = frozenset({"step", "rank", "ended_unix", "vitals", "wires", "groups", "new_groups"})
 FIELDS = tuple(name for name in StepRecord.__struct_fields__ if name not in _NO_NUMBERS)
 """What a table has of a record: the figures of a step."""
 CELLS = 1_000_000
-"""Records kept in full: 144 MB; beyond it every second step is dropped, again and again."""
+"""Records kept in full: 160 MB; beyond it every second step is dropped, again and again."""
 
 
 class StepTable:
@@ -215,6 +221,10 @@ class StepTable:
         """Return the rows before a training step; none, where there are none."""
         end = int(np.searchsorted(self.steps, step))
         return StepTable(self.steps[:end], self.stride, self._values[:, :end], self.vitals.between(0, step))
+
+    def of_ranks(self, ranks: Sequence[int]) -> StepTable:
+        """Return the columns of some ranks, ascending, which are numbered from 0 in it."""
+        return StepTable(self.steps, self.stride, self._values[:, :, list(ranks)], self.vitals.of_ranks(ranks))
 
 
 def tabulate(records: Iterable[StepRecord], ranks: int, *, cells: int = CELLS, stride: int = 1) -> StepTable:

@@ -333,6 +333,8 @@ class SlowRankWatcher:
             seconds += max((time for time in times if time > 0), default=0.0)  # what is not known is not positive
             known = {other: record.own_seconds for other, record in row.items() if record.own_seconds > 0}
             own = known.pop(rank, None)
+            if own is not None:
+                own -= row[rank].unclear_seconds  # of what was not seen, what is kinder to the accused
             if own is None or not known:
                 continue
             usual = median(known.values())

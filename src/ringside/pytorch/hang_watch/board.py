@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -46,13 +46,22 @@ _FIELDS = {
 _HEAD = struct.Struct("=" + "".join(_FIELDS.values()))
 _AT = {name: 8 * index for index, name in enumerate(_FIELDS)}
 _CALL, _CALLS_AT = struct.Struct("=qqq"), 512
-_TEXTS = {"call": (2176, 64), "where": (2240, 256), "failure": (2496, 4096)}
+_TEXTS = {
+    "call": (2176, 64),
+    "where": (2240, 256),
+    "failure": (2496, 4096),
+    "awaited": (6592, 768),
+    "counts": (7360, 768),
+}
 _q, _d = struct.Struct("=q").pack_into, struct.Struct("=d").pack_into
 _ENTER = struct.Struct("=qd").pack_into
 _LENGTH = struct.Struct("=H")
 _NEWEST = 8
 _ENTERED, _MOVED, _WAITING = _AT["entered"], _AT["moved_at"], _AT["waiting_since"]
 _encode, _decode_failure = msgspec.json.encode, msgspec.json.Decoder(Failure).decode
+_decode_awaited = msgspec.json.Decoder(tuple[str, int, list[int]]).decode
+_decode_counts = msgspec.json.Decoder(dict[str, int]).decode
+_DAMAGED = (msgspec.DecodeError, msgspec.ValidationError)
 
 
 class ProgressPage:
@@ -126,6 +135,15 @@ class ProgressPage:
         at, room = _TEXTS[field]
         raw = text.encode(errors="replace")[: room - _LENGTH.size]
         self._page[at : at + _LENGTH.size + len(raw)] = _LENGTH.pack(len(raw)) + raw
+
+    def show_groups(self, awaited: tuple[str, int, list[int]] | None, counts: Mapping[str, int]) -> None:
+        """Write in which watched group this rank waits and for whom, and how far it is in each.
+
+        What has no room is left out whole: then nothing is known.
+        """
+        for field, value in (("awaited", awaited), ("counts", dict(counts))):
+            text = _encode(value).decode() if value else ""
+            self.write(field, text if len(text) <= _TEXTS[field][1] - _LENGTH.size else "")
 
     def view(self, rank: int) -> ProgressView:
         """Return a reader of this page."""
@@ -211,9 +229,15 @@ class ProgressView:
             if number == seq:  # else it is being overwritten
                 calls.append(WaitingCall(seq, OPS[op % len(OPS)], size_bytes))
         failure, text = None, self.text("failure")
-        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):  # it may be half written
+        with contextlib.suppress(*_DAMAGED):  # it may be half written
             failure = _decode_failure(text) if text else None
         call = "" if head["waiting_since"] or not head["call_since"] else self.text("call")
+        group, number, ranks = "", 0, list[int]()
+        counts: dict[str, int] = {}
+        with contextlib.suppress(*_DAMAGED):
+            counts = _decode_counts(text) if (text := self.text("counts")) else counts
+            if call and (text := self.text("awaited")):
+                group, number, ranks = _decode_awaited(text)
         return RankState(
             rank=self.rank,
             step=head["step"],
@@ -226,6 +250,10 @@ class ProgressView:
             group_seq=head["group_seq"],
             call=call,
             call_bytes=head["call_bytes"] if call else 0,
+            group=group,
+            group_number=number,
+            group_ranks=ranks,
+            group_counts=counts,
             where=self.text("where"),
             silent_s=max(now - head["beat_at"], 0.0),
             left=bool(head["left"]),

@@ -24,6 +24,7 @@ from ringside.monitor.hang.attribution import LIMIT_S
 from ringside.monitor.hang.detector import STACKS, HangDetector
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
+from ringside.monitor.wait_meter import WaitMeter
 from ringside.processes import host_key, start_time
 from ringside.pytorch.hang_watch.board import ProgressPage
 from ringside.pytorch.hang_watch.host import Host, RankHandle
@@ -66,6 +67,7 @@ class HangWatch:
         stacks: Those of this rank.
         training_thread: The thread that made it.
         group: Whose collectives this rank counts.
+        groups: What this rank does in all groups, where they are watched; else only those of `group` are counted.
         path: The run's directory, where it is known.
     """
 
@@ -89,6 +91,7 @@ class HangWatch:
         self.stacks = Stacks()
         self.training_thread = threading.get_ident()
         self.group = dist.group.WORLD
+        self.groups: WaitMeter | None = None
         self._own = RankHandle(
             rank=rank,
             host=host_key(),
@@ -207,7 +210,8 @@ class HangWatch:
 
         # How many collectives of any kind this rank has begun on the default group; 0 where its backend does not count.
         try:
-            sequence = int(self.group._get_sequence_number_for_group())  # type: ignore[union-attr]
+            groups = self.groups
+            sequence = int(self.group._get_sequence_number_for_group()) if groups is None else groups.moves  # type: ignore[union-attr]
         except (RuntimeError, AttributeError, TypeError):
             sequence = 0
         if sequence != view.number("group_seq"):
@@ -233,6 +237,8 @@ class HangWatch:
         board.write("where", place.where)
         board.write("call", place.call)
         board.put("call_bytes", place.size_bytes)
+        if groups is not None:
+            board.show_groups(groups.awaited(), groups.counts)
         board.put("call_since", moved if place.call else 0.0)
 
     def _dump(self, episode: int) -> None:

@@ -30,6 +30,9 @@ class RingsideWork(dist.Work):
         outputs: The tensors that hold the result when it is done.
         turn: Its place among the group's collectives; None: it is done.
         limit_s: Longest wait where `wait` is given none, seconds; None: as long as the engine lets it.
+
+    Attributes:
+        watched: Times the first wait, where the group is watched (`ringside.pytorch.group_watch`).
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class RingsideWork(dist.Work):
         self._name, self._rank, self._outputs, self._turn = name, rank, outputs, turn
         self._future: Future[list[torch.Tensor]] | None = None
         self._guard = threading.Lock()
+        self.watched: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return True when it is done; without a timeout it may run here.
@@ -56,6 +60,9 @@ class RingsideWork(dist.Work):
             SyncError: What went wrong, with rank and collective.
             DeadlineError: It is not done yet; it stays under way.
         """
+        if self.watched is not None:
+            watched, self.watched = self.watched, None
+            return bool(watched.timed(self.wait, timeout))
         if self._turn is None:
             return True
         seconds = timeout.total_seconds() if timeout else 0.0

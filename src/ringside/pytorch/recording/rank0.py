@@ -27,6 +27,7 @@ from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import MetricsSnapshot
 from ringside.monitor.alerts.live import AlertService, Endpoint, Server
 from ringside.monitor.collector import StepCollector, standard_watchers
+from ringside.monitor.groups import JobGroups
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister
@@ -71,9 +72,12 @@ class Rank0Recorder:
         self._writer = RunWriter(self.path, info)
         self._entry = register(self.path, info.world_size, info.started_unix)
         self._alerts = AlertService(info, self.path, serve=_serve_metrics)
-        watchers = standard_watchers(info.world_size, info.hosts)
+        groups = JobGroups(info.world_size)
+        watchers = standard_watchers(info.world_size, info.hosts, groups)
         listeners = [self._on_event, self._alerts.record]
-        self.collector = StepCollector(info.world_size, self._writer, watchers=watchers, listeners=listeners)
+        self.collector = StepCollector(
+            info.world_size, self._writer, watchers=watchers, listeners=listeners, groups=groups
+        )
         self.collector.note("started", **({"metrics": self._alerts.url} if self._alerts.url else {}))
         self._lock = threading.RLock()
         self._new_verdicts: deque[Verdict] = deque()

@@ -1,0 +1,215 @@
+"""A job's process groups: which ranks do the same work, who waits for whom in which of them, and through whom.
+
+Ranks of a job with tensor, pipeline or expert parallelism do different work by design. Only *peers* are compared: ranks
+with the same coordinates along every dimension but the data-parallel ones. The mesh is read from the groups: those that
+a `DeviceMesh` makes have its dimension's name.
+
+A rank's own time needs no clock in common with other ranks, and neither does it here: all leave an all-reduce (or any
+other collective that nobody leaves before the last has come) together, so who was blocked least in it came last, and
+the others waited for that one as long as they were blocked longer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ringside.decoding import UNDECODABLE
+from ringside.monitor.run.records import Group, Rank, Row
+
+DATA = frozenset({"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "replica"})
+"""Words in the name of a mesh's dimension along which ranks do the same work."""
+STAGES = frozenset({"pp", "pipe", "pipeline", "stage", "stages"})
+"""Words in the name of one along which they do different work, one after the other."""
+DEFAULT = ("default_pg", "mesh_default", "undefined", "")
+"""What torch calls groups that no mesh's dimension has named."""
+_MESH = "mesh_"
+
+
+def dimension(group: Group) -> str:
+    """Return the name of the mesh's dimension that a group lies along; empty where none is known."""
+    if group.description in DEFAULT:
+        return ""
+    return group.description.removeprefix(_MESH)
+
+
+def _has(name: str, words: frozenset[str]) -> bool:
+    return not words.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
+class Mesh:
+    """What is known of how a job's ranks are arranged.
+
+    Args:
+        ranks: Number of ranks.
+        groups: The process groups that were used, by name.
+
+    Attributes:
+        peers: Ranks that do the same work, as a partition of all ranks: each ascending, in order of their first.
+        is_known: Whether the groups tell which ranks do; if not, every rank is alone.
+        has_stages: Whether ranks are stages of a pipeline.
+    """
+
+    def __init__(self, ranks: int, groups: Mapping[str, Group] = {}) -> None:
+        self.ranks, self.groups = ranks, dict(groups)
+        self.coordinates: list[dict[str, int]] = [{} for _ in range(ranks)]
+        along: dict[str, list[Group]] = defaultdict(list)
+        for group in groups.values():
+            name = dimension(group) or ("pp" if group.has_messages else "")
+            if 1 < len(group.ranks) < ranks or (len(group.ranks) == ranks and _has(name, STAGES)):
+                along[name].append(group)
+        unnamed = along.pop("", [])
+        self.has_stages = any(_has(name, STAGES) for name in along)
+        for name, members in along.items():
+            for group in members:
+                for index, rank in enumerate(group.ranks):
+                    self.coordinates[rank][name] = index
+
+        # Groups without a name lie across the other dimensions if they have at most one rank of each of their groups:
+        # then their ranks do the same work. Two ways to lie across each other are two meshes that fit.
+        models = [set(group.ranks) for name, members in along.items() if not _has(name, DATA) for group in members]
+        data = [set(group.ranks) for name, members in along.items() if _has(name, DATA) for group in members]
+        across = [set(group.ranks) for group in unnamed]
+        crossing = any(one is not two and one & two and not one <= two and not two <= one
+                       for one in across for two in across)  # fmt: skip
+        self.is_known = not crossing and not (across and any(len(one & two) > 1 for one in across for two in models))
+        if self.is_known:
+            data += across
+        if not models and not crossing:
+            self.peers = [list(range(ranks))]
+        else:
+            self.peers = _components(ranks, data if self.is_known else [])
+            # A pipeline's stage without replicas: its tensor-parallel ranks do nearly the same.
+            if all(len(peers) == 1 for peers in self.peers) and self.is_known:
+                beside = [set(group.ranks) for name, members in along.items() if not _has(name, STAGES)
+                          for group in members]  # fmt: skip
+                self.peers = _components(ranks, beside)
+        self._peers_of = {rank: peers for peers in self.peers for rank in peers}
+
+    def peers_of(self, rank: int) -> list[int]:
+        """Return the ranks that do the same work as this one, and itself."""
+        return self._peers_of[rank]
+
+    def describe(self, rank: int) -> str:
+        """Return where a rank is, such as `dp 1, tp 0`; empty where no mesh is known."""
+        return ", ".join(f"{name} {index}" for name, index in self.coordinates[rank].items())
+
+
+def _components(ranks: int, links: Iterable[set[int]]) -> list[list[int]]:
+    """Return the partition of ranks in which those that are linked are together."""
+    of = {rank: {rank} for rank in range(ranks)}
+    for link in links:
+        joined = set().union(*(of[rank] for rank in link))
+        of.update(dict.fromkeys(joined, joined))
+    return sorted({id(part): sorted(part) for part in of.values()}.values())
+
+
+class JobGroups:
+    """The groups of a job that goes on, as its ranks use them for the first time.
+
+    Args:
+        ranks: Number of ranks.
+
+    Attributes:
+        mesh: What is known so far; another object whenever more is.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.mesh = Mesh(ranks)
+
+    def learn(self, groups: Iterable[Group]) -> list[Group]:
+        """Take in groups; return those that were not known, or not so well."""
+        known = self.mesh.groups
+        news: dict[str, Group] = {}
+        for group in groups:
+            before = news.get(group.name) or known.get(group.name)
+            if max(group.ranks, default=0) >= self.mesh.ranks:
+                continue  # damaged
+            if before is None or (group.has_messages and not before.has_messages):
+                news[group.name] = group
+        if news:
+            self.mesh = Mesh(self.mesh.ranks, known | news)
+        return list(news.values())
+
+
+class Waited(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one rank waited for another, in one group.
+
+    Args:
+        rank: Who waited.
+        last: For whom.
+        group: In which group.
+        seconds: How long.
+    """
+
+    rank: Rank
+    last: Rank
+    group: str
+    seconds: float
+
+
+def who_waited(row: Row, mesh: Mesh) -> list[Waited]:
+    """Return for every rank and group of one step how long it waited for the rank that came last.
+
+    Args:
+        row: The records of a step.
+        mesh: Of the job.
+    """
+    blocked: dict[str, dict[int, float]] = defaultdict(dict)
+    found = []
+    for rank, record in row.items():
+        for use in record.groups:
+            if use.peer < 0:
+                blocked[use.group][rank] = use.blocked_seconds
+            elif use.blocked_seconds > 0:
+                found.append(Waited(rank=rank, last=use.peer, group=use.group, seconds=use.blocked_seconds))
+    for name, seconds in blocked.items():
+        group = mesh.groups.get(name)
+        if group is None or len(seconds) < len(group.ranks):
+            continue  # whoever is missing may be the one that came last
+        last = min(seconds, key=lambda rank: seconds[rank])
+        found += [
+            Waited(rank=rank, last=last, group=name, seconds=value - seconds[last])
+            for rank, value in seconds.items()
+            if value > seconds[last]
+        ]
+    return found
+
+
+def chain(waits: Sequence[Waited], rank: int) -> list[Waited]:
+    """Return for whom a rank waited longest, for whom that one did, and so on; never the same rank twice."""
+    longest: dict[int, Waited] = {}
+    for wait in waits:
+        if wait.rank not in longest or wait.seconds > longest[wait.rank].seconds:
+            longest[wait.rank] = wait
+    links: list[Waited] = []
+    seen = {rank}
+    while rank in longest and (wait := longest[rank]).last not in seen:
+        # What the last comer itself waited for explains its lateness only where it is a good part of it.
+        if links and wait.seconds < links[-1].seconds / 2:
+            break
+        links.append(wait)
+        rank = wait.last
+        seen.add(rank)
+    return links
+
+
+# -------------------------------------------------------------------------------------------------
+# What a run notes of its groups.
+
+
+def read_groups(events: Iterable[Mapping[str, Any]]) -> dict[str, Group]:
+    """Return the groups that a run's events of kind `groups` name, by name."""
+    found: dict[str, Group] = {}
+    for event in events:
+        if event.get("kind") != "groups":
+            continue
+        try:
+            found |= {group.name: group for group in msgspec.convert(event.get("groups"), list[Group])}
+        except UNDECODABLE:
+            continue
+    return found

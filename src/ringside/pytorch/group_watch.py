@@ -1,0 +1,256 @@
+"""`watch()`: every process group of a job watched, whatever the parallelism and the backend; not a byte is touched.
+
+Two things of torch's are wrapped while it watches: the registration of groups, so that those that are made later are
+watched from the start, and `Work.wait`. What is issued is told by the hooks of a group (torch ≥ 2.14), or by our own
+process group (any torch). A stock group on an older torch has no hooks: it is not seen, which is said once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import weakref
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ringside.errors import UsageError
+from ringside.isolation import Guard
+from ringside.monitor.wait_meter import Issued, WaitMeter, WatchedGroup
+from ringside.pytorch.process_group.collectives import TABLE
+from ringside.pytorch.process_group.group import RingsideGroup
+from ringside.pytorch.process_group.work import RingsideWork
+from ringside.pytorch.recording import session as sessions
+from ringside.pytorch.recording.session import Session
+
+HOOK_ID = 0x52494E47
+"""Tells our hooks of a group from others'."""
+MESSAGES = ("SEND", "RECV")
+OWN_METHODS = [name for _, *names in TABLE.values() for name in names] + ["send", "recv"]
+"""What our own process group is called by."""
+
+_log = logging.getLogger(__name__)
+_current: Watch | None = None
+
+
+class Watch:
+    """What `watch()` returns: Ringside's hold on the process groups of this process.
+
+    Args:
+        session: The monitor of this process; None: nothing is watched.
+
+    Attributes:
+        session: The monitor of this process; None: RINGSIDE=off, or it has failed.
+    """
+
+    def __init__(self, session: Session | None) -> None:
+        self.session = session
+        self._hooks: _GroupHooks | None = None
+        if session is not None:
+            self._hooks = _GroupHooks(session)
+
+    def step(self) -> None:
+        """A training step ends here: for loops that no optimizer of torch's ends."""
+        if self.session is not None:
+            self.session.guard.run(self.session.clock.step_ends)
+
+    def off(self) -> None:
+        """Watch no longer, and leave torch as it was; the run is ended at exit, or by `session.end()`."""
+        global _current
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.remove()
+        if _current is self:
+            _current = None
+
+
+def watch(*, run_dir: str | os.PathLike[str] | None = None) -> Watch:
+    """Watch every process group of this job: who holds it up, whatever the parallelism (FSDP2, tensor, pipeline, ...).
+
+    Call it on all ranks, after `init_process_group`; groups that are made later are watched, too. A step ends with the
+    optimizer's update (or `watch().step()`). A second call returns the same watch.
+
+    Args:
+        run_dir: Where rank 0 writes the run (default: RINGSIDE_RUN_DIR, else a new directory under `runs/`).
+
+    Returns:
+        The `Watch`. With RINGSIDE=off in the environment it does nothing at all.
+
+    Raises:
+        UsageError: There is no process group yet.
+    """
+    global _current
+    if _current is not None and _current.session is not None and _current.session.is_recording:
+        return _current
+    if os.environ.get("RINGSIDE", "").lower() in ("off", "0"):
+        return Watch(None)
+    if not dist.is_initialized():
+        raise UsageError("watch() needs a process group: call torch.distributed.init_process_group() before")
+    if _current is not None:
+        _current.off()
+    try:
+        session = sessions.begin(run_dir, str(dist.get_backend()))
+    except Exception as error:
+        Guard("watching this rank").trip(error)
+        return Watch(None)
+    _current = Watch(session)
+    return _current
+
+
+class _GroupHooks:
+    """What is hooked into torch while a session lasts.
+
+    Args:
+        session: Told of every wait.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.meter = WaitMeter(session.rank, session.clock.waited)
+        self._guard = self.meter.guard
+        self._session = session
+        # Which wait a Work's is. A Work that Python has let go of is forgotten; the newest one is held until the next
+        # one is issued, or it would be gone before the caller has it.
+        self._works: MutableMapping[Any, Issued] = weakref.WeakKeyDictionary()
+        self._newest: Any = None
+        self._under_way: Issued | None = None
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_blind_said = False
+        self._stock_register = c10d._register_process_group  # type: ignore[attr-defined]
+        self._stock_wait = dist.Work.wait
+        for group in list(c10d._world.pg_map):
+            self._guard.run(self._hook, group)
+        c10d._register_process_group = self._registers()  # type: ignore[attr-defined]
+        dist.Work.wait = self._waits()  # type: ignore[method-assign]
+        session.clock.groups = self.meter
+        if session.watch is not None:
+            session.watch.groups = self.meter
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        c10d._register_process_group = self._stock_register  # type: ignore[attr-defined]
+        dist.Work.wait = self._stock_wait  # type: ignore[method-assign]
+        self._session.clock.groups = None
+        if self._session.watch is not None:
+            self._session.watch.groups = None
+        for group in list(self._hooked):
+            if isinstance(group, RingsideGroup):
+                for name in OWN_METHODS:
+                    vars(group).pop(name, None)
+            else:
+                self._guard.run(group.unregister_pre_hook, HOOK_ID)
+                self._guard.run(group.unregister_post_hook, HOOK_ID)
+
+    # -------------------------------------------------------------------------------------------- what is wrapped
+
+    def _registers(self) -> Callable[..., Any]:
+        stock, hook, guard = self._stock_register, self._hook, self._guard
+
+        @functools.wraps(stock)
+        def register(name: Any, group: Any) -> Any:
+            result = stock(name, group)
+            guard.run(hook, group)
+            return result
+
+        return register
+
+    def _waits(self) -> Callable[..., Any]:
+        stock, works = self._stock_wait, self._works
+
+        @functools.wraps(stock)
+        def wait(work: Any, *args: Any, **named: Any) -> Any:
+            issued = works.pop(work, None)
+            if issued is None:
+                return stock(work, *args, **named)
+            return issued.timed(stock, work, *args, **named)
+
+        return wait
+
+    # -------------------------------------------------------------------------------------------- groups
+
+    def _hook(self, group: Any) -> None:
+        if group is None or group is dist.GroupMember.NON_GROUP_MEMBER or group in self._hooked:
+            return
+        of_group = weakref.ref(group)
+        watched = WatchedGroup(group.group_name, group.group_desc, lambda: dist.get_process_group_ranks(of_group()))
+        if isinstance(group, RingsideGroup):
+            # In the place of its methods, of this group alone: one that nobody watches pays nothing.
+            for name in OWN_METHODS:
+                if hasattr(group, name):
+                    setattr(group, name, self._watched_method(of_group, watched, name))
+        elif hasattr(group, "register_pre_hook"):
+            before, after = self._hooks_of(watched)
+            group.register_pre_hook(HOOK_ID, before)
+            group.register_post_hook(HOOK_ID, after)
+        else:
+            if not self._is_blind_said:
+                self._is_blind_said = True
+                _log.log(
+                    logging.WARNING if self._session.rank == 0 else logging.DEBUG,
+                    "collectives of %s groups are not seen on torch %s: from 2.14 on they are, and on any torch those "
+                    'of init_process_group("ringside") and of DistributedDataParallel models',
+                    dist.get_backend(group),
+                    torch.__version__,
+                )
+            return
+        self._hooked.add(group)
+        self.meter.add(watched)
+
+    def _watched_method(self, of_group: Any, watched: WatchedGroup, name: str) -> Callable[..., Any]:
+        stock, works, guard = getattr(RingsideGroup, name), self._works, self._guard
+        is_message = name in ("send", "recv")
+
+        def issue(args: tuple[Any, ...]) -> Issued:
+            peer = watched.ranks[args[1]] if is_message else -1
+            return self.meter.issue(watched.name, peer, size_of(args[:1]))
+
+        @functools.wraps(stock)
+        def method(*args: Any, **named: Any) -> Any:
+            group = of_group()
+            issued = guard.run(issue, args)
+            if issued is None:
+                return stock(group, *args, **named)
+            if not (is_message or getattr(named.get("opts", args[-1] if args else None), "asyncOp", True)):
+                return issued.timed(functools.partial(stock, group, **named), *args)
+            work = stock(group, *args, **named)
+            if isinstance(work, RingsideWork):
+                work.watched = issued
+            elif work is not None:
+                works[work] = issued
+            return work
+
+        return method
+
+    def _hooks_of(self, watched: WatchedGroup) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+        meter, name, guard, works = self.meter, watched.name, self._guard, self._works
+
+        def issue(args: Any) -> None:
+            tensors = args.input_tensors or args.output_tensors
+            size_bytes = sum(tensor.nbytes for tensor in tensors)
+            peer = watched.ranks[args.root] if args.name.name in MESSAGES else -1
+            self._under_way = meter.issue(name, peer, size_bytes)
+
+        def issued(args: Any) -> None:
+            issued, self._under_way = self._under_way, None
+            work = args.work
+            if issued is None or work is None:
+                return
+            works[work] = issued
+            self._newest = work
+            if (issued.key, issued.nth) not in meter.seen:
+                # Nobody may wait for it in Python: when it is over is all that is to be learnt, where it tells.
+                with contextlib.suppress(RuntimeError):
+                    work.get_future().add_done_callback(issued.ended)
+
+        return functools.partial(guard.run, issue), functools.partial(guard.run, issued)
+
+
+def size_of(tensors: Any) -> int:
+    """Return the bytes of a tensor, or of a list of them however nested."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.nbytes
+    return sum(map(size_of, tensors)) if isinstance(tensors, (list, tuple)) else 0
