@@ -17,6 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.pytorch.training import Said, ddp_ranks, group  # noqa: E402
+from torch import distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -198,7 +199,7 @@ def test_work_is_summed_over_a_steps_micro_batches_and_only_where_gradients_are_
 
 def what_is_said(port: int) -> list[str]:
     with Said() as said:
-        models.warn_not_watched(nn.Linear(2, 2))  # one process trains
+        models.watch_groups(nn.Linear(2, 2), None)  # one process trains
         with group(port):
             assert accelerate.attach(nn.Linear(2, 2)) is not None
             LightningHooks().on_fit_start(trainer(nn.Bilinear(2, 2, 2), []), None)
@@ -207,8 +208,9 @@ def what_is_said(port: int) -> list[str]:
     return [line.partition("this is a ")[2] for line in said.lines]
 
 
+@pytest.mark.skipif(hasattr(dist.ProcessGroup, "register_pre_hook"), reason="this torch shows every group")
 def test_rank_0_says_that_a_model_is_not_watched_where_several_train() -> None:
-    words = "{} (sharded by FSDP or DeepSpeed?)"
+    words = "{} over gloo"
     assert ddp_ranks(2, what_is_said) == [[words.format("Linear"), words.format("Bilinear")], []]
     assert ddp_ranks(1, what_is_said) == [[]]
 

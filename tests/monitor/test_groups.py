@@ -49,7 +49,7 @@ def test_both_dimensions_of_hybrid_sharding_are_data() -> None:
 
 def test_three_dimensions() -> None:
     along = {"pp": [[n, n + 4] for n in range(4)], "dp": [[0, 2], [1, 3], [4, 6], [5, 7]]}
-    mesh = Mesh(8, groups(**along, tp=[[0, 1], [2, 3], [4, 5], [6, 7]]))
+    mesh = Mesh(8, groups(tp=[[0, 1], [2, 3], [4, 5], [6, 7]], **along))
     assert mesh.peers == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert mesh.has_stages
     assert mesh.describe(5) == "pp 1, dp 0, tp 1"

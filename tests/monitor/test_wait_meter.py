@@ -34,8 +34,13 @@ class Rank:
         self.meter.add(WatchedGroup("1", "mesh_dp", lambda: [0, 1]))
 
     def collective(self, seconds: float = 0.0, peer: int = -1, size_bytes: int = 8) -> Issued:
-        issued = self.meter.issue("1", peer, size_bytes)
+        issued = self.issue(peer, size_bytes)
         issued.timed(self.clock.sleep, seconds)
+        return issued
+
+    def issue(self, peer: int = -1, size_bytes: int = 8) -> Issued:
+        issued = self.meter.issue("1", peer, size_bytes)
+        assert issued is not None
         return issued
 
     def step(self) -> GroupSums:
@@ -54,9 +59,19 @@ def test_a_step_is_added_up_by_group_and_peer() -> None:
     assert rank.step() == GroupSums(), "a step without anything"
 
 
+def test_what_somebody_else_times_does_not_count() -> None:
+    rank = Rank()
+    rank.meter.is_muted = True
+    assert rank.meter.issue("1", -1, 8) is None
+    assert not rank.meter.has_issued
+    rank.meter.is_muted = False
+    rank.collective()
+    assert rank.meter.has_issued
+
+
 def test_what_is_prefetched_is_waited_for_where_it_is_needed() -> None:
     rank = Rank()
-    early = rank.meter.issue("1", -1, 8)
+    early = rank.issue()
     rank.clock.sleep(5.0)
     early.timed(rank.clock.sleep, 0.5)
     assert rank.waits == [0.5]
@@ -70,7 +85,7 @@ def test_a_wait_that_raises_is_one() -> None:
         raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
-        rank.meter.issue("1", -1, 8).timed(fails)
+        rank.issue().timed(fails)
     assert rank.waits == [1.0]
     assert rank.meter.waiting is None
 
@@ -104,8 +119,8 @@ def test_groups_are_told_once_by_their_first_rank_and_messages_by_everybody() ->
 def test_what_the_training_thread_waits_for_is_shown_meanwhile() -> None:
     rank, shown = Rank(), []
     rank.collective()
-    rank.meter.issue("1", -1, 8).timed(lambda: shown.append(rank.meter.awaited()))
-    rank.meter.issue("1", 1, 8).timed(lambda: shown.append(rank.meter.awaited()))
+    rank.issue().timed(lambda: shown.append(rank.meter.awaited()))
+    rank.issue(1).timed(lambda: shown.append(rank.meter.awaited()))
     assert shown == [("1", 2, [0, 1]), ("1", 0, [1])]
     assert rank.meter.awaited() is None
     assert rank.meter.counts == {"1": 2}
@@ -123,7 +138,7 @@ def unseen(*, waits: bool, late: np.ndarray, work: float = 0.01, jitter: float =
     """
     rank, noise, found = Rank(), np.random.default_rng(0), []
     for seconds in late:
-        issued = rank.meter.issue("1", -1, 8)
+        issued = rank.issue()
         start = rank.clock.seconds
         rank.clock.seconds = start + seconds
         issued.ended()
@@ -174,7 +189,7 @@ def test_a_program_that_changes_is_learnt_anew() -> None:
     rank.step()
     assert len(rank.meter.seen) == 3
     for late in LATE:
-        issued = rank.meter.issue("1", -1, 8)
+        issued = rank.issue()
         rank.clock.sleep(float(late))
         issued.ended()
         rank.clock.sleep(0.01)
@@ -185,7 +200,7 @@ def test_a_program_that_changes_is_learnt_anew() -> None:
 def test_what_is_waited_for_a_step_later_is_seen() -> None:
     rank, before = Rank(), None
     for _ in range(40):
-        issued = rank.meter.issue("1", -1, 8)
+        issued = rank.issue()
         if before is not None:
             before.timed(rank.clock.sleep, 0.5)
         before = issued
@@ -199,6 +214,6 @@ def test_memory_is_bounded_in_a_program_that_changes() -> None:
     rank = Rank()
     for number in range(300):
         for _ in range(number):
-            rank.meter.issue("1", number, 8).ended()
+            rank.issue(number).ended()
         rank.step()
     assert len(rank.meter.places) <= 4096 + 300

@@ -1,5 +1,7 @@
 """Attaches Ringside to every DistributedDataParallel model that a script makes, without the script's knowledge.
 
+A script without one is watched from its first optimizer update on, by its process groups.
+
 The class is changed when torch has been imported, not before: a process that never imports torch pays nothing.
 """
 
@@ -9,6 +11,7 @@ import functools
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -20,6 +23,7 @@ FIRST = "RINGSIDE_RANK_PID"
 """Set by a rank for the processes that it starts, which are none."""
 
 TARGET = "torch.nn.parallel.distributed"
+OPTIMIZER = "torch.optim.optimizer"
 
 _log = logging.getLogger("ringside")
 
@@ -30,6 +34,28 @@ def install() -> None:
         os.environ[FIRST] = str(os.getpid())
         die_with_parent(signal.SIGTERM)
     after_import(TARGET, _wrap_ddp)
+    after_import(OPTIMIZER, _watch_after_first_update)
+
+
+def _watch_after_first_update(module: ModuleType) -> None:
+    """By the first update a script has made its groups and wrapped its model, and all ranks come to it."""
+
+    def updated(*_: Any) -> None:
+        # A first update without a process group (of another model, before) decides nothing.
+        torch = sys.modules["torch"]
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        hook.remove()
+        try:
+            from ringside import pytorch
+
+            if not pytorch.has_session():
+                pytorch.watch_unasked()
+        except Exception as error:
+            _warn(f"this job is not watched ({type(error).__name__}: {error}); training goes on without Ringside")
+
+    if hasattr(module, "register_optimizer_step_post_hook"):
+        hook = module.register_optimizer_step_post_hook(updated)
 
 
 def _wrap_ddp(module: ModuleType) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ringside.integrations.models import attachment_of as attachment_of
-from ringside.integrations.models import ddp_of, hold, warn_not_watched
+from ringside.integrations.models import ddp_of, hold, watch_groups
 
 Prepared = TypeVar("Prepared")
 
@@ -22,8 +22,9 @@ def attach(
 ) -> Prepared:
     """Synchronise and watch every DistributedDataParallel model among what Accelerate prepared. A collective.
 
-    On one process there is nothing to synchronise, and nothing happens; models that Accelerate has sharded (FSDP,
-    DeepSpeed) are left alone, which is said once. `attachment_of(model)` is the hold on a model.
+    On one process there is nothing to synchronise, and nothing happens; of models that Accelerate has sharded (FSDP,
+    DeepSpeed) the process groups are watched, as by `ringside.watch`, where torch shows them. `attachment_of(model)` is
+    the hold on a model.
 
     Args:
         prepared: What `accelerator.prepare(...)` returned: a model, or a tuple of things with models among them.
@@ -42,5 +43,5 @@ def attach(
         if ddp is not None:
             hold(ddp, engine=engine, run_dir=run_dir, digest_every=digest_every)
         elif isinstance(thing, nn.Module):
-            warn_not_watched(thing)
+            watch_groups(thing, run_dir)
     return prepared

@@ -17,7 +17,8 @@ _log = logging.getLogger(__name__)
 class LightningHooks(ModelHolder):
     """Synchronises and watches what a Lightning `Trainer` fits by DDP, with its tokens or samples and its loss.
 
-    On one process nothing happens; a model that is sharded (FSDP, DeepSpeed) is left alone, which is said once.
+    On one process nothing happens. Of a model that is sharded (FSDP, DeepSpeed) the process groups are watched, as by
+    `ringside.watch`, where torch shows them.
 
     Arguments and `attachment` as of `ModelHolder`.
     """

@@ -126,13 +126,13 @@ class ModelHolder:
         self.attachment: Attachment | None = None
 
     def attach_model(self, model: Any, ddp: DistributedDataParallel | None) -> None:
-        """Attach a framework's model by the DistributedDataParallel around it; where there is none, log why not.
+        """Attach a framework's model by the DistributedDataParallel around it; where there is none, watch its groups.
 
         Raises:
             UsageError: As `ringside.attach`.
         """
         if ddp is None:
-            warn_not_watched(model)
+            watch_groups(model, self._options["run_dir"])
         else:
             self.attachment = hold(ddp, **self._options)
 
@@ -161,12 +161,21 @@ def attachment_of(model: Any) -> Attachment | None:
     return sync.attachment_of(ddp) if ddp is not None else None
 
 
-def warn_not_watched(model: Any) -> None:
-    """Log, on rank 0 and only where several processes train, that this model is not watched."""
+def watch_groups(model: Any, run_dir: str | os.PathLike[str] | None) -> None:
+    """Watch the process groups of a training whose model is none of DDP's; where that cannot be, log it on rank 0.
+
+    Args:
+        model: What the framework has wrapped.
+        run_dir: As of `ringside.watch`.
+    """
+    if sync.watch_unasked(run_dir=run_dir) is not None:
+        return
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if several and dist.get_rank() == 0:
         _log.warning(
-            "ringside does not watch this training: it supports DistributedDataParallel, and this is a %s "
-            "(sharded by FSDP or DeepSpeed?)",
+            "ringside does not watch this training: on torch %s it supports DistributedDataParallel and the process "
+            "group ringside, from 2.14 on every job, and this is a %s over %s",
+            torch.__version__,
             type(model).__name__,
+            dist.get_backend(),
         )

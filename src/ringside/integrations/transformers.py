@@ -13,7 +13,8 @@ TrainerCallback: Any = package("transformers").TrainerCallback
 class RingsideCallback(ModelHolder, TrainerCallback):  # type: ignore[misc]
     """Synchronises and watches what a `transformers.Trainer` trains, with its tokens (or samples) and its loss.
 
-    On one process nothing happens; a model that is sharded (FSDP, DeepSpeed) is left alone, which is said once.
+    On one process nothing happens. Of a model that is sharded (FSDP, DeepSpeed) the process groups are watched, as by
+    `ringside.watch`, where torch shows them.
 
     Arguments and `attachment` as of `ModelHolder`.
     """

@@ -64,8 +64,9 @@ class Mesh:
                 along[name].append(group)
         unnamed = along.pop("", [])
         self.has_stages = any(_has(name, STAGES) for name in along)
-        for name, members in along.items():
-            for group in members:
+        # The outermost dimension first: its ranks lie farthest apart.
+        for name in sorted(along, key=lambda name: -max(group.ranks[1] - group.ranks[0] for group in along[name])):
+            for group in along[name]:
                 for index, rank in enumerate(group.ranks):
                     self.coordinates[rank][name] = index
 

@@ -83,7 +83,13 @@ class GroupTimes(Protocol):
 
 
 class GroupMeter(Protocol):
-    """Adds up what a rank does in the process groups that are watched."""
+    """Adds up what a rank does in the process groups that are watched.
+
+    Attributes:
+        is_muted: What is issued now is timed by somebody else, and does not count.
+    """
+
+    is_muted: bool
 
     @property
     def has_issued(self) -> bool:

@@ -110,6 +110,7 @@ class WaitMeter:
     Attributes:
         now: As given.
         guard: Keeps what breaks in here away from training.
+        is_muted: What is issued now is timed by somebody else, and does not count.
         thread: The thread that trains.
         moves: How often it has issued something or gone on after a wait.
         waiting: What the training thread waits for; None: nothing.
@@ -125,6 +126,7 @@ class WaitMeter:
         self.now = now
         self.guard = Guard("watching process groups")
         self._rank, self._on_wait = rank, on_wait
+        self.is_muted = False
         self.thread = threading.get_ident()
         self.moves = 0
         self.waiting: Issued | None = None
@@ -142,14 +144,16 @@ class WaitMeter:
         self.counts[group.name] = 0
         self._told = {key for key in self._told if key[0] != group.name}
 
-    def issue(self, name: str, peer: int, size_bytes: int) -> Issued:
-        """This rank issues something in a group.
+    def issue(self, name: str, peer: int, size_bytes: int) -> Issued | None:
+        """This rank issues something in a group; None: it does not count.
 
         Args:
             name: The group's.
             peer: The global rank at the other end; -1: it is a collective.
             size_bytes: What it carries.
         """
+        if self.is_muted:
+            return None
         now = self.now()
         key = (name, peer)
         issued = Issued(self, key, now)
@@ -182,6 +186,10 @@ class WaitMeter:
     def has_issued(self) -> bool:
         """Whether anything was issued since the last call of `take`."""
         return bool(self._uses)
+
+    def is_seen(self, issued: Issued) -> bool:
+        """Return whether a wait at this place of the program was seen lately, so that its end is no news."""
+        return (issued.key, issued.nth) in self.seen
 
     def take(self) -> StepGroups:
         """Set apart what was done since the last call; on the thread that trains."""

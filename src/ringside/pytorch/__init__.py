@@ -2,8 +2,19 @@
 
 from ringside.pytorch.ddp.attach import attach
 from ringside.pytorch.ddp.attached_model import Attachment, attachment_of
-from ringside.pytorch.group_watch import Watch, watch
+from ringside.pytorch.group_watch import Watch, watch, watch_unasked
 from ringside.pytorch.process_group.counters import carried
-from ringside.pytorch.recording.session import Session, log_step
+from ringside.pytorch.recording.session import Session, has_session, log_step
 
-__all__ = ["Attachment", "Session", "Watch", "attach", "attachment_of", "carried", "log_step", "watch"]
+__all__ = [
+    "Attachment",
+    "Session",
+    "Watch",
+    "attach",
+    "attachment_of",
+    "carried",
+    "has_session",
+    "log_step",
+    "watch",
+    "watch_unasked",
+]

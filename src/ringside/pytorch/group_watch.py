@@ -102,6 +102,24 @@ def watch(*, run_dir: str | os.PathLike[str] | None = None) -> Watch:
     return _current
 
 
+def watch_unasked(*, run_dir: str | os.PathLike[str] | None = None) -> Watch | None:
+    """Watch a job whose script has not asked for it; None where its groups show nothing, or nothing is to be watched.
+
+    A collective, as `watch()`.
+
+    Args:
+        run_dir: As of `watch()`.
+    """
+    if os.environ.get("RINGSIDE", "").lower() in ("off", "0") or not dist.is_initialized() or dist.get_world_size() < 2:
+        return None
+    return watch(run_dir=run_dir) if shows(dist.group.WORLD) else None
+
+
+def shows(group: Any) -> bool:
+    """Return whether a group tells what is issued in it: ours does, and every one of torch ≥ 2.14."""
+    return isinstance(group, RingsideGroup) or hasattr(group, "register_pre_hook")
+
+
 class _GroupHooks:
     """What is hooked into torch while a session lasts.
 
@@ -182,7 +200,7 @@ class _GroupHooks:
             for name in OWN_METHODS:
                 if hasattr(group, name):
                     setattr(group, name, self._watched_method(of_group, watched, name))
-        elif hasattr(group, "register_pre_hook"):
+        elif shows(group):
             before, after = self._hooks_of(watched)
             group.register_pre_hook(HOOK_ID, before)
             group.register_post_hook(HOOK_ID, after)
@@ -204,7 +222,7 @@ class _GroupHooks:
         stock, works, guard = getattr(RingsideGroup, name), self._works, self._guard
         is_message = name in ("send", "recv")
 
-        def issue(args: tuple[Any, ...]) -> Issued:
+        def issue(args: tuple[Any, ...]) -> Issued | None:
             peer = watched.ranks[args[1]] if is_message else -1
             return self.meter.issue(watched.name, peer, size_of(args[:1]))
 
@@ -241,7 +259,7 @@ class _GroupHooks:
                 return
             works[work] = issued
             self._newest = work
-            if (issued.key, issued.nth) not in meter.seen:
+            if not meter.is_seen(issued):
                 # Nobody may wait for it in Python: when it is over is all that is to be learnt, where it tells.
                 with contextlib.suppress(RuntimeError):
                     work.get_future().add_done_callback(issued.ended)

@@ -64,13 +64,16 @@ class HangFinding:
     text: str = ""
 
 
-def find_cause(states: Sequence[RankState], *, at_end: bool = False, least_s: float = LIMIT_S) -> HangFinding | None:
+def find_cause(
+    states: Sequence[RankState], *, at_end: bool = False, least_s: float = LIMIT_S, is_patient: bool = True
+) -> HangFinding | None:
     """Return what keeps the job from going on; None while nothing does.
 
     Args:
         states: Where every rank stands.
         at_end: There will be no later check: a rank that is gone is called dead at once.
         least_s: Least wait that is called a hang.
+        is_patient: Give a rank that may be at work (compiling, writing a checkpoint) the time that such work takes.
     """
     # A rank that died: the others' waits are its consequence.
     confirm_s = 0.0 if at_end else CONFIRM_S
@@ -111,7 +114,7 @@ def find_cause(states: Sequence[RankState], *, at_end: bool = False, least_s: fl
         # Where groups are watched, backward passes are not counted, and steps are.
         if min(s.step if s.group_counts else s.synced for s in (*waiting, *culprits)) < WARM_UP_PASSES:
             patience = WARM_UP_S
-        if waited <= patience and not any(s.left for s in culprits):
+        if is_patient and waited <= patience and not any(s.left for s in culprits):
             return None
         return _missing("hang", _occupation(culprits[0]), culprits, states)
     if unheard:

@@ -32,12 +32,14 @@ class HangDetector:
     Attributes:
         open: The verdict on the hang that is going on.
         over: Whether the job cannot go on any more; nothing is reported after that.
+        awaited: Whom the others wait for, for longer than is normal, though it may be at work and no hang yet.
     """
 
     def __init__(self, pids: Sequence[int] = (), limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
         self.open: Verdict | None = None
         self.over = False
+        self.awaited: HangFinding | None = None
         self._pids = pids
         self._finding: HangFinding | None = None
         self._culprits: dict[int, RankState] = {}
@@ -62,7 +64,10 @@ class HangDetector:
             return self._check_open(self.open, self._finding, states, now)
         seen = [_limit_ages(state, now - self._watching_since) for state in states]
         finding = find_cause(seen, at_end=at_end, least_s=self._limit_s)
+        self.awaited = None
         if finding is None:
+            awaited = find_cause(seen, least_s=self._limit_s, is_patient=False)
+            self.awaited = awaited if awaited is not None and awaited.why in _SELF_ENDING else None
             return None
         culprits = {s.rank: s for s in seen if s.rank in finding.ranks}
         if finding.why in _SELF_ENDING and culprits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -17,7 +17,7 @@ from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict, VerdictEvent, episode_end
 from ringside.text import name_ranks
 
-KEPT = 16
+KEPT = 64
 """Steps of which it is kept who waited for whom."""
 
 
@@ -59,7 +59,7 @@ class PeersWatcher:
             for event in compared.update(step, row):
                 rank = event.verdict.ranks[0]
                 if not event.ended:
-                    self._evidence[rank] = self._where_and_whom(rank, compared.ranks)
+                    self._evidence[rank] = self._where_and_whom(rank, compared.ranks, event.verdict.since_step)
                 events.append(VerdictEvent(self._with_evidence(event.verdict), event.ended))
         return events
 
@@ -72,27 +72,37 @@ class PeersWatcher:
         more = self._evidence.get(verdict.ranks[0])
         return msgspec.structs.replace(verdict, evidence={**verdict.evidence, **more}) if more else verdict
 
-    def _where_and_whom(self, rank: int, peers: Sequence[int]) -> dict[str, float | int | str]:
+    def _where_and_whom(self, rank: int, peers: Sequence[int], since: int) -> dict[str, float | int | str]:
         """Return where a rank is in the mesh, with whom it is compared, and whom it holds up, as far as is known."""
         found: dict[str, float | int | str] = {}
         if place := self._mesh.describe(rank):
             found["place"] = place
         if len(peers) < self._mesh.ranks:
             found["peers"] = name_ranks([peer for peer in peers if peer != rank])
-        if self._mesh.groups and (victims := self._victims(rank)):
+        if self._mesh.groups and (victims := self._victims(rank, since)):
             found["held_up"] = name_ranks(sorted(victims))
             farthest = max(victims.values(), key=len)
             if len(farthest) > 1:
                 found["by_way_of"] = _describe(farthest)
         return found
 
-    def _victims(self, culprit: int) -> dict[int, list[Waited]]:
-        """Return who has waited for a rank in the newest steps, each with the way that its lateness came."""
-        sums: Counter[tuple[int, int, str]] = Counter()
+    def _victims(self, culprit: int, since: int) -> dict[int, list[Waited]]:
+        """Return who waits for a rank since a step, each with the way that its lateness came.
+
+        What ranks waited for each other before counts for nothing: the bubbles of a pipeline.
+        """
+        sums: dict[tuple[int, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        steps = [0, 0]
         for row in self._rows:
+            is_since = next(iter(row.values())).step >= since
+            steps[is_since] += 1
             for wait in who_waited(row, self._mesh):
-                sums[wait.rank, wait.last, wait.group] += wait.seconds  # type: ignore[assignment]  # seconds
-        waits = [Waited(rank=rank, last=last, group=group, seconds=s) for (rank, last, group), s in sums.items()]
+                sums[wait.rank, wait.last, wait.group][is_since] += wait.seconds
+        waits = []
+        for (rank, last, group), (before, after) in sums.items():
+            more = after / max(steps[1], 1) - before / max(steps[0], 1)
+            if more > 0:
+                waits.append(Waited(rank=rank, last=last, group=group, seconds=more))
         found = {}
         for rank in {wait.rank for wait in waits} - {culprit}:
             links = chain(waits, rank)

@@ -117,7 +117,14 @@ class GradientHook:
             # has joined does not matter: its gradients are zeros.
             left = self.ranks_left
             share = 1.0 / (dist.get_world_size(ddp.process_group) if left is None else float(left.wait()[0]))
-        future = self.reducer.reduce(bucket, share)
+        groups = self.clock.groups
+        if groups is not None:
+            groups.is_muted = True  # what this backward waits for is timed here
+        try:
+            future = self.reducer.reduce(bucket, share)
+        finally:
+            if groups is not None:
+                groups.is_muted = False
 
         # 3. In a first delayed backward, wait here: DDP would before any callback.
         self.backwards += bucket.is_last()

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.hang.attribution import LIMIT_S
 from ringside.monitor.hang.detector import STACKS, HangDetector
+from ringside.monitor.hang.rank_state import RankState
 from ringside.monitor.run.directory import EVENTS, RUN, finite
 from ringside.monitor.verdict import Verdict, VerdictEvent, headline
 from ringside.monitor.wait_meter import WaitMeter
@@ -30,6 +31,7 @@ from ringside.pytorch.hang_watch.board import ProgressPage
 from ringside.pytorch.hang_watch.host import Host, RankHandle
 from ringside.pytorch.hang_watch.stacks import Stacks, place_of
 from ringside.pytorch.hang_watch.store_channel import StoreChannel
+from ringside.text import name_ranks
 
 TICK_S = 0.25
 STILL_S = 0.8
@@ -111,6 +113,7 @@ class HangWatch:
         self._pending_since = 0.0
         self._dumped = 0
         self._shared: set[int] = set()
+        self._awaited: set[tuple[tuple[int, ...], str]] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ringside-watch", daemon=True)
         self._thread.start()
@@ -291,6 +294,34 @@ class HangWatch:
             self._report(change)
         elif self._machine.open is None:
             self._known = self._host.spoken
+            self._tell_awaited(standings)
+
+    def _tell_awaited(self, standings: list[RankState]) -> None:
+        """Say whom the others wait for before it is called a hang, once for each place in the script."""
+        found = self._machine.awaited
+        if found is None:
+            return
+        where = next((state.where for state in standings if state.rank in found.ranks), "")
+        if (found.ranks, where) in self._awaited:
+            return
+        self._awaited.add((found.ranks, where))
+        fields = {
+            "ranks": list(found.ranks),
+            "waiting": list(found.waiting),
+            "op": found.op,
+            "waited_seconds": round(found.waited_s, 3),
+            "where": where,
+        }
+        self._event("waited_for", fields)
+        waiting = name_ranks(list(found.waiting))
+        _log.warning(
+            "%s is waited for: %s in %s for %.1f s%s; it may be at work, and no hang is called yet",
+            name_ranks(list(found.ranks)),
+            f"{waiting} wait{'s' if len(found.waiting) == 1 else ''}",
+            found.op,
+            found.waited_s,
+            f", last seen in {where}" if where else "",
+        )
 
     def _report(self, change: VerdictEvent) -> None:
         """Put a verdict into the run, once per host, and every rank's stacks; or that it is over."""

@@ -105,7 +105,7 @@ class RingsideWork(dist.Work):
             fresh = self._future is None
             future = self._future = self._future or Future()
         if fresh:
-            complete = functools.partial(_complete, future, self._outputs)
+            complete = functools.partial(_complete, future, self._outputs, self.watched)
             if self._turn is None:
                 complete()
             else:
@@ -123,8 +123,10 @@ class RingsideWork(dist.Work):
         return f"<ringside {self._name} on rank {self._rank}, {state}>"
 
 
-def _complete(future: Future[list[torch.Tensor]], outputs: list[torch.Tensor]) -> None:
+def _complete(future: Future[list[torch.Tensor]], outputs: list[torch.Tensor], watched: Any) -> None:
     """Give a future its result; once, though it may be called twice where Ctrl-C came in between."""
+    if watched is not None:
+        watched.ended()
     if not future.done():
         future.set_result(outputs)
 

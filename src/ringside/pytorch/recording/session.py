@@ -469,6 +469,11 @@ def current() -> Session | None:
     return _current
 
 
+def has_session() -> bool:
+    """Return whether this process is watched."""
+    return _current is not None
+
+
 def begin(
     run_dir: str | os.PathLike[str] | None, engine: str, settings: RecordingSettings = DEFAULT_SETTINGS
 ) -> Session:

@@ -1,0 +1,314 @@
+"""Small jobs of every parallelism, on CPUs, that compute by waiting as an accelerator's host does; one rank is slow.
+
+A model's arithmetic is real and small; what an accelerator would take is slept. So many ranks fit on few cores, and the
+slow one is slow by a known factor from a known step on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import ringside
+
+WIDTH = 32
+LAYERS = 4
+MICRO_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A rank that is slow for some steps.
+
+    Args:
+        rank: Which.
+        first: From this step on ...
+        until: ... up to this one, which it is not in any more.
+        factor: It takes this many times as long.
+    """
+
+    rank: int
+    first: int
+    until: int
+    factor: float
+
+
+@dataclass
+class Pace:
+    """How long this rank waits in place of computing.
+
+    Args:
+        rank: This rank.
+        seconds: Of a layer's forward pass; backward takes twice that.
+        episodes: When it is slow.
+        jitter: Standard deviation of what every piece takes, as a ratio.
+    """
+
+    rank: int
+    seconds: float
+    episodes: list[Episode]
+    jitter: float = 0.02
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        self._noise = random.Random(self.rank)
+
+    def work(self, pieces: float = 1.0) -> None:
+        """Take as long as some forward passes of a layer."""
+        mine = (one for one in self.episodes if one.rank == self.rank and one.first <= self.step < one.until)
+        factor = next((one.factor for one in mine), 1.0)
+        time.sleep(self.seconds * pieces * factor * max(1.0 + self.jitter * self._noise.gauss(0.0, 1.0), 0.1))
+
+
+class _Backward(torch.autograd.Function):
+    """Takes its time in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, pace: Pace, pieces: float) -> torch.Tensor:
+        ctx.pace, ctx.pieces = pace, pieces
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.pace.work(2.0 * ctx.pieces)
+        return gradients[0], None, None
+
+
+class Layer(nn.Module):
+    """Two linear maps that take their time."""
+
+    def __init__(self, pace: Pace, pieces: float = 1.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.pace, self.pieces = pace, pieces
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [batch, WIDTH] of [batch, WIDTH]."""
+        self.pace.work(self.pieces)
+        x = self.down(torch.relu(self.up(x)))
+        return _Backward.apply(x, self.pace, self.pieces)  # type: ignore[no-untyped-call,no-any-return]
+
+
+Step = Callable[[], None]
+"""One training step, up to the optimizer's update."""
+
+
+def _sharded(pace: Pace, mesh: Any, *, tensor_parallel: bool = False) -> tuple[Step, list[nn.Parameter]]:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = nn.Sequential(*(Layer(pace) for _ in range(LAYERS)))
+    for layer in model:
+        if tensor_parallel:
+            parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(layer, mesh=mesh["dp"] if tensor_parallel else mesh)
+    fully_shard(model, mesh=mesh["dp"] if tensor_parallel else mesh)
+
+    def step() -> None:
+        model(torch.randn(8, WIDTH)).sum().backward()
+
+    return step, list(model.parameters())
+
+
+def fsdp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """FSDP2 over all ranks."""
+    return _sharded(pace, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def hsdp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """FSDP2 over two hosts' worth of ranks, replicated."""
+    half = dist.get_world_size() // 2
+    return _sharded(pace, init_device_mesh("cpu", (2, half), mesh_dim_names=("replicate", "shard")))
+
+
+def tensor_and_data(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """Tensor parallelism of two ranks by DTensor, and FSDP2."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    return _sharded(pace, mesh, tensor_parallel=True)
+
+
+def _average(parameters: list[nn.Parameter], group: Any) -> None:
+    flat = torch.cat([parameter.grad.reshape(-1) for parameter in parameters if parameter.grad is not None])
+    dist.all_reduce(flat, group=group)
+
+
+def _pipeline(
+    pace: Pace, mesh: Any, *, interleaved: bool = False, tensor_group: Any = None, heavy: int = -1
+) -> tuple[Step, list[nn.Parameter]]:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+    pp = mesh["pp"] if "dp" in mesh.mesh_dim_names else mesh
+    group, stages = pp.get_group(), pp.size()
+    chunks = 2 if interleaved else 1
+    index = pp.get_local_rank()
+    # Each micro-batch is a piece of the batch, and so are its times.
+    share = 2.0 / MICRO_BATCHES / chunks * (2.0 if index == heavy else 1.0)
+
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Layer(pace, share)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            if tensor_group is not None:
+                dist.all_reduce(x.detach().clone(), group=tensor_group)
+            return x
+
+    mine = [Stage() for _ in range(chunks)]
+    made = [
+        PipelineStage(one, index + number * stages, stages * chunks, torch.device("cpu"), group=group)
+        for number, one in enumerate(mine)
+    ]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return ((output - target) ** 2).mean()
+
+    schedule: Any = (
+        ScheduleInterleaved1F1B(made, MICRO_BATCHES, loss_fn=loss)  # type: ignore[arg-type]
+        if interleaved
+        else Schedule1F1B(made[0], MICRO_BATCHES, loss_fn=loss)
+    )
+    parameters = [parameter for one in mine for parameter in one.parameters()]
+
+    def step() -> None:
+        batch = torch.randn(MICRO_BATCHES * 2, WIDTH)
+        if index == 0:
+            schedule.step(batch, target=batch) if stages * chunks == 1 else schedule.step(batch)
+        elif index == stages - 1:
+            schedule.step(target=batch)
+        else:
+            schedule.step()
+        if "dp" in mesh.mesh_dim_names:
+            _average(parameters, mesh["dp"].get_group())
+
+    return step, parameters
+
+
+def pipeline_and_data(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """A pipeline of two stages (1F1B), replicated."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    return _pipeline(pace, mesh)
+
+
+def interleaved_and_data(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """A pipeline of two ranks with two stages each (interleaved 1F1B), replicated."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    return _pipeline(pace, mesh, interleaved=True)
+
+
+def heavy_stage(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """A pipeline of two stages, the second of which has twice the work, replicated."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    return _pipeline(pace, mesh, heavy=1)
+
+
+def pipeline(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """A pipeline alone, a stage on every rank: nobody has a peer."""
+    return _pipeline(pace, init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("pp",)))
+
+
+def three_dimensions(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """Two stages, replicated, of tensor-parallel pairs."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 4, 2), mesh_dim_names=("pp", "dp", "tp"))
+    return _pipeline(pace, mesh, tensor_group=mesh["tp"].get_group())
+
+
+def experts(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """Experts on all ranks: tokens go there and back by all-to-all, and the rest is replicated."""
+    layers = [Layer(pace, 0.5) for _ in range(2 * LAYERS)]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            received = torch.empty_like(x)
+            dist.all_to_all_single(received, x.contiguous())
+            return received
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            received = torch.empty_like(gradients[0])
+            dist.all_to_all_single(received, gradients[0].contiguous())
+            return received
+
+    def step() -> None:
+        x = torch.randn(8 * dist.get_world_size(), WIDTH)
+        for dense, expert in zip(layers[::2], layers[1::2], strict=True):
+            x = Exchange.apply(expert(Exchange.apply(dense(x))))  # type: ignore[no-untyped-call]
+        x.sum().backward()
+        _average(parameters, None)
+
+    return step, parameters
+
+
+def ddp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """DistributedDataParallel over all ranks, watched as every other group is."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(nn.Sequential(*(Layer(pace) for _ in range(LAYERS))))
+
+    def step() -> None:
+        model(torch.randn(8, WIDTH)).sum().backward()
+
+    return step, list(model.parameters())
+
+
+KINDS: dict[str, tuple[Callable[[Pace], tuple[Step, list[nn.Parameter]]], int]] = {
+    "fsdp": (fsdp, 4),
+    "hsdp": (hsdp, 4),
+    "tp_dp": (tensor_and_data, 4),
+    "pp_dp": (pipeline_and_data, 4),
+    "interleaved_dp": (interleaved_and_data, 4),
+    "pp_dp_tp": (three_dimensions, 8),
+    "experts": (experts, 4),
+    "ddp": (ddp, 4),
+    "heavy_stage": (heavy_stage, 4),
+    "pp": (pipeline, 4),
+}
+"""Jobs by name, and on how many ranks."""
+
+
+def train(
+    kind: str, backend: str, run_dir: str, steps: int, episodes: list[Episode], *, seconds: float = 0.005
+) -> dict[str, Any] | None:
+    """Train, watched; on rank 0 return the summary's verdicts as they were detected.
+
+    Args:
+        kind: One of `KINDS`.
+        backend: Of the process group.
+        run_dir: Where rank 0 records.
+        steps: How many.
+        episodes: Who is slow when.
+        seconds: What a layer's forward pass takes.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group(backend)
+    watch = ringside.watch(run_dir=run_dir)
+    pace = Pace(dist.get_rank(), seconds, episodes)
+    step, parameters = KINDS[kind][0](pace)
+    optimizer = torch.optim.SGD(parameters, lr=1e-3)
+    began = time.monotonic()
+    for pace.step in range(steps):
+        step()
+        optimizer.step()
+        optimizer.zero_grad()
+    taken = time.monotonic() - began
+    session = watch.session
+    if session is not None:
+        session.end()
+    watch.off()
+    dist.destroy_process_group()
+    if session is None or int(os.environ["RANK"]) != 0:
+        return None
+    return {"step_seconds": taken / steps, "verdicts": session.verdicts}

@@ -1,0 +1,258 @@
+"""`watch()` on real ranks: jobs of several kinds, what it hooks into, and that training is never disturbed by it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from bench.monitor.parallel_jobs import Episode, train  # noqa: E402
+from tests.support.ranks import Team, hear, on_ranks, place, say  # noqa: E402
+from tests.support.waiting import until  # noqa: E402
+from torch.distributed import distributed_c10d as c10d  # noqa: E402
+
+import ringside  # noqa: E402
+from ringside.errors import UsageError  # noqa: E402
+from ringside.pytorch.process_group.group import RingsideGroup  # noqa: E402
+from ringside.pytorch.recording import session as sessions  # noqa: E402
+from ringside.pytorch.recording.session import RecordingSettings  # noqa: E402
+
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(
+        not hasattr(dist.ProcessGroup, "_set_default_backend"), reason="the process group needs torch 2.7"
+    ),
+]
+
+ONSET = 45
+
+
+def events(path: Path, *kinds: str) -> list[dict[str, Any]]:
+    lines = (path / "events.jsonl").read_text().splitlines() if (path / "events.jsonl").exists() else []
+    return [event for event in map(json.loads, lines) if event["kind"] in kinds]
+
+
+@pytest.mark.noisy
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("kind", "slow", "place", "peers"),
+    [
+        pytest.param("fsdp", 2, None, None, marks=pytest.mark.core),
+        pytest.param("pp_dp", 1, "pp 0, dp 1", "rank 0", marks=pytest.mark.thorough),
+        pytest.param("tp_dp", 3, "dp 1, tp 1", "rank 1", marks=pytest.mark.long),
+        pytest.param("experts", 0, None, None, marks=pytest.mark.long),
+    ],
+)
+def test_the_slow_rank_is_named(tmp_path: Path, kind: str, slow: int, place: str | None, peers: str | None) -> None:
+    path = tmp_path / "run"
+    with Team(4) as team:
+        team.run(train, kind, "ringside", str(path), ONSET + 50, [Episode(slow, ONSET, 1000, 1.35)], limit_s=150)
+    (verdict,) = [event["verdict"] for event in events(path, "verdict")]
+    assert (verdict["kind"], verdict["ranks"]) == ("slow_rank", [slow])
+    assert abs(verdict["since_step"] - ONSET) <= 10
+    assert verdict["evidence"].get("place") == place
+    assert verdict["evidence"].get("peers") == peers
+    assert str(slow) not in verdict["evidence"]["held_up"].split()
+    summary = json.loads((path / "summary.json").read_text())
+    assert [told["ranks"] for told in summary["verdicts"]] == [[slow]]
+    assert summary["verdicts"][0]["evidence"].get("place") == place
+    assert summary["assessment"]["state"] == "straggler"
+    records = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    assert all(record["groups"] and "new_groups" not in record for record in records)
+
+
+def join() -> int:
+    """Make the default group of this rank, ours; return its number."""
+    here = place()
+    dist.init_process_group(
+        "ringside", store=dist.FileStore(f"/tmp/{here.job}", here.size), rank=here.rank, world_size=here.size
+    )
+    return here.rank
+
+
+def leave() -> None:
+    if (session := sessions.current()) is not None:
+        session.end()
+    dist.destroy_process_group()
+
+
+def one_step(parameter: Any, optimizer: Any, group: Any = None) -> None:
+    parameter.grad = torch.ones(4)
+    dist.all_reduce(parameter.grad, group=group)
+    optimizer.step()
+
+
+def groups_that_come_and_go(path: str) -> dict[str, Any]:
+    rank = join()
+    register, wait = c10d._register_process_group, dist.Work.wait
+    watch = ringside.watch(run_dir=path)
+    assert ringside.watch() is watch
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    one_step(parameter, optimizer)
+    for _ in range(3):  # made, used and destroyed again; some of one rank, and some overlapping
+        pair, alone = dist.new_group([0, 1]), [dist.new_group([other]) for other in range(2)][rank]
+        one_step(parameter, optimizer, pair)
+        one_step(parameter, optimizer, alone)
+        dist.destroy_process_group(pair)
+        dist.destroy_process_group(alone)
+    if rank == 0:
+        dist.send(torch.ones(2), 1)
+    else:
+        received = torch.zeros(2)
+        dist.irecv(received, 0).wait()
+        assert received.tolist() == [1.0, 1.0]
+    one_step(parameter, optimizer)
+    world = dist.group.WORLD
+    watched = [name for name in vars(world) if getattr(RingsideGroup, name, None) is not None]
+    watch.off()
+    left = [name for name in vars(world) if getattr(RingsideGroup, name, None) is not None]
+    restored = c10d._register_process_group is register and dist.Work.wait is wait
+    one_step(parameter, optimizer)
+    steps = watch.session.clock.step
+    leave()
+    return {"watched": len(watched), "left": left, "restored": restored, "steps": steps}
+
+
+def test_groups_that_are_made_and_destroyed_and_torch_as_it_was_after_off(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    for told in on_ranks(2, groups_that_come_and_go, str(path)):
+        assert told["watched"] > 20
+        assert told["left"] == []
+        assert told["restored"]
+        assert told["steps"] == 8, "what is not watched any more is no step"
+    records = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    assert len(records) == 16
+    (last,) = (record for record in records if record["step"] == 7 and record["rank"] == 1)
+    assert [(peer, count, size) for _, peer, count, size, _ in last["groups"]] == [(0, 1, 8), (-1, 1, 16)]
+    named = [group for event in events(path, "groups") for group in event["groups"]]
+    assert {tuple(group["ranks"]) for group in named} == {(0, 1), (0,), (1,)}
+
+
+def switched_off() -> bool:
+    join()
+    register = c10d._register_process_group
+    watch = ringside.watch()
+    watch.step()
+    watch.off()
+    untouched = c10d._register_process_group is register and sessions.current() is None and watch.session is None
+    dist.destroy_process_group()
+    return untouched
+
+
+def test_off_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Team(2, {"RINGSIDE": "off"}) as team:
+        assert team.run(switched_off) == [True, True]
+
+
+def test_without_a_process_group_the_error_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match="init_process_group"):
+        ringside.watch()
+
+
+def with_a_hook_that_fails(path: str) -> tuple[list[float], str]:
+    join()
+    watch = ringside.watch(run_dir=path)
+    meter = watch.session.clock.groups
+    said: list[str] = []
+    logging.getLogger("ringside.isolation").addFilter(lambda record: bool(said.append(record.getMessage())))
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    one_step(parameter, optimizer)
+    meter.counts = None  # what cannot be counted with
+    for _ in range(3):
+        one_step(parameter, optimizer)
+    leave()
+    return parameter.tolist(), "; ".join(said)
+
+
+def test_a_hook_that_fails_is_dropped_and_training_goes_on(tmp_path: Path) -> None:
+    for values, said in on_ranks(2, with_a_hook_that_fails, str(tmp_path / "run")):
+        assert values == pytest.approx([-0.8] * 4)
+        assert said.count("watching process groups failed") == 1
+
+
+def on_stock_gloo(path: str) -> list[str]:
+    here, said = place(), list[str]()
+    store = dist.FileStore(f"/tmp/{here.job}", here.size)
+    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.size)
+    logger = logging.getLogger("ringside.pytorch.group_watch")
+    logger.addFilter(lambda record: bool(said.append(record.getMessage())))
+    ringside.watch(run_dir=path)
+    dist.new_group([0, 1])
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    one_step(parameter, torch.optim.SGD([parameter], lr=0.1))
+    leave()
+    return said
+
+
+@pytest.mark.skipif(hasattr(dist.ProcessGroup, "register_pre_hook"), reason="this torch has hooks")
+def test_what_is_not_covered_is_said_in_one_line(tmp_path: Path) -> None:
+    for rank, said in enumerate(on_ranks(2, on_stock_gloo, str(tmp_path / "run"))):
+        assert len(said) == (1 if rank == 0 else 0)
+        assert all("from 2.14 on" in line for line in said)
+
+
+def by_hand(path: str) -> int:
+    join()
+    watch = ringside.watch(run_dir=path)
+    for _ in range(5):
+        dist.all_reduce(torch.ones(4))
+        dist.barrier()
+        watch.step()
+    steps = watch.session.clock.step
+    leave()
+    return steps
+
+
+def test_a_loop_without_an_optimizer_says_itself_where_a_step_ends(tmp_path: Path) -> None:
+    assert on_ranks(2, by_hand, str(tmp_path / "run")) == [5, 5]
+    records = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["rank"] == 0] == list(range(5))
+
+
+def one_is_missing(path: str, limit_s: float) -> None:
+    """Ranks 0 and 1 meet in a barrier of their own, and rank 1 does not come; rank 2 waits for rank 0 in another."""
+    rank = join()
+    sessions.begin(path, "ringside", RecordingSettings(hang_s=limit_s))
+    watch = ringside.watch(run_dir=path)
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 2])
+    for _ in range(3):
+        one_step(parameter, optimizer)
+    until(watch.session.watch.met.is_set, "what the ranks' watchers know of each other")
+    dist.barrier()
+    say("ready")
+    if rank == 1:
+        hear()
+    if rank < 2:
+        dist.barrier(group=first)
+    if rank != 1:
+        dist.barrier(group=second)
+    leave()
+
+
+def test_who_is_missing_from_a_barrier_of_a_subgroup_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with Team(3) as team:
+        team.start(one_is_missing, str(path), 1.5)
+        team.await_word()
+        deadline = time.monotonic() + 30.0
+        while not events(path, "waited_for", "verdict"):
+            assert time.monotonic() < deadline, "nobody was named"
+            time.sleep(0.02)
+        team.tell(1, "go on")
+        assert all(outcome.ok for outcome in team.finish())
+    (told,) = events(path, "waited_for")
+    assert told["ranks"] == [1], "rank 0 waits itself, and rank 2 for it"
+    assert told["waiting"] == [0, 2]
+    assert told["op"] == "barrier"
+    assert told["where"].endswith("in hear")
+    assert events(path, "verdict") == [], "a rank may be at work: no hang is called before its time"
