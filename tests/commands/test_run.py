@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import signal
@@ -56,6 +57,23 @@ atexit.register(lambda: os.write(1, f"hook was called {bool(calls)}\\n".encode()
 """
 
 
+SHARDED = """
+import os, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("ringside")
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(20):
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
 def script(tmp_path, hook="", inside="pass", end=""):
     path = tmp_path / "train.py"
     path.write_text(PLAIN.format(hook=hook, inside=inside, end=end))
@@ -67,6 +85,16 @@ def watch(tmp_path, run, *words, **how):
     status, out, err = run("run", "--run-dir", path, *words, **how)
     assert out.splitlines()[-1:] == [str(path)], err
     return status, out, err, path
+
+
+@pytest.mark.native
+def test_an_unmodified_script_without_ddp_is_watched_by_its_groups(tmp_path, command):
+    (tmp_path / "train.py").write_text(SHARDED)
+    status, _, err, path = watch(tmp_path, command, "--nproc-per-node", 2, tmp_path / "train.py")
+    assert status == 0, err
+    records = [json.loads(line) for line in (path / "steps.jsonl").read_text().splitlines()]
+    assert {record["step"] for record in records} == set(range(19)), "from the second step on"
+    assert all(record["exposed_seconds"] > 0 and record["groups"] for record in records)
 
 
 @pytest.mark.core

@@ -1,6 +1,6 @@
 """Attaches Ringside to every DistributedDataParallel model that a script makes, without the script's knowledge.
 
-A script without one is watched from its first optimizer update on, by its process groups.
+A script without one is watched by its process groups, from its second step on.
 
 The class is changed when torch has been imported, not before: a process that never imports torch pays nothing.
 """
@@ -38,14 +38,23 @@ def install() -> None:
 
 
 def _watch_after_first_update(module: ModuleType) -> None:
-    """By the first update a script has made its groups and wrapped its model, and all ranks come to it."""
+    """Watch by process groups a script that has attached no model by its first optimizer update.
+
+    All ranks come to that, and to the forward pass after it, where it is done: hooks of optimizers cannot be changed
+    while they are called.
+    """
+    if not hasattr(module, "register_optimizer_step_post_hook"):
+        return
+    forward: list[Any] = []
 
     def updated(*_: Any) -> None:
-        # A first update without a process group (of another model, before) decides nothing.
         torch = sys.modules["torch"]
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return
+        if not forward and torch.distributed.is_available() and torch.distributed.is_initialized():
+            forward.append(torch.nn.modules.module.register_module_forward_pre_hook(begin))
+
+    def begin(*_: Any) -> None:
         hook.remove()
+        forward[0].remove()
         try:
             from ringside import pytorch
 
@@ -54,8 +63,7 @@ def _watch_after_first_update(module: ModuleType) -> None:
         except Exception as error:
             _warn(f"this job is not watched ({type(error).__name__}: {error}); training goes on without Ringside")
 
-    if hasattr(module, "register_optimizer_step_post_hook"):
-        hook = module.register_optimizer_step_post_hook(updated)
+    hook = module.register_optimizer_step_post_hook(updated)
 
 
 def _wrap_ddp(module: ModuleType) -> None:
