@@ -67,6 +67,18 @@ def test_the_slow_rank_is_named(tmp_path: Path, kind: str, slow: int, place: str
     assert all(record["groups"] and "new_groups" not in record for record in records)
 
 
+@pytest.mark.noisy
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="needs torch 2.14")
+@pytest.mark.parametrize(("kind", "slow"), [("fsdp", 1), ("tp_dp", 2), ("ddp", 3)])
+def test_the_slow_rank_is_named_over_stock_gloo(tmp_path: Path, kind: str, slow: int) -> None:
+    """By the hooks of its groups; DTensor's waits and DDP's are in C++."""
+    path = tmp_path / "run"
+    with Team(4) as team:
+        team.run(train, kind, "gloo", str(path), ONSET + 50, [Episode(slow, ONSET, 1000, 1.35)], limit_s=150)
+    assert [event["verdict"]["ranks"] for event in events(path, "verdict")] == [[slow]]
+
+
 def join() -> int:
     """Make the default group of this rank, ours; return its number."""
     here = place()

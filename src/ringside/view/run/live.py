@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError
+from ringside.monitor.groups import Mesh, read_groups
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
@@ -68,7 +69,9 @@ class ShownFinding:
 
     Args:
         verdict: As it was reached.
-        meter: Adds up its price; None for verdicts that have none.
+        meter: Adds up its price among `peers`; None for verdicts that have none.
+        peers: Ranks that do the same work as its culprit, which the meter numbers from 0; empty: all ranks do.
+        scale: How many times as many ranks the job has, all of which wait.
         over: Whether its episode has ended.
         final: What it cost in all, as recorded when it ended, rank-seconds; 0: not recorded.
         until_step: The first step after the episode, as recorded when it ended; None: not recorded.
@@ -76,6 +79,8 @@ class ShownFinding:
 
     verdict: Verdict
     meter: PriceMeter | None
+    peers: list[int] = field(default_factory=list)
+    scale: float = 1.0
     over: bool = False
     final: float = 0.0
     until_step: int | None = None
@@ -85,7 +90,7 @@ class ShownFinding:
         """The price so far, in rank-seconds."""
         if self.over and self.final > 0:
             return self.final
-        return self.meter.rank_seconds if self.meter is not None else self.verdict.cost_rank_seconds
+        return self.meter.rank_seconds * self.scale if self.meter is not None else self.verdict.cost_rank_seconds
 
 
 @dataclass
@@ -103,6 +108,7 @@ class RunFollower:
         comparison: What the comparison found, once it is done.
         losses: Mean loss over ranks of the newest steps, oldest first.
         revised: When gradients went another way between hosts, oldest first.
+        mesh: How ranks are arranged, as far as their groups tell; None before the start.
     """
 
     info: RunInfo | None = None
@@ -115,6 +121,7 @@ class RunFollower:
     comparison: dict[str, Any] = field(default_factory=dict)
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
     revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
+    mesh: Mesh | None = None
     _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     _row: dict[int, StepRecord] = field(default_factory=dict)
 
@@ -134,7 +141,7 @@ class RunFollower:
 
     def start(self, info: RunInfo) -> None:
         """Take in what is known from the start."""
-        self.info = info
+        self.info, self.mesh = info, Mesh(info.world_size)
         self.stage = "training"
 
     def feed(self, records: Iterable[StepRecord], events: Iterable[Event]) -> list[ShownFinding]:
@@ -190,9 +197,22 @@ class RunFollower:
                 own[0, rank] = record.own_seconds
         for finding in self.findings:
             if finding.meter is not None and not finding.over and self.step > finding.verdict.detected_step:
-                finding.meter.add(own)
+                finding.meter.add(own[:, finding.peers] if finding.peers else own)
         self._rows.append(self._row)
         self._row = {}
+
+    def _shown(self, verdict: Verdict) -> ShownFinding:
+        """Of one rank that holds the others up every further step adds to the price."""
+        if verdict.kind not in OWN_TIME_KINDS or len(verdict.ranks) != 1 or self.mesh is None:
+            return ShownFinding(verdict, None)
+        peers = self.mesh.peers_of(verdict.ranks[0])
+        if len(peers) in (1, self.ranks):
+            return ShownFinding(verdict, meter_of(verdict))
+        scale = self.ranks / len(peers)
+        local = msgspec.structs.replace(
+            verdict, ranks=[peers.index(verdict.ranks[0])], cost_rank_seconds=verdict.cost_rank_seconds / scale
+        )
+        return ShownFinding(verdict, meter_of(local), peers, scale)
 
     def _read_event(self, event: Event) -> None:
         """Anybody may have written the file: an event that is not what it should be is passed over."""
@@ -210,9 +230,9 @@ class RunFollower:
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
                 if any(not 0 <= rank < self.ranks for rank in verdict.ranks):
                     return
-                # Of one rank that holds the others up every further step adds to the price.
-                has_meter = verdict.kind in OWN_TIME_KINDS and len(verdict.ranks) == 1
-                self.findings.append(ShownFinding(verdict, meter_of(verdict) if has_meter else None))
+                self.findings.append(self._shown(verdict))
+            elif kind == "groups" and self.mesh is not None:
+                self.mesh = Mesh(self.mesh.ranks, self.mesh.groups | read_groups([event]))
             elif kind == "repaired":
                 verdict = msgspec.convert(event.get("verdict"), Verdict)
                 same, until = (verdict.kind, verdict.ranks), verdict.evidence.get("until_step")
@@ -493,7 +513,11 @@ class LiveRun:
         figures: dict[str, NDArray[Any]] = {
             name: row_medians(values.T).astype(np.float32) for name, values in zip(FIELDS, newest, strict=True)
         }
-        figures["excess_ratio"] = excess_ratios(figures["own_seconds"].astype(np.float64))
+        own, mesh = figures["own_seconds"].astype(np.float64), self.following.mesh
+        excess = np.full(len(own), np.nan)
+        for peers in [list(range(len(own)))] if mesh is None else mesh.peers:
+            excess[peers] = excess_ratios(own[peers])
+        figures["excess_ratio"] = excess
         if self.settled:
             for name in ("own_seconds_median", "wait_seconds_median", "excess_ratio"):
                 known = [rank[name] for rank in self.settled["ranks"]]

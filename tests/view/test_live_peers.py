@@ -1,0 +1,60 @@
+"""A job whose ranks do different work, as views see it while it runs: each rank beside its peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tests.monitor.jobs import run_info
+from tests.monitor.test_peers import DATA, STAGES, rows
+
+from ringside.monitor.collector import StepCollector
+from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.summary import assess_run
+from ringside.view.run.live import LiveRun
+
+
+def test_excess_and_price_are_those_among_peers(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, run_info(4))
+    collector = StepCollector(4, writer)
+    job = rows(200, slow=3)
+    first = job[0][0]
+    job[0][0] = msgspec.structs.replace(first, new_groups=(*DATA, *STAGES))
+    for row in job:
+        collector.add(row.values())
+    (verdict,) = collector.verdicts
+    assert verdict.ranks == [3]
+
+    live = LiveRun(tmp_path)
+    while live.poll():
+        pass
+    excess = [rank.excess_ratio for rank in live.now()]
+    assert excess == pytest.approx([0.0, -0.2, 0.0, 0.25], abs=0.04)
+    (finding,) = live.following.findings
+    assert finding.cost_rank_seconds == pytest.approx(verdict.cost_rank_seconds, rel=0.1)
+
+    collector.close()
+    summary, _ = assess_run(RunReader(tmp_path))
+    (told,) = summary["verdicts"]
+    assert told["ranks"] == [3]
+    assert told["evidence"]["place"] == "dp 1, pp 1"
+    assert told["evidence"]["peers"] == "rank 1"
+    assert told["cost_rank_seconds"] == pytest.approx(verdict.cost_rank_seconds, rel=0.1)
+    own = np.array([rank["excess_ratio"] for rank in summary["ranks"]])
+    assert own == pytest.approx([0.0, -0.19, 0.0, 0.23], abs=0.03), "over the whole run"
+
+
+def test_a_heavier_stage_leaves_a_healthy_run_healthy(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, run_info(4))
+    collector = StepCollector(4, writer)
+    job = rows(200)
+    job[0][0] = msgspec.structs.replace(job[0][0], new_groups=(*DATA, *STAGES))
+    for row in job:
+        collector.add(row.values())
+    collector.close()
+    summary, _ = assess_run(RunReader(tmp_path))
+    assert summary["verdicts"] == []
+    assert summary["assessment"]["state"] == "none"
+    assert summary["assessment"]["found_ratio"] == 0.1
