@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from tests.monitor.jobs import run_info
 from tests.monitor.test_peers import DATA, STAGES, rows
 
+from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import RunReader, RunWriter
+from ringside.monitor.run.records import Group
 from ringside.monitor.summary import assess_run
 from ringside.view.run.live import LiveRun
 
@@ -46,15 +49,24 @@ def test_excess_and_price_are_those_among_peers(tmp_path: Path) -> None:
     assert own == pytest.approx([0.0, -0.19, 0.0, 0.23], abs=0.03), "over the whole run"
 
 
-def test_a_heavier_stage_leaves_a_healthy_run_healthy(tmp_path: Path) -> None:
-    writer = RunWriter(tmp_path, run_info(4))
-    collector = StepCollector(4, writer)
+def summary_of(path: Path, groups: tuple[Group, ...]) -> dict[str, Any]:
+    collector = StepCollector(4, RunWriter(path, run_info(4)))
     job = rows(200)
-    job[0][0] = msgspec.structs.replace(job[0][0], new_groups=(*DATA, *STAGES))
+    job[0][0] = msgspec.structs.replace(job[0][0], new_groups=groups)
     for row in job:
         collector.add(row.values())
     collector.close()
-    summary, _ = assess_run(RunReader(tmp_path))
+    return assess_run(RunReader(path))[0]
+
+
+def test_ranks_that_nobody_can_be_compared_with_are_not_called_healthy(tmp_path: Path) -> None:
+    found = summary_of(tmp_path, tuple(STAGES))["assessment"]
+    assert (found["state"], found["compared"]) == ("undecided", False)
+    assert "own past" in describe_assessment(msgspec.convert(found, Assessment))
+
+
+def test_a_heavier_stage_leaves_a_healthy_run_healthy(tmp_path: Path) -> None:
+    summary = summary_of(tmp_path, (*DATA, *STAGES))
     assert summary["verdicts"] == []
     assert summary["assessment"]["state"] == "none"
     assert summary["assessment"]["found_ratio"] == 0.1

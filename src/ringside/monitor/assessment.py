@@ -57,6 +57,7 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
         phase: Where most of its extra time was: one of `PHASES`; empty where that cannot be said.
         phase_ratio: The share of its extra time that was there.
         found_ratio: A rank slower by this would have been found in this run; None where that cannot be promised.
+        compared: Whether every rank has another that does the same work; if not, it was compared with its own past.
     """
 
     state: Literal["straggler", "undecided", "none"]
@@ -66,6 +67,7 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = ""
     phase_ratio: float | None = None
     found_ratio: float | None = None
+    compared: bool = True
 
 
 def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict], peers: Sequence[Sequence[int]] = ()) -> Assessment:
@@ -79,6 +81,8 @@ def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict], peers: Sequ
     if any(verdict.ranks and verdict.kind in OWN_TIME_KINDS for verdict in verdicts):
         return Assessment(state="straggler")
     if len(peers) > 1:
+        if any(len(ranks) == 1 for ranks in peers):
+            return Assessment(state="undecided", compared=False)
         each = [_of_job(assess_stragglers(table.of_ranks(ranks), []), ranks) for ranks in peers]
         # The job's is that of the worst of them: whose slowest rank is the slowest, else who would not show one.
         return max(each, key=lambda found: (found.excess_ratio or 0.0, found.found_ratio is None))
@@ -192,6 +196,8 @@ def describe_assessment(found: Assessment) -> str:
         where = f", {amount or 'mostly '}in {PHASE_NAMES[found.phase]}" if found.phase in PHASE_NAMES else ""
         slower = f"+{percent(found.excess_ratio)} since about step {found.since_step}"
         return f"Rank {found.rank} was slowest: {slower}{where}, but too unsteady to be sure."
+    if not found.compared:
+        return "Some ranks do work that no other does: these were compared with their own past only."
     if found.state == "none" and found.found_ratio is not None:
         return f"A rank {percent(found.found_ratio)} slower would have been found."
     if found.state == "undecided":
