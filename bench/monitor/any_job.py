@@ -91,7 +91,7 @@ def judge(events: list[dict[str, Any]], episodes: list[Episode]) -> tuple[list[i
 
 def run_kind(kind: str, backend: str, trials: int, seed: int, folder: Path) -> Score:
     """Run the trials of one kind of job."""
-    ranks = KINDS[kind][1]
+    ranks = KINDS[kind].ranks
     episodes, steps = drawn(trials, ranks, seed)
     run_dir = folder / f"{kind}-{backend}"
     words = json.dumps([kind, backend, str(run_dir), steps, [asdict(one) for one in episodes]])

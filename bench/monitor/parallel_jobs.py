@@ -263,24 +263,37 @@ def ddp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     return step, list(model.parameters())
 
 
-KINDS: dict[str, tuple[Callable[[Pace], tuple[Step, list[nn.Parameter]]], int]] = {
-    "fsdp": (fsdp, 4),
-    "hsdp": (hsdp, 4),
-    "tp_dp": (tensor_and_data, 4),
-    "pp_dp": (pipeline_and_data, 4),
-    "interleaved_dp": (interleaved_and_data, 4),
-    "pp_dp_tp": (three_dimensions, 8),
-    "experts": (experts, 4),
-    "ddp": (ddp, 4),
-    "heavy_stage": (heavy_stage, 4),
-    "pp": (pipeline, 4),
+@dataclass(frozen=True)
+class Kind:
+    """A kind of job.
+
+    Args:
+        make: Returns a step, and what the optimizer updates.
+        ranks: On how many ranks.
+        seconds: What a layer's forward pass takes: more where torch's own work on the host takes long.
+    """
+
+    make: Callable[[Pace], tuple[Step, list[nn.Parameter]]]
+    ranks: int = 4
+    seconds: float = 0.005
+
+
+KINDS = {
+    "fsdp": Kind(fsdp),
+    "hsdp": Kind(hsdp),
+    "tp_dp": Kind(tensor_and_data, seconds=0.012),
+    "pp_dp": Kind(pipeline_and_data),
+    "interleaved_dp": Kind(interleaved_and_data, seconds=0.008),
+    "pp_dp_tp": Kind(three_dimensions, ranks=8, seconds=0.008),
+    "experts": Kind(experts),
+    "ddp": Kind(ddp),
+    "heavy_stage": Kind(heavy_stage),
+    "pp": Kind(pipeline),
 }
-"""Jobs by name, and on how many ranks."""
+"""Jobs by name."""
 
 
-def train(
-    kind: str, backend: str, run_dir: str, steps: int, episodes: list[Episode], *, seconds: float = 0.005
-) -> dict[str, Any] | None:
+def train(kind: str, backend: str, run_dir: str, steps: int, episodes: list[Episode]) -> dict[str, Any] | None:
     """Train, watched; on rank 0 return the summary's verdicts as they were detected.
 
     Args:
@@ -289,14 +302,13 @@ def train(
         run_dir: Where rank 0 records.
         steps: How many.
         episodes: Who is slow when.
-        seconds: What a layer's forward pass takes.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group(backend)
     watch = ringside.watch(run_dir=run_dir)
-    pace = Pace(dist.get_rank(), seconds, episodes)
-    step, parameters = KINDS[kind][0](pace)
+    pace = Pace(dist.get_rank(), KINDS[kind].seconds, episodes)
+    step, parameters = KINDS[kind].make(pace)
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     began = time.monotonic()
     for pace.step in range(steps):

@@ -112,3 +112,15 @@ def test_what_is_promised_is_said() -> None:
     assert (unsteady.state, unsteady.rank) == ("undecided", None)
     assert "might not have been found" in describe_assessment(unsteady)
     assert math.isclose(PROMISED, 0.1)
+
+
+def test_own_times_that_may_be_waits_show_nothing(make_info: Info) -> None:
+    """All ranks seem to work all the time where their waits are not seen."""
+    records = [
+        StepRecord(step=step, rank=rank, ended_unix=0.0, step_seconds=0.1, own_seconds=0.1)
+        for step in range(200)
+        for rank in range(2)
+    ]
+    assert summarise(make_info(2), records, [])["assessment"]["state"] == "none"
+    hidden = [msgspec.structs.replace(record, unclear_seconds=0.02) for record in records]
+    assert summarise(make_info(2), hidden, [])["assessment"]["state"] == "undecided"

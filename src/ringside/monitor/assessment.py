@@ -28,6 +28,9 @@ LONGEST = 192
 CLEARLY = 11.0
 """Errors of that mean that are enough: fewer than 6 are no verdict, and in 100 trials none above 10.6 was missed."""
 
+MOST_UNCLEAR = PROMISED / 2
+"""Of own times: so much in which a rank may have been waiting hides a straggler."""
+
 WARM_UP = 3
 FEWEST = 20
 """A rank that was visibly slower was so for this many steps at least, up to the last."""
@@ -86,6 +89,11 @@ def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict], peers: Sequ
         each = [_of_job(assess_stragglers(table.of_ranks(ranks), []), ranks) for ranks in peers]
         # The job's is that of the worst of them: whose slowest rank is the slowest, else who would not show one.
         return max(each, key=lambda found: (found.excess_ratio or 0.0, found.found_ratio is None))
+    # What may have been waiting is in own times; where that is much, they show nothing.
+    newest = slice(len(table) // 2, None)
+    unclear, own = (np.nansum(table[name][newest], axis=0) for name in ("unclear_seconds", "own_seconds"))
+    if (unclear > MOST_UNCLEAR * own).any():
+        return Assessment(state="undecided")
     found = assess_own_times(table.steps, table["own_seconds"])
     if found.rank is None or found.since_step is None:
         return found

@@ -142,26 +142,49 @@ class _GroupHooks:
         self._stock_wait = dist.Work.wait
         for group in list(c10d._world.pg_map):
             self._guard.run(self._hook, group)
-        c10d._register_process_group = self._registers()  # type: ignore[attr-defined]
-        dist.Work.wait = self._waits()  # type: ignore[method-assign]
+        self._register, self._wait = self._registers(), self._waits()
+        c10d._register_process_group = self._register  # type: ignore[attr-defined]
+        dist.Work.wait = self._wait  # type: ignore[method-assign]
         session.clock.groups = self.meter
         if session.watch is not None:
             session.watch.groups = self.meter
+        session.add_hook(self)
 
     def remove(self) -> None:
-        """Leave torch as it was."""
-        c10d._register_process_group = self._stock_register  # type: ignore[attr-defined]
-        dist.Work.wait = self._stock_wait  # type: ignore[method-assign]
-        self._session.clock.groups = None
-        if self._session.watch is not None:
-            self._session.watch.groups = None
-        for group in list(self._hooked):
+        """Leave torch as it was; what somebody else has wrapped since stays, and passes on."""
+        if c10d._register_process_group is self._register:  # type: ignore[attr-defined]
+            c10d._register_process_group = self._stock_register  # type: ignore[attr-defined]
+        if dist.Work.wait is self._wait:
+            dist.Work.wait = self._stock_wait  # type: ignore[method-assign]
+        self._forget()
+        self._newest = None
+        hooked, self._hooked = list(self._hooked), weakref.WeakSet()
+        for group in hooked:
             if isinstance(group, RingsideGroup):
                 for name in OWN_METHODS:
                     vars(group).pop(name, None)
             else:
                 self._guard.run(group.unregister_pre_hook, HOOK_ID)
                 self._guard.run(group.unregister_post_hook, HOOK_ID)
+
+    def _forget(self) -> None:
+        """Nothing is told to the session any more."""
+        if self._session.clock.groups is self.meter:
+            self._session.clock.groups = None
+        if self._session.watch is not None:
+            self._session.watch.groups = None
+
+    def _size_of(self, tensors: Any) -> int:
+        """Return the bytes of what is issued; on a device nobody can tell from the host when a rank waits."""
+        first = first_of(tensors)
+        if first is not None and not first.is_cpu and not self.meter.is_muted:
+            self.meter.is_muted = True
+            self._forget()
+            level = logging.WARNING if self._session.rank == 0 else logging.DEBUG
+            _log.log(
+                level, "collectives on %s are not timed yet: this job is not watched by its groups", first.device.type
+            )
+        return size_of(tensors)
 
     # -------------------------------------------------------------------------------------------- what is wrapped
 
@@ -184,6 +207,7 @@ class _GroupHooks:
             issued = works.pop(work, None)
             if issued is None:
                 return stock(work, *args, **named)
+            self._newest = None
             return issued.timed(stock, work, *args, **named)
 
         return wait
@@ -224,7 +248,7 @@ class _GroupHooks:
 
         def issue(args: tuple[Any, ...]) -> Issued | None:
             peer = watched.ranks[args[1]] if is_message else -1
-            return self.meter.issue(watched.name, peer, size_of(args[:1]))
+            return self.meter.issue(watched.name, peer, self._size_of(args[:1]))
 
         @functools.wraps(stock)
         def method(*args: Any, **named: Any) -> Any:
@@ -247,8 +271,7 @@ class _GroupHooks:
         meter, name, guard, works = self.meter, watched.name, self._guard, self._works
 
         def issue(args: Any) -> None:
-            tensors = args.input_tensors or args.output_tensors
-            size_bytes = sum(tensor.nbytes for tensor in tensors)
+            size_bytes = self._size_of(args.input_tensors or args.output_tensors)
             peer = watched.ranks[args.root] if args.name.name in MESSAGES else -1
             self._under_way = meter.issue(name, peer, size_bytes)
 
@@ -272,3 +295,10 @@ def size_of(tensors: Any) -> int:
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
     return sum(map(size_of, tensors)) if isinstance(tensors, (list, tuple)) else 0
+
+
+def first_of(tensors: Any) -> torch.Tensor | None:
+    """Return the first tensor of a list of them however nested; None: there is none."""
+    while isinstance(tensors, (list, tuple)) and tensors:
+        tensors = tensors[0]
+    return tensors if isinstance(tensors, torch.Tensor) else None

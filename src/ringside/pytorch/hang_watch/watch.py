@@ -213,7 +213,7 @@ class HangWatch:
 
         # How many collectives of any kind this rank has begun on the default group; 0 where its backend does not count.
         try:
-            groups = self.groups
+            groups = self.groups if self.groups is None or not self.groups.guard.tripped else None
             sequence = int(self.group._get_sequence_number_for_group()) if groups is None else groups.moves  # type: ignore[union-attr]
         except (RuntimeError, AttributeError, TypeError):
             sequence = 0

@@ -285,6 +285,10 @@ class Session:
             self.rank0.comparisons.append(DigestComparison(store, self.size, digests, model))
         return digests
 
+    def add_hook(self, hook: Any) -> None:
+        """Have `hook.remove()` called when the session ends."""
+        self._hooks.append(hook)
+
     def remove_model(self, digests: ParameterDigests) -> None:
         """Compare a model's parameters no longer."""
         digests.off = True
