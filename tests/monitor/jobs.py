@@ -9,7 +9,7 @@ import numpy as np
 
 from ringside.monitor import RunInfo
 from ringside.monitor.collector import Watcher
-from ringside.monitor.run.records import Row, StepRecord
+from ringside.monitor.run.records import Group, Row, StepRecord
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 
@@ -95,3 +95,36 @@ def event(
     """An event as the collector emits it."""
     content = {"kind": verdict, "ranks": [rank], "since_step": at - 5, "detected_step": at, "excess_ratio": 0.3, **more}
     return {"unix": 1000.0 + at, "kind": kind, "verdict": content}
+
+
+DATA = [Group(name="1", description="mesh_dp", ranks=(0, 2)), Group(name="2", description="mesh_dp", ranks=(1, 3))]
+STAGES = [Group(name="3", description="mesh_pp", ranks=(0, 1)), Group(name="4", description="mesh_pp", ranks=(2, 3))]
+LENGTHS = np.array([0.05, 0.10, 0.05, 0.10])
+"""Own times of two stages of a pipeline, the second one twice as heavy, and of their replicas."""
+
+
+def peer_rows(
+    steps: int, lengths: np.ndarray = LENGTHS, *, slow: int = -1, by: float = 1.25, since: int = 60, seed: int = 1
+) -> list[Row]:
+    """Steps in which everybody works so long, and one rank longer from a step on; all are done together."""
+    noise, found = np.random.default_rng(seed), []
+    for step in range(steps):
+        own = lengths * np.exp(noise.normal(0, 0.02, len(lengths)))
+        if slow >= 0 and step >= since:
+            own[slow] *= by
+        seconds = float(own.max()) + 0.01
+        found.append(
+            {
+                rank: StepRecord(
+                    step=step,
+                    rank=rank,
+                    ended_unix=float(step),
+                    step_seconds=seconds,
+                    own_seconds=float(own[rank]),
+                    exposed_seconds=seconds - float(own[rank]),
+                    compute_seconds=float(own[rank]),
+                )
+                for rank in range(len(lengths))
+            }
+        )
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from tests.monitor.jobs import opened, watch
+from tests.monitor.jobs import DATA, STAGES, opened, peer_rows, watch
 
 from ringside.monitor.groups import JobGroups, Mesh
 from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord
@@ -14,41 +14,9 @@ from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
 from ringside.monitor.verdict import Verdict, headline
 
-DATA = [Group(name="1", description="mesh_dp", ranks=(0, 2)), Group(name="2", description="mesh_dp", ranks=(1, 3))]
-STAGES = [Group(name="3", description="mesh_pp", ranks=(0, 1)), Group(name="4", description="mesh_pp", ranks=(2, 3))]
-LENGTH = np.array([0.05, 0.10, 0.05, 0.10])
-"""Own times of two stages of a pipeline, the second one twice as heavy, and of their replicas."""
-
 
 def mesh_of(groups: Iterable[Group], ranks: int = 4) -> Mesh:
     return Mesh(ranks, {group.name: group for group in groups})
-
-
-def rows(
-    steps: int, lengths: np.ndarray = LENGTH, *, slow: int = -1, by: float = 1.25, since: int = 60, seed: int = 1
-) -> list[Row]:
-    """Steps in which everybody works so long, and one rank longer from a step on; all are done together."""
-    noise, found = np.random.default_rng(seed), []
-    for step in range(steps):
-        own = lengths * np.exp(noise.normal(0, 0.02, len(lengths)))
-        if slow >= 0 and step >= since:
-            own[slow] *= by
-        seconds = float(own.max()) + 0.01
-        found.append(
-            {
-                rank: StepRecord(
-                    step=step,
-                    rank=rank,
-                    ended_unix=float(step),
-                    step_seconds=seconds,
-                    own_seconds=float(own[rank]),
-                    exposed_seconds=seconds - float(own[rank]),
-                    compute_seconds=float(own[rank]),
-                )
-                for rank in range(len(lengths))
-            }
-        )
-    return found
 
 
 def found_in(job: list[Row], groups: Iterable[Group]) -> list[Verdict]:
@@ -58,13 +26,13 @@ def found_in(job: list[Row], groups: Iterable[Group]) -> list[Verdict]:
 
 
 def test_a_heavier_stage_is_no_slow_rank() -> None:
-    assert found_in(rows(300), [*DATA, *STAGES]) == []
-    assert {verdict.ranks[0] for verdict in found_in(rows(300), [])} == {1, 3}, "without the mesh they would be"
+    assert found_in(peer_rows(300), [*DATA, *STAGES]) == []
+    assert {verdict.ranks[0] for verdict in found_in(peer_rows(300), [])} == {1, 3}, "without the mesh they would be"
 
 
 @pytest.mark.parametrize("slow", range(4))
 def test_a_slow_rank_is_named_beside_its_replica(slow: int) -> None:
-    (verdict,) = found_in(rows(300, slow=slow), [*DATA, *STAGES])
+    (verdict,) = found_in(peer_rows(300, slow=slow), [*DATA, *STAGES])
     assert (verdict.kind, verdict.ranks) == ("slow_rank", [slow])
     assert verdict.excess_ratio == pytest.approx(0.25, abs=0.05)
     assert abs(verdict.since_step - 60) <= 3
@@ -77,13 +45,13 @@ def test_a_slow_rank_is_named_beside_its_replica(slow: int) -> None:
 
 def test_all_ranks_of_the_job_pay() -> None:
     def cost(groups: list[Group], lengths: np.ndarray) -> float:
-        return found_in(rows(300, lengths, slow=0), groups)[0].cost_rank_seconds
+        return found_in(peer_rows(300, lengths, slow=0), groups)[0].cost_rank_seconds
 
     assert cost(DATA, np.full(4, 0.05)) == pytest.approx(cost([], np.full(4, 0.05)), rel=0.35)
 
 
 def test_without_replicas_a_rank_has_changed_and_is_not_slow() -> None:
-    (verdict,) = found_in(rows(300, slow=1), STAGES)
+    (verdict,) = found_in(peer_rows(300, slow=1), STAGES)
     assert (verdict.kind, verdict.ranks) == ("changed", [1])
     assert verdict.evidence["before_own_seconds"] == pytest.approx(0.10, rel=0.05)
     assert verdict.evidence["own_seconds"] == pytest.approx(0.125, rel=0.05)
@@ -91,7 +59,7 @@ def test_without_replicas_a_rank_has_changed_and_is_not_slow() -> None:
 
 
 def test_what_all_ranks_do_at_once_accuses_none() -> None:
-    job = rows(300)
+    job = peer_rows(300)
     longer = [
         {
             rank: StepRecord(
@@ -108,10 +76,10 @@ def test_what_all_ranks_do_at_once_accuses_none() -> None:
 def test_a_mesh_that_is_learnt_later_begins_anew_and_ends_what_was_open() -> None:
     job = JobGroups(4)
     watcher = PeersWatcher(job)
-    events = watch(watcher, rows(100))
+    events = watch(watcher, peer_rows(100))
     assert {event.verdict.ranks[0] for event in events if not event.ended} == {1, 3}
     job.learn([*DATA, *STAGES])
-    after = watch(watcher, rows(200)[100:])
+    after = watch(watcher, peer_rows(200)[100:])
     assert {event.verdict.ranks[0] for event in after} == {1, 3}
     assert all(event.ended for event in after)
     assert watcher.open == []
@@ -124,7 +92,7 @@ def test_whom_a_slow_rank_holds_up_and_through_whom() -> None:
         Group(name="4", description="mesh_tp", ranks=(2, 3)),
     ]
     blocked = {0: ("1", 0.0, "3", 0.03), 1: ("2", 0.03, "3", 0.0), 2: ("1", 0.0, "4", 0.03), 3: ("2", 0.0, "4", 0.0)}
-    job = rows(200, np.full(4, 0.1), slow=3)
+    job = peer_rows(200, np.full(4, 0.1), slow=3)
     for row in job[60:]:
         for rank, (data, in_data, model, in_model) in blocked.items():
             uses = (GroupUse(data, -1, 1, 8, in_data), GroupUse(model, -1, 1, 8, in_model))
@@ -143,7 +111,7 @@ def test_what_may_have_been_waiting_is_counted_for_the_accused() -> None:
     """Of own time that lies between two bounds, the kinder one must be too long as well."""
 
     def with_unclear(seconds: float) -> list[Verdict]:
-        job = rows(300, np.full(4, 0.1), slow=2)
+        job = peer_rows(300, np.full(4, 0.1), slow=2)
         for row in job:
             one = row[2]
             row[2] = StepRecord(
@@ -158,7 +126,7 @@ def test_what_may_have_been_waiting_is_counted_for_the_accused() -> None:
 
 def test_a_verdict_is_judged_again_beside_peers() -> None:
     mesh = mesh_of([*DATA, *STAGES])
-    job = rows(200, slow=3)
+    job = peer_rows(200, slow=3)
     (verdict,) = found_in(job, [*DATA, *STAGES])
     table = tabulate((record for row in job for record in row.values()), 4)
     seen = []

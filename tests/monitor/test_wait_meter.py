@@ -6,23 +6,11 @@ import threading
 
 import numpy as np
 import pytest
+from tests.support.waiting import Clock
 
 from ringside.monitor.run.records import Group, GroupUse
 from ringside.monitor.step_clock import GroupSums
 from ringside.monitor.wait_meter import FEWEST, Issued, WaitMeter, WatchedGroup
-
-
-class Clock:
-    """Time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
 
 
 class Rank:
@@ -33,9 +21,12 @@ class Rank:
         self.meter = WaitMeter(rank, self.waits.append, self.clock)
         self.meter.add(WatchedGroup("1", "mesh_dp", lambda: [0, 1]))
 
+    def sleep(self, seconds: float) -> None:
+        self.clock.now += seconds
+
     def collective(self, seconds: float = 0.0, peer: int = -1, size_bytes: int = 8) -> Issued:
         issued = self.issue(peer, size_bytes)
-        issued.timed(self.clock.sleep, seconds)
+        issued.timed(self.sleep, seconds)
         return issued
 
     def issue(self, peer: int = -1, size_bytes: int = 8) -> Issued:
@@ -72,8 +63,8 @@ def test_what_somebody_else_times_does_not_count() -> None:
 def test_what_is_prefetched_is_waited_for_where_it_is_needed() -> None:
     rank = Rank()
     early = rank.issue()
-    rank.clock.sleep(5.0)
-    early.timed(rank.clock.sleep, 0.5)
+    rank.sleep(5.0)
+    early.timed(rank.sleep, 0.5)
     assert rank.waits == [0.5]
 
 
@@ -81,7 +72,7 @@ def test_a_wait_that_raises_is_one() -> None:
     rank = Rank()
 
     def fails() -> None:
-        rank.clock.sleep(1.0)
+        rank.sleep(1.0)
         raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
@@ -139,13 +130,13 @@ def unseen(*, waits: bool, late: np.ndarray, work: float = 0.01, jitter: float =
     rank, noise, found = Rank(), np.random.default_rng(0), []
     for seconds in late:
         issued = rank.issue()
-        start = rank.clock.seconds
-        rank.clock.seconds = start + seconds
+        start = rank.clock.now
+        rank.clock.now = start + seconds
         issued.ended()
         if not waits:
-            rank.clock.seconds = start
-        rank.clock.sleep(work * float(np.exp(noise.normal(0, jitter))))
-        rank.clock.seconds = max(rank.clock.seconds, issued.over) if waits else rank.clock.seconds
+            rank.clock.now = start
+        rank.sleep(work * float(np.exp(noise.normal(0, jitter))))
+        rank.clock.now = max(rank.clock.now, issued.over) if waits else rank.clock.now
         rank.collective(0.001)
         found.append(rank.step())
     return found
@@ -190,9 +181,9 @@ def test_a_program_that_changes_is_learnt_anew() -> None:
     assert len(rank.meter.seen) == 3
     for late in LATE:
         issued = rank.issue()
-        rank.clock.sleep(float(late))
+        rank.sleep(float(late))
         issued.ended()
-        rank.clock.sleep(0.01)
+        rank.sleep(0.01)
         sums = rank.step()
     assert sums.unseen_seconds == pytest.approx(LATE[-1])
 
@@ -202,10 +193,10 @@ def test_what_is_waited_for_a_step_later_is_seen() -> None:
     for _ in range(40):
         issued = rank.issue()
         if before is not None:
-            before.timed(rank.clock.sleep, 0.5)
+            before.timed(rank.sleep, 0.5)
         before = issued
         sums = rank.step()
-        rank.clock.sleep(1.0)
+        rank.sleep(1.0)
     assert (sums.unseen_seconds, sums.unclear_seconds) == (0.0, 0.0)
     assert sums.uses[0].blocked_seconds == 0.5
 

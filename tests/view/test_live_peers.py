@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.monitor.jobs import run_info
-from tests.monitor.test_peers import DATA, STAGES, rows
+from tests.monitor.jobs import DATA, STAGES, peer_rows, run_info
 
 from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.collector import StepCollector
@@ -22,7 +21,7 @@ from ringside.view.run.live import LiveRun
 def test_excess_and_price_are_those_among_peers(tmp_path: Path) -> None:
     writer = RunWriter(tmp_path, run_info(4))
     collector = StepCollector(4, writer)
-    job = rows(200, slow=3)
+    job = peer_rows(200, slow=3)
     first = job[0][0]
     job[0][0] = msgspec.structs.replace(first, new_groups=(*DATA, *STAGES))
     for row in job:
@@ -51,7 +50,7 @@ def test_excess_and_price_are_those_among_peers(tmp_path: Path) -> None:
 
 def summary_of(path: Path, groups: tuple[Group, ...]) -> dict[str, Any]:
     collector = StepCollector(4, RunWriter(path, run_info(4)))
-    job = rows(200)
+    job = peer_rows(200)
     job[0][0] = msgspec.structs.replace(job[0][0], new_groups=groups)
     for row in job:
         collector.add(row.values())
