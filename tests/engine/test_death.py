@@ -237,8 +237,8 @@ def nobody_comes() -> float:
 def test_a_deadline_is_kept() -> None:
     with Team(3) as team:
         team.start(nobody_comes)
-        for rank in (1, 2):
-            assert team.finish_one(rank).value >= 0.6
+        # Whoever came first has waited so long, and ends it for all: another may have come a moment later.
+        assert max(team.finish_one(rank).value for rank in (1, 2)) >= 0.6
         team.tell(0, "go")
         assert team.finish_one(0).ok
 
