@@ -105,6 +105,15 @@ def test_read_groups() -> None:
     }
 
 
+def test_a_group_of_ranks_that_there_are_not_is_left_out() -> None:
+    """A run's events may have been written by anybody."""
+    damaged = Group(name="9", description="mesh_tp", ranks=(0, 77))
+    empty = Group(name="8", description="mesh_tp", ranks=())
+    mesh = Mesh(4, {"9": damaged, "8": empty})
+    assert mesh.groups == {}
+    assert mesh.peers == [[0, 1, 2, 3]]
+
+
 def test_who_was_blocked_least_came_last() -> None:
     mesh = Mesh(4, groups(dp=[[0, 2], [1, 3]], tp=[[0, 1], [2, 3]]))
     blocked = {0: {"tp/0": 5.0, "dp/0": 1.0}, 1: {"tp/0": 1.0, "dp/1": 4.0},

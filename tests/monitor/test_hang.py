@@ -45,6 +45,51 @@ def blames(*standings: RankState) -> tuple[str, str, tuple[int, ...]] | None:
     return None if found is None else (found.kind, found.why, found.ranks)
 
 
+# ------------------------------------------------------------------------------------------------ in several groups
+
+
+def in_group(rank: int, group: str, ranks: list[int], number: int = 5, **more: Any) -> RankState:
+    return in_call(rank, group=group, group_ranks=ranks, group_number=number, group_counts={group: number}, **more)
+
+
+def test_who_did_not_enter_a_collective_of_a_subgroup_is_waited_for_and_nobody_else() -> None:
+    """0 waits for 1, and 2 for 0; 3 is in none of their groups, and further behind."""
+    states = [
+        in_group(0, "a", [0, 1], seconds=OWN_CALL_S + 1),
+        works(1, group_counts={"a": 4}, seconds=OWN_CALL_S + 1),
+        in_group(2, "b", [0, 2], seconds=OWN_CALL_S + 1),
+        works(3, group_counts={"c": 1}, seconds=OWN_CALL_S + 1),
+    ]
+    assert blames(*states) == ("hang", "asleep", (1,))
+    states[1] = works(1, group_counts={"a": 5}, seconds=OWN_CALL_S + 1)
+    assert blames(*states) != ("hang", "asleep", (1,)), "it has entered: it is not who is missing"
+
+
+def test_who_sends_a_message_is_waited_for() -> None:
+    states = [in_group(0, "pp", [1], number=0, seconds=OWN_CALL_S + 1), works(1, seconds=OWN_CALL_S + 1)]
+    assert blames(*states) == ("hang", "asleep", (1,))
+
+
+def test_a_rank_that_may_be_at_work_is_waited_for_before_it_is_called_a_hang() -> None:
+    states = [in_group(0, "a", [0, 1]), works(1, group_counts={"a": 4})]
+    assert blames(*states) is None
+    early = find_cause(states, is_patient=False)
+    assert early is not None
+    assert early.ranks == (1,)
+    detector = HangDetector()
+    for tick in range(20):
+        assert detector.check(states, 100.0 + TICK_S * tick) is None
+    assert detector.awaited is not None
+    assert detector.awaited.ranks == (1,)
+
+
+def test_where_all_wait_in_several_groups_nobody_has_called_another_collective() -> None:
+    """Without the groups the one in a call of its own would be blamed."""
+    states = [in_group(0, "a", [0, 1]), in_group(1, "b", [0, 1], call="broadcast"), in_group(2, "a", [0, 2])]
+    assert blames(*states) == ("hang", "crossed", ())
+    assert "several process groups" in verdict_of(find_cause(states), states).cause  # type: ignore[arg-type]
+
+
 # ------------------------------------------------------------------------------------------------ who it is
 
 

@@ -138,3 +138,11 @@ def test_a_verdict_is_judged_again_beside_peers() -> None:
     again = among_peers(verdict, table, mesh, judge)
     assert again.ranks == [3]
     assert seen == [([1], 2, pytest.approx(0.1, rel=0.03))]
+
+
+def test_a_verdict_that_is_left_as_it_is_keeps_its_price() -> None:
+    mesh = mesh_of([*DATA, *STAGES])
+    (verdict,) = found_in(peer_rows(200, slow=3), [*DATA, *STAGES])
+    again = among_peers(verdict, tabulate([], 4), mesh, lambda local, _: local)
+    assert again.ranks == [3]
+    assert again.cost_rank_seconds == pytest.approx(verdict.cost_rank_seconds)

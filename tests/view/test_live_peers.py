@@ -69,3 +69,18 @@ def test_a_heavier_stage_leaves_a_healthy_run_healthy(tmp_path: Path) -> None:
     assert summary["verdicts"] == []
     assert summary["assessment"]["state"] == "none"
     assert summary["assessment"]["found_ratio"] == 0.1
+
+
+def test_groups_that_cannot_be_end_no_view(tmp_path: Path) -> None:
+    writer = RunWriter(tmp_path, run_info(4))
+    collector = StepCollector(4, writer)
+    for group in ({"name": "1", "description": "mesh_tp", "ranks": [0, 99]}, {"name": 7}, "nonsense"):
+        collector.note("groups", groups=[group])
+    for row in peer_rows(40):
+        collector.add(row.values())
+    collector.close()
+    live = LiveRun(tmp_path)
+    while live.poll():
+        pass
+    assert len(live.now()) == 4
+    assert assess_run(RunReader(tmp_path))[0]["steps"] == 40

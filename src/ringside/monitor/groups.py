@@ -46,19 +46,21 @@ class Mesh:
 
     Args:
         ranks: Number of ranks.
-        groups: The process groups that were used, by name.
+        groups: The process groups that were used, by name; one with ranks that there are not is damaged, and left out.
 
     Attributes:
+        coordinates: Of every rank, by the name of a dimension.
         peers: Ranks that do the same work, as a partition of all ranks: each ascending, in order of their first.
         is_known: Whether the groups tell which ranks do; if not, every rank is alone.
         has_stages: Whether ranks are stages of a pipeline.
     """
 
     def __init__(self, ranks: int, groups: Mapping[str, Group] = {}) -> None:
-        self.ranks, self.groups = ranks, dict(groups)
+        self.ranks = ranks
+        self.groups = {name: group for name, group in groups.items() if max(group.ranks, default=ranks) < ranks}
         self.coordinates: list[dict[str, int]] = [{} for _ in range(ranks)]
         along: dict[str, list[Group]] = defaultdict(list)
-        for group in groups.values():
+        for group in self.groups.values():
             name = dimension(group) or ("pp" if group.has_messages else "")
             if 1 < len(group.ranks) < ranks or (len(group.ranks) == ranks and _has(name, STAGES)):
                 along[name].append(group)
@@ -124,17 +126,17 @@ class JobGroups:
 
     def learn(self, groups: Iterable[Group]) -> list[Group]:
         """Take in groups; return those that were not known, or not so well."""
-        known = self.mesh.groups
-        news: dict[str, Group] = {}
+        before = self.mesh.groups
+        told: dict[str, Group] = {}
         for group in groups:
-            before = news.get(group.name) or known.get(group.name)
-            if max(group.ranks, default=0) >= self.mesh.ranks:
-                continue  # damaged
-            if before is None or (group.has_messages and not before.has_messages):
-                news[group.name] = group
+            known = told.get(group.name) or before.get(group.name)
+            if known is None or (group.has_messages and not known.has_messages):
+                told[group.name] = group
+        mesh = Mesh(self.mesh.ranks, before | told)
+        news = [group for name, group in mesh.groups.items() if before.get(name) != group]
         if news:
-            self.mesh = Mesh(self.mesh.ranks, known | news)
-        return list(news.values())
+            self.mesh = mesh
+        return news
 
 
 class Waited(msgspec.Struct, frozen=True, kw_only=True):

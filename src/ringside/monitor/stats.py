@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,18 @@ def log_excess(own: ArrayLike) -> Floats:
         return logs - others_median(logs)
 
 
-def excess_ratios(own: Floats) -> Floats:
+def excess_ratios(own: Floats, peers: Sequence[Sequence[int]] = ()) -> Floats:
     """Return how much longer each rank takes than the median of the others that are known; NaN where none are.
 
     Args:
         own: Seconds, float64 [ranks]; what is not finite is not known.
+        peers: Ranks that do the same work, a partition of all: only these are compared. Empty: all do.
     """
+    if len(peers) > 1:
+        excess = np.full(len(own), np.nan)
+        for ranks in peers:
+            excess[list(ranks)] = excess_ratios(own[list(ranks)])
+        return excess
     known = np.where(np.isfinite(own), own, np.nan)
     others = others_median(known)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -73,7 +73,7 @@ def summarise(
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
-    peers = [list(range(table.ranks))] if mesh is None else mesh.peers
+    peers = [] if mesh is None else mesh.peers
     steps = int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride if len(table) else 0
     seconds = job_step_seconds(table)
     known = seconds[np.isfinite(seconds)]
@@ -281,9 +281,7 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
 
 def _ranks(run_info: RunInfo, table: StepTable, peers: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     own = [known_median(table["own_seconds"][:, rank], math.nan) for rank in range(table.ranks)]
-    excess = np.full(table.ranks, np.nan)
-    for ranks in peers:
-        excess[list(ranks)] = excess_ratios(np.array(own)[list(ranks)])
+    excess = excess_ratios(np.array(own), peers).tolist()
     waits = fill_waits(table)
     return [
         {
@@ -291,7 +289,7 @@ def _ranks(run_info: RunInfo, table: StepTable, peers: Sequence[Sequence[int]]) 
             "host": run_info.hosts[rank] if rank < len(run_info.hosts) else "",
             "own_seconds_median": own[rank],
             "wait_seconds_median": known_median(waits[:, rank], math.nan),
-            "excess_ratio": float(excess[rank]),
+            "excess_ratio": excess[rank],
         }
         for rank in range(table.ranks)
     ]

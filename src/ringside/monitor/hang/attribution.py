@@ -39,8 +39,8 @@ class HangFinding:
     Args:
         kind: `hang`, `mismatch` or `dead_rank`.
         ranks: The first causes, ascending; empty: none of the ranks.
-        why: `stopped`, `dead`, `left`, `no_answer`, `unheard`, `disk`, `busy`, `asleep`, `different`, `sizes`, `told`
-            or `inside`.
+        why: `stopped`, `dead`, `left`, `no_answer`, `unheard`, `disk`, `busy`, `asleep`, `different`, `sizes`, `told`,
+            `crossed` or `inside`.
         seq: Number of the collective.
         op: What it is.
         size_bytes: Its size; 0 where not known.
@@ -121,6 +121,9 @@ def find_cause(
         if min(s.synced for s in waiting) < WARM_UP_PASSES and waited <= WARM_UP_S:
             return None
         return _missing("hang", "unheard", unheard, states)
+    # All wait, in several groups: which calls belong together is not known, so nobody called another one than others.
+    if len({s.group for s in waiting if s.group}) > 1:
+        return _missing("hang", "crossed", [], states)
     return _find_mismatch(waiting, states) or _missing("hang", "inside", [], states)
 
 

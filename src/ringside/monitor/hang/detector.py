@@ -148,6 +148,7 @@ _ADVICE = {
     "only some ranks took.",
     "sizes": "All ranks must build the same model: compare parameters and their order between the ranks.",
     "told": "All ranks must call the same collectives in the same order: compare what they called.",
+    "crossed": "Ranks call collectives of several groups in another order, or a network is down: compare their stacks.",
     "inside": "All ranks arrived, so it is no rank's code: look at the network between the hosts and at the devices.",
 }
 
@@ -184,6 +185,8 @@ def _cause(finding: HangFinding, culprit: RankState | None) -> str:
         return finding.text
     size = f" ({finding.size_bytes} bytes)" if finding.size_bytes else ""
     collective = f"{finding.op} number {finding.seq}{size}"
+    if finding.why == "crossed":
+        return f"all ranks wait for each other in several process groups for {finding.waited_s:.1f} s, and none goes on"
     if culprit is None:
         return f"all ranks are in {collective} for {finding.waited_s:.1f} s and it does not end"
     waiting = [rank for rank in finding.waiting if rank not in finding.ranks]

@@ -202,8 +202,13 @@ def among_peers(
         return verdict  # it was compared with its own past
     if verdict.kind not in OWN_TIME_KINDS or len(peers) == table.ranks:
         return judge(verdict, table)
-    local = msgspec.structs.replace(verdict, ranks=[peers.index(verdict.ranks[0])])
-    return of_job(judge(local, table.of_ranks(peers)), peers, mesh.ranks)
+    return of_job(judge(of_peers(verdict, peers, mesh.ranks), table.of_ranks(peers)), peers, mesh.ranks)
+
+
+def of_peers(verdict: Verdict, peers: Sequence[int], ranks: int) -> Verdict:
+    """Return a verdict with the number of its rank among peers in place of that in the job; undone by `of_job`."""
+    cost = verdict.cost_rank_seconds * len(peers) / ranks
+    return msgspec.structs.replace(verdict, ranks=[peers.index(rank) for rank in verdict.ranks], cost_rank_seconds=cost)
 
 
 def of_job(verdict: Verdict, peers: Sequence[int], ranks: int) -> Verdict:

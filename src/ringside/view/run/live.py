@@ -27,6 +27,7 @@ from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
 from ringside.monitor.slow_rank.detector import PriceMeter, meter_of
+from ringside.monitor.slow_rank.peers import of_peers
 from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
@@ -208,11 +209,7 @@ class RunFollower:
         peers = self.mesh.peers_of(verdict.ranks[0])
         if len(peers) in (1, self.ranks):
             return ShownFinding(verdict, meter_of(verdict))
-        scale = self.ranks / len(peers)
-        local = msgspec.structs.replace(
-            verdict, ranks=[peers.index(verdict.ranks[0])], cost_rank_seconds=verdict.cost_rank_seconds / scale
-        )
-        return ShownFinding(verdict, meter_of(local), peers, scale)
+        return ShownFinding(verdict, meter_of(of_peers(verdict, peers, self.ranks)), peers, self.ranks / len(peers))
 
     def _read_event(self, event: Event) -> None:
         """Anybody may have written the file: an event that is not what it should be is passed over."""
@@ -513,11 +510,9 @@ class LiveRun:
         figures: dict[str, NDArray[Any]] = {
             name: row_medians(values.T).astype(np.float32) for name, values in zip(FIELDS, newest, strict=True)
         }
-        own, mesh = figures["own_seconds"].astype(np.float64), self.following.mesh
-        excess = np.full(len(own), np.nan)
-        for peers in [list(range(len(own)))] if mesh is None else mesh.peers:
-            excess[peers] = excess_ratios(own[peers])
-        figures["excess_ratio"] = excess
+        mesh = self.following.mesh
+        own = figures["own_seconds"].astype(np.float64)
+        figures["excess_ratio"] = excess_ratios(own, [] if mesh is None else mesh.peers)
         if self.settled:
             for name in ("own_seconds_median", "wait_seconds_median", "excess_ratio"):
                 known = [rank[name] for rank in self.settled["ranks"]]
