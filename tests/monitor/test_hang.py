@@ -65,6 +65,15 @@ def test_who_did_not_enter_a_collective_of_a_subgroup_is_waited_for_and_nobody_e
     assert blames(*states) != ("hang", "asleep", (1,)), "it has entered: it is not who is missing"
 
 
+def test_one_of_hundreds_that_is_missing_from_a_barrier_of_all_is_waited_for() -> None:
+    long_s = OWN_CALL_S + 1
+    states = [in_group(rank, "0", [], seconds=long_s) for rank in range(703)]
+    states.append(works(703, group_counts={"0": 4}, seconds=long_s))
+    assert blames(*states) == ("hang", "asleep", (703,))
+    states[-1] = works(703, seconds=long_s)
+    assert blames(*states) != ("hang", "asleep", (703,)), "how far it is is not known"
+
+
 def test_who_sends_a_message_is_waited_for() -> None:
     states = [in_group(0, "pp", [1], number=0, seconds=OWN_CALL_S + 1), works(1, seconds=OWN_CALL_S + 1)]
     assert blames(*states) == ("hang", "asleep", (1,))

@@ -44,8 +44,8 @@ def events(path: Path, *kinds: str) -> list[dict[str, Any]]:
     ("kind", "slow", "place", "peers"),
     [
         pytest.param("fsdp", 2, None, None, marks=pytest.mark.core),
-        pytest.param("pp_dp", 1, "pp 0, dp 1", "rank 0", marks=pytest.mark.thorough),
-        pytest.param("tp_dp", 3, "dp 1, tp 1", "rank 1", marks=pytest.mark.long),
+        pytest.param("pp_dp", 1, "pp 0, dp 1", "rank 0", marks=pytest.mark.long),
+        pytest.param("tp_dp", 3, "dp 1, tp 1", "rank 1", marks=pytest.mark.thorough),
         pytest.param("experts", 0, None, None, marks=pytest.mark.long),
     ],
 )

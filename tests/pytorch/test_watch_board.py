@@ -201,3 +201,18 @@ def test_where_nobody_watches_nothing_is_said() -> None:
     nowhere.waiting()
     nowhere.resumed()
     nowhere.failed(ValueError())
+
+
+def test_groups_of_a_large_job_have_room() -> None:
+    page = ProgressPage()
+    counts, ranks = {f"group of {number}": 10**6 + number for number in range(500)}, list(range(10_000, 14_096))
+    page.show_groups(("group of 7", 123_456, ranks), counts)
+    page.write("call", "barrier")
+    page.put("call_since", 1.0)
+    seen = page.view(3).standing(2.0)
+    assert (seen.group, seen.group_number, seen.group_ranks) == ("group of 7", 123_456, ranks)
+    assert seen.group_counts == counts
+    page.show_groups(("x" * 40_000, 1, []), {})
+    seen = page.view(3).standing(2.0)
+    assert (seen.group, seen.group_counts) == ("", {}), "what has no room is not known"
+    page.close()

@@ -88,8 +88,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         call_bytes: Size of that one's tensor; 0 where not known.
         group: Name of the process group that the call is one of, where groups are watched; empty: not known.
         group_number: Which of its collectives in that group it stands in; 0: a message.
-        group_ranks: Whom it needs for that.
-        group_counts: How many collectives it has issued in each group.
+        group_ranks: Whom it needs for that; empty: every rank.
+        group_counts: How many collectives it has issued in each group; empty: not known.
         where: The innermost line of the script in which its training thread was last seen.
         silent_s: For how long nothing has come from its own watcher.
         left: Whether its session has ended in good order.
@@ -120,9 +120,11 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def needs(self, other: RankState) -> bool:
         """Return whether this rank waits in a watched group for what another has not issued yet."""
-        if not self.group or other.rank == self.rank or other.rank not in self.group_ranks:
+        if not self.group or other.rank == self.rank or (self.group_ranks and other.rank not in self.group_ranks):
             return False
-        return not self.group_number or other.group_counts.get(self.group, 0) < self.group_number
+        if not self.group_number:
+            return True
+        return bool(other.group_counts) and other.group_counts.get(self.group, 0) < self.group_number
 
     def call_of(self, seq: int) -> WaitingCall | None:
         """Return the gradient collective of this number, if it is among the newest."""

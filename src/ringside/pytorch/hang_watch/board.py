@@ -21,7 +21,7 @@ from ringside.errors import DeadlineError, MismatchError, PeerLostError, SyncErr
 from ringside.monitor.hang.attribution import LIMIT_S, NORMAL_WAITS, WARM_UP_PASSES
 from ringside.monitor.hang.rank_state import Failure, RankState, WaitingCall
 
-PAGE_BYTES = 8192
+PAGE_BYTES = 65536  # of which memory has what is written
 CALLS_KEPT = 64
 OPS = ("all_reduce", "the script's own hook")
 
@@ -50,8 +50,8 @@ _TEXTS = {
     "call": (2176, 64),
     "where": (2240, 256),
     "failure": (2496, 4096),
-    "awaited": (6592, 768),
-    "counts": (7360, 768),
+    "awaited": (8192, 32768),
+    "counts": (40960, 24576),
 }
 _q, _d = struct.Struct("=q").pack_into, struct.Struct("=d").pack_into
 _ENTER = struct.Struct("=qd").pack_into

@@ -111,6 +111,7 @@ class HangWatch:
         self._machine = HangDetector(limit_s=hang_s)
         self._known = 0
         self._pending_since = 0.0
+        self._moves = 0
         self._dumped = 0
         self._shared: set[int] = set()
         self._awaited: set[tuple[tuple[int, ...], str]] = set()
@@ -213,13 +214,17 @@ class HangWatch:
 
         # How many collectives of any kind this rank has begun on the default group; 0 where its backend does not count.
         try:
-            groups = self.groups if self.groups is None or not self.groups.guard.tripped else None
-            sequence = int(self.group._get_sequence_number_for_group()) if groups is None else groups.moves  # type: ignore[union-attr]
+            sequence = int(self.group._get_sequence_number_for_group())  # type: ignore[union-attr]
         except (RuntimeError, AttributeError, TypeError):
             sequence = 0
-        if sequence != view.number("group_seq"):
+        groups = self.groups
+        if groups is not None and groups.guard.tripped:
+            groups = None
+        moves = 0 if groups is None else groups.moves
+        if sequence != view.number("group_seq") or moves != self._moves:
             board.put("group_seq", sequence)
             board.put("group_moved_at", now)
+            self._moves = moves
         moved = max(view.number("moved_at"), view.number("group_moved_at"))
 
         # Where nobody waits for gradients on the host (CUDA), ask whether they are still under way.
@@ -241,7 +246,10 @@ class HangWatch:
         board.write("call", place.call)
         board.put("call_bytes", place.size_bytes)
         if groups is not None:
-            board.show_groups(groups.awaited(), groups.counts)
+            awaited = groups.awaited()
+            if awaited is not None and len(awaited[2]) == self._size:
+                awaited = (*awaited[:2], [])  # every rank: their list would be long
+            board.show_groups(awaited, groups.counts)
         board.put("call_since", moved if place.call else 0.0)
 
     def _dump(self, episode: int) -> None:
