@@ -242,7 +242,7 @@ def _review_beside(verdict: Verdict, table: StepTable) -> Verdict:
     episode = table.between(verdict.since_step, _until(verdict))
     if not np.isfinite(episode["own_seconds"][:, verdict.ranks[0]]).any():
         return verdict
-    again = rejudge(verdict, episode["own_seconds"], episode["samples"])
+    again = rejudge(verdict, episode["own_seconds"], episode["samples"], episode["routed_bytes"])
     again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
     return again if is_of_pauses(again) else explain_verdict(again, episode, table.before(verdict.since_step))
 

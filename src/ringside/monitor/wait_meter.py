@@ -132,6 +132,7 @@ class WaitMeter:
         self.waiting: Issued | None = None
         self.counts: Counter[str] = Counter()
         self._uses: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0, 0.0])  # count, bytes, blocked
+        self._routed_bytes = 0
         self._issued: list[Issued] = []
         self._groups: dict[str, WatchedGroup] = {}
         self._told: set[Key] = set()
@@ -144,13 +145,14 @@ class WaitMeter:
         self.counts[group.name] = 0
         self._told = {key for key in self._told if key[0] != group.name}
 
-    def issue(self, name: str, peer: int, size_bytes: int) -> Issued | None:
+    def issue(self, name: str, peer: int, size_bytes: int, *, is_routed: bool = False) -> Issued | None:
         """This rank issues something in a group; None: it does not count.
 
         Args:
             name: The group's.
             peer: The global rank at the other end; -1: it is a collective.
             size_bytes: What it carries.
+            is_routed: It is an all-to-all: how much this rank sends and receives is its own.
         """
         if self.is_muted:
             return None
@@ -161,6 +163,7 @@ class WaitMeter:
         issued.nth = int(use[0])
         use[0] += 1
         use[1] += size_bytes
+        self._routed_bytes += size_bytes * is_routed
         self.moves += 1
         if peer < 0:
             self.counts[name] += 1
@@ -199,6 +202,7 @@ class WaitMeter:
             issued[-1].next_at = self.now()
         uses = dict(self._uses)
         self._uses.clear()
+        routed_bytes, self._routed_bytes = self._routed_bytes, 0
         if len(self.seen) > MOST_PLACES:
             self.seen.clear()
         without_wait = [one for one in issued if not one.is_waited_for]
@@ -216,7 +220,7 @@ class WaitMeter:
                 news.append(
                     Group(name=name, description=group.description, ranks=tuple(group.ranks), has_messages=peer >= 0)
                 )
-        return StepGroups(self, without_wait, uses, tuple(news))
+        return StepGroups(self, without_wait, uses, tuple(news), routed_bytes)
 
     def awaited(self) -> tuple[str, int, list[int]] | None:
         """Return in which group the training thread waits, for which of its collectives, and who is needed for it.
@@ -255,9 +259,15 @@ class StepGroups:
     """What was done in one step; see `ringside.monitor.step_clock.GroupTimes`."""
 
     def __init__(
-        self, meter: WaitMeter, issued: list[Issued], uses: dict[Key, list[float]], news: tuple[Group, ...]
+        self,
+        meter: WaitMeter,
+        issued: list[Issued],
+        uses: dict[Key, list[float]],
+        news: tuple[Group, ...],
+        routed_bytes: int,
     ) -> None:
         self._meter, self._issued, self._uses, self._news = meter, issued, uses, news
+        self._routed_bytes = routed_bytes
 
     def work_out(self) -> GroupSums:
         """Return what it comes to."""
@@ -271,7 +281,7 @@ class StepGroups:
             GroupUse(group=name, peer=peer, count=int(count), size_bytes=int(size_bytes), blocked_seconds=blocked)
             for (name, peer), (count, size_bytes, blocked) in self._uses.items()
         )
-        return GroupSums(uses, unseen, unclear, self._news)
+        return GroupSums(uses, unseen, unclear, self._news, self._routed_bytes)
 
 
 class _Place:

@@ -31,6 +31,8 @@ from ringside.pytorch.recording.session import Session
 HOOK_ID = 0x52494E47
 """Tells our hooks of a group from others'."""
 MESSAGES = ("SEND", "RECV")
+ALL_TO_ALL = frozenset({"ALLTOALL", "ALLTOALL_BASE", "alltoall", "alltoall_base", "all_to_all", "all_to_all_single"})
+"""All-to-alls, by what hooks and our own process group call them."""
 OWN_METHODS = [name for _, *names in TABLE.values() for name in names] + ["send", "recv"]
 """What our own process group is called by."""
 
@@ -248,6 +250,9 @@ class _GroupHooks:
 
         def issue(args: tuple[Any, ...]) -> Issued | None:
             peer = watched.ranks[args[1]] if is_message else -1
+            if name in ALL_TO_ALL:
+                size_bytes = max(self._size_of(args[:1]), size_of(args[1:2]))  # out and in: splits make them differ
+                return self.meter.issue(watched.name, peer, size_bytes, is_routed=True)
             return self.meter.issue(watched.name, peer, self._size_of(args[:1]))
 
         @functools.wraps(stock)
@@ -271,9 +276,12 @@ class _GroupHooks:
         meter, name, guard, works = self.meter, watched.name, self._guard, self._works
 
         def issue(args: Any) -> None:
+            is_routed = args.name.name in ALL_TO_ALL
             size_bytes = self._size_of(args.input_tensors or args.output_tensors)
+            if is_routed:
+                size_bytes = max(size_bytes, size_of(args.output_tensors))
             peer = watched.ranks[args.root] if args.name.name in MESSAGES else -1
-            self._under_way = meter.issue(name, peer, size_bytes)
+            self._under_way = meter.issue(name, peer, size_bytes, is_routed=is_routed)
 
         def issued(args: Any) -> None:
             issued, self._under_way = self._under_way, None
