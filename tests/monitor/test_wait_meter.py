@@ -177,6 +177,20 @@ def test_a_wait_that_is_seen_is_not_inferred_as_well() -> None:
         assert rank.step().unseen_seconds == 0.0
 
 
+def test_a_wait_that_is_seen_in_between_counts_once() -> None:
+    """What is issued late by the others holds up both: the collective that nobody waits for and the one that is seen."""
+    rank, noise = Rank(), np.random.default_rng(3)
+    for seconds in LATE:
+        gathered = rank.issue(peer=1)
+        overlapped = rank.issue()
+        gathered.timed(rank.sleep, float(seconds))
+        overlapped.ended()
+        rank.sleep(0.01 * float(np.exp(noise.normal(0, 0.02))))
+        sums = rank.step()
+    assert (sums.unseen_seconds, sums.unclear_seconds) == (0.0, 0.0)
+    assert sum(use.blocked_seconds for use in sums.uses) == pytest.approx(LATE[-1])
+
+
 def test_a_program_that_changes_is_learnt_anew() -> None:
     """What was waited for in Python at the start (parameters that are sent around) says nothing of later steps."""
     rank = Rank()

@@ -57,11 +57,14 @@ class Issued:
         over: The moment at which it was over; NaN: not known.
         next_at: `arrived` of what this rank issued next; NaN: not yet.
         times: `arrived`, `over` and `next_at` in seconds, once they are read.
+        waits: How many waits of the step were seen before it was issued, and before the next thing was.
         is_inline: Whether it is carried out where it is issued, so that a wait for it begins there.
         is_waited_for: Whether a wait for it was seen.
     """
 
-    __slots__ = ("arrived", "is_inline", "is_waited_for", "key", "meter", "next_at", "nth", "number", "over", "times")
+    __slots__ = (
+        "arrived", "is_inline", "is_waited_for", "key", "meter", "next_at", "nth", "number", "over", "times", "waits"
+    )  # fmt: skip
 
     def __init__(self, meter: WaitMeter, key: Key, arrived: Any) -> None:
         self.meter, self.key, self.arrived = meter, key, arrived
@@ -69,6 +72,7 @@ class Issued:
         self.over: Any = math.nan
         self.next_at: Any = math.nan
         self.times = (math.nan, math.nan, math.nan)
+        self.waits = [0, 0]
         self.is_inline = self.is_waited_for = False
 
     def timed(self, wait: Callable[..., Any], *args: Any) -> Any:
@@ -149,7 +153,7 @@ class WaitMeter:
         self.counts: Counter[str] = Counter()
         self._uses: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0, 0.0])  # count, bytes, blocked
         self._issued: list[Issued] = []
-        self._waits: list[tuple[Key, Any, Any]] = []  # of a device, whose time is not known yet
+        self._waits: list[tuple[Key, Any, Any]] = []  # for what, and the moments between which this rank was blocked
         self.unfinished: deque[Issued] = deque(maxlen=MOST_UNFINISHED)
         self._groups: dict[str, WatchedGroup] = {}
         self._told: set[Key] = set()
@@ -199,6 +203,9 @@ class WaitMeter:
                 issued.arrived = self._moment()
                 if before is not None:
                     before.next_at = issued.arrived
+            issued.waits[0] = len(self._waits)
+            if before is not None:
+                before.waits[1] = issued.waits[0]
             self._issued.append(issued)
         return issued
 
@@ -228,12 +235,10 @@ class WaitMeter:
         if began is None:
             return  # training goes on meanwhile
         ended = self._moment()
-        if self.device is None:
-            self._uses[issued.key][2] += ended - began
-        else:
+        if self.device is not None:
             issued.over = ended
-            if len(self._waits) < MOST_ISSUED:
-                self._waits.append((issued.key, began, ended))
+        if len(self._waits) < MOST_ISSUED:
+            self._waits.append((issued.key, began, ended))
         self._on_wait(began, ended)
 
     def _moment(self) -> Any:
@@ -256,7 +261,7 @@ class WaitMeter:
         issued, self._issued = self._issued, []
         waits, self._waits = self._waits, []
         if issued:
-            issued[-1].next_at = self._moment()
+            issued[-1].next_at, issued[-1].waits[1] = self._moment(), len(waits)
         uses = dict(self._uses)
         self._uses.clear()
         if len(self.seen) > MOST_PLACES:
@@ -296,7 +301,7 @@ class WaitMeter:
         name, peer = issued.key
         return name, issued.number, [peer] if peer >= 0 else self._groups[name].ranks
 
-    def unseen(self, issued: Issued, before: Sequence[Issued]) -> tuple[Key, float, float]:
+    def unseen(self, issued: Issued, before: Sequence[Issued], seen: float = 0.0) -> tuple[Key, float, float]:
         """Return how long this rank waited before it issued the next thing though no wait was seen.
 
         Call it for every step in order: it is learnt from what was seen of the same place in earlier steps.
@@ -304,6 +309,7 @@ class WaitMeter:
         Args:
             issued: What begins the time that is looked at.
             before: What it may be waiting for: itself, and what was issued before it and not waited for; newest first.
+            seen: For how long it was blocked in that time in waits that were seen.
 
         Returns:
             For what, how long it waited, and how long it may have beyond, seconds.
@@ -313,14 +319,14 @@ class WaitMeter:
         if place in self.seen or math.isnan(next_at):
             return issued.key, 0.0, 0.0
         if math.isnan(over):  # it does not tell; a message that is sent is seldom waited for
-            return issued.key, 0.0, next_at - arrived if issued.number else 0.0
+            return issued.key, 0.0, max(next_at - arrived - seen, 0.0) if issued.number else 0.0
         if len(self.places) > MOST_PLACES:
             self.places.clear()
-        until_next = next_at - arrived
+        until_next = next_at - arrived - seen
         unclear, found, best = 0.0, (issued.key, 0.0), math.inf
         for distance, other in enumerate(before):
             known = self.places.setdefault((*place, distance), _Place())
-            until_over = other.times[1] - arrived
+            until_over = other.times[1] - arrived - seen
             if math.isnan(until_over) or (distance and until_over <= 0.0):
                 until_over = 0.0  # nothing is left to wait for
             known.add(until_over, until_next)
@@ -349,36 +355,37 @@ class StepGroups:
     def work_out(self) -> GroupSums:
         """Return what it comes to."""
         if self._meter.device is not None:
-            self._read_marks(self._meter.device)
+            blocked = self._read_marks(self._meter.device)
         else:
+            blocked = [ended - began for _, began, ended in self._waits]
             for one in self._without_wait:
                 one.times = one.arrived, one.over, one.next_at
+        for (key, *_), seconds in zip(self._waits, blocked, strict=True):
+            if not math.isnan(seconds):
+                self._uses.setdefault(key, [0, 0, 0.0])[2] += seconds  # it may have been issued in an earlier step
         unseen = unclear = 0.0
         outstanding = 1 if self._meter.device is None else OUTSTANDING
         for number, issued in enumerate(self._without_wait):
             before = self._without_wait[max(number + 1 - outstanding, 0) : number + 1][::-1]
-            key, waited, more = self._meter.unseen(issued, before)
+            key, waited, more = self._meter.unseen(issued, before, math.fsum(blocked[slice(*issued.waits)]))
             self._uses[key][2] += waited
             unseen += waited
             unclear += more
         uses = tuple(
-            GroupUse(group=name, peer=peer, count=int(count), size_bytes=int(size_bytes), blocked_seconds=blocked)
-            for (name, peer), (count, size_bytes, blocked) in self._uses.items()
+            GroupUse(group=name, peer=peer, count=int(count), size_bytes=int(size_bytes), blocked_seconds=seconds)
+            for (name, peer), (count, size_bytes, seconds) in self._uses.items()
         )
         return GroupSums(uses, unseen, unclear, self._news)
 
-    def _read_marks(self, device: DeviceEvents) -> None:
-        """Find out when the device came to the marks of the step."""
+    def _read_marks(self, device: DeviceEvents) -> list[float]:
+        """Find out when the device came to the marks of the step; return how long each wait was."""
         of_issued = [mark for one in self._without_wait for mark in (one.arrived, one.over, one.next_at)]
         of_waits = [mark for _, *both in self._waits for mark in both]
         marks = [None if mark is math.nan else mark for mark in (*of_issued, *of_waits)]
         times = iter(device.times(next((mark for mark in marks if mark is not None), None), marks))
         for one in self._without_wait:
             one.times = next(times), next(times), next(times)
-        for key, *_ in self._waits:
-            blocked = -next(times) + next(times)
-            if key in self._uses and not math.isnan(blocked):
-                self._uses[key][2] += blocked
+        return [-next(times) + next(times) for _ in self._waits]
 
 
 class _Place:
