@@ -178,7 +178,7 @@ def test_a_wait_that_is_seen_is_not_inferred_as_well() -> None:
 
 
 def test_a_wait_that_is_seen_in_between_counts_once() -> None:
-    """What is issued late by the others holds up both: the collective that nobody waits for and the one that is seen."""
+    """What the others issue late holds up both: the collective that nobody waits for and the one that is seen."""
     rank, noise = Rank(), np.random.default_rng(3)
     for seconds in LATE:
         gathered = rank.issue(peer=1)
