@@ -77,8 +77,8 @@ class Rank0Recorder:
         groups = JobGroups(info.world_size)
         watchers = standard_watchers(info.world_size, info.hosts, groups)
         listeners = [self._on_event, self._alerts.record]
-        # While this thread holds the interpreter lock, training on rank 0 waits for it (5 ms at most), and all ranks for
-        # rank 0. A thread that only yields takes the lock again before another has woken up: so it sleeps.
+        # While this thread holds the interpreter lock, training on rank 0 waits for it, up to 5 ms, and so do all ranks.
+        # A thread that only yields takes the lock again before another has woken up: this one sleeps.
         self.collector = StepCollector(
             info.world_size,
             self._writer,
