@@ -77,7 +77,7 @@ class Rank0Recorder:
         groups = JobGroups(info.world_size)
         watchers = standard_watchers(info.world_size, info.hosts, groups)
         listeners = [self._on_event, self._alerts.record]
-        # While this thread holds the interpreter lock, training on rank 0 waits for it, up to 5 ms, and so do all ranks.
+        # While this thread holds the interpreter lock, training on rank 0 waits for it (5 ms at most): every rank does.
         # A thread that only yields takes the lock again before another has woken up: this one sleeps.
         self.collector = StepCollector(
             info.world_size,
