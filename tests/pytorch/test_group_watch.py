@@ -75,7 +75,7 @@ def test_the_slow_rank_is_named(tmp_path: Path, kind: str, slow: int, place: str
 @pytest.mark.noisy
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="needs torch 2.14")
-@pytest.mark.parametrize(("kind", "slow"), [("fsdp", 1), ("tp_dp", 2), ("ddp", 3)])
+@pytest.mark.parametrize(("kind", "slow"), [("fsdp", 1), ("compiled_fsdp", 0), ("tp_dp", 2), ("ddp", 3)])
 def test_the_slow_rank_is_named_over_stock_gloo(tmp_path: Path, kind: str, slow: int) -> None:
     """By the hooks of its groups; DTensor's waits and DDP's are in C++."""
     path = tmp_path / "run"
