@@ -358,7 +358,7 @@ def revisions(events: Iterable[Mapping[str, Any]]) -> list[Revised]:
     return found[-NOTES_KEPT:]
 
 
-def revision_notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return the sentences of a summary's revisions."""
-    changes = summary.get("revisions") or []
+def summary_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return the sentences of a summary's revisions, and the one on its pipeline."""
+    changes = [*(summary.get("revisions") or []), summary.get("pipeline")]
     return [str(change["words"]) for change in changes if isinstance(change, dict) and "words" in change]

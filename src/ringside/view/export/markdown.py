@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.records import RunInfo, revision_notes
+from ringside.monitor.run.records import RunInfo, summary_notes
 from ringside.text import counted, duration, size
 from ringside.view.verdict_text import OWN_TIME, as_sentence, checks, describe_calm, rank_rows, verdict_text
 
@@ -31,7 +31,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         lines = (("When", verdict.when), ("Why", verdict.why), ("Cost", verdict.price), ("Next", verdict.next))
         items = "\n".join(f"- **{name}**: {escape(text)}" for name, text in lines if text)
         sections.append(f"## {escape(verdict.headline)}\n\n{items}")
-    sections += [f"*{escape(change)}*" for change in revision_notes(summary)]
+    sections += [f"*{escape(change)}*" for change in summary_notes(summary)]
 
     step, sync, overhead = summary["step_seconds"], summary["sync"], summary["overhead"]
     figures = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.records import RunInfo, StepRecord, revision_notes
+from ringside.monitor.run.records import RunInfo, StepRecord, summary_notes
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
@@ -56,7 +56,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     arrows = longest_waits(steps["own_seconds"], fill_waits(steps), most)
 
     own, *over_time = _charts(table, verdicts, culprits) if len(table) else [NOTHING]
-    changes = [fill('<p class="revealed">{}</p>', text) for text in revision_notes(summary)]
+    changes = [fill('<p class="revealed">{}</p>', text) for text in summary_notes(summary)]
     sections = [
         *_verdict_sections(verdicts, summary),
         fill('<section aria-label="Notes">{}</section>', changes) if changes else NOTHING,
