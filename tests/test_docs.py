@@ -22,7 +22,13 @@ VARIABLES = (ROOT / "src" / "ringside" / "environment.py").read_text()
 VERDICTS = (DOCS / "verdicts.md").read_text()
 OPERATIONS = (DOCS / "operations.md").read_text()
 EXCESS = {"changed": 0.25, "stage_imbalance": 0.3, "slow_rank": 0.12, "uneven_work": 0.4, "input_bound": 0.25}
-WHO = {"stage_imbalance": [], "slow_link": [2, 5], "broken_ring": [3, 4], "communication_bound": [], "small_collectives": []}
+WHO = {
+    "stage_imbalance": [],
+    "slow_link": [2, 5],
+    "broken_ring": [3, 4],
+    "communication_bound": [],
+    "small_collectives": [],
+}
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(DOCS.glob("design/*.md"))], ids=lambda page: page.name)
