@@ -62,7 +62,7 @@ class Mesh:
         along: dict[str, list[Group]] = defaultdict(list)
         for group in self.groups.values():
             name = dimension(group) or ("pp" if group.has_messages else "")
-            if 1 < len(group.ranks) < ranks or (len(group.ranks) == ranks and _has(name, STAGES)):
+            if len(group.ranks) > 1 and (len(group.ranks) < ranks or _has(name, STAGES)):
                 along[name].append(group)
         unnamed = along.pop("", [])
         self.has_stages = any(_has(name, STAGES) for name in along)
