@@ -85,8 +85,8 @@ FIGURES: dict[str, Callable[[Run], Floats]] = {
     "data": lambda run: row_medians(run["data_seconds"]),
     "forward": lambda run: row_medians(run["forward_seconds"]),
     "backward": lambda run: row_medians(run["backward_seconds"]),
-    "forward and backward": lambda run: row_medians(run["compute_seconds"]),
     "optimizer": lambda run: row_medians(run["optimizer_seconds"]),
+    "forward and backward": lambda run: row_medians(run["compute_seconds"]),
 }
 """Each figure of a run by step, seconds, float64 [steps]; of exposed sync what even the last rank could not hide."""
 
