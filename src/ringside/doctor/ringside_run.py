@@ -88,7 +88,8 @@ _KINDS = {
     SUMMARY: re.compile(rb'\A\s*\{\s*"schema"\s*:\s*\d+\s*,\s*"world_size"\s*:'),
     STEPS: re.compile(rb'\A\{"step":\d+,"rank":\d+,'),
     EVENTS: re.compile(
-        rb'\A\{(?=[^\n]{0,400}"unix":)(?=[^\n]{0,400}"kind":"(?:started|verdict|repaired|revised|rank_lost|note|ended))'
+        rb'\A\{(?=[^\n]{0,400}"unix":)'
+        rb'(?=[^\n]{0,400}"kind":"(?:started|groups|verdict|repaired|revised|rank_lost|note|ended))'
     ),
 }
 
