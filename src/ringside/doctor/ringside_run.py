@@ -21,6 +21,7 @@ from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.replay import answer_what_if, as_dict, step_recording
 from ringside.errors import RingsideError
 from ringside.monitor.assessment import Assessment, describe_assessment
+from ringside.monitor.groups import describe_place
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
@@ -162,6 +163,8 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     replayed, left_out = what_if(folder, table)
     culprits = {rank for verdict in verdicts for rank in verdict.ranks}
     rank_rows = summary["ranks"]
+    places = [describe_place(rank.get("coordinates") or {}) for rank in rank_rows]
+    with_places = [[place] for place in places] if any(places) else [[] for _ in places]
     return Findings(
         verdicts=verdicts,
         questions=read_answers(summary["questions"]),
@@ -172,8 +175,11 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
         sheets=[
             Sheet(
                 title=f"Ranks of the run {folder} (medians over the run)",
-                columns=[name.removesuffix("_median") for name in RANK_FIELDS],
-                rows=[[rank[name] for name in RANK_FIELDS] for rank in rank_rows],
+                columns=[*(name.removesuffix("_median") for name in RANK_FIELDS), *(["place"] if any(places) else [])],
+                rows=[
+                    [*(rank[name] for name in RANK_FIELDS), *place]
+                    for rank, place in zip(rank_rows, with_places, strict=True)
+                ],
                 culprits=[index for index, rank in enumerate(rank_rows) if rank["rank"] in culprits],
             )
         ],
