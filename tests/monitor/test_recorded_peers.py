@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.monitor.jobs import DATA, STAGES, TENSOR, crossed_rows, peer_rows, run_info
 
+from ringside.commands import main
 from ringside.doctor.examine import examine
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.run.directory import EVENTS, RunReader, RunWriter
@@ -67,8 +68,13 @@ def test_records_alone_lead_to_the_same_verdict(tmp_path: Path, name: str) -> No
     assert (again["since_step"], again["detected_step"]) == (live.since_step, live.detected_step)
 
 
-def test_the_doctor_says_the_same(tmp_path: Path) -> None:
+def test_the_doctor_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     groups, job, _ = JOBS["through others"]
     (live,) = record(tmp_path, groups, job)
-    (found,) = examine([tmp_path]).verdicts
+    findings = examine([tmp_path])
+    (found,) = findings.verdicts
     assert said_of(found) == said_of(live)
+    (sheet,) = (each for each in findings.sheets if each.title.startswith("Ranks of the run"))
+    assert [row[sheet.columns.index("place")] for row in sheet.rows][3] == "dp 1, tp 1"
+    main(["doctor", str(tmp_path)])
+    assert "Chain: 0 → 1 → 3: 0 waits for 3 by way of 1" in capsys.readouterr().out
