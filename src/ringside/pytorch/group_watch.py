@@ -145,6 +145,8 @@ class _GroupHooks:
         self._works: MutableMapping[Any, Issued] = weakref.WeakKeyDictionary()
         self._newest: Any = None
         self._under_way: Issued | None = None
+        # On a device torch sends several messages as one (`batch_isend_irecv`), whose Work nobody tells of.
+        self._batched: tuple[Issued, bool] | None = None  # and whether it is received
         self._events: CudaEvents | None = None
         self._ends: _Ends | None = None
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -211,6 +213,11 @@ class _GroupHooks:
         events.stream = torch.cuda.default_stream(device)
         self.meter.use_device(self._session.use_device_events(events))
 
+    def _add_message(self, issued: Issued, *, is_received: bool) -> None:
+        """A message is issued on a device; the next wait for a work that is not known is one for it."""
+        if is_received or self._batched is None or not self._batched[1]:
+            self._batched = issued, is_received
+
     def _watch_end(self, work: Any, issued: Issued) -> None:
         """Nobody may wait in Python for what was issued: when it is over is all that is to be learnt of it."""
         if self._events is None:
@@ -241,6 +248,8 @@ class _GroupHooks:
         @functools.wraps(stock)
         def wait(work: Any, *args: Any, **named: Any) -> Any:
             issued = works.pop(work, None)
+            if issued is None and self._batched is not None:
+                (issued, _), self._batched = self._batched, None
             if issued is None:
                 return stock(work, *args, **named)
             self._newest = None
@@ -281,6 +290,7 @@ class _GroupHooks:
     def _watched_method(self, of_group: Any, watched: WatchedGroup, name: str) -> Callable[..., Any]:
         stock, works, guard = getattr(RingsideGroup, name), self._works, self._guard
         is_message = name in ("send", "recv")
+        meter = self.meter
 
         def issue(args: tuple[Any, ...]) -> Issued | None:
             return self._issue(watched, watched.ranks[args[1]] if is_message else -1, args[:1])
@@ -297,9 +307,11 @@ class _GroupHooks:
             work = stock(group, *args, **named)
             if isinstance(work, RingsideWork):
                 work.watched = issued
+            elif is_message and meter.device is not None:
+                self._add_message(issued, is_received=name == "recv")
             elif work is not None:
                 works[work] = issued
-                if self.meter.device is not None and not is_message and not self.meter.is_seen(issued):
+                if meter.device is not None and not meter.is_seen(issued):
                     guard.run(self._watch_end, work, issued)
             return work
 
@@ -317,6 +329,9 @@ class _GroupHooks:
         def issued(args: Any) -> None:
             issued, self._under_way = self._under_way, None
             work = args.work
+            if issued is not None and args.name.name in MESSAGES and meter.device is not None:
+                self._add_message(issued, is_received=args.name.name == "RECV")
+                return
             if issued is None or work is None:
                 return
             works[work] = issued
