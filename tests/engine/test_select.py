@@ -63,6 +63,17 @@ def test_candidates_are_what_makes_sense():
     assert len(paired) == len(candidates(cluster(4, 2), (0, 2, 1, 3)))
 
 
+def test_what_makes_sense_among_few_ranks_or_hosts_is_left_out_among_many():
+    for hosts, ranks, flat, one_shot, between in (
+        (8, 2, True, True, True), (9, 2, True, False, True), (16, 1, False, True, False), (17, 1, False, False, False),
+        (32, 2, True, False, False), (33, 2, False, False, False),
+    ):  # fmt: skip
+        found = {str(choice) for choice in candidates(cluster(hosts, ranks))}
+        assert ("ring" in found) == (flat or ranks == 1), (hosts, ranks)
+        assert ("one_shot" in found) == one_shot, (hosts, ranks)
+        assert ("hosts/one_shot" in found) == ("leaders/one_shot" in found) == between, (hosts, ranks)
+
+
 def test_only_what_was_timed_and_was_as_fast_as_native_wins():
     found = table({(NATIVE, MB): 0.020, ("ring", MB): 0.015, ("direct", MB): 0.021})
     for rank in found.ranks:
