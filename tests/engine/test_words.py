@@ -21,10 +21,10 @@ from ringside.engine.net.exchange.signature import (
     SignatureMismatch,
 )
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.request import KINDS
-from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.engine.probe.links import MeasuredSlowLink
 from ringside.engine.probe.prober import Probe
+from ringside.engine.request import KINDS
+from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.engine.tuner.explain import AlgorithmChange, Explanation, difference
 from ringside.engine.tuner.table import TimingRow
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError, UsageError

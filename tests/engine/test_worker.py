@@ -1,4 +1,4 @@
-"""The thread for asynchronous collectives, the timer that wakes one, and closing: in order, once, and not in a child."""
+"""The thread for asynchronous collectives, the timer that wakes one, and closing: once, and not in a child."""
 
 from __future__ import annotations
 

@@ -4,11 +4,18 @@ import random
 import numpy as np
 import pytest
 
-from ringside.errors import UsageError
+from ringside.errors import MismatchError, UsageError
 
 torch = pytest.importorskip("torch")
 
-from ringside.survive.data.samples import Samples, drawing_from, drawn_by, length_of, shuffled  # noqa: E402
+from ringside.survive.data.samples import (  # noqa: E402
+    Position,
+    Samples,
+    drawing_from,
+    drawn_by,
+    length_of,
+    shuffled,
+)
 
 
 def samples(size=103, batch=16, micro_batches=8, seed=7):
@@ -97,3 +104,47 @@ def test_each_of_the_three_generators_draws_by_the_key_and_goes_on_as_before():
     assert inside[0] == inside[1]
     assert all(one != other for one, other in zip(inside[0], inside[2], strict=True))
     assert not set(inside[0]) & set(itertools.chain(*undisturbed))
+
+
+def test_an_order_is_agreed_on_once_in_every_epoch_before_it_is_used():
+    agreed = []
+    given = samples()
+    given.agree = lambda epoch, digest: agreed.append((epoch, digest))
+    for step in (0, 1, 6, 7, 8, 6):
+        given.of_step(step)
+    assert [epoch for epoch, _ in agreed] == [0, 1, 0]
+    assert agreed[0] == agreed[2] == (0, given.order_digest(0))
+    assert len(given.order_digest(0)) == 16
+    assert given.order_digest(1) == samples().order_digest(1) != given.order_digest(0)
+    short = Samples(5, 2, 1, lambda epoch: np.arange(5 - epoch))
+    assert [short.of_step(step).tolist() for step in range(3)] == [[0, 1], [2, 3], [4]]
+    with pytest.raises(UsageError, match="did not draw 5 samples for epoch 1"):
+        short.of_step(3)
+
+
+def test_a_step_takes_a_stretch_of_the_sequence_of_all_samples():
+    given = samples()
+    assert given.steps_per_epoch == 7
+    assert [given.epoch_of(step) for step in (0, 6, 7, 13, 14)] == [0, 0, 1, 1, 2]
+    assert [given.stretch(step) for step in (0, 5, 6, 7, 13)] == [(0, 16), (80, 16), (96, 7), (103, 16), (199, 7)]
+    assert samples(32).steps_per_epoch == 2
+    assert [len(given.of_micro_batch(6, part)) for part in range(8)] == [0, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_checkpoint_says_where_the_next_sample_is_and_whose_order_was_used():
+    passport = {"the batch": "16", "the data set": "103 samples", "the seed": "7", "an epoch": "103", "ranks": "2"}
+    position = Position(passport, samples())
+    assert [(told["epoch"], told["sample"], told["ordered"]) for told in map(position.before, (0, 6, 7, 8))] == [
+        (0, 0, 0), (0, 96, 0), (1, 0, 0), (1, 16, 1),
+    ]  # fmt: skip
+    assert position.before(0)["order"] == ""
+    told = position.before(8)
+    assert told["order"] == samples().order_digest(1)
+    Position({**passport, "ranks": "4"}, samples()).refuse_others(told)
+    Position(passport, samples(seed=8)).refuse_others(position.before(0))
+    with pytest.raises(MismatchError, match=r"in the seed \(8 here, 7 there\): samples would be lost"):
+        Position({**passport, "the seed": "8"}, samples()).refuse_others(told)
+    with pytest.raises(MismatchError, match="in the order of epoch 1"):
+        Position(passport, samples(seed=8)).refuse_others(told)
+    with pytest.raises(MismatchError, match="has no position in the samples"):
+        position.refuse_others({"epoch": 1})
