@@ -264,11 +264,12 @@ def test_exactly_three_times_as_long_is_not_hopeless_and_who_was_drained_is_drai
     assert fed("drain", {0: 0.5}, quotas={0: 4})[1] == [], "there are no others"
 
 
-# ------------------------------------------------------------------------------------------------ ranks that are not there
+# ------------------------------------------------------------------------------------------------ who is not there
 
 
 HERE = own_place()
 DEAD = replace(HERE, pid=2**22 + 1, started=1)
+KEPT = replace(DEAD, keeper=(os.getpid(), HERE.started))
 ELSEWHERE = replace(DEAD, machine="elsewhere/1")
 
 
@@ -280,13 +281,13 @@ ELSEWHERE = replace(DEAD, machine="elsewhere/1")
         ([HERE], None, False),
         ([DEAD], None, True),
         ([ELSEWHERE], None, False),  # nothing is known of another host
-        ([replace(DEAD, keeper=(os.getpid(), HERE.started))], None, False),  # it is started again
+        ([KEPT], None, False),  # it is started again
         ([replace(DEAD, keeper=(os.getpid(), 1))], None, True),  # that number is another process now
         ([HERE], HERE, True),  # it has been refused itself
         ([DEAD, HERE], DEAD, False),
         ([HERE, DEAD], HERE, True),
-        ([replace(DEAD, keeper=(os.getpid(), HERE.started))], replace(DEAD, pid=7, keeper=(os.getpid(), HERE.started)), True),
-        ([replace(DEAD, keeper=(os.getpid(), HERE.started))], replace(DEAD, pid=7), False),
+        ([KEPT], replace(KEPT, pid=7), True),
+        ([KEPT], replace(DEAD, pid=7), False),
     ],
 )  # fmt: skip
 def test_a_rank_is_gone_when_its_process_is_dead_and_nobody_starts_another(places, refused, gone):
