@@ -107,7 +107,7 @@ def test_between_hosts_the_vertices_are_the_hosts() -> None:
     assert part("the group's own", MEAN).plan is None
 
 
-# ------------------------------------------------------------------------------------------------ what a spec means here
+# ------------------------------------------------------------------------------------------------ what a spec means
 
 
 def context(rank: int = 0, *, reducers: int = 0, segment_bytes: int = 1024) -> EngineContext:
