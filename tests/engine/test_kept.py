@@ -48,7 +48,12 @@ CLUSTERS = {
         cores=(1, 2, 2, 4),
     ),
 }  # fmt: skip
-NETWORKS = {"even": CostNetwork(np.full((4, 4), 1e-4), np.full((4, 4), 8e-9)), "uneven": uneven(4, 7, reduce=1e-9)}
+OFF = 1 - np.eye(4)
+NETWORKS = {
+    "even": CostNetwork(1e-4 * OFF, 8e-9 * OFF, np.full(4, 6e-9), None, 1e-9, 1e-5),
+    "uneven": uneven(4, 7, reduce=1e-9),
+    "two": uneven(2, 8, reduce=1e-9, overhead_s=1e-5),
+}
 SIZES = (0, 4, 5000, 3 * MB // 2, 40 * MB)
 
 
@@ -71,12 +76,12 @@ def test_what_every_schedule_costs(kept) -> None:
     found = {}
     for name in ALGORITHMS:
         for cut in (1, 3):
-            schedule = pipelined(by_name(name, 4), cut) if cut > 1 else by_name(name, 4)
-            if not schedule.switches:
-                found[f"{name}*{cut}"] = {
-                    on: [shown(price) for price in price_sizes(schedule, SIZES, network, segment_bytes=100_000)]
-                    for on, network in NETWORKS.items()
-                }
+            for on, network in NETWORKS.items():
+                plain = by_name(name, network.size)
+                schedule = pipelined(plain, cut) if cut > 1 else plain
+                if not schedule.switches:
+                    prices = price_sizes(schedule, SIZES, network, segment_bytes=100_000)
+                    found[f"{name}*{cut} {on}"] = [shown(price) for price in prices]
     kept("schedules", found)
 
 
@@ -221,6 +226,13 @@ def test_in_which_messages_a_tensor_travels(kept) -> None:
                 [[*receive.part, *receive.places] for receive in one.receives] for one in order[0][:2]
             ],
         }  # fmt: skip
+    for name in ("two_tree", "halving_doubling", "direct", "tree", "parameter_server"):
+        for n, segments, window in ((5, 2, 4), (6, 5, 2), (7, 3, 3)):
+            schedule = by_name(name, n)
+            order = find_order(schedule, tuple(segments + chunk % 2 for chunk in range(schedule.chunks)), window)
+            assert order is not None
+            first = [] if order[0] is None else [list(receive.part) for receive in order[0][n - 1].receives[:8]]
+            found[f"{name}({n}) {segments} {window}"] = [order[1], first]
     every = [large, large.smaller(), large.smaller(8), MessageSize(60, 3, 2).smaller()]
     found["cut"] = [
         [size.places(ordered=True), size.places(ordered=False), size.place_bytes, size.small_place_bytes]
