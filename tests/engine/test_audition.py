@@ -155,6 +155,17 @@ def test_small_ones_are_called_several_times_in_a_row_and_the_first_does_not_cou
     assert audition.times == [1.5, 4.0]
 
 
+def test_a_megabyte_is_large() -> None:
+    """Small ones are called four times in a row, large ones once."""
+    for size, in_a_row in ((MB - 1, 4), (MB, 1)):
+        audition = trials_for(replace(rank({"ring": 1.0, "direct": 1.1}, "ring"), size_bytes=size))
+        assert audition is not None
+        for _ in range(in_a_row):
+            assert audition.current == "ring"
+            audition.took(1.0)
+        assert audition.current == "direct"
+
+
 def test_who_had_an_audition_needs_none() -> None:
     assert trials_for(replace(rank({"ring": 1.0, "direct": 1.1}, "ring"), turns=5)) is None
     assert trials_for(rank({"ring": 1.0, "direct": 1.5}, "ring")) is not None, "direct is cheap by its price alone"
