@@ -8,6 +8,7 @@ from ringside.errors import MismatchError, UsageError
 
 torch = pytest.importorskip("torch")
 
+from ringside.survive.data.micro_batches import KeptBatch, StepWork  # noqa: E402
 from ringside.survive.data.samples import (  # noqa: E402
     Position,
     Samples,
@@ -148,3 +149,73 @@ def test_a_checkpoint_says_where_the_next_sample_is_and_whose_order_was_used():
         Position(passport, samples(seed=8)).refuse_others(told)
     with pytest.raises(MismatchError, match="has no position in the samples"):
         position.refuse_others({"epoch": 1})
+
+
+# ------------------------------------------------------------------------------------------------ micro-batches
+
+
+class Seen(torch.nn.Module):
+    """Multiplies by a weight of 2, and has buffers for the sum of what it saw and for the greatest number seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((1,), 2.0))
+        self.register_buffer("total", torch.zeros(()))
+        self.register_buffer("greatest", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.total += x.sum()
+        self.greatest += int(x.max())
+        return self.weight * x
+
+
+def work(size=8, loss=lambda model, batch: model(batch).sum()):
+    """Samples are the numbers from 0 on, in order: four to a step, in two micro-batches."""
+    model = Seen()
+    ordered = Samples(size, 4, 2, lambda epoch: np.arange(size))
+    return model, StepWork(model, loss, torch.arange(float(size)), ordered, 0, torch.stack)
+
+
+def memory(made):
+    return np.full(made.flat.size_bytes, 255, dtype=np.uint8)
+
+
+def test_a_step_is_the_sum_of_its_micro_batches_and_what_was_computed_is_used_again():
+    model, made = work()
+    both, first = memory(made), memory(made)
+    assert made.fill(0, (0, 1), both) == 2
+    assert [view.item() for view in made.flat.views(both)] == [6.0, 6.0, 4, 12.0], "gradient, buffers, loss"
+    assert (model.total.item(), model.greatest.item(), model.weight.grad) == (0.0, 0, None), "as they were"
+    assert made.fill(0, (0,), first) == 1
+    for kept, computed in (
+        ([], 2),
+        ([KeptBatch(0, frozenset({0}), first)], 1),
+        ([KeptBatch(0, frozenset({0, 1}), both)], 0),
+        ([KeptBatch(1, frozenset({0}), first)], 2),
+        ([KeptBatch(0, frozenset({0, 5}), first)], 2),
+    ):
+        again = memory(made)
+        assert made.fill(0, (0, 1), again, kept) == computed
+        assert again.tobytes() == both.tobytes()
+
+
+@pytest.mark.parametrize(("divisor", "weight"), [(4, 0.5), (1, -4.0)])
+def test_a_sum_is_applied_with_the_mean_move_of_buffers(divisor, weight):
+    model, made = work()
+    total = memory(made)
+    made.fill(0, (0, 1), total)
+    loss = made.apply(0, total, divisor, torch.optim.SGD(model.parameters(), lr=1.0))
+    assert (loss, model.weight.item(), model.weight.grad) == (3.0, weight, None)
+    assert (model.total.item(), model.greatest.item()) == (3.0, 2), "6 / 2, and (1 + 3) / 2"
+
+
+def test_the_last_step_of_an_epoch_has_fewer_samples_and_perhaps_a_micro_batch_without():
+    model, made = work(5)
+    total = memory(made)
+    made.fill(1, (0, 1), total)
+    assert made.apply(1, total, 1, torch.optim.SGD(model.parameters(), lr=1.0)) == 8.0
+    assert (model.weight.item(), model.total.item(), model.greatest.item()) == (-2.0, 4.0, 4)
+    for loss in (lambda model, batch: model(batch), lambda model, batch: 1.0):
+        _, wrong = work(8, loss)
+        with pytest.raises(UsageError, match="must return one number"):
+            wrong.fill(0, (0,), memory(wrong))
