@@ -8,6 +8,8 @@ from ringside.errors import MismatchError, UsageError
 
 torch = pytest.importorskip("torch")
 
+from ringside.survive.cluster.registers import MemoryRegisters  # noqa: E402
+from ringside.survive.connection import StoreConnection  # noqa: E402
 from ringside.survive.data.micro_batches import KeptBatch, StepWork  # noqa: E402
 from ringside.survive.data.samples import (  # noqa: E402
     Position,
@@ -17,6 +19,7 @@ from ringside.survive.data.samples import (  # noqa: E402
     length_of,
     shuffled,
 )
+from ringside.survive.train import agree_on_orders, samples_of  # noqa: E402
 
 
 def samples(size=103, batch=16, micro_batches=8, seed=7):
@@ -149,6 +152,41 @@ def test_a_checkpoint_says_where_the_next_sample_is_and_whose_order_was_used():
         Position(passport, samples(seed=8)).refuse_others(told)
     with pytest.raises(MismatchError, match="has no position in the samples"):
         position.refuse_others({"epoch": 1})
+
+
+def test_a_step_has_four_parts_for_each_rank_unless_it_is_told_how_many(monkeypatch):
+    def parts(batch, micro_batches=None):
+        return samples_of(range(100), batch, micro_batches, 3, None).micro_batches
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert [parts(batch) for batch in (3, 4, 40)] == [3, 4, 4]
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert [parts(11), parts(12), parts(40), parts(40, 7)] == [11, 12, 12, 7]
+    assert samples_of(range(100), 8, None, 3, None).of_step(0).tolist() == samples(100, 8, 8, 3).of_step(0).tolist()
+    backwards = samples_of(range(100), 4, 2, 3, [5, 3, 1, 0, 2])
+    assert (backwards.size, backwards.of_step(0).tolist(), backwards.of_step(1).tolist()) == (5, [5, 3, 1, 0], [2])
+
+
+def test_a_rank_with_another_order_than_the_first_leaves_with_a_status_of_its_own(caplog):
+    registers = MemoryRegisters()
+    asked = []
+
+    def rank(number, seed, elders=()):
+        given, left = samples(seed=seed), list(elders)
+        connection = StoreConnection(number, 3, registers, registers)
+        agree_on_orders(given, connection, None, lambda: asked.append(number) or bool(left and left.pop()))
+        return given
+
+    first, same, other = rank(0, 7), rank(1, 7), rank(2, 8)
+    for given in (first, same):
+        given.of_step(0)
+    with pytest.raises(SystemExit) as left:
+        other.of_step(0)
+    assert left.value.code == 77
+    assert "rank 2 is refused, the data set has another order in epoch 0 than in the rest of the job" in caplog.text
+    assert asked == [0], "who joins lets the others begin an epoch; what stands need not be waited for"
+    rank(1, 7, elders=(True, True)).of_step(7)
+    assert asked == [0, 1, 1, 1]
 
 
 # ------------------------------------------------------------------------------------------------ micro-batches
