@@ -73,8 +73,9 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
     assert (peer.ended(), stranger.ended(), elsewhere.ended()) == (False, True, False)
     child.send_signal(signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
-    assert peer.stopped()
+    assert [each.stopped() for each in (peer, stranger, elsewhere)] == [True, False, False]
     assert not elsewhere.put_to_death()
+    assert stranger.put_to_death(), "it has ended already"
     assert not peer.ended()
     assert peer.put_to_death()
     assert peer.ended()
@@ -83,6 +84,22 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
     child.stdout.close()
     for each in (peer, stranger, elsewhere):
         each.close()
+
+
+def test_a_process_that_does_not_show_that_it_is_a_worker_is_left_alone(caplog):
+    with subprocess.Popen(["sleep", "60"]) as other:
+        peer = Peer(PeerPlace(own_place().machine, other.pid, start_time(other.pid)), own_place().machine)
+        assert (peer.stopped(), peer.is_this_process) == (False, False)
+        assert peer.put_to_death(), "it takes no part"
+        assert other.poll() is None
+        assert f"process {other.pid} is registered as a rank" in caplog.text
+        peer.close()
+        other.kill()
+    silent = [0.0]
+    away = Peer(PeerPlace("another", 1, 1), own_place().machine, lambda: silent[0])
+    for seconds, ended in ((0.0, False), (2.0, False), (2.1, True)):
+        silent[0] = seconds
+        assert away.ended() == ended
 
 
 def packed():

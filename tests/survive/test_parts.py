@@ -469,6 +469,7 @@ class Stop:
         ((1, 1, (1, 7), (1, 7), (1, 7), (1, 7)), 1),
         ((-11, -11, -11), 139),
         ((-9,) * 10, 137),
+        (((-9, 7), *(-9,) * 10), 137),
         ((76,), 76),
         ((STORE_GONE, STORE_GONE), STORE_GONE),
         ((-9, REFUSED), 0),
@@ -481,8 +482,10 @@ def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails
     assert keeper.run(Stop()) == status
     assert keeper.ends == []
     told = capsys.readouterr().err
-    assert ("rank 2 was ended by SIGKILL; it is started again" in told) == any(end in (-9, (-9, 8)) for end in ends)
+    again = "rank 2 was ended by SIGKILL; it is started again"
+    assert (again in told) == any(end in (-9, (-9, 8), (-9, 7)) for end in ends)
     assert ("times in a row without the job having come further" in told) == (status in (1, 137, 139))
+    assert ((", 10 times in a row" in told), (", 3 times in a row" in told)) == (status == 137, status in (1, 139))
 
 
 def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
