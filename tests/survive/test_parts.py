@@ -485,6 +485,7 @@ def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails
     again = "rank 2 was ended by SIGKILL; it is started again"
     assert (again in told) == any(end in (-9, (-9, 8), (-9, 7)) for end in ends)
     assert ("times in a row without the job having come further" in told) == (status in (1, 137, 139))
+    assert ("rank 2 has lost the job's store: the others go on" in told) == (ends == (STORE_GONE, REFUSED))
     assert ((", 10 times in a row" in told), (", 3 times in a row" in told)) == (status == 137, status in (1, 139))
 
 
