@@ -24,6 +24,40 @@ def codes_of(**environ: str) -> dict[str, dict[str, int]]:
     return codes
 
 
+SAY = (
+    "from ringside import _core\nprint(_core.available(), _core.describe(), _core.build(), sep='\\n')\n"
+    "try:\n    print(_core.native().__name__)\nexcept Exception as error:\n    print(type(error).__name__, error)"
+)
+
+
+def said(**environ: str) -> list[str]:
+    command = [sys.executable, "-c", SAY]
+    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_an_installation_says_whether_it_has_the_core_and_how_to_get_it() -> None:
+    without = said(RINGSIDE_NO_NATIVE="1")
+    assert without[:3] == [
+        "False",
+        "ringside without its native core (RINGSIDE_NO_NATIVE is set); attach() only watches",
+        "none (RINGSIDE_NO_NATIVE is set)",
+    ]
+    assert without[3].startswith(
+        "UnsupportedError the shared-memory engine needs Ringside's native core, but RINGSIDE_"
+    )
+    assert "pip install --force-reinstall --no-deps ." in without[3]
+
+
+@pytest.mark.native
+def test_with_the_core_its_instruction_set_and_compiler_are_named() -> None:
+    available, words, build, name = said()
+    assert (available, name) == ("True", "ringside._core._native")
+    isa = build.partition(",")[0]
+    assert words == f"ringside with its native core ({isa})"
+    assert build.startswith(f"{isa}, built by ")
+
+
 @pytest.mark.native
 def test_ranks_with_and_without_the_core_mean_the_same() -> None:
     assert codes_of() == codes_of(RINGSIDE_NO_NATIVE="1")

@@ -142,14 +142,15 @@ def test_who_is_slow_is_awaited_for_its_time_and_one_that_goes_on_is_not_dead():
     ticks = itertools.count()
     patience, told = Patience(stopped_s=1.0, silent_s=1.0), []
     late = iter([[B]] * 40 + [[]])
-    peer = Stub()
-    waits = PeerWait({B: peer}, told.append, patience, lambda: next(ticks) / 256, pause=float)
+    peers = {B: Stub()}
+    waits = PeerWait(peers, told.append, patience, lambda: next(ticks) / 256, pause=float)
     waits.wait(lambda: next(late))
     assert len(told) == 40
     assert [] in told
     stopping = Stub(stopped=True)
     now = [0.0]
-    waits = PeerWait({B: stopping}, told.append, patience, lambda: now[0], pause=float)
+    peers = {B: stopping}
+    waits = PeerWait(peers, told.append, patience, lambda: now[0], pause=float)
     for at, dead in ((0.0, []), (1.0, []), (1.25, [B]), (1.2505, [B])):
         now[0] = at
         assert waits.dead() == dead
@@ -338,8 +339,8 @@ def test_a_rank_is_claimed_unless_another_living_process_is_it():
 
 
 def test_of_another_host_a_process_that_beats_is_the_rank_already(monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: rendezvous.beat(1, B, 2))
     rendezvous = Rendezvous(MemoryRegisters(), 2)
+    monkeypatch.setattr("time.sleep", lambda seconds: rendezvous.beat(1, B, 2))
     known = KnownWorkers(rendezvous, lambda seat: 0.0)
     try:
         rendezvous.claim(1, 1, ELSEWHERE)
