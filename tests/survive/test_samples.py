@@ -132,6 +132,7 @@ def test_a_step_takes_a_stretch_of_the_sequence_of_all_samples():
     assert [given.epoch_of(step) for step in (0, 6, 7, 13, 14)] == [0, 0, 1, 1, 2]
     assert [given.stretch(step) for step in (0, 5, 6, 7, 13)] == [(0, 16), (80, 16), (96, 7), (103, 16), (199, 7)]
     assert samples(32).steps_per_epoch == 2
+    assert samples(1, 1, 1).of_step(5).tolist() == [0]
     assert [len(given.of_micro_batch(6, part)) for part in range(8)] == [0, 1, 1, 1, 1, 1, 1, 1]
 
 
