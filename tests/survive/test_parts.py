@@ -147,17 +147,14 @@ def test_who_is_slow_is_awaited_for_its_time_and_one_that_goes_on_is_not_dead():
     waits.wait(lambda: next(late))
     assert len(told) == 40
     assert [] in told
-    stopping = Stub(stopped=True)
-    now = [0.0]
-    peers = {B: stopping}
+    now, peers = [0.0], {B: Stub(stopped=True)}
     waits = PeerWait(peers, told.append, patience, lambda: now[0], pause=float)
     for at, dead in ((0.0, []), (1.0, []), (1.25, [B]), (1.2505, [B])):
         now[0] = at
         assert waits.dead() == dead
-    stopping._stopped = False
-    now[0] = 1.5
+    now[0], peers[B] = 1.5, Stub()
     assert waits.dead() == []
-    stopping._stopped = True
+    peers[B] = Stub(stopped=True)
     for at, dead in ((2.0, []), (3.0, []), (3.25, [B])):
         now[0] = at
         assert waits.dead() == dead
