@@ -114,6 +114,22 @@ def test_a_dip_in_bandwidth_is_found_but_a_lasting_drop_is_a_regime():
     assert not check_rows(Table("slower from 16 MB on", drop, ranks=8)).flags
 
 
+@pytest.mark.parametrize(("rows", "factor", "flagged"), [(3, 2.4, 3), (4, 2.4, 0), (4, 2.6, 4), (4, 1.9, 0)])
+def test_small_messages_that_are_slow_for_a_stretch_are_a_regime_unless_it_is_short_or_far_off(rows, factor, flagged):
+    """Messages that take 20 µs each, whatever their size, until bandwidth counts; some of them `factor` times that."""
+    sizes = 2.0 ** np.arange(6, 30)
+    times = [20e-6 + size / 1e11 * (size > 1 << 20) for size in sizes]
+    table = Table(
+        "slow at first",
+        tuple(
+            TableRow(line, size, time * (factor if 4 <= line < 4 + rows else 1.0))
+            for line, (size, time) in enumerate(zip(sizes, times, strict=True))
+        ),
+        ranks=8,
+    )
+    assert [flag.line for flag in check_rows(table).flags] == list(range(4, 4 + flagged))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 16, 32, 64, 72, 96, 128, 144])
 def test_ranks_are_inferred_from_the_ratio_of_bandwidths(ranks):
     table = made(THETA, SIZES, ranks=ranks)

@@ -125,6 +125,36 @@ def test_nccls_constants_are_a_timer_that_is_right_by_order_of_magnitude():
     assert np.all(nccl_constants(preset("dgx-h100", 4), SIZES) > 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "hosts", "size", "latency_us", "gigabytes_per_s"),
+    [  # by hand, from tuning.cc of NCCL 2.30.7: what its choice takes
+        ("dgx-h100", 1, 8, 6.6 + 14 * 0.6, 141 * 8 / 14),  # Ring LL
+        ("dgx-h100", 1, 1 << 20, 6.6 + 14 * 0.6, 141 * 8 / 14),
+        ("dgx-h100", 1, 1 << 30, 25, 0.85 * 370.8 * 8 / 9),  # NVLS
+        ("dgx-h100", 2, 8, 6.8 + 2 * (7 * 0.6 + 5.0), 0.5 * 45),  # Tree LL
+        ("dgx-h100", 2, 1 << 20, 14.0 + 2 * (7 * 1.25 + 8.5), 0.5 * 0.92 * 370.8 * 0.6),  # Tree LL128, corrected
+        ("dgx-h100", 2, 1 << 25, 14.0 + 26 * 1.9 + 4 * 4.0, 0.92 * 370.8 * 16 / 30),  # Ring LL128
+        ("dgx-h100", 4, 64, 6.8 + 2 * (7 * 0.6 + 2 * 5.0), 0.5 * 35),
+        ("dgx-h100", 16, 1 << 33, 8.4 + 222 * 3.4 + 32 * 14.0, 370.8 * 128 / 254),  # Ring Simple
+        ("dgx-b200", 1, 1 << 21, 6.6 + 14 * 0.6, 282 * 8 / 14),
+        ("dgx-b200", 2, 1 << 25, 25 + 2 * 20.9, 0.5 * 0.74 * 721.8),  # NVLS Tree
+        ("dgx-b200", 2, 1 << 30, 8.4 + 2 * (7 * 4.0 + 14.0), 0.5 * 0.92 * 721.8 * 0.9),  # Tree Simple, corrected
+        ("dgx-b200", 4, 1 << 27, 14.0 + 54 * 1.9 + 8 * 4.0, 0.92 * 384 * 32 / 62),
+        ("gb200-nvl72", 4, 8, 25 + 4 * 20.9, 0.5 * 0.74 * 721.8),
+        ("dgx-a100", 1, 1 << 23, 14.0 + 14 * 1.9, 0.92 * 240 * 8 / 14),
+        ("dgx-a100", 2, 1 << 24, 14.0 + 2 * (7 * 1.25 + 8.5), 0.5 * 0.92 * 240 * 0.9),
+        ("pcie-box", 1, 8, 6.6 + 14 * 1.0, 0.5 * 24 * 8 / 14),
+        ("pcie-box", 1, 1 << 20, 14.0 + 14 * 2.5, 0.92 * 24 * 8 / 14),
+        ("pcie-box", 1, 1 << 30, 8.4 + 14 * 5.7, 24 * 8 / 14),
+        ("ethernet-10g", 8, 8, 6.8 + 2 * 3 * 5.0, 0.5 * 1.177 / 3.8),
+        ("ethernet-10g", 8, 1 << 30, 8.4 - 2 * 5.7 + 16 * 14.0, 1.177 * 8 / 14),
+    ],
+)
+def test_nccls_constants_are_those_of_its_tuner(name, hosts, size, latency_us, gigabytes_per_s):
+    (found,) = nccl_constants(preset(name, hosts), [size])
+    assert found == pytest.approx(latency_us * 1e-6 + size / (gigabytes_per_s * 1e9), rel=1e-9)
+
+
 # ------------------------------------------------------------------------------------------------ the floors
 
 
