@@ -59,11 +59,13 @@ class Engine:
     def __init__(self, clock: Work, *seconds: float, name: str = "ringside", tensor: str = "symmetric") -> None:
         self.clock, self.seconds = clock, list(seconds)
         self.given: list[Any] = []
+        self.firsts: list[float] = []
         self.spoil = 0
         self.contender = Contender(name, tensor, lambda array: array, self.call)
 
     def call(self, array: Any) -> None:
         self.given.append(array)
+        self.firsts.append(float(array[0]))
         self.clock.now += self.seconds[0] if len(self.seconds) == 1 else self.seconds.pop(0)
         array += OTHER[: len(array)]
         array[: self.spoil] += 1
@@ -156,6 +158,13 @@ def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock:
     order = [begins.index(place) for place in places]
     assert order[0] == 2  # the last one is checked
     assert order[1:] == [number % 3 for number in range(5 + 2 * 3)]
+
+
+def test_what_is_checked_is_this_ranks_and_what_is_timed_begins_at_zero(clock: Work) -> None:
+    engine = Engine(clock, 0.001)
+    meter(engine, rounds=1, iterations=1).case(64, "warm", 1)
+    own, other = check.contribution(0, 2, "float32", "sum")[0], OTHER[0]
+    assert engine.firsts == [own, *(number * other for number in range(5 + 1))]
 
 
 def test_between_cold_turns_the_cache_is_swept(clock: Work) -> None:
