@@ -36,6 +36,7 @@ def test_a_reader_that_fails_costs_only_its_own_files(tmp_path: Path, monkeypatc
     usual = [*map(call, range(1, 6)), call(6, done=False)]
     write(tmp_path, world(3, {1: usual[:5]}, usual))
     (tmp_path / "nccl.log").write_text(job_log([2]))
+
     def fail(sources: Sequence[Source], progress: Progress) -> Findings:
         raise ZeroDivisionError("of all things")
 
@@ -171,7 +172,10 @@ def test_a_trace_whose_header_lists_process_groups_is_no_dump(tmp_path: Path) ->
 
 def test_of_several_replays_the_largest_comes_first_and_an_answer_stays_with_the_first_that_gave_it() -> None:
     parts = [
-        Findings(what_if={"steps": steps, "workers": workers}, questions={"small_collectives": Question(answer=None, words=word)})
+        Findings(
+            what_if={"steps": steps, "workers": workers},
+            questions={"small_collectives": Question(answer=None, words=word)},
+        )
         for steps, workers, word in ((10, 3, "a"), (8, 4, "b"), (31, 1, "c"))
     ]
     answers = [Question(answer=True, words="d"), Question(answer=False, words="e")]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import pickletools
@@ -141,7 +140,12 @@ def test_what_is_no_dump_says_why() -> None:
 def test_calls_of_every_version_become_the_same_values() -> None:
     new = call(4, sizes=[[2, 3], [4]], dtype="Half", done=False)
     old = {"process_group": "7", "seq_id": 9, "profiling_name": "gloo:barrier", "retired": True}
-    send = {"process_group": ["7", "undefined"], "p2p_seq_id": 2, "profiling_name": "nccl:send 1->3", "state": "started"}
+    send = {
+        "process_group": ["7", "undefined"],
+        "p2p_seq_id": 2,
+        "profiling_name": "nccl:send 1->3",
+        "state": "started",
+    }
     both = {**old, "collective_seq_id": 8}
     found = read([new, old, send, both], nccl_version=None, comm_lib_version="2.1")
     one, two, three, four = found.calls

@@ -100,7 +100,10 @@ def test_chance_is_the_binomial_tail():
 
 
 def test_arguments_that_are_not_what_they_should_be_cost_only_themselves():
-    raw = [msgspec.Raw(text) for text in (b'{"correlation": 5}', b"", b'{"correlation": "x"}', b'{"correlation": 7.0}', b"[")]
+    raw = [
+        msgspec.Raw(text)
+        for text in (b'{"correlation": 5}', b"", b'{"correlation": "x"}', b'{"correlation": 7.0}', b"[")
+    ]
     assert names.correlations(raw) == [5, -1, -1, 7, -1]
     assert names.correlations([]) == []
     assert names.collective_arguments(msgspec.Raw(b'{"Seq": 3, "dtype": "Half"}')).seq == 3

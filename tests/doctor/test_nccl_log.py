@@ -342,13 +342,19 @@ def test_ranks_that_cannot_be_are_damage() -> None:
 
 def test_a_pointer_that_is_used_again_is_another_communicator() -> None:
     start, done = " commId 0x{} - Init START", " commId 0x{} - Init COMPLETE"
-    text = "".join(init(0, 2, ends=(start + "|" + done).split("|")[way].format(name)) for name in "bc" for way in (0, 1))
+    text = "".join(
+        init(0, 2, ends=(start + "|" + done).split("|")[way].format(name)) for name in "bc" for way in (0, 1)
+    )
     comms = read(text)
     assert [(comm.name, comm.members[0].state) for comm in comms] == [
         ("0xb", "Init COMPLETE"), ("0xc", "Init COMPLETE"),
     ]  # fmt: skip
     # Versions that print no id: a process's communicators of one size are counted, whatever its pointers are.
-    text = "".join(init(rank, 2, pid=pid, pointer=p, ends=" - Init COMPLETE") for rank, pid in ((0, 1), (1, 2)) for p in ("0xa", "0xb"))
+    text = "".join(
+        init(rank, 2, pid=pid, pointer=p, ends=" - Init COMPLETE")
+        for rank, pid in ((0, 1), (1, 2))
+        for p in ("0xa", "0xb")
+    )
     assert [(comm.name, sorted(comm.members)) for comm in read(text)] == [
         ("2 ranks, number 1", [0, 1]), ("2 ranks, number 2", [0, 1]),
     ]  # fmt: skip
@@ -459,7 +465,10 @@ def test_nvlink_wins_over_whatever_else_joins_gpus() -> None:
         (["a", "a", "a"], None, ""),
         (["a", "b", "a"], [1], "NCCL_X differs between ranks: a on 0, 2; b on 1"),
         (["a", "b"], [0, 1], "NCCL_X differs between ranks: a on 0; b on 1"),
-        (["", "b", "b", "c", "d", "e"], [0, 3, 4, 5], "NCCL_X differs between ranks: b on 1, 2; not set on 0; c on 3; d on 4"),
+        (
+            ["", "b", "b", "c", "d", "e"], [0, 3, 4, 5],
+            "NCCL_X differs between ranks: b on 1, 2; not set on 0; c on 3; d on 4",
+        ),
     ],
 )  # fmt: skip
 def test_who_differs_from_most_is_named_and_a_tie_decides_nothing(

@@ -241,9 +241,7 @@ def test_operations_without_a_number_are_counted_in_the_order_in_which_they_bega
     kinds = ("forward-compute", "backward-compute", "forward-send", "optimizer")
 
     def picked(timeline):
-        return {
-            place: {key: cell[key] for key in cell if key.kind in kinds} for place, cell in timeline.cells.items()
-        }
+        return {place: {key: cell[key] for key in cell if key.kind in kinds} for place, cell in timeline.cells.items()}
 
     assert picked(counted) == picked(numbered)
     assert (counted.meta, counted.ranks) == (numbered.meta, numbered.ranks)
@@ -304,7 +302,9 @@ def of_steps(own_s, transfer_s=1.0, **how):
     """The answers for ranks that work so long, and then move data together for `transfer_s`."""
     own = np.array(own_s, dtype=float)
     longest = own.max(axis=1, keepdims=True) + transfer_s
-    return answer_what_if(step_recording(own, longest - own, np.broadcast_to(longest, own.shape), range(own.shape[1]), **how))
+    return answer_what_if(
+        step_recording(own, longest - own, np.broadcast_to(longest, own.shape), range(own.shape[1]), **how)
+    )
 
 
 def test_what_one_slow_rank_of_four_costs():

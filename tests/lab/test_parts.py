@@ -419,7 +419,9 @@ def test_a_line_is_told_while_its_rank_runs_and_others_write(tmp_path: Path) -> 
         (tmp_path / line).touch()
 
     wait = "tries=0; while [ ! -e {file} ] && [ $tries -lt 300 ]; do sleep 0.01; tries=$((tries+1)); done"
-    scripts = [f"echo rank{rank}; {wait.format(file=tmp_path / f'rank{1 - rank}')}; [ $tries -lt 300 ]" for rank in (0, 1)]
+    scripts = [
+        f"echo rank{rank}; {wait.format(file=tmp_path / f'rank{1 - rank}')}; [ $tries -lt 300 ]" for rank in (0, 1)
+    ]
     finished, results = run(scripts, sink=sink)
     assert finished
     assert [result.status for result in results] == [0, 0]
@@ -439,7 +441,7 @@ def test_much_output_is_kept_whole_and_the_end_of_it_is_told_of_a_failure() -> N
     assert head == "rank 0 on host 0 ended with status 3; its last words:"
     assert (len(words), words.endswith("e19999\n")) == (4000, True)
     silent = RunResult((RankResult(result.place, -9, "x" * 5000, "", 1.0, False),), 1.0, False, ())
-    with pytest.raises(RingsideError, match="was ended by SIGKILL; its last words:\nx{4000}$"):
+    with pytest.raises(RingsideError, match=r"was ended by SIGKILL; its last words:\nx{4000}$"):
         silent.check()
     assert silent.exit_status == 137
 

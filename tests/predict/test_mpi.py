@@ -92,8 +92,10 @@ def test_tables_find_the_costs_of_their_cluster():
 def test_point_to_point_rows_that_show_nothing_are_left_out():
     nothing = Table("l", (TableRow(1, 0.0, 1e-5),), hosts=32, cluster="a", collective="p2p_latency")
     assert pairs_of([nothing]) == []
-    rows = tuple(TableRow(i, size, 2e-5, None, None, 1e-5, high) for i, (size, high) in enumerate(
-        ((0.0, 9e-5), (8.0, 3e-5), (64.0, 4e-5), (65.0, 9e-5), (4096.0, None))))
+    rows = tuple(
+        TableRow(i, size, 2e-5, None, None, 1e-5, high)
+        for i, (size, high) in enumerate(((0.0, 9e-5), (8.0, 3e-5), (64.0, 4e-5), (65.0, 9e-5), (4096.0, None)))
+    )
     (found,) = pairs_of([replace(nothing, rows=rows)])
     assert found.sizes.tolist() == [8.0, 64.0, 65.0, 4096.0]
     assert found.scatter == pytest.approx(1.75)  # of messages up to 64 bytes: the median of 1.5 and 2

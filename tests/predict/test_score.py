@@ -100,12 +100,12 @@ def test_how_few_rows_are_enough_and_what_was_wrong_with_the_others_is_told():
     assert not hold_out(replace(table, rows=table.rows[:4]), KNOWN).refused
     assert not larger_sizes(replace(table, rows=table.rows[:3]), KNOWN, 16.0).refused
     few = replace(table, rows=table.rows[:3], flags=tuple(Flag(line, f"x{line}") for line in (7, 8, 9, 10)))
-    assert hold_out(few, KNOWN).refused == (
-        "3 usable rows; a hold-out needs 4 (line 7: x7; line 8: x8; line 9: x9)"
-    )
+    assert hold_out(few, KNOWN).refused == ("3 usable rows; a hold-out needs 4 (line 7: x7; line 8: x8; line 9: x9)")
     refused = larger_sizes(replace(few, flags=()), KNOWN, 8.0).refused
     assert refused == "1 usable rows up to 8 bytes and 2 above; 2 and 1 are needed"
-    assert larger_sizes(replace(few, flags=()), KNOWN, 32.0).refused.startswith("3 usable rows up to 32 bytes and 0 above")
+    assert larger_sizes(replace(few, flags=()), KNOWN, 32.0).refused.startswith(
+        "3 usable rows up to 32 bytes and 0 above"
+    )
     assert preset_only(replace(table, rows=()), KNOWN).refused == "no usable row"
 
 

@@ -149,7 +149,10 @@ MEASURED = "ranks_per_host = [2, 1]\nnics = 1\nsizes_bytes = [8]\n"
         (("oversubscription = 2.0", "oversubscription = true"), "oversubscription: a number, not True"),
         (("[inside]", f"[[measured]]\n{MEASURED}\n[inside]"), "measured 1.times_s: is missing"),
         (("[inside]", f"[[measured]]\n{MEASURED}times_s = [1, 2]\n[inside]"), "at least 1, not 1 and 2"),
-        (("[inside]", f"[[measured]]\n{MEASURED}times_s = [0]\n[inside]"), "measured 1.sizes_bytes and times_s: numbers"),
+        (
+            ("[inside]", f"[[measured]]\n{MEASURED}times_s = [0]\n[inside]"),
+            "measured 1.sizes_bytes and times_s: numbers",
+        ),
         (
             ("[inside]", f"[[measured]]\n{MEASURED.replace('[2, 1]', '[1]')}times_s = [1]\n[inside]"),
             "measured 1.ranks_per_host: two ranks or more, not [1]",
