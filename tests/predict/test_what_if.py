@@ -220,9 +220,10 @@ def test_what_cannot_be_is_refused_in_words(change, reason):
         what_if(step(algorithm="ring"), change)
 
 
-@pytest.mark.parametrize(("megabytes", "buckets"), [(100, 1), (50, 2), (49.99, 3), (33.4, 3), (200, 1), (1e9, 1)])
+@pytest.mark.parametrize(("megabytes", "buckets"), [(100, 1), (50, 2), (49.99, 3), (200, 1)])
 def test_buckets_are_as_many_as_hold_all_of_it(megabytes, buckets):
-    found = what_if(step(size=1e8), StepChange(bucket_bytes=megabytes * 1e6))
+    one = step(topology=preset("ethernet-10g", 2), size=1e8, algorithm="ring")
+    found = what_if(one, StepChange(bucket_bytes=megabytes * 1e6))
     assert found.after.buckets == buckets
 
 
