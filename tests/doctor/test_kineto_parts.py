@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from ringside.decoding import plain_ranks
 from ringside.doctor.kineto import collector as names
 from ringside.doctor.kineto import intervals
 from ringside.doctor.kineto.match import match_collectives
+from ringside.doctor.kineto.steps import steps_of
 from ringside.doctor.kineto.straggler import (
     RankPace,
     binomial_tail,
@@ -135,6 +137,24 @@ def test_collectives_are_matched_by_number_or_else_by_how_many_of_their_like_cam
     assert math.isnan(none.end_spread_s())
     before = match_collectives([trace_of(r, ("all_reduce", -1.0, 0.0, 8, 4)) for r in range(2)])
     assert before.steps.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("work", "tail_s", "after_s"),
+    [
+        ([[1.0, 4.0]], 2.0, 6.0),
+        ([[1.0, 2.0], [3.0, 8.0]], 0.0, 4.0),  # it went on while the collective ran
+        ([[1.0, 2.0], [7.0, 8.0]], 4.0, 8.0),  # what began later is not what it needed
+        ([[-3.0, 0.0]], None, None),  # of the step before
+        ([], None, None),
+    ],
+)
+def test_a_devices_last_gradient_is_the_last_work_before_the_collectives_end(work, tail_s, after_s):
+    one = trace_of(0, ("all_reduce", 2.0, 3.0, 8, 1), ("all_reduce", 5.0, 6.0, 8, 2), steps=[(3, 0.0, 10.0)])
+    found = steps_of(dataclasses.replace(one, device=True, work=np.array(work).reshape(-1, 2)))
+    expected = [np.nan if tail_s is None else tail_s], [np.nan if after_s is None else after_s]
+    np.testing.assert_allclose((found.tail_s, found.after_backward_s), expected)
+    assert found.collectives.tolist() == [2]
 
 
 def test_calls_of_one_number_differ_in_kind_and_of_an_all_reduce_in_size():

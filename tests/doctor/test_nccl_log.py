@@ -154,6 +154,7 @@ def test_sockets_where_there_is_nothing_else_are_no_fault_but_are_said(tmp_path:
     assert found.verdicts == []
     (said,) = [one for one in found.unjudged if "sockets" in one.what]
     assert "slowest hop" in said.why
+    assert said.side  # nobody's health depends on it
 
 
 def test_versions_that_differ_between_ranks(tmp_path: Path) -> None:
