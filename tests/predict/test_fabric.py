@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
+from ringside.predict import LinkClass, Topology
 from ringside.predict.laws.fabric import (
     BASE,
     CHAIN,
@@ -68,6 +69,13 @@ def test_an_algorithm_that_a_table_names_is_taken_at_its_word():
     two = preset("dgx-h100", 2)
     assert law(two, algorithm="Ring").mean[RATE] == pytest.approx(np.log(rate(two, "ring")))
     assert law(two).mean[RATE] == pytest.approx(np.log(rate(two, "nvls_tree")))
+
+
+def test_hosts_of_one_rank_have_no_hop_inside():
+    bare = Topology("bare", (1,) * 4, between=LinkClass("roce", 5e-6, 1e9), overhead_s=1e-6)
+    found = {one.name: one for one in candidates(bare)}
+    assert found["ring"].hops_s == pytest.approx(2 * 4 * 5e-6 + 1e-6)  # as NCCL counts: two between hosts for each
+    assert {one.bound for one in found.values()} == {"between"}
 
 
 def test_one_rank_is_refused():
