@@ -164,7 +164,7 @@ def test_the_users_own_links_are_followed_as_the_shell_does(tmp_path: Path) -> N
     (tmp_path / "pages").mkdir()
     (tmp_path / "second.html").symlink_to("pages/report.html")
     (tmp_path / "first.html").symlink_to("second.html")
-    for text in ("a longer page", "a page"):
+    for text in ("a longer page", "a page", ""):
         write_user_file(tmp_path / "first.html", text)
         assert (tmp_path / "pages" / "report.html").read_text() == text
     assert (tmp_path / "first.html").is_symlink()
