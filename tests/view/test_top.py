@@ -348,6 +348,11 @@ def test_without_a_verdict_it_says_how_sure_that_is() -> None:
     assert told(60, calm=calm) == "● All is well. So it seems."
     assert told(60, calm=calm, reading="reading") == "○ reading"
     assert told(60, calm=calm, reading="reading", trouble="no run") == "● no run"
+    for name, lead in (("reading", "○ "), ("trouble", "● "), ("calm", "● ")):
+        long = calm._replace(text="word " * 30) if name == "calm" else "word " * 30
+        for height, lines in ((1, 1), (3, 3), (0, 1)):
+            block = verdict_block(a_run(**{name: long}), 40, height).plain
+            assert (block[:2], block.count("\n") + 1) == ((lead, lines) if height else ("", 1))
 
 
 def test_the_detail_of_a_rank_line_by_line() -> None:
