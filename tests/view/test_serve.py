@@ -324,6 +324,47 @@ def test_what_an_algorithm_connects_is_drawn_while_it_can_be() -> None:
     assert tree["tree"]
     assert [topology(name, 8) for name in ("one_shot", "push", "", "no such")] == [None] * 4
     assert topology("ring", 10_000) is None
+    assert topology("ring", 65) is None
+    widest = topology("ring", 64)
+    assert widest is not None
+    assert len(widest["edges"]) == 64
+    # all with all is no picture, but among three; two are a line and no tree, and one has nobody
+    assert topology("direct", 3) == {"edges": [(0, 1), (0, 2), (1, 2)], "tree": False}
+    assert topology("direct", 4) is None
+    assert topology("ring", 2) == {"edges": [(0, 1)], "tree": False}
+    assert topology("ring", 1) is None
+    chain = topology("chain", 3)
+    assert chain == {"edges": [(0, 1), (1, 2)], "tree": True}
+
+
+def test_what_a_run_that_goes_on_is_known_by(tmp_path: Path) -> None:
+    own = np.tile([0.1, 0.1, 0.2, 0.1], (20, 1))
+    path = write_run(tmp_path / "run", own)
+    (path / "events.jsonl").write_text("")
+    live = LiveRun(path)
+    live.poll()
+
+    def tiles() -> list[tuple[str, str, str]]:
+        return list(page_state(live, [])["tiles"])
+
+    # the slowest waits for nobody and is blocked for 4 ms of 204, of 20 ms of communication
+    assert tiles() == [
+        ("lost so far", "nothing", "no verdict has a cost"),
+        ("step time", "204 ms", "median, last 16 steps"),
+        ("exposed communication", "4.00 ms", "2.0% of a step; median, last 16 steps"),
+        ("overlapped with backward", "80.0%", "of 20.0 ms communication"),
+        ("wait", "100 ms", "for the last rank to arrive; median rank, last 16 steps"),
+    ]
+    verdict = {"kind": "slow_rank", "ranks": [2], "since_step": 0, "detected_step": 19, "excess_ratio": 1.0}
+    with (path / "events.jsonl").open("w") as file:
+        file.write(
+            json.dumps({"unix": 1.0, "kind": "verdict", "verdict": {**verdict, "cost_rank_seconds": 8.0}}) + "\n"
+        )
+    live.poll()
+    state = page_state(live, [])
+    assert tiles()[0] == ("lost so far", "8.00 rank-seconds", "2.00 s for every rank")
+    assert [(one["ranks"], one["cost_rank_seconds"], one["over"]) for one in state["verdicts"]] == [([2], 8.0, False)]
+    assert sorted(state["arrows"]) == [(rank, 2, pytest.approx(0.1)) for rank in (0, 1, 3)]
 
 
 def test_state_of_many_ranks_is_small(tmp_path: Path) -> None:
