@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 from hypothesis import given
@@ -250,6 +251,23 @@ def test_before_a_verdict_the_picture_promises_nothing():
     run.start(info(2))
     run.feed(records(2, 3), [])
     assert lines(live_picture(run, "demo", 1.0))[-1].strip() == "● no verdict so far"
+
+
+def test_what_is_not_known_is_left_out():
+    """A loss that no rank tells, a step that took no time, own times that nobody knows."""
+    run = RunFollower()
+    run.start(info(2))
+    unknown = [
+        StepRecord(step=0, rank=rank, ended_unix=0.0, step_seconds=0.0, own_seconds=math.nan) for rank in range(2)
+    ]
+    run.feed(unknown, [])
+    assert [line.rstrip() for line in lines(live_picture(run, "demo", 1.0))[1:]] == [
+        "1 step " + "━" * 24, "",
+        "rank  own  wait  █ own ░ waits for others", "   0    –   0 s", "   1    –   0 s", "", "", "", "● no verdict so far",
+    ]  # fmt: skip
+    assert status_line(run, 1.0) == (
+        "00:01  1 step  rank 0: own – wait 0 s  rank 1: own – wait 0 s  (medians, last 16 steps)"
+    )
 
 
 @given(FLOATS, st.integers(0, 40))

@@ -384,14 +384,16 @@ def test_the_detail_of_a_rank_line_by_line() -> None:
     ]
     bold = [span for span in found.spans if str(span.style) == "bold"]
     assert [found.plain[span.start : span.end].split()[:1] for span in bold][-2:] == [["own"], ["step"]]
-    unknown = rank_detail(a_run(info=None, ranks=(RankNow(0, "", -1, *[math.nan] * 4, ()),)), 0, 80).plain.split("\n")
+    unknown = rank_detail(
+        a_run(info=None, ranks=(RankNow(0, "", -1, math.nan, math.nan, math.nan, math.nan, ()),)), 0, 80
+    ).plain.split("\n")
     assert unknown == [
         "rank 0 · no step yet",
         "own –  wait –  wire –  excess –  (medians, last 16 steps)",
         "",
         "its phases are not known here",
     ]
-    beyond = rank_detail(a_run(ranks=(RankNow(2, "c", 0, *[0.1] * 4, ()),)), 2, 80).plain
+    beyond = rank_detail(a_run(ranks=(RankNow(2, "c", 0, 0.1, 0.1, 0.1, 0.1, ()),)), 2, 80).plain
     assert beyond.startswith("rank 2 · c · newest step 0\n"), "of two process numbers it has none"
 
 
