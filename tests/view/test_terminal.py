@@ -262,9 +262,14 @@ def test_what_is_not_known_is_left_out():
     ]
     run.feed(unknown, [])
     assert [line.rstrip() for line in lines(live_picture(run, "demo", 1.0))[1:]] == [
-        "1 step " + "━" * 24, "",
-        "rank  own  wait  █ own ░ waits for others", "   0    –   0 s", "   1    –   0 s", "", "", "", "● no verdict so far",
-    ]  # fmt: skip
+        "1 step " + "━" * 24,
+        "",
+        "rank  own  wait  █ own ░ waits for others",
+        "   0    –   0 s",
+        "   1    –   0 s",
+        *[""] * 3,
+        "● no verdict so far",
+    ]
     assert status_line(run, 1.0) == (
         "00:01  1 step  rank 0: own – wait 0 s  rank 1: own – wait 0 s  (medians, last 16 steps)"
     )
