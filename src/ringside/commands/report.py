@@ -29,6 +29,7 @@ from rich.text import Text
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
+from ringside.text import counted
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
@@ -109,7 +110,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     culprits = {rank for text in verdicts for rank in text.verdict.ranks}
     ranks = slowest_first(summary, culprits)
     hidden = max(len(ranks) - SHOWN_RANKS, 0)
-    table = Table(box=None, pad_edge=False, caption=f"and {hidden} ranks with less excess" if hidden else None)
+    table = Table(
+        box=None, pad_edge=False, caption=f"and {counted(hidden, 'rank')} with less excess" if hidden else None
+    )
     for name in ("rank", "host", "own", "wait", "excess"):
         table.add_column(name, justify="left" if name == "host" else "right", no_wrap=True, overflow="ellipsis")
     for rank in ranks[:SHOWN_RANKS]:
