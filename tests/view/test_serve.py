@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import re
 import socket
 import sys
+import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,7 +29,7 @@ from ringside.commands import main
 from ringside.errors import UsageError
 from ringside.view.run.live import LiveRun
 from ringside.view.server import feed as serve_feed
-from ringside.view.server.feed import key_of, newest_run
+from ringside.view.server.feed import PageFeed, Runs, key_of, newest_run
 from ringside.view.server.guard import check_address, holder, listen
 from ringside.view.server.state import page_state, topology
 
@@ -386,3 +389,58 @@ def test_no_script_of_the_page_is_inline_and_nothing_is_fetched_from_elsewhere()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script.read_text()
         ), script
+
+
+class FakeFeed:
+    """A feed that follows nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.asked, self.closed = path, time.monotonic(), False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_run_that_nobody_looks_at_is_followed_no_longer_and_of_many_the_longest_idle(tmp_path: Path) -> None:
+    """Eight at most; the first run's stays, and those that somebody asked within five minutes while there is room."""
+    for number in range(12):
+        write_run(tmp_path / f"run-{number:02}", own_times(1, 2))
+    keys = [key_of(tmp_path / f"run-{number:02}") for number in range(12)]
+    runs = Runs(tmp_path / "run-00", tmp_path, FakeFeed)  # type: ignore[arg-type]
+    first: Any = runs.first()
+    feeds: list[Any] = [runs.find(key) for key in keys[:8]]
+    assert feeds[0] is first is runs.first()
+    assert runs.find("nothing") is None
+    now = time.monotonic()
+    for feed, ago_s in zip(feeds, (9000.0, 30.0, 40.0, 20.0, 310.0, 290.0, 10.0, 5.0), strict=True):
+        feed.asked = now - ago_s
+    feeds.append(runs.find(keys[8]))  # one more: the idle one goes, and there is room
+    assert [feed.closed for feed in feeds] == [n == 4 for n in range(9)]
+    feeds.append(runs.find(keys[9]))  # one more: of those that are left the longest idle goes
+    assert [feed.closed for feed in feeds] == [n in (4, 5) for n in range(10)]
+    assert runs.find(keys[9]) is feeds[9]
+    assert runs.find(keys[4]) is not feeds[4], "it is followed anew"
+    runs.close()
+    assert all(feed.closed for feed in feeds)
+
+
+def test_what_is_going_on_is_said_by_the_age_of_the_newest_record(tmp_path: Path) -> None:
+    def stage(path: Path, quiet_s: float = 1000.0) -> Any:
+        feed = PageFeed(path, poll_s=0.01, quiet_s=quiet_s)
+        try:
+            until(lambda: json.loads(feed.state()[1])["state"] != "reading")
+            return json.loads(feed.state()[1])
+        finally:
+            feed.close()
+
+    assert stage(tmp_path / "none")["state"] == "waiting"
+    path = slow_run(tmp_path / "run", steps=20, onset=10)
+    for ago_s, state in ((50.0, "live"), (70.0, "stalled")):
+        when = time.time() - ago_s
+        os.utime(path / "steps.jsonl", (when, when))
+        found = stage(path)
+        assert (found["state"], found["steps"], found["trouble"]) == (state, 20, "")
+        assert found["last_record_unix"] == pytest.approx(when, abs=2.0)
+    assert stage(path, quiet_s=60.0)["state"] == "quiet"
+    (path / "events.jsonl").write_text('{"unix": 1.0, "kind": "ended", "steps": 20}\n')
+    assert stage(path)["state"] == "ended"
