@@ -391,6 +391,20 @@ def test_no_script_of_the_page_is_inline_and_nothing_is_fetched_from_elsewhere()
         ), script
 
 
+def test_of_a_run_without_a_step_nothing_is_known(tmp_path: Path) -> None:
+    live = LiveRun(write_run(tmp_path / "run", own_times(0, 2)))
+    live.poll()
+    state = page_state(live, [])
+    assert state["tiles"] == [
+        ("lost so far", "nothing", "no verdict has a cost"),
+        ("step time", "–", "median, last 16 steps"),
+        ("exposed communication", "–", "median, last 16 steps"),
+        ("overlapped with backward", "–", "of – communication"),
+        ("wait", "–", "for the last rank to arrive; median rank, last 16 steps"),
+    ]
+    assert (state["step_seconds"], state["arrows"], state["verdicts"], state["steps"]) == (None, [], [], 0)
+
+
 class FakeFeed:
     """A feed that follows nothing."""
 
