@@ -17,7 +17,10 @@ from tests.recorded_runs import own_times, slow_run, write_run
 
 from ringside.monitor import StepRecord
 from ringside.monitor.run.records import NOTES_KEPT
+from ringside.monitor.summary import finish_run
+from ringside.view.html.run_report import render_report
 from ringside.view.run.live import (
+    JUDGED_BYTES,
     LOSSES_KEPT,
     MOST_STEPS,
     RECENT_STEPS,
@@ -313,3 +316,23 @@ def test_late_steps_and_impossible_ranks_are_void_in_the_ring_of_steps(tmp_path:
     assert live.steps().tolist() == [8, *range(10, 40), 41]
     assert np.isnan(live.rows("own_seconds")[-1, 0])
     assert [rank.step for rank in live.now()] == [39, 41]
+
+
+def test_a_run_too_large_to_be_judged_again_keeps_the_summary_of_its_end(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", own_times(20, 4))
+    summary = {**finish_run(path, render_report), "steps": 12345}
+    small, large, other, none = (LiveRun(path) for _ in range(4))
+    for live in (small, large, other, none):
+        live.poll()
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert small.settle()
+    assert small.settled is not None
+    assert small.settled["steps"] == 20, "judged from its records"
+    assert not small.settle(), "once"
+    os.truncate(path / "steps.jsonl", JUDGED_BYTES + 1)  # takes no room on the disk
+    assert large.settle()
+    assert large.settled == summary
+    for live, content in ((other, {**summary, "ranks": summary["ranks"][:3]}), (none, {"steps": 1})):
+        (path / "summary.json").write_text(json.dumps(content))
+        assert live.settle()
+        assert live.settled is None, "it is another job's, or none"
