@@ -185,26 +185,27 @@ def labels(source: str, chart_id: str) -> list[str]:
     return re.findall(r'<span class="key [^"]*"><i></i>(.*?)</span>', figure)
 
 
+def accused(count: int, *culprits: int) -> str:
+    """The report of a run of twelve steps that a verdict on these ranks was written into."""
+    summary, info, records = job(count, 12)
+    hang = {"kind": "hang", "ranks": [*culprits], "since_step": 3, "detected_step": 5, "excess_ratio": 0.0}
+    return render_report({**summary, "verdicts": [hang] if culprits else []}, info, records)
+
+
 def test_up_to_eight_ranks_have_a_line_each_and_more_are_a_band_with_its_culprits() -> None:
-    assert labels(render_report(*job(8, 60)), "own") == [f"rank {rank}" for rank in range(8)]
-    assert labels(render_report(*job(4, 200, culprit=1)), "wait") == ["rank 0", "rank 2", "rank 3", "rank 1 (verdict)"]
-    assert labels(render_report(*job(9, 60)), "own") == ["9 other ranks: median, 5–95%"]
-    summary, info, records = job(12, 60)
-    hang = {"kind": "hang", "ranks": [*range(8), 99], "since_step": 3, "detected_step": 5, "excess_ratio": 0.0}
-    source = render_report({**summary, "verdicts": [hang]}, info, records)
+    assert labels(accused(8), "own") == [f"rank {rank}" for rank in range(8)]
+    assert labels(accused(4, 1), "wait") == ["rank 0", "rank 2", "rank 3", "rank 1 (verdict)"]
+    assert labels(accused(9), "own") == ["9 other ranks: median, 5–95%"]
+    source = accused(12, *range(8), 99)
     assert labels(source, "own") == ["4 other ranks: median, 5–95%", *(f"rank {rank} (verdict)" for rank in range(6))]
     assert '<span class="flag left"' in source
     assert ">ranks 0-7 and 99, from step 3</span>" in source
 
 
 def test_the_table_of_ranks_is_in_their_order_while_they_are_few() -> None:
-    def ranks_of(count: int) -> list[int]:
-        source = render_report(*job(count, 200, culprit=count - 1))
-        table = source.partition('<section aria-label="Ranks">')[2].partition("</section>")[0]
-        return [int(rank) for rank in re.findall(r'<th scope="row">(\d+)', table)]
-
-    assert ranks_of(16) == list(range(16))
-    assert ranks_of(17)[0] == 16
+    for count, first in ((16, 0), (17, 16)):
+        table = accused(count, count - 1).partition('<section aria-label="Ranks">')[2].partition("</section>")[0]
+        assert re.findall(r'<th scope="row">(\d+)', table)[0] == str(first)
 
 
 def test_of_links_the_slowest_thirty_two_are_shown() -> None:
