@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringside.decoding import plain_ranks
+from ringside.decoding import converted, plain_count, plain_ranks
 from ringside.doctor.kineto import collector as names
 from ringside.doctor.kineto import intervals
 from ringside.doctor.kineto.match import match_collectives
@@ -67,6 +67,11 @@ def test_shapes_types_and_ranks():
     assert [names.dtype_bytes(name) for name in ("Float", "c10::BFloat16", "Half", "double", "?")] == [4, 2, 2, 8, 4]
     assert plain_ranks("[0, 1, 12]") == plain_ranks([0, 1, 12]) == (0, 1, 12)
     assert plain_ranks(None) == ()
+    assert plain_ranks([0, "1", 2.5, 3]) == (0, 3)
+    assert plain_ranks("9" * 30) == (10**18 - 1,)
+    counts = [plain_count(value) for value in (0, "7", (1 << 20) - 1, 1 << 20, -1, "1e3", None, "0" * 8)]
+    assert counts == [0, 7, (1 << 20) - 1, -1, -1, -1, -1, -1]
+    assert (converted("3", int, None), converted("x", int, None), converted([[]], list[int], ())) == (3, None, ())
 
 
 def covered(pieces: list[tuple[int, int]]) -> set[int]:

@@ -212,7 +212,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     step, exposed, sync = _step_seconds(live), following.exposed_seconds(), following.median("sync_seconds")
     if settled:
         exposed, sync = (settled["sync"][f"{name}_seconds_per_step"] or 0.0 for name in ("exposed", "total"))
-    wait = known_median(np.array([rank.wait_seconds for rank in live.now()]))
+    wait = known_median(np.array([rank.wait_seconds for rank in live.now()]), math.nan)
     share = f"{percent(exposed / step, 1)} of a step; " if step > 0 else ""
     # Communication that backward computation hid.
     hidden = max(1.0 - exposed / sync, 0.0) if sync > 0 else math.nan
