@@ -78,7 +78,7 @@ def judge(events: list[dict[str, Any]], episodes: list[Episode]) -> tuple[list[i
     delays: dict[int, int] = {}
     wrong = []
     for event in events:
-        if event["kind"] != "verdict":
+        if event["kind"] != "verdict" or event["verdict"]["kind"] == "stage_imbalance":  # it names no rank
             continue
         verdict = event["verdict"]
         rank, step = (verdict["ranks"] or [-1])[0], verdict["detected_step"]

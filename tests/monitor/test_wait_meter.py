@@ -55,6 +55,17 @@ def test_a_step_is_added_up_by_group_and_peer() -> None:
     assert rank.step() == GroupSums(), "a step without anything"
 
 
+def test_all_to_alls_are_added_up_apart() -> None:
+    """Whatever the group: what each rank sends and receives in them is its own."""
+    rank = Rank()
+    rank.collective(size_bytes=1000)
+    for size_bytes in (30, 50):
+        rank.meter.issue("1", -1, size_bytes, is_routed=True)
+    assert rank.step().routed_bytes == 80
+    rank.collective(size_bytes=1000)
+    assert rank.step().routed_bytes == 0
+
+
 def test_what_somebody_else_times_does_not_count() -> None:
     rank = Rank()
     rank.meter.is_muted = True

@@ -73,6 +73,21 @@ def test_the_slow_rank_is_named(tmp_path: Path, kind: str, slow: int, place: str
 
 
 @pytest.mark.noisy
+@pytest.mark.thorough
+@pytest.mark.timeout(180)
+def test_a_heavier_stage_is_said_and_no_rank_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with Team(4) as team:
+        team.run(train, "heavy_stage", "ringside", str(path), 120, [], limit_s=150)
+    summary = json.loads((path / "summary.json").read_text())
+    (verdict,) = (told for told in summary["verdicts"] if told["kind"] != "communication_bound")
+    assert (verdict["kind"], verdict["ranks"], verdict["evidence"]["stage"]) == ("stage_imbalance", [], 1)
+    assert verdict["evidence"]["stage_ranks"] == "ranks 2 and 3"
+    assert summary["pipeline"]["micro_batches"] == 4
+    assert 0.1 < summary["pipeline"]["waiting_ratio"] < 0.6
+
+
+@pytest.mark.noisy
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="needs torch 2.14")
 @pytest.mark.parametrize(("kind", "slow"), [("fsdp", 1), ("compiled_fsdp", 0), ("tp_dp", 2), ("ddp", 3)])
@@ -150,6 +165,25 @@ def test_groups_that_are_made_and_destroyed_and_torch_as_it_was_after_off(tmp_pa
     assert [(peer, count, size) for _, peer, count, size, _ in last["groups"]] == [(0, 1, 8), (-1, 1, 16)]
     named = [group for event in events(path, "groups") for group in event["groups"]]
     assert {tuple(group["ranks"]) for group in named} == {(0, 1), (0,), (1,)}
+
+
+def tokens_to_experts() -> int:
+    """Both ranks send three numbers to rank 0 and one to rank 1, and get them back; return what was counted."""
+    rank = join()
+    watch = ringside.watch()
+    there, back = [3, 1], [3, 3] if rank == 0 else [1, 1]
+    received, returned = torch.zeros(sum(back)), torch.zeros(4)
+    dist.all_to_all_single(received, torch.ones(4), back, there)
+    dist.all_to_all(list(returned.split(there)), list(received.split(back)))
+    dist.all_reduce(torch.zeros(100))
+    routed = watch.session.clock.groups.take().work_out().routed_bytes
+    watch.off()
+    leave()
+    return routed
+
+
+def test_what_ranks_send_and_receive_in_all_to_alls_is_counted_and_nothing_else() -> None:
+    assert on_ranks(2, tokens_to_experts) == [2 * 6 * 4, 2 * 4 * 4]
 
 
 def switched_off() -> bool:

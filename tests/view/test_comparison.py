@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,19 @@ def test_new_and_gone_verdicts_and_what_else_differs_are_told(tmp_path: Path) ->
     assert not found.gone_verdicts
     assert found.remarks == ["different engines: gloo and ringside"]
     assert [verdict.ranks for verdict in compare(slow, well).gone_verdicts] == [[2]]
+
+
+def test_jobs_that_do_not_tell_forward_from_backward_have_one_row_for_both(tmp_path: Path) -> None:
+    def watched(name: str, seconds: float) -> Run:
+        path = write_run(tmp_path / name, own_times(60, 2)) / "steps.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        phases = {"forward_seconds": 0.0, "backward_seconds": 0.0, "compute_seconds": seconds}
+        path.write_text("".join(json.dumps({**record, **phases}) + "\n" for record in records))
+        return Run(path.parent)
+
+    found = {change.name: change for change in compare(watched("a", 0.1), watched("b", 0.12)).changes}
+    assert found["forward and backward"].ratio == pytest.approx(0.2)
+    assert not {"forward", "backward"} & found.keys()
 
 
 def test_too_few_steps_are_refused_by_name(tmp_path: Path) -> None:

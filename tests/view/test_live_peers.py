@@ -26,20 +26,21 @@ def test_excess_and_price_are_those_among_peers(tmp_path: Path) -> None:
     job[0][0] = msgspec.structs.replace(first, new_groups=(*DATA, *STAGES))
     for row in job:
         collector.add(row.values())
-    (verdict,) = collector.verdicts
+    verdict, imbalance = collector.verdicts
     assert verdict.ranks == [3]
+    assert imbalance.kind == "stage_imbalance"
 
     live = LiveRun(tmp_path)
     while live.poll():
         pass
     excess = [rank.excess_ratio for rank in live.now()]
     assert excess == pytest.approx([0.0, -0.2, 0.0, 0.25], abs=0.04)
-    (finding,) = live.following.findings
+    (finding,) = (one for one in live.following.findings if one.verdict.ranks)
     assert finding.cost_rank_seconds == pytest.approx(verdict.cost_rank_seconds, rel=0.1)
 
     collector.close()
     summary, _ = assess_run(RunReader(tmp_path))
-    (told,) = summary["verdicts"]
+    (told,) = (one for one in summary["verdicts"] if one["ranks"])
     assert told["ranks"] == [3]
     assert told["evidence"]["place"] == "dp 1, pp 1"
     assert told["evidence"]["peers"] == "rank 1"
@@ -66,7 +67,7 @@ def test_ranks_that_nobody_can_be_compared_with_are_not_called_healthy(tmp_path:
 
 def test_a_heavier_stage_leaves_a_healthy_run_healthy(tmp_path: Path) -> None:
     summary = summary_of(tmp_path, (*DATA, *STAGES))
-    assert summary["verdicts"] == []
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in summary["verdicts"]] == [("stage_imbalance", [])]
     assert summary["assessment"]["state"] == "none"
     assert summary["assessment"]["found_ratio"] == 0.1
 

@@ -17,6 +17,7 @@ from ringside.monitor.groups import JobGroups
 from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkMap
 from ringside.monitor.links.watcher import LinkWatcher
+from ringside.monitor.pipeline import StageWatcher
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.slow_rank.peers import PeersWatcher
@@ -237,7 +238,7 @@ class Watcher(Protocol):
 
 
 def standard_watchers(ranks: int, hosts: Sequence[str] = (), groups: JobGroups | None = None) -> list[Watcher]:
-    """Return the watchers of every job: ranks' own times, links between hosts, and the job as a whole.
+    """Return the watchers of every job: ranks' own times, links between hosts, the job as a whole, and its stages.
 
     A job is bound by communication only where neither a slow link nor small collectives explain it.
 
@@ -249,7 +250,7 @@ def standard_watchers(ranks: int, hosts: Sequence[str] = (), groups: JobGroups |
     groups = groups or JobGroups(ranks)
     links, small = LinkWatcher(ranks, hosts), SmallCollectives()
     bound = CommunicationBound(Explained(links, small, groups))
-    return [PeersWatcher(groups), links, JobWatcher(ranks, [small, bound, InputBound()])]
+    return [PeersWatcher(groups), links, JobWatcher(ranks, [small, bound, InputBound()]), StageWatcher(groups)]
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Mesh:
         along: dict[str, list[Group]] = defaultdict(list)
         for group in self.groups.values():
             name = dimension(group) or (UNNAMED_STAGES if group.has_messages else "")
-            if 1 < len(group.ranks) < ranks or (len(group.ranks) == ranks and _has(name, STAGES)):
+            if len(group.ranks) > 1 and (len(group.ranks) < ranks or _has(name, STAGES)):
                 along[name].append(group)
         unnamed = along.pop("", [])
         self.has_stages = any(_has(name, STAGES) for name in along)
@@ -103,6 +103,18 @@ class Mesh:
     def peers_of(self, rank: int) -> list[int]:
         """Return the ranks that do the same work as this one, and itself."""
         return self._peers_of[rank]
+
+    @property
+    def stages(self) -> list[list[int]]:
+        """The ranks of every stage of the pipeline, in its order; none where there is no one pipeline of all ranks."""
+        along = {name for own in self.coordinates for name in own if _has(name, STAGES)}
+        if len(along) != 1:
+            return []
+        (name,) = along
+        found: dict[int, list[int]] = defaultdict(list)
+        for rank, own in enumerate(self.coordinates):
+            found[own.get(name, -1)].append(rank)
+        return [] if -1 in found else [found[stage] for stage in sorted(found)]
 
     def describe(self, rank: int) -> str:
         """Return where a rank is, such as `dp 1, tp 0`; empty where no mesh is known."""

@@ -107,12 +107,14 @@ class GroupSums(NamedTuple):
         unseen_seconds: How long it waited where that was not seen, and follows from what was.
         unclear_seconds: How long it may have waited beyond that.
         new_groups: Groups that it used for the first time.
+        routed_bytes: What it sent or received in all-to-alls, of each the larger.
     """
 
     uses: tuple[GroupUse, ...] = ()
     unseen_seconds: float = 0.0
     unclear_seconds: float = 0.0
     new_groups: tuple[Group, ...] = ()
+    routed_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -185,6 +187,7 @@ class Draft:
             latency_seconds=syncs[-1][1].latency_seconds if syncs else 0.0,
             compute_seconds=max(phases.compute - sums.unseen_seconds, 0.0),
             unclear_seconds=sums.unclear_seconds,
+            routed_bytes=sums.routed_bytes,
             groups=sums.uses,
             new_groups=sums.new_groups,
         )

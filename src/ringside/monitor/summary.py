@@ -20,6 +20,7 @@ from ringside.monitor.groups import Blocked, JobGroups, Mesh, mean_waits, read_g
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
+from ringside.monitor.pipeline import BubbleLedger, Bubbles, reprice_stage
 from ringside.monitor.price import repair_ranks, spared_rank_seconds
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.run.records import SCHEMA, Revised, Row, RunInfo, StepRecord, gradient_memory, revisions
@@ -62,6 +63,7 @@ def summarise(
     revised: Sequence[Revised] = (),
     memory: Mapping[str, int] | None = None,
     mesh: Mesh | None = None,
+    bubbles: Bubbles | None = None,
     blocked: Sequence[Blocked] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -75,6 +77,7 @@ def summarise(
         revised: When gradients went another way between hosts, and why.
         memory: How many gradient buckets were shared and copied, and their bytes.
         mesh: How its ranks are arranged; None: all do the same work.
+        bubbles: How long the ranks of its pipeline wait for each other; None: it has none.
         blocked: How long they were blocked along each dimension of it.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
@@ -114,6 +117,8 @@ def summarise(
         summary["links"] = msgspec.to_builtins(list(links))
     if revised:
         summary["revisions"] = [{**msgspec.to_builtins(change), "words": change.describe()} for change in revised]
+    if bubbles is not None:
+        summary["pipeline"] = msgspec.to_builtins(bubbles)
     loss = _loss(table)
     given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
     content: dict[str, Any] = finite({**summary, **({"loss": loss} if loss else {}), **given})
@@ -166,8 +171,9 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     strides = [event.get("stride") for event in events]
     stride = max((one for one in strides if isinstance(one, int) and 1 <= one <= MOST_STRIDE), default=1)
     mesh = Mesh(reader.info.world_size, read_groups(events))
-    sample = _GroupSample(reader.info.world_size, stride)
-    table = tabulate(sample.reading(ledger.reading(reader.iterate())), reader.info.world_size, stride=stride)
+    sample, bubbles = _GroupSample(reader.info.world_size, stride), BubbleLedger(mesh)
+    records = bubbles.reading(sample.reading(ledger.reading(reader.iterate())))
+    table = tabulate(records, reader.info.world_size, stride=stride)
     verdicts = _verdicts(events, table, mesh, reader.path)
     loss = _loss(table)
     given = {**(reader.summary() or {}), **({"loss": loss} if loss else {}), **(extra or {})}
@@ -182,6 +188,7 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
         revised=revised,
         memory=memory,
         mesh=mesh,
+        bubbles=bubbles.total(),
         blocked=blocked,
         extra=given,
     )
@@ -306,9 +313,11 @@ def _in_steps(verdict: Verdict, table: StepTable) -> Verdict:
 def _review_verdict(verdict: Verdict, table: StepTable, mesh: Mesh) -> Verdict:
     """Return a verdict on a rank's own time judged, explained and priced again on all records of its episode.
 
-    One on the whole job or on a link is only priced again. Verdicts of other kinds, and on ranks without records,
+    One on the whole job, a stage or a link is only priced again. Verdicts of other kinds, and on ranks without records,
     come back as they are.
     """
+    if verdict.kind == "stage_imbalance":
+        return reprice_stage(verdict, table.between(verdict.since_step, _until(verdict)), mesh)
     is_of_job = verdict.kind == "slow_link" or (verdict.kind in JOB_KINDS and not verdict.ranks)
     if is_of_job and len(table):
         return reprice(verdict, table.between(verdict.since_step, _until(verdict)))
@@ -321,7 +330,7 @@ def _review_beside(verdict: Verdict, table: StepTable) -> Verdict:
     episode = table.between(verdict.since_step, _until(verdict))
     if not np.isfinite(episode["own_seconds"][:, verdict.ranks[0]]).any():
         return verdict
-    again = rejudge(verdict, episode["own_seconds"], episode["samples"])
+    again = rejudge(verdict, episode["own_seconds"], episode["samples"], episode["routed_bytes"])
     again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
     return again if is_of_pauses(again) else explain_verdict(again, episode, table.before(verdict.since_step))
 

@@ -22,6 +22,7 @@ KINDS = (
     "diverged",
     "broken_ring",
     "changed",
+    "stage_imbalance",
 )
 
 MOST_PEERS = 40
@@ -96,6 +97,10 @@ def headline(verdict: Verdict) -> str:
         return f"{who} did not arrive: the job hangs" if verdict.ranks else "the job hangs"
     if verdict.kind == "slow_rank" and "pause_bar_seconds" in verdict.evidence:
         return f"{who} pauses again and again: {by} slower than the others in all"
+    if verdict.kind == "stage_imbalance":
+        of = verdict.evidence
+        stage = f"pipeline stage {of['stage']} ({of.get('stage_ranks')})" if "stage" in of else "one pipeline stage"
+        return f"{stage} is {by} heavier than the others"
     # Of two replicas that differ neither is known to be the right one.
     if verdict.evidence.get("place"):
         who = f"{who} ({verdict.evidence['place']})"

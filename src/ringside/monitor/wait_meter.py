@@ -152,6 +152,7 @@ class WaitMeter:
         self.waiting: Issued | None = None
         self.counts: Counter[str] = Counter()
         self._uses: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0, 0.0])  # count, bytes, blocked
+        self._routed_bytes = 0
         self._issued: list[Issued] = []
         self._waits: list[tuple[Key, Any, Any]] = []  # for what, and the moments between which this rank was blocked
         self.unfinished: deque[Issued] = deque(maxlen=MOST_UNFINISHED)
@@ -174,13 +175,14 @@ class WaitMeter:
         self.counts[group.name] = 0
         self._told = {key for key in self._told if key[0] != group.name}
 
-    def issue(self, name: str, peer: int, size_bytes: int) -> Issued | None:
+    def issue(self, name: str, peer: int, size_bytes: int, *, is_routed: bool = False) -> Issued | None:
         """This rank issues something in a group; None: it does not count.
 
         Args:
             name: The group's.
             peer: The global rank at the other end; -1: it is a collective.
             size_bytes: What it carries.
+            is_routed: It is an all-to-all: how much this rank sends and receives is its own.
         """
         if self.is_muted:
             return None
@@ -190,6 +192,7 @@ class WaitMeter:
         issued.nth = int(use[0])
         use[0] += 1
         use[1] += size_bytes
+        self._routed_bytes += size_bytes * is_routed
         self.moves += 1
         if peer < 0:
             self.counts[name] += 1
@@ -264,6 +267,7 @@ class WaitMeter:
             issued[-1].next_at, issued[-1].waits[1] = self._moment(), len(waits)
         uses = dict(self._uses)
         self._uses.clear()
+        routed_bytes, self._routed_bytes = self._routed_bytes, 0
         if len(self.seen) > MOST_PLACES:
             self.seen.clear()
         without_wait = [one for one in issued if not one.is_waited_for]
@@ -281,7 +285,7 @@ class WaitMeter:
                 news.append(
                     Group(name=name, description=group.description, ranks=tuple(group.ranks), has_messages=peer >= 0)
                 )
-        return StepGroups(self, without_wait, waits, uses, tuple(news))
+        return StepGroups(self, without_wait, waits, uses, tuple(news), routed_bytes)
 
     def awaited(self) -> tuple[str, int, list[int]] | None:
         """Return in which group the training thread waits, for which of its collectives, and who is needed for it.
@@ -349,8 +353,10 @@ class StepGroups:
         waits: list[tuple[Key, Any, Any]],
         uses: dict[Key, list[float]],
         news: tuple[Group, ...],
+        routed_bytes: int,
     ) -> None:
         self._meter, self._without_wait, self._waits, self._uses, self._news = meter, without_wait, waits, uses, news
+        self._routed_bytes = routed_bytes
 
     def work_out(self) -> GroupSums:
         """Return what it comes to."""
@@ -375,7 +381,7 @@ class StepGroups:
             GroupUse(group=name, peer=peer, count=int(count), size_bytes=int(size_bytes), blocked_seconds=seconds)
             for (name, peer), (count, size_bytes, seconds) in self._uses.items()
         )
-        return GroupSums(uses, unseen, unclear, self._news)
+        return GroupSums(uses, unseen, unclear, self._news, self._routed_bytes)
 
     def _read_marks(self, device: DeviceEvents) -> list[float]:
         """Find out when the device came to the marks of the step; return how long each wait was."""

@@ -38,6 +38,8 @@ from ringside.pytorch.recording.session import Session
 HOOK_ID = 0x52494E47
 """Tells our hooks of a group from others'."""
 MESSAGES = ("SEND", "RECV")
+ALL_TO_ALL = frozenset({"ALLTOALL", "ALLTOALL_BASE", "alltoall", "alltoall_base", "all_to_all", "all_to_all_single"})
+"""All-to-alls, by what hooks and our own process group call them."""
 LOOK_SECONDS = 0.001
 """How often a collective on a GPU that is waited for in C++ is asked whether it is over."""
 OWN_METHODS = [name for _, *names in TABLE.values() for name in names] + ["send", "recv"]
@@ -189,8 +191,11 @@ class _GroupHooks:
         if self._session.watch is not None:
             self._session.watch.groups = None
 
-    def _issue(self, watched: WatchedGroup, peer: int, tensors: Any) -> Issued | None:
-        """Something is issued in a group; None: it does not count."""
+    def _issue(self, watched: WatchedGroup, peer: int, tensors: Any, other_side: Any = None) -> Issued | None:
+        """Something is issued in a group; None: it does not count.
+
+        Of an all-to-all `other_side` is what comes for what goes, or the other way round: its splits make them differ.
+        """
         first, meter = first_of(tensors), self.meter
         is_on_host = first is not None and first.is_cpu
         if first is not None and not is_on_host and meter.device is None and not meter.is_muted:
@@ -198,7 +203,8 @@ class _GroupHooks:
         if is_on_host and meter.device is not None:
             meter.issue_on_host(watched.name)
             return None
-        return meter.issue(watched.name, peer, size_of(tensors))
+        size_bytes = max(size_of(tensors), size_of(other_side))
+        return meter.issue(watched.name, peer, size_bytes, is_routed=other_side is not None)
 
     def _use_device(self, device: torch.device) -> None:
         """The first tensor on a device: from now on its clock counts."""
@@ -293,7 +299,8 @@ class _GroupHooks:
         meter = self.meter
 
         def issue(args: tuple[Any, ...]) -> Issued | None:
-            return self._issue(watched, watched.ranks[args[1]] if is_message else -1, args[:1])
+            other_side = args[1:2] if name in ALL_TO_ALL else None
+            return self._issue(watched, watched.ranks[args[1]] if is_message else -1, args[:1], other_side)
 
         @functools.wraps(stock)
         def method(*args: Any, **named: Any) -> Any:
@@ -322,7 +329,9 @@ class _GroupHooks:
 
         def issue(args: Any) -> None:
             peer = watched.ranks[args.root] if args.name.name in MESSAGES else -1
-            self._under_way = issued = self._issue(watched, peer, args.input_tensors or args.output_tensors)
+            other_side = args.output_tensors if args.name.name in ALL_TO_ALL else None
+            tensors = args.input_tensors or args.output_tensors
+            self._under_way = issued = self._issue(watched, peer, tensors, other_side)
             if issued is not None:
                 issued.is_inline = not args.async_op
 

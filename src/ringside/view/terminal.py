@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.records import revision_notes
+from ringside.monitor.run.records import summary_notes
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
 from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_place, read_blocked
@@ -135,7 +135,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     if not verdicts:
         calm = describe_calm(summary)
         parts.append(Text(f"{calm.headline} {calm.text}", style="bold green" if calm.sure else "bold yellow"))
-    parts += [Text(f"○ {note}", style="yellow") for note in revision_notes(summary)]
+    parts += [Text(f"○ {note}", style="yellow") for note in summary_notes(summary)]
     # Steps, step time, synchronisation and our own cost in one line.
     sync, step = summary["sync"], summary["step_seconds"]["median"]
     exposed = sync["exposed_seconds_per_step"]

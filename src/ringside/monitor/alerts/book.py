@@ -37,7 +37,7 @@ FATAL_KINDS = frozenset({"dead_rank", "hang", "mismatch", "diverged"})
 MOST_UNIX = 1e11
 """Wall-clock seconds of the year 5138: what is beyond, or no number, is damage, and dated now."""
 
-MINOR_KINDS = frozenset({"communication_bound", "small_collectives"})
+MINOR_KINDS = frozenset({"communication_bound", "small_collectives", "stage_imbalance"})
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):

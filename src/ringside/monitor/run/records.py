@@ -175,6 +175,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         wires: What it sent to other hosts; on the newest record of a batch, about once a second.
         compute_seconds: What came before the optimizer's update, where forward and backward passes are not told apart.
         unclear_seconds: Part of `own_seconds` in which it may have been waiting: that was not to be seen.
+        routed_bytes: What it sent or received in all-to-alls, of each the larger: the tokens of its experts.
         groups: What it did in which process group, where groups are watched.
         new_groups: Groups that it used for the first time; rank 0 puts them into the run's events, not into records.
     """
@@ -204,6 +205,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wires: tuple[Wire, ...] = ()
     compute_seconds: float = 0.0
     unclear_seconds: float = 0.0
+    routed_bytes: Count = 0
     groups: tuple[GroupUse, ...] = ()
     new_groups: tuple[Group, ...] = ()
 
@@ -356,7 +358,7 @@ def revisions(events: Iterable[Mapping[str, Any]]) -> list[Revised]:
     return found[-NOTES_KEPT:]
 
 
-def revision_notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return the sentences of a summary's revisions."""
-    changes = summary.get("revisions") or []
+def summary_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return the sentences of a summary's revisions, and the one on its pipeline."""
+    changes = [*(summary.get("revisions") or []), summary.get("pipeline")]
     return [str(change["words"]) for change in changes if isinstance(change, dict) and "words" in change]

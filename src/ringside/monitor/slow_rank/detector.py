@@ -43,7 +43,7 @@ class Detector:
         self.ranks = ranks
         self._screen, self._pauses = WindowTest(1, ranks), Pauses(1, ranks)
         self._open: dict[int, Verdict] = {}
-        self._own, self._samples = np.full((2, WINDOW, ranks), np.nan)
+        self._own, self._samples, self._routed = np.full((3, WINDOW, ranks), np.nan)
         self._steps = np.zeros(WINDOW, dtype=np.int64)
 
     @property
@@ -52,7 +52,12 @@ class Detector:
         return list(self._open.values())
 
     def update(
-        self, own: ArrayLike, samples: ArrayLike | None = None, *, step: int | None = None
+        self,
+        own: ArrayLike,
+        samples: ArrayLike | None = None,
+        *,
+        step: int | None = None,
+        routed: ArrayLike | None = None,
     ) -> list[VerdictEvent]:
         """Take in one training step.
 
@@ -60,6 +65,7 @@ class Detector:
             own: Own times in seconds, float [ranks]; whatever is not positive and finite counts as missing.
             samples: Samples (or tokens) each rank worked on, [ranks]; 0 or None where not known.
             step: Number of the training step; by default they are counted from 0.
+            routed: Bytes of the tokens that were sent to each rank's experts, [ranks]; likewise.
 
         Returns:
             The episodes that began or ended at this step; mostly none.
@@ -70,6 +76,7 @@ class Detector:
         slot = self._screen.steps % WINDOW
         self._own[slot] = row
         self._samples[slot] = np.nan if samples is None else usable(samples)
+        self._routed[slot] = np.nan if routed is None else usable(routed)
         self._steps[slot] = self._screen.steps if step is None else step
         opened, closed = self._screen.update(log_excess(row)[None])
         pausing, paused = self._pauses.update(row[None], self._screen.open)
@@ -105,6 +112,7 @@ class Detector:
             rank,
             self._own[slots],
             self._samples[slots],
+            self._routed[slots],
             since_step=self._number(onset) if onset else int(self._steps[slots[0]]),
             detected_step=now,
             usual=float(self._screen.usual[0, rank]) if onset > 0 else 0.0,  # there was no before
@@ -153,13 +161,14 @@ def detect(own_seconds: ArrayLike, samples: ArrayLike | None = None) -> list[Ver
     return verdicts
 
 
-def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
+def rejudge(verdict: Verdict, own: Floats, samples: Floats | None, routed: Floats | None = None) -> Verdict:
     """Return a detector's verdict judged again on all steps of its episode.
 
     Args:
         verdict: What `Detector.update` found.
         own: Own times in seconds over the episode, float [steps, ranks].
         samples: Samples over the episode, [steps, ranks], or None.
+        routed: Bytes sent to experts over it, likewise.
     """
     if is_of_pauses(verdict):
         return rejudge_pauses(verdict, own)
@@ -167,6 +176,7 @@ def rejudge(verdict: Verdict, own: Floats, samples: Floats | None) -> Verdict:
         verdict.ranks[0],
         own,
         samples,
+        routed,
         since_step=verdict.since_step,
         detected_step=verdict.detected_step,
         usual=float(np.log1p(float(verdict.evidence.get("usual_excess_ratio", 0.0)))),
@@ -194,10 +204,19 @@ SLOW_ADVICE = (
 )
 UNEVEN_CAUSE = "it was given more samples per step; per sample it is as fast as the others"
 UNEVEN_ADVICE = "Balance the batches: equal samples (or tokens) per rank, or bucket sequences by length."
+ROUTED_CAUSE = "more tokens are sent to its experts; per token it is as fast as the others"
+ROUTED_ADVICE = "Balance the experts: a load-balancing loss or a capacity per expert, or other experts on this rank."
 
 
 def judge_excess(
-    rank: int, own: Floats, samples: Floats | None, *, since_step: int, detected_step: int, usual: float = 0.0
+    rank: int,
+    own: Floats,
+    samples: Floats | None,
+    routed: Floats | None = None,
+    *,
+    since_step: int,
+    detected_step: int,
+    usual: float = 0.0,
 ) -> Verdict:
     """Return the verdict on one rank's episode.
 
@@ -205,12 +224,16 @@ def judge_excess(
         rank: The culprit.
         own: Own times in seconds over the episode so far, float [steps, ranks]; NaN = missing.
         samples: Samples (or tokens) per step and rank, float [steps, ranks]; NaN or None where not known.
+        routed: Bytes of the tokens that were sent to experts, likewise.
         since_step: Training step at which the episode began.
         detected_step: Training step at which it was noticed.
         usual: The rank's log excess before the episode.
     """
     excess = known_median(log_excess(own)[:, rank])
-    more_work = 0.0 if samples is None else known_median(log_excess(samples)[:, rank])
+    more_samples, more_routed = (
+        0.0 if work is None else known_median(log_excess(work)[:, rank]) for work in (samples, routed)
+    )
+    more_work = max(more_samples, more_routed)
     uneven = more_work > 0 and (excess - more_work < min(EFFECT, excess / 2) or more_work >= EXPLAINED * excess)
     evidence: dict[str, float | int | str] = {
         "own_seconds": known_median(own[:, rank]),
@@ -219,17 +242,23 @@ def judge_excess(
         "steps": len(own),
     }
     if samples is not None and np.isfinite(samples).any():
-        evidence["more_samples_ratio"] = math.expm1(more_work)
+        evidence["more_samples_ratio"] = math.expm1(more_samples)
+    if routed is not None and (routed > 0).any():
+        evidence["more_routed_ratio"] = math.expm1(more_routed)
+    cause, advice = SLOW_CAUSE, SLOW_ADVICE
+    if uneven:
+        by_samples = more_samples >= more_routed
+        cause, advice = (UNEVEN_CAUSE, UNEVEN_ADVICE) if by_samples else (ROUTED_CAUSE, ROUTED_ADVICE)
     return Verdict(
         kind="uneven_work" if uneven else "slow_rank",
         ranks=[rank],
         since_step=since_step,
         detected_step=detected_step,
         excess_ratio=math.expm1(excess),
-        cause=UNEVEN_CAUSE if uneven else SLOW_CAUSE,
+        cause=cause,
         evidence=evidence,
         cost_rank_seconds=cost_rank_seconds(own, [rank], [usual]),
-        advice=UNEVEN_ADVICE if uneven else SLOW_ADVICE,
+        advice=advice,
     )
 
 
@@ -283,10 +312,11 @@ class SlowRankWatcher:
     def update(self, step: int, row: Row) -> list[VerdictEvent]:
         """Take in a completed step; see `Watcher`."""
         self._recent.append(row)
-        own, samples = np.full(self._ranks, np.nan), np.zeros(self._ranks)
+        own, (samples, routed) = np.full(self._ranks, np.nan), np.zeros((2, self._ranks))
         for rank, record in row.items():
-            own[rank], samples[rank] = record.own_seconds, record.samples
-        findings = self._detector.update(own, samples if samples.any() else None, step=step)
+            own[rank], samples[rank], routed[rank] = record.own_seconds, record.samples, record.routed_bytes
+        known = (work if work.any() else None for work in (samples, routed))
+        findings = self._detector.update(own, next(known), step=step, routed=next(known))
         for meter in self._meters.values():
             meter.add(own[None])
         events = []

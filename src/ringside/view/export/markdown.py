@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.records import RunInfo, revision_notes
+from ringside.monitor.run.records import RunInfo, summary_notes
 from ringside.text import counted, duration, size
 from ringside.view.mesh_text import (
     BLOCKED_COLUMNS,
@@ -51,7 +51,7 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         )  # fmt: skip
         items = "\n".join(f"- **{name}**: {escape(text)}" for name, text in lines if text)
         sections.append(f"## {escape(verdict.headline)}\n\n{items}")
-    sections += [f"*{escape(change)}*" for change in revision_notes(summary)]
+    sections += [f"*{escape(change)}*" for change in summary_notes(summary)]
 
     step, sync, overhead = summary["step_seconds"], summary["sync"], summary["overhead"]
     figures = [

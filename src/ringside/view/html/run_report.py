@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ringside.monitor.job.questions import read_answers
-from ringside.monitor.run.records import RunInfo, StepRecord, revision_notes
+from ringside.monitor.run.records import RunInfo, StepRecord, summary_notes
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.stats import Floats
 from ringside.monitor.verdict import Verdict
@@ -64,7 +64,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         arrows = [(one["rank"], one["awaited"], one["seconds_per_step"]) for one in waits["longest"][:most]]
 
     own, *over_time = _charts(table, verdicts, culprits) if len(table) else [NOTHING]
-    changes = [fill('<p class="revealed">{}</p>', text) for text in revision_notes(summary)]
+    changes = [fill('<p class="revealed">{}</p>', text) for text in summary_notes(summary)]
     sections = [
         *_verdict_sections(verdicts, summary),
         fill('<section aria-label="Notes">{}</section>', changes) if changes else NOTHING,

@@ -86,6 +86,7 @@ FIGURES: dict[str, Callable[[Run], Floats]] = {
     "forward": lambda run: row_medians(run["forward_seconds"]),
     "backward": lambda run: row_medians(run["backward_seconds"]),
     "optimizer": lambda run: row_medians(run["optimizer_seconds"]),
+    "forward and backward": lambda run: row_medians(run["compute_seconds"]),
 }
 """Each figure of a run by step, seconds, float64 [steps]; of exposed sync what even the last rank could not hide."""
 
