@@ -125,10 +125,10 @@ def test_columns_go_when_there_is_no_room_and_the_lines_of_blocks_first() -> Non
         )
         for width in (4, 5, 14, 15, 24, 35, 44, 53, 59)
     }
-    # in the order rank, host, own, wait, wire, excess, verdict; what would still fit behind one that did not is shown
+    # rank, place, host, own, wait, wire, excess, verdict; what would still fit behind one that did not is shown
     assert shown == {
-        4: ".......", 5: "r......", 14: "r.o....", 15: "r....e.", 24: "r.o..e.", 35: "r.o..ev", 44: "r.ow.ev",
-        53: "r.owwev", 59: "rhowwev",
+        4: "........", 5: "r.......", 14: "r..o....", 15: "r.....e.", 24: "r..o..e.", 35: "r..o..ev", 44: "r..ow.ev",
+        53: "r..owwev", 59: "r.howwev",
     }  # fmt: skip
     assert [fit_columns(run, width).spark for width in (59, 68, 69, 121, 122, 300)] == [0, 0, 8, 60, 60, 60]
     assert fit_columns(replace(run, ranks=run.ranks[:1]), 300).host == 0, "one host needs no name"
