@@ -182,6 +182,18 @@ class WaitMeter:
         self._uses[issued.key][2] += seconds
         self._on_wait(seconds)
 
+    def synchronised(self, name: str, after: int, seconds: float) -> bool:
+        """A wait in C++ is over for what was issued in a group; see `ringside.monitor.step_clock.GroupMeter`."""
+        key = (name, -1)
+        waited = [one for one in self._issued if one.key == key and one.number > after and not one.is_waited_for]
+        for issued in waited:
+            issued.is_waited_for = True
+            self.seen[key, issued.nth] = 0
+        if waited:
+            self.moves += 1
+            self._uses[key][2] += seconds
+        return bool(waited)
+
     @property
     def has_issued(self) -> bool:
         """Whether anything was issued since the last call of `take`."""
