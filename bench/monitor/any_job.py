@@ -8,6 +8,7 @@ none is.
     python -m bench.monitor.any_job                                  # all kinds, over our process group
     python -m bench.monitor.any_job --kinds fsdp tp_dp --trials 4
     python -m bench.monitor.any_job --backend gloo                   # torch 2.14 or newer
+    python -m bench.monitor.any_job --device cuda --ranks 2          # ranks that share one GPU
 """
 
 from __future__ import annotations
@@ -89,12 +90,11 @@ def judge(events: list[dict[str, Any]], episodes: list[Episode]) -> tuple[list[i
     return [delay for delay in delays.values() if delay <= WITHIN_STEPS], wrong
 
 
-def run_kind(kind: str, backend: str, trials: int, seed: int, folder: Path) -> Score:
+def run_kind(kind: str, backend: str, trials: int, seed: int, folder: Path, ranks: int, device: str) -> Score:
     """Run the trials of one kind of job."""
-    ranks = KINDS[kind].ranks
     episodes, steps = drawn(trials, ranks, seed)
     run_dir = folder / f"{kind}-{backend}"
-    words = json.dumps([kind, backend, str(run_dir), steps, [asdict(one) for one in episodes]])
+    words = json.dumps([kind, backend, str(run_dir), steps, [asdict(one) for one in episodes], device])
     result = run_ranks_here(module_command("bench.monitor.any_job", "--rank", words), ranks)
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     delays, wrong = judge(events, episodes)
@@ -111,21 +111,26 @@ def main() -> None:
     parser = make_parser("bench.monitor.any_job", __doc__)
     parser.add_argument("--kinds", nargs="+", choices=sorted(KINDS), default=list(KINDS))
     parser.add_argument("--backend", default="ringside")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--ranks", type=int, default=0, help="in place of each kind's own number")
+    parser.add_argument("--keep", type=Path, help="leave the recorded runs in this folder")
     parser.add_argument("--trials", type=int, default=20, help="per kind (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the scores as JSON lines")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        kind, backend, run_dir, steps, episodes = json.loads(options.rank)
-        result = train(kind, backend, run_dir, steps, [Episode(**one) for one in episodes])
+        kind, backend, run_dir, steps, episodes, device = json.loads(options.rank)
+        result = train(kind, backend, run_dir, steps, [Episode(**one) for one in episodes], device)
         if result is not None:
             print(json.dumps({"step_seconds": result["step_seconds"]}))
         return
     with tempfile.TemporaryDirectory() as folder:
         for kind in options.kinds:
             began = time.monotonic()
-            score = run_kind(kind, options.backend, options.trials, options.seed, Path(folder))
+            ranks = options.ranks or KINDS[kind].ranks
+            kept = options.keep or Path(folder)
+            score = run_kind(kind, options.backend, options.trials, options.seed, kept, ranks, options.device)
             if options.json:
                 print(json.dumps(asdict(score)), flush=True)
                 continue

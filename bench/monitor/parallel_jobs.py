@@ -1,7 +1,8 @@
-"""Small jobs of every parallelism, on CPUs, that compute by waiting as an accelerator's host does; one rank is slow.
+"""Small jobs of every parallelism that compute by waiting as an accelerator's host does; one rank is slow.
 
 A model's arithmetic is real and small; what an accelerator would take is slept. So many ranks fit on few cores, and the
-slow one is slow by a known factor from a known step on.
+slow one is slow by a known factor from a known step on. On a GPU its stream is kept busy for as long instead; several
+ranks share one, over NCCL, which takes them for ranks of several hosts.
 """
 
 from __future__ import annotations
@@ -51,22 +52,36 @@ class Pace:
         seconds: Of a layer's forward pass; backward takes twice that.
         episodes: When it is slow.
         jitter: Standard deviation of what every piece takes, as a ratio.
+        device: Where to.
     """
 
     rank: int
     seconds: float
     episodes: list[Episode]
     jitter: float = 0.02
+    device: str = "cpu"
     step: int = 0
 
     def __post_init__(self) -> None:
         self._noise = random.Random(self.rank)
+        if self.device == "cuda":
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            for _ in range(2):  # the first time its clock is still low
+                began.record()
+                torch.cuda._sleep(100_000_000)
+                ended.record()
+                torch.cuda.synchronize()
+            self._cycles_per_second = 1e8 / (began.elapsed_time(ended) * 1e-3)
 
     def work(self, pieces: float = 1.0) -> None:
         """Take as long as some forward passes of a layer."""
         mine = (one for one in self.episodes if one.rank == self.rank and one.first <= self.step < one.until)
         factor = next((one.factor for one in mine), 1.0)
-        time.sleep(self.seconds * pieces * factor * max(1.0 + self.jitter * self._noise.gauss(0.0, 1.0), 0.1))
+        seconds = self.seconds * pieces * factor * max(1.0 + self.jitter * self._noise.gauss(0.0, 1.0), 0.1)
+        if self.device == "cuda":
+            torch.cuda._sleep(int(seconds * self._cycles_per_second))
+        else:
+            time.sleep(seconds)
 
 
 class _Backward(torch.autograd.Function):
@@ -89,50 +104,65 @@ class Layer(nn.Module):
     def __init__(self, pace: Pace, pieces: float = 1.0) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.to(pace.device)
         self.pace, self.pieces = pace, pieces
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [batch, WIDTH] of [batch, WIDTH]."""
         self.pace.work(self.pieces)
-        x = self.down(torch.relu(self.up(x)))
+        x = self.compute(x)
         return _Backward.apply(x, self.pace, self.pieces)  # type: ignore[no-untyped-call,no-any-return]
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """What there is to compute: [batch, WIDTH] of [batch, WIDTH]."""
+        return self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
 
 
 Step = Callable[[], None]
 """One training step, up to the optimizer's update."""
 
 
-def _sharded(pace: Pace, mesh: Any, *, tensor_parallel: bool = False) -> tuple[Step, list[nn.Parameter]]:
+def _sharded(
+    pace: Pace, mesh: Any, *, tensor_parallel: bool = False, compiled: bool = False
+) -> tuple[Step, list[nn.Parameter]]:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    model = nn.Sequential(*(Layer(pace) for _ in range(LAYERS)))
-    for layer in model:
+    layers = [Layer(pace) for _ in range(LAYERS)]
+    for layer in layers:
+        if compiled:  # block by block, as torchtitan does: FSDP2's hooks stay outside of the graphs
+            layer.compute = torch.compile(layer.compute, backend="aot_eager")  # type: ignore[method-assign]
         if tensor_parallel:
             parallelize_module(layer, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
         fully_shard(layer, mesh=mesh["dp"] if tensor_parallel else mesh)
+    model = nn.Sequential(*layers)
     fully_shard(model, mesh=mesh["dp"] if tensor_parallel else mesh)
 
     def step() -> None:
-        model(torch.randn(8, WIDTH)).sum().backward()
+        model(torch.randn(8, WIDTH, device=pace.device)).sum().backward()
 
     return step, list(model.parameters())
 
 
 def fsdp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """FSDP2 over all ranks."""
-    return _sharded(pace, init_device_mesh("cpu", (dist.get_world_size(),)))
+    return _sharded(pace, init_device_mesh(pace.device, (dist.get_world_size(),)))
+
+
+def compiled_fsdp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
+    """FSDP2 over all ranks, each layer's arithmetic compiled."""
+    return _sharded(pace, init_device_mesh(pace.device, (dist.get_world_size(),)), compiled=True)
 
 
 def hsdp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """FSDP2 over two hosts' worth of ranks, replicated."""
     half = dist.get_world_size() // 2
-    return _sharded(pace, init_device_mesh("cpu", (2, half), mesh_dim_names=("replicate", "shard")))
+    return _sharded(pace, init_device_mesh(pace.device, (2, half), mesh_dim_names=("replicate", "shard")))
 
 
 def tensor_and_data(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """Tensor parallelism of two ranks by DTensor, and FSDP2."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(pace.device, (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     return _sharded(pace, mesh, tensor_parallel=True)
 
 
@@ -166,7 +196,7 @@ def _pipeline(
 
     mine = [Stage() for _ in range(chunks)]
     made = [
-        PipelineStage(one, index + number * stages, stages * chunks, torch.device("cpu"), group=group)
+        PipelineStage(one, index + number * stages, stages * chunks, torch.device(pace.device), group=group)
         for number, one in enumerate(mine)
     ]
 
@@ -181,7 +211,7 @@ def _pipeline(
     parameters = [parameter for one in mine for parameter in one.parameters()]
 
     def step() -> None:
-        batch = torch.randn(MICRO_BATCHES * 2, WIDTH)
+        batch = torch.randn(MICRO_BATCHES * 2, WIDTH, device=pace.device)
         if index == 0:
             schedule.step(batch, target=batch) if stages * chunks == 1 else schedule.step(batch)
         elif index == stages - 1:
@@ -196,30 +226,30 @@ def _pipeline(
 
 def pipeline_and_data(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """A pipeline of two stages (1F1B), replicated."""
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh(pace.device, (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
     return _pipeline(pace, mesh)
 
 
 def interleaved_and_data(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """A pipeline of two ranks with two stages each (interleaved 1F1B), replicated."""
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh(pace.device, (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
     return _pipeline(pace, mesh, interleaved=True)
 
 
 def heavy_stage(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """A pipeline of two stages, the second of which has twice the work, replicated."""
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
+    mesh = init_device_mesh(pace.device, (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "dp"))
     return _pipeline(pace, mesh, heavy=1)
 
 
 def pipeline(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """A pipeline alone, a stage on every rank: nobody has a peer."""
-    return _pipeline(pace, init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("pp",)))
+    return _pipeline(pace, init_device_mesh(pace.device, (dist.get_world_size(),), mesh_dim_names=("pp",)))
 
 
 def three_dimensions(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     """Two stages, replicated, of tensor-parallel pairs."""
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 4, 2), mesh_dim_names=("pp", "dp", "tp"))
+    mesh = init_device_mesh(pace.device, (2, dist.get_world_size() // 4, 2), mesh_dim_names=("pp", "dp", "tp"))
     return _pipeline(pace, mesh, tensor_group=mesh["tp"].get_group())
 
 
@@ -242,7 +272,7 @@ def experts(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
             return received
 
     def step() -> None:
-        x = torch.randn(8 * dist.get_world_size(), WIDTH)
+        x = torch.randn(8 * dist.get_world_size(), WIDTH, device=pace.device)
         for dense, expert in zip(layers[::2], layers[1::2], strict=True):
             x = Exchange.apply(expert(Exchange.apply(dense(x))))  # type: ignore[no-untyped-call]
         x.sum().backward()
@@ -258,7 +288,7 @@ def ddp(pace: Pace) -> tuple[Step, list[nn.Parameter]]:
     model = DistributedDataParallel(nn.Sequential(*(Layer(pace) for _ in range(LAYERS))))
 
     def step() -> None:
-        model(torch.randn(8, WIDTH)).sum().backward()
+        model(torch.randn(8, WIDTH, device=pace.device)).sum().backward()
 
     return step, list(model.parameters())
 
@@ -280,11 +310,12 @@ class Kind:
 
 KINDS = {
     "fsdp": Kind(fsdp),
+    "compiled_fsdp": Kind(compiled_fsdp),
     "hsdp": Kind(hsdp),
     "tp_dp": Kind(tensor_and_data, seconds=0.012),
-    "pp_dp": Kind(pipeline_and_data),
-    "interleaved_dp": Kind(interleaved_and_data, seconds=0.008),
-    "pp_dp_tp": Kind(three_dimensions, ranks=8, seconds=0.008),
+    "pp_dp": Kind(pipeline_and_data, seconds=0.012),
+    "interleaved_dp": Kind(interleaved_and_data, seconds=0.02),
+    "pp_dp_tp": Kind(three_dimensions, ranks=8, seconds=0.02),
     "experts": Kind(experts),
     "ddp": Kind(ddp),
     "heavy_stage": Kind(heavy_stage),
@@ -293,7 +324,9 @@ KINDS = {
 """Jobs by name."""
 
 
-def train(kind: str, backend: str, run_dir: str, steps: int, episodes: list[Episode]) -> dict[str, Any] | None:
+def train(
+    kind: str, backend: str, run_dir: str, steps: int, episodes: list[Episode], device: str = "cpu"
+) -> dict[str, Any] | None:
     """Train, watched; on rank 0 return the summary's verdicts as they were detected.
 
     Args:
@@ -302,12 +335,16 @@ def train(kind: str, backend: str, run_dir: str, steps: int, episodes: list[Epis
         run_dir: Where rank 0 records.
         steps: How many.
         episodes: Who is slow when.
+        device: Of the tensors: "cpu", or "cuda" for the first GPU, which all ranks share.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if device == "cuda":
+        os.environ["NCCL_HOSTID"] = f"host of rank {os.environ['RANK']}"  # or NCCL refuses a second rank on a GPU
+        torch.cuda.set_device(0)
     dist.init_process_group(backend)
     watch = ringside.watch(run_dir=run_dir)
-    pace = Pace(dist.get_rank(), KINDS[kind].seconds, episodes)
+    pace = Pace(dist.get_rank(), KINDS[kind].seconds, episodes, device=device)
     step, parameters = KINDS[kind].make(pace)
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     began = time.monotonic()
@@ -315,6 +352,8 @@ def train(kind: str, backend: str, run_dir: str, steps: int, episodes: list[Epis
         step()
         optimizer.step()
         optimizer.zero_grad()
+        if device == "cuda" and pace.step % 10 == 9:
+            torch.cuda.synchronize()  # as a script that logs its loss
     taken = time.monotonic() - began
     session = watch.session
     if session is not None:

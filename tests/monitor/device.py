@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 
 class FakeDevice:
@@ -14,6 +15,8 @@ class FakeDevice:
         captured: A graph is captured: no marks.
         broken: Every call raises.
         never: Marks that are not reached however far the device has come.
+        is_here: Whether the current queue is the one that training uses.
+        beside: How far another queue of the device is queued, on its clock.
     """
 
     def __init__(self) -> None:
@@ -21,6 +24,7 @@ class FakeDevice:
         self.done = -math.inf
         self.captured = self.broken = False
         self.never: set[float] = set()
+        self.is_here, self.beside, self.settled = True, 0.0, 0
         self.asked = 0
         self.set = 0
 
@@ -37,6 +41,22 @@ class FakeDevice:
         self.set += 1
         return None if self.captured else self.queued
 
+    def mark_here(self) -> float | None:
+        self._check()
+        return self.queued if self.is_here else self.beside
+
+    def mark_alone(self) -> float | None:
+        self._check()
+        return self.done
+
+    def is_training(self) -> bool:
+        self._check()
+        return self.is_here
+
+    def trains_here(self) -> None:
+        self._check()
+        self.settled += 1
+
     def reached(self, mark: float) -> bool:
         self._check()
         self.asked += 1
@@ -46,6 +66,9 @@ class FakeDevice:
         self._check()
         assert max(earlier, later) <= self.done, "asked for the time of a mark that is not reached"
         return later - earlier
+
+    def times(self, since: float, marks: Collection[float | None]) -> list[float]:
+        return [math.nan if mark is None or not self.reached(mark) else mark - since for mark in marks]
 
     def _check(self) -> None:
         if self.broken:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ringside.monitor import RunInfo
 from ringside.monitor.collector import Watcher
-from ringside.monitor.run.records import Group, Row, StepRecord
+from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 
@@ -128,3 +129,22 @@ def peer_rows(
             }
         )
     return found
+
+
+TENSOR = [Group(name="3", description="mesh_tp", ranks=(0, 1)), Group(name="4", description="mesh_tp", ranks=(2, 3))]
+
+
+def crossed_rows(steps: int, since: int = 60) -> list[Row]:
+    """Steps of two tensor-parallel pairs and their replicas. Rank 3 becomes slow: rank 1, its replica, waits for it,
+    rank 0, that one's neighbour, for that, and rank 2 for rank 3."""
+    blocked = {0: ("1", 0.0, "3", 0.03), 1: ("2", 0.03, "3", 0.0), 2: ("1", 0.0, "4", 0.03), 3: ("2", 0.0, "4", 0.0)}
+    job = peer_rows(steps, np.full(4, 0.1), slow=3, since=since)
+    for number, row in enumerate(job):
+        late = number >= since
+        for rank, (data, in_data, tensor, in_tensor) in blocked.items():
+            uses = (
+                GroupUse(data, -1, 1, 8, 0.002 + late * in_data),
+                GroupUse(tensor, -1, 1, 8, 0.001 + late * in_tensor),
+            )
+            row[rank] = msgspec.structs.replace(row[rank], groups=uses)
+    return job

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, read_groups, who_waited
+from ringside.monitor.groups import (
+    OTHER_GROUPS,
+    JobGroups,
+    Mesh,
+    Waited,
+    blocked_by_dimension,
+    chain,
+    describe_chain,
+    kind_of_work,
+    mean_waits,
+    place_in_mesh,
+    read_chain,
+    read_groups,
+    sum_blocked,
+    who_waited,
+)
 from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord
 
 
@@ -145,3 +162,67 @@ def test_chain() -> None:
     assert chain(waits, 1) == []
     circle = [wait(0, 1, 1.0), wait(1, 0, 1.0)]
     assert [link.last for link in chain(circle, 0)] == [1]
+
+
+def test_blocked_time_is_that_of_the_dimension_that_a_group_lies_along() -> None:
+    known = groups(dp=[[0, 2], [1, 3]], _world=[[0, 1, 2, 3]])
+    uses = [
+        GroupUse("dp/0", -1, 1, 8, 0.2),
+        GroupUse("dp/0", 2, 1, 8, 0.1),
+        GroupUse("_world/0", -1, 1, 8, 0.04),
+        GroupUse("never announced", -1, 1, 8, 0.01),
+        GroupUse("_world/0", 1, 1, 8, 0.5),
+        GroupUse("dp/0", -1, 1, 8, float("nan")),
+    ]
+    found = blocked_by_dimension(step({0: uses})[0], Mesh(4, known))
+    assert found == {"dp": pytest.approx(0.3), OTHER_GROUPS: pytest.approx(0.05), "pp": 0.5}
+
+
+def test_blocked_seconds_are_means_over_ranks_and_medians_over_steps() -> None:
+    mesh = Mesh(4, groups(tp=[[0, 1], [2, 3]], dp=[[0, 2], [1, 3]]))
+
+    def one(tensor: float) -> Row:
+        return step({
+            rank: [GroupUse(f"tp/{rank // 2}", -1, 1, 8, tensor * rank), GroupUse("other", -1, 1, 8, 0.01)]
+            for rank in range(4)
+        })  # fmt: skip
+
+    tensor, other = sum_blocked([one(0.1), one(0.2), one(5.0)], mesh, 1.0)
+    assert (tensor.dimension, tensor.seconds_per_step, tensor.step_ratio) == (
+        "tp",
+        pytest.approx(0.3),
+        tensor.seconds_per_step,
+    )
+    assert tensor.ranks == pytest.approx([0.0, 0.2, 0.4, 0.6])
+    assert (other.dimension, other.seconds_per_step) == (OTHER_GROUPS, pytest.approx(0.01))
+
+
+def test_without_a_dimension_nothing_is_said_of_blocked_time() -> None:
+    world = {"0": Group(name="0", description="default_pg", ranks=(0, 1))}
+    row = step({rank: [GroupUse("0", -1, 1, 8, 0.1)] for rank in range(2)})
+    assert sum_blocked([row], Mesh(2, world), 1.0) == []
+    assert sum_blocked([], Mesh(2, world), 1.0) == []
+
+
+def test_ranks_are_arranged_by_stage_then_by_part_then_replicas() -> None:
+    along = {"pp": [[n, n + 4] for n in range(4)], "dp": [[0, 2], [1, 3], [4, 6], [5, 7]]}
+    mesh = Mesh(8, groups(tp=[[0, 1], [2, 3], [4, 5], [6, 7]], **along))
+    order = sorted(range(8), key=lambda rank: place_in_mesh(mesh.coordinates[rank], rank))
+    assert order == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert kind_of_work(mesh.coordinates[5]) == {"pp": 1, "tp": 1}
+    alone = Mesh(3)
+    assert sorted(range(3), key=lambda rank: place_in_mesh(alone.coordinates[rank], rank)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ranks", [[7, 4, 5], [0, 1, 2, 3, 9]])
+def test_a_chain_in_words_is_read_again(ranks: list[int]) -> None:
+    links = [Waited(rank=one, last=two, group="g", seconds=1.0) for one, two in pairwise(ranks)]
+    assert read_chain(describe_chain(links)) == ranks
+    assert read_chain("ranks 0-2") == read_chain(None) == read_chain("7 waits for 5") == []
+
+
+def test_mean_waits_are_those_of_the_groups() -> None:
+    mesh = Mesh(4, groups(tp=[[0, 1], [2, 3]]))
+    row = step({rank: [GroupUse(f"tp/{rank // 2}", -1, 1, 8, 0.1 * rank**2)] for rank in range(4)})
+    assert mean_waits([row, row], mesh, 8) == [(3, 2, pytest.approx(0.5)), (1, 0, pytest.approx(0.1))]
+    assert mean_waits([], mesh, 8) == []

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
-from tests.monitor.jobs import DATA, STAGES, opened, peer_rows, watch
+from tests.monitor.jobs import DATA, STAGES, TENSOR, crossed_rows, opened, peer_rows, watch
 
-from ringside.monitor.groups import JobGroups, Mesh
-from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord
+from ringside.monitor.groups import JobGroups, Mesh, read_chain
+from ringside.monitor.run.records import Group, Row, StepRecord
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
 from ringside.monitor.verdict import Verdict, headline
@@ -86,25 +86,11 @@ def test_a_mesh_that_is_learnt_later_begins_anew_and_ends_what_was_open() -> Non
 
 
 def test_whom_a_slow_rank_holds_up_and_through_whom() -> None:
-    """Rank 3 is slow: rank 1, its replica, waits for it, and rank 0, that one's neighbour, for that."""
-    tensor = [
-        Group(name="3", description="mesh_tp", ranks=(0, 1)),
-        Group(name="4", description="mesh_tp", ranks=(2, 3)),
-    ]
-    blocked = {0: ("1", 0.0, "3", 0.03), 1: ("2", 0.03, "3", 0.0), 2: ("1", 0.0, "4", 0.03), 3: ("2", 0.0, "4", 0.0)}
-    job = peer_rows(200, np.full(4, 0.1), slow=3)
-    for row in job[60:]:
-        for rank, (data, in_data, model, in_model) in blocked.items():
-            uses = (GroupUse(data, -1, 1, 8, in_data), GroupUse(model, -1, 1, 8, in_model))
-            record = row[rank]
-            row[rank] = StepRecord(
-                step=record.step, rank=rank, ended_unix=0.0, step_seconds=record.step_seconds,
-                own_seconds=record.own_seconds, exposed_seconds=record.exposed_seconds, groups=uses,
-            )  # fmt: skip
-    (verdict,) = found_in(job, [*DATA, *tensor])
+    (verdict,) = found_in(crossed_rows(200), [*DATA, *TENSOR])
     assert verdict.ranks == [3]
     assert verdict.evidence["held_up"] == "ranks 0-2"
     assert verdict.evidence["by_way_of"] == "0 waits for 3 by way of 1"
+    assert read_chain(verdict.evidence["by_way_of"]) == [0, 1, 3]
 
 
 def test_what_may_have_been_waiting_is_counted_for_the_accused() -> None:

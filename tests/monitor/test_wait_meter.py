@@ -9,8 +9,10 @@ import pytest
 from tests.support.waiting import Clock
 
 from ringside.monitor.run.records import Group, GroupUse
-from ringside.monitor.step_clock import GroupSums
+from ringside.monitor.step_clock import DeviceEvents, Draft, GroupSums, StepClock
 from ringside.monitor.wait_meter import FEWEST, Issued, WaitMeter, WatchedGroup
+
+from .device import FakeDevice
 
 
 class Rank:
@@ -18,8 +20,11 @@ class Rank:
 
     def __init__(self, rank: int = 0) -> None:
         self.clock, self.waits = Clock(), list[float]()
-        self.meter = WaitMeter(rank, self.waits.append, self.clock)
+        self.meter = WaitMeter(rank, self._waited, self.clock)
         self.meter.add(WatchedGroup("1", "mesh_dp", lambda: [0, 1]))
+
+    def _waited(self, began: float, ended: float) -> None:
+        self.waits.append(ended - began)
 
     def sleep(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -172,6 +177,20 @@ def test_a_wait_that_is_seen_is_not_inferred_as_well() -> None:
         assert rank.step().unseen_seconds == 0.0
 
 
+def test_a_wait_that_is_seen_in_between_counts_once() -> None:
+    """What the others issue late holds up both: the collective that nobody waits for and the one that is seen."""
+    rank, noise = Rank(), np.random.default_rng(3)
+    for seconds in LATE:
+        gathered = rank.issue(peer=1)
+        overlapped = rank.issue()
+        gathered.timed(rank.sleep, float(seconds))
+        overlapped.ended()
+        rank.sleep(0.01 * float(np.exp(noise.normal(0, 0.02))))
+        sums = rank.step()
+    assert (sums.unseen_seconds, sums.unclear_seconds) == (0.0, 0.0)
+    assert sum(use.blocked_seconds for use in sums.uses) == pytest.approx(LATE[-1])
+
+
 def test_a_program_that_changes_is_learnt_anew() -> None:
     """What was waited for in Python at the start (parameters that are sent around) says nothing of later steps."""
     rank = Rank()
@@ -208,3 +227,144 @@ def test_memory_is_bounded_in_a_program_that_changes() -> None:
             rank.issue(number).ended()
         rank.step()
     assert len(rank.meter.places) <= 4096 + 300
+
+
+# ------------------------------------------------------------------------------------------------ on a device
+
+
+class DeviceRank(Rank):
+    """A rank that trains on a device: time is what is queued there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device, self.errors = FakeDevice(), list[Exception]()
+        self.meter.use_device(DeviceEvents(self.device, self.errors.append))
+
+    def sleep(self, seconds: float) -> None:
+        self.device.work(seconds)
+
+    def beside(self, ends: float) -> Issued:
+        """Issue a collective on a queue of its own, as FSDP2 does, which is over at some time of the device's."""
+        issued = self.issue()
+        issued.is_inline, self.device.is_here, self.device.beside = True, False, ends
+        issued.timed(lambda: None)
+        self.device.is_here = True
+        return issued
+
+    def step(self) -> GroupSums:
+        taken = self.meter.take()
+        self.device.catch_up()
+        return taken.work_out()
+
+
+def test_a_wait_on_a_device_is_read_when_it_is_over() -> None:
+    rank = DeviceRank()
+    rank.sleep(1.0)
+    inline = rank.issue()
+    inline.is_inline = True
+    rank.sleep(0.25)  # the collective itself is queued where it is issued
+    inline.timed(lambda: None)
+    early = rank.issue()
+    rank.sleep(1.0)
+    early.timed(rank.sleep, 0.5)
+    assert rank.waits == [0.25, 0.5]
+    (use,) = rank.step().uses
+    assert (use.count, use.blocked_seconds) == (2, 0.75)
+    assert rank.device.settled == 1
+    assert rank.errors == []
+
+
+def test_where_every_wait_is_seen_a_device_gets_two_marks_for_each() -> None:
+    rank = DeviceRank()
+    for _ in range(3):
+        set_before = rank.device.set
+        for _ in range(10):
+            rank.collective(0.5)
+        assert rank.step().uses[0].blocked_seconds == 5.0
+    assert rank.device.set - set_before == 2 * 10 + 1, "and one at the end of the step"
+
+
+def test_no_marks_are_set_while_a_graph_is_captured() -> None:
+    rank = DeviceRank()
+    rank.device.captured = True
+    for _ in range(3):
+        rank.collective(0.5)
+    rank.beside(1.0)
+    sums = rank.step()
+    assert (sums.uses[0].count, sums.uses[0].blocked_seconds) == (4, 0.0)
+    assert (sums.unseen_seconds, rank.waits, rank.errors) == (0.0, [], [])
+
+
+def test_what_a_device_is_not_done_with_is_waited_for() -> None:
+    rank = DeviceRank()
+    rank.sleep(1.0)
+    rank.collective(0.5)
+    rank.beside(4.0)
+    rank.sleep(1.0)
+    assert rank.meter.awaited() == ("1", 1, [0, 1])
+    rank.device.catch_up()
+    assert rank.meter.awaited() == ("1", 2, [0, 1]), "the one beside training ends later"
+    rank.device.done = 4.0
+    assert rank.meter.awaited() is None
+    late = rank.issue()
+    rank.meter.unfinished.append(late)
+    assert rank.meter.awaited() == ("1", 3, [0, 1])
+    late.ended()
+    assert rank.meter.awaited() is None
+
+
+def test_collectives_of_host_tensors_are_only_counted_where_training_is_on_a_device() -> None:
+    rank = DeviceRank()
+    rank.meter.issue_on_host("1")
+    assert rank.meter.counts == {"1": 1}
+    assert rank.step() == GroupSums()
+
+
+@pytest.mark.parametrize("late", [0.0, 0.006])
+def test_training_waits_for_what_was_issued_before_the_last(late: float) -> None:
+    """FSDP2's backward pass: the next layer's all-gather is issued before the gradients of this one are reduced."""
+    rank, noise = DeviceRank(), np.random.default_rng(2)
+    found, true = [], []
+    for _ in range(60):
+        start, blocked = rank.device.queued, 0.0
+        for _ in range(4):
+            gathered = rank.device.queued + max(late + noise.normal(0, 0.001), 0.0) + 0.011
+            rank.beside(gathered)
+            rank.sleep(0.01 * float(np.exp(noise.normal(0, 0.02))))  # this layer's backward pass
+            rank.beside(rank.device.queued + 0.001)
+            waits = max(gathered - rank.device.queued, 0.0)
+            rank.sleep(waits)
+            blocked += waits
+            rank.sleep(0.002)
+        found.append(rank.step())
+        true.append(blocked)
+        assert rank.device.queued > start
+    low = [one.unseen_seconds for one in found[30:]]
+    high = [one.unseen_seconds + one.unclear_seconds for one in found[30:]]
+    for least, most, blocked in zip(low, high, true[30:], strict=True):
+        assert least <= blocked + 1e-4
+        assert most >= blocked - 1e-4
+    assert sum(low) >= 0.8 * sum(true[30:])
+
+
+def test_waits_on_a_device_are_part_of_the_phase_they_lie_in() -> None:
+    device, drafts = FakeDevice(), list[Draft]()
+    clock = StepClock(0, drafts.append, now=lambda: 0.0, cpu=lambda: 1.0, wall=lambda: 0.0)
+    events = DeviceEvents(device, pytest.fail)
+    clock.time_by(events)
+    for phase in (clock.forward_begins, clock.forward_ends):
+        device.work(1.0)
+        began = events.mark()
+        device.work(0.5)
+        clock.waited(began, events.mark())
+        device.work(2.0)
+        phase()
+    device.work(4.0)
+    clock.step_ends()
+    clock.flush()
+    device.catch_up()
+    assert drafts[0].settled()
+    record = drafts[0].record()
+    assert (record.data_seconds, record.forward_seconds, record.compute_seconds) == (3.0, 3.0, 4.0)
+    assert (record.exposed_seconds, record.own_seconds, record.step_seconds) == (1.0, 10.0, 11.0)
+    assert np.isnan(record.cpu_seconds), "a host that waits for its device is not descheduled"

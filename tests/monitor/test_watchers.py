@@ -59,6 +59,14 @@ def test_any_watcher_plugs_in_and_one_that_raises_is_dropped_and_said_once(caplo
     assert collector.verdicts == []
 
 
+def test_other_threads_may_go_on_after_every_step_that_was_judged() -> None:
+    watcher, rests = Counting(), list[int]()
+    collector = StepCollector(2, watchers=[watcher], rest=lambda: rests.append(watcher.steps))
+    noise = np.random.default_rng(0)
+    collector.add([record for step in range(3) for record in row(step, 2, noise).values()])
+    assert rests == [1, 2, 3]
+
+
 def test_a_jobs_verdict_reaches_events_alerts_and_the_summary_and_is_over(tmp_path: Path, make_info: Info) -> None:
     book = AlertBook("run", keep_firing_s=0.0)
     told: list[str] = []

@@ -38,6 +38,11 @@ def events(path: Path, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] in kinds]
 
 
+def of_ranks(path: Path) -> list[dict[str, Any]]:
+    """Return the verdicts on ranks: on a busy machine the job may be bound by communication, too."""
+    return [event["verdict"] for event in events(path, "verdict") if event["verdict"]["ranks"]]
+
+
 @pytest.mark.noisy
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
@@ -53,7 +58,7 @@ def test_the_slow_rank_is_named(tmp_path: Path, kind: str, slow: int, place: str
     path = tmp_path / "run"
     with Team(4) as team:
         team.run(train, kind, "ringside", str(path), ONSET + 50, [Episode(slow, ONSET, 1000, 1.35)], limit_s=150)
-    (verdict,) = [event["verdict"] for event in events(path, "verdict")]
+    (verdict,) = of_ranks(path)
     assert (verdict["kind"], verdict["ranks"]) == ("slow_rank", [slow])
     assert abs(verdict["since_step"] - ONSET) <= 10
     assert verdict["evidence"].get("place") == place
@@ -70,13 +75,13 @@ def test_the_slow_rank_is_named(tmp_path: Path, kind: str, slow: int, place: str
 @pytest.mark.noisy
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(not hasattr(dist.ProcessGroup, "register_pre_hook"), reason="needs torch 2.14")
-@pytest.mark.parametrize(("kind", "slow"), [("fsdp", 1), ("tp_dp", 2), ("ddp", 3)])
+@pytest.mark.parametrize(("kind", "slow"), [("fsdp", 1), ("compiled_fsdp", 0), ("tp_dp", 2), ("ddp", 3)])
 def test_the_slow_rank_is_named_over_stock_gloo(tmp_path: Path, kind: str, slow: int) -> None:
     """By the hooks of its groups; DTensor's waits and DDP's are in C++."""
     path = tmp_path / "run"
     with Team(4) as team:
         team.run(train, kind, "gloo", str(path), ONSET + 50, [Episode(slow, ONSET, 1000, 1.35)], limit_s=150)
-    assert [event["verdict"]["ranks"] for event in events(path, "verdict")] == [[slow]]
+    assert [verdict["ranks"] for verdict in of_ranks(path)] == [[slow]]
 
 
 def join() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -168,8 +170,11 @@ def test_phases_are_the_gpus(tmp_path: Path, size: int, backend: str) -> None:
     records = [record for record in RunReader(tmp_path / "run").poll() if record.step]
     assert sorted((r.step, r.rank) for r in records) == [(s, r) for s in range(1, STEPS) for r in range(size)]
     assert all(add_up(record) for record in records)
-    # The host has queued all that in no time: only the GPU's clock knows that backward was the longest part.
-    assert all(record.backward_seconds > record.forward_seconds for record in records)
+    # The host has queued all that in no time: only the GPU's clock knows that backward was the longest part. (Processes
+    # that share a GPU take turns there, any of which may fall into the forward pass.)
+    backward, forward = ([getattr(one, f"{phase}_seconds") for one in records] for phase in ("backward", "forward"))
+    assert statistics.median(backward) > statistics.median(forward)
+    assert all(math.isnan(record.cpu_seconds) for record in records)
 
 
 def captures(port: int, path: str) -> dict[str, Any]:

@@ -276,7 +276,7 @@ def test_a_hook_of_the_scripts_is_ddps_own_affair(alone: None) -> None:
 def test_in_a_watched_group_the_buckets_are_the_groups(alone: None) -> None:
     ddp, watch, events = watched(mlp())
     name = ddp.process_group.group_name
-    events.groups = meter = WaitMeter(0, lambda _: pytest.fail("the clock knows of this wait"))  # type: ignore[assignment]
+    events.groups = meter = WaitMeter(0, lambda *_: pytest.fail("the clock knows of this wait"))  # type: ignore[assignment]
     meter.add(WatchedGroup(name, "", lambda: [0]))
     earlier = meter.issue(name, -1, 8)
     last = list(ddp.parameters())[-1]  # whose gradient comes first

@@ -34,6 +34,7 @@ from ringside.doctor.findings import Findings, as_json, is_enough_to_judge
 from ringside.errors import UsageError
 from ringside.files import write_user_file
 from ringside.view.doctor_text import files_line, overall_headline, standing_lines
+from ringside.view.mesh_text import chain_line
 from ringside.view.tui.console import SafeConsole
 from ringside.view.verdict_text import checks, finding_text, what_if_line
 
@@ -111,7 +112,9 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         # the same advice is given once
         advice = "" if text.next in advised else text.next
         advised.add(text.next)
-        for line in (text.why, text.price and f"Cost: {text.price}", advice and f"Next: {advice}"):
+        chain = chain_line(verdict)
+        cost = text.price and f"Cost: {text.price}"
+        for line in (text.why, cost, advice and f"Next: {advice}", chain and f"Chain: {chain}"):
             if line:
                 # where the console breaks a line below a headline, all of it stays indented
                 indented = Padding(Text(line), (0, 0, 0, 2), expand=False)

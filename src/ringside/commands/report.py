@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -32,9 +32,17 @@ from ringside.monitor.summary import finish_run
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
+from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_place, read_blocked
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks, printable_lines
-from ringside.view.verdict_text import RANKS_CAPTION, describe_calm, rank_texts, slowest_first, verdict_text
+from ringside.view.verdict_text import (
+    RANKS_CAPTION,
+    as_sentence,
+    describe_calm,
+    rank_texts,
+    slowest_first,
+    verdict_text,
+)
 
 HELP = "build a run's report.html and summary.json, and print the verdict"
 SHOWN_RANKS = 10
@@ -105,16 +113,25 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     for text in verdicts:
         parts.append(Text(text.headline, style="bold red"))
         parts += [Text(line) for line in (text.when, text.why, f"Cost: {text.price}", f"Next: {text.next}")]
-    # The slowest ranks, culprits first.
+        if links := chain_line(text.verdict):
+            parts.append(Text(f"Chain: {links}"))
+    if blocked := read_blocked(summary):
+        parts.append(Text(as_sentence(f"{blocked_line(blocked)} (median step, whole run)"), style="dim"))
+    # The slowest ranks, culprits first; all of a small mesh beside those that do the same work.
     culprits = {rank for text in verdicts for rank in text.verdict.ranks}
     ranks = slowest_first(summary, culprits)
+    has_mesh = any(map(rank_place, ranks))
+    if has_mesh and len(ranks) <= SHOWN_RANKS:
+        ranks = mesh_order(ranks)
     hidden = max(len(ranks) - SHOWN_RANKS, 0)
     table = Table(box=None, pad_edge=False, caption=f"and {hidden} ranks with less excess" if hidden else None)
-    for name in ("rank", "host", "own", "wait", "excess"):
-        table.add_column(name, justify="left" if name == "host" else "right", no_wrap=True, overflow="ellipsis")
+    for name in ("rank", *(["place"] if has_mesh else []), "host", "own", "wait", "excess"):
+        justify: JustifyMethod = "left" if name in ("place", "host") else "right"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
     for rank in ranks[:SHOWN_RANKS]:
         is_culprit = rank["rank"] in culprits
         name, *cells = rank_texts(rank)
         marked = f"{name} {'◀' if is_culprit else ' '}"
-        table.add_row(*map(Text, (marked, *cells)), style="bold" if is_culprit else "")
+        place = [rank_place(rank)] if has_mesh else []
+        table.add_row(*map(Text, (marked, *place, *cells)), style="bold" if is_culprit else "")
     console.print(WithoutTrailingBlanks(Group(*parts, Text(RANKS_CAPTION, style="dim"), table)))

@@ -21,6 +21,7 @@ from ringside.doctor.kineto.straggler import LEAST_STEPS
 from ringside.doctor.replay import answer_what_if, as_dict, step_recording
 from ringside.errors import RingsideError
 from ringside.monitor.assessment import Assessment, describe_assessment
+from ringside.monitor.groups import describe_place
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
@@ -88,7 +89,8 @@ _KINDS = {
     SUMMARY: re.compile(rb'\A\s*\{\s*"schema"\s*:\s*\d+\s*,\s*"world_size"\s*:'),
     STEPS: re.compile(rb'\A\{"step":\d+,"rank":\d+,'),
     EVENTS: re.compile(
-        rb'\A\{(?=[^\n]{0,400}"unix":)(?=[^\n]{0,400}"kind":"(?:started|verdict|repaired|revised|rank_lost|note|ended))'
+        rb'\A\{(?=[^\n]{0,400}"unix":)'
+        rb'(?=[^\n]{0,400}"kind":"(?:started|groups|verdict|repaired|revised|rank_lost|note|ended))'
     ),
 }
 
@@ -161,6 +163,8 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     replayed, left_out = what_if(folder, table)
     culprits = {rank for verdict in verdicts for rank in verdict.ranks}
     rank_rows = summary["ranks"]
+    places = [describe_place(rank.get("coordinates") or {}) for rank in rank_rows]
+    with_places = [[place] for place in places] if any(places) else [[] for _ in places]
     return Findings(
         verdicts=verdicts,
         questions=read_answers(summary["questions"]),
@@ -171,8 +175,11 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
         sheets=[
             Sheet(
                 title=f"Ranks of the run {folder} (medians over the run)",
-                columns=[name.removesuffix("_median") for name in RANK_FIELDS],
-                rows=[[rank[name] for name in RANK_FIELDS] for rank in rank_rows],
+                columns=[*(name.removesuffix("_median") for name in RANK_FIELDS), *(["place"] if any(places) else [])],
+                rows=[
+                    [*(rank[name] for name in RANK_FIELDS), *place]
+                    for rank, place in zip(rank_rows, with_places, strict=True)
+                ],
                 culprits=[index for index, rank in enumerate(rank_rows) if rank["rank"] in culprits],
             )
         ],

@@ -56,6 +56,7 @@ class StepCollector:
         listeners: Called with every event, in order.
         groups: What is known of the job's process groups; its records add to it.
         clock: Seconds since 1970.
+        rest: Called after every step that was judged: a process that also trains lets its other threads go on here.
 
     Attributes:
         groups: As given, or its own.
@@ -76,7 +77,9 @@ class StepCollector:
         listeners: Iterable[Listener] = (),
         groups: JobGroups | None = None,
         clock: Callable[[], float] = time.time,
+        rest: Callable[[], None] = lambda: None,
     ) -> None:
+        self._rest = rest
         self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
         self.newest: int | None = None
         self._listeners = Listeners("events of the run", listeners)
@@ -168,6 +171,7 @@ class StepCollector:
                 except Exception:  # a job is worth more than a kind of verdict
                     self._watchers.remove(watcher)
                     _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
+            self._rest()
         self._ended.extend(finding.verdict for finding in findings if finding.ended)
         # Records before events: a reader that knows of a verdict finds the steps it rests on.
         if self._writer is not None and done:

@@ -11,15 +11,18 @@ the others waited for that one as long as they were blocked longer.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ringside.decoding import UNDECODABLE
-from ringside.monitor.run.records import Group, Rank, Row
+from ringside.monitor.run.records import Group, Rank, Row, StepRecord
+from ringside.monitor.stats import known_median
 
 DATA = frozenset({"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "replica"})
 """Words in the name of a mesh's dimension along which ranks do the same work."""
@@ -28,6 +31,10 @@ STAGES = frozenset({"pp", "pipe", "pipeline", "stage", "stages"})
 DEFAULT = ("default_pg", "mesh_default", "undefined", "")
 """What torch calls groups that no mesh's dimension has named."""
 _MESH = "mesh_"
+UNNAMED_STAGES = "pp"
+"""What a dimension is called whose groups have no name, and in which messages are sent."""
+OTHER_GROUPS = "other groups"
+"""What stands in place of a dimension for groups of which none is known."""
 
 
 def dimension(group: Group) -> str:
@@ -61,7 +68,7 @@ class Mesh:
         self.coordinates: list[dict[str, int]] = [{} for _ in range(ranks)]
         along: dict[str, list[Group]] = defaultdict(list)
         for group in self.groups.values():
-            name = dimension(group) or ("pp" if group.has_messages else "")
+            name = dimension(group) or (UNNAMED_STAGES if group.has_messages else "")
             if 1 < len(group.ranks) < ranks or (len(group.ranks) == ranks and _has(name, STAGES)):
                 along[name].append(group)
         unnamed = along.pop("", [])
@@ -99,7 +106,26 @@ class Mesh:
 
     def describe(self, rank: int) -> str:
         """Return where a rank is, such as `dp 1, tp 0`; empty where no mesh is known."""
-        return ", ".join(f"{name} {index}" for name, index in self.coordinates[rank].items())
+        return describe_place(self.coordinates[rank])
+
+
+def describe_place(coordinates: Mapping[str, int]) -> str:
+    """Return coordinates in words, such as `dp 1, tp 0`."""
+    return ", ".join(f"{name} {index}" for name, index in coordinates.items())
+
+
+def kind_of_work(coordinates: Mapping[str, int]) -> dict[str, int]:
+    """Return the coordinates that tell which part of the work a rank does, stages first: ranks that share them do the
+    same."""
+    parts = {name: index for name, index in coordinates.items() if not _has(name, DATA)}
+    return dict(sorted(parts.items(), key=lambda part: not _has(part[0], STAGES)))
+
+
+def place_in_mesh(coordinates: Mapping[str, int], rank: int) -> tuple[list[int], list[int], int]:
+    """Return a key that sorts ranks by stage, then by the part of the work that they do, then replicas; by rank where
+    no mesh is known."""
+    replica = [index for name, index in coordinates.items() if _has(name, DATA)]
+    return list(kind_of_work(coordinates).values()), replica, rank
 
 
 def _components(ranks: int, links: Iterable[set[int]]) -> list[list[int]]:
@@ -199,6 +225,104 @@ def chain(waits: Sequence[Waited], rank: int) -> list[Waited]:
         rank = wait.last
         seen.add(rank)
     return links
+
+
+def describe_chain(links: Sequence[Waited]) -> str:
+    """Return a chain of two links at least in words, such as `7 waits for 5 by way of 4`."""
+    by_way = " and ".join(str(link.last) for link in links[:-1])
+    return f"{links[0].rank} waits for {links[-1].last} by way of {by_way}"
+
+
+def read_chain(words: object) -> list[int]:
+    """Return the ranks of a chain in words, from who waits to the one at its root; none where these are other words."""
+    found = re.fullmatch(r"(\d{1,9}) waits for (\d{1,9}) by way of (\d{1,9}(?: and \d{1,9})*)", str(words))
+    return [] if found is None else [int(found[1]), *map(int, found[3].split(" and ")), int(found[2])]
+
+
+# -------------------------------------------------------------------------------------------------
+# Waits along the dimensions of a mesh.
+
+
+def blocked_by_dimension(record: StepRecord, mesh: Mesh) -> dict[str, float]:
+    """Return how long one rank was blocked in one step, in seconds, along each dimension in whose groups it was.
+
+    Args:
+        record: Of the step.
+        mesh: Of the job.
+    """
+    found: dict[str, float] = defaultdict(float)
+    for use in record.groups:
+        group = mesh.groups.get(use.group)
+        name = dimension(group) if group is not None else ""
+        # Unnamed groups: messages are a pipeline's; what a collective is for is not known.
+        name = name or (UNNAMED_STAGES if use.peer >= 0 else OTHER_GROUPS)
+        if 0 <= use.blocked_seconds < math.inf:
+            found[name] += use.blocked_seconds
+    return found
+
+
+class Blocked(msgspec.Struct, frozen=True, kw_only=True):
+    """How long ranks are blocked in the groups along one dimension: waiting for each other, and the transfer itself.
+
+    Args:
+        dimension: Its name, or `OTHER_GROUPS`.
+        seconds_per_step: The mean over ranks, in the median step.
+        step_ratio: The share of the median step; NaN: not known.
+        ranks: Of every rank the seconds in its median step; NaN: it has no group along this dimension.
+    """
+
+    dimension: str
+    seconds_per_step: float
+    step_ratio: float
+    ranks: list[float]
+
+
+def sum_blocked(rows: Iterable[Row], mesh: Mesh, step_seconds: float) -> list[Blocked]:
+    """Return how long ranks are blocked along each dimension, the outermost first; nothing where none is known.
+
+    Args:
+        rows: The records of some steps.
+        mesh: Of the job.
+        step_seconds: The median step.
+    """
+    # By step and rank; a rank that records no groups is not known to be blocked in none.
+    each = [{rank: blocked_by_dimension(one, mesh) for rank, one in row.items() if one.groups} for row in rows]
+    steps = [step for step in each if step]
+    known = dict.fromkeys(name for place in mesh.coordinates for name in place)
+    used = {name for step in steps for times in step.values() for name in times}
+    names = [name for name in known if name in used] + sorted(used - set(known) - {OTHER_GROUPS})
+    if not names:
+        return []
+    found = []
+    for name in [*names, *({OTHER_GROUPS} & used)]:
+        means = [sum(times.get(name, 0.0) for times in step.values()) / len(step) for step in steps]
+        of_rank: list[list[float]] = [[] for _ in range(mesh.ranks)]
+        for step in steps:
+            for rank, times in step.items():
+                if rank < mesh.ranks and name in times:
+                    of_rank[rank].append(times[name])
+        seconds = known_median(np.array(means))
+        found.append(
+            Blocked(
+                dimension=name,
+                seconds_per_step=seconds,
+                step_ratio=seconds / step_seconds if step_seconds > 0 else math.nan,
+                ranks=[known_median(np.array(times), math.nan) for times in of_rank],
+            )
+        )
+    return found
+
+
+def mean_waits(rows: Sequence[Row], mesh: Mesh, most: int) -> list[tuple[int, int, float]]:
+    """Return rank, the rank that it waited for, and mean seconds per step, the longest first: at most so many, of at
+    least 2% of the longest."""
+    sums: dict[tuple[int, int], float] = defaultdict(float)
+    for row in rows:
+        for wait in who_waited(row, mesh):
+            if wait.rank < mesh.ranks and wait.last < mesh.ranks and wait.seconds < math.inf:
+                sums[wait.rank, wait.last] += wait.seconds
+    longest = sorted(sums.items(), key=lambda entry: -entry[1])[:most]
+    return [(*pair, seconds / len(rows)) for pair, seconds in longest if seconds > 0.02 * longest[0][1]]
 
 
 # -------------------------------------------------------------------------------------------------

@@ -99,13 +99,13 @@ class GroupMeter(Protocol):
     def take(self) -> GroupTimes:
         """Set apart what was done since the last call."""
 
-    def synchronised(self, name: str, after: int, seconds: float) -> bool:
+    def synchronised(self, name: str, after: int, began: Any, ended: Any) -> bool:
         """A wait in C++ is over for all collectives that were issued in a group and not waited for in Python.
 
         Args:
             name: The group's.
             after: Those after so many.
-            seconds: How long it was.
+            began, ended: The moments between which it was: marks of a device, else seconds of the host.
 
         Returns:
             Whether there were any.
@@ -187,7 +187,8 @@ class Draft:
             forward_seconds=phases.forward,
             backward_seconds=phases.backward,
             optimizer_seconds=phases.optimizer,
-            cpu_seconds=self.cpu_seconds,
+            # A host that queues work and then waits for its device says nothing by its CPU time.
+            cpu_seconds=self.cpu_seconds if self.laps is None else math.nan,
             samples=phases.samples,
             payload_bytes=sum(times.payload_bytes for _, times in syncs) + sum(use.size_bytes for use in sums.uses),
             collectives=sum(times.collectives for _, times in syncs) + sum(use.count for use in sums.uses),
@@ -222,13 +223,28 @@ class Marker(Protocol):
     """What a device offers."""
 
     def mark(self) -> Any:
+        """Set a mark behind all that training has queued; None: none may be set now."""
+
+    def mark_here(self) -> Any:
         """Set a mark behind all that is queued on this thread's current queue; None: none may be set now."""
+
+    def mark_alone(self) -> Any:
+        """Set a mark on a queue with nothing else in it, so that the device comes to it at once."""
+
+    def is_training(self) -> bool:
+        """Return whether this thread's current queue is the one that training uses."""
+
+    def trains_here(self) -> None:
+        """From now on this thread's current queue is the one that training uses."""
 
     def reached(self, mark: Any) -> bool:
         """Return whether the device has come to a mark; never waits. On any thread."""
 
     def seconds(self, earlier: Any, later: Any) -> float:
         """Return how long it took from one mark to another, both reached. On any thread."""
+
+    def times(self, since: Any, marks: Collection[Any]) -> list[float]:
+        """Return how long after a mark, which is reached, each of others was; NaN: it is not yet, or it is None."""
 
 
 class DeviceEvents:
@@ -244,8 +260,24 @@ class DeviceEvents:
         self._off = False
 
     def mark(self) -> Any:
-        """Set a mark; None: none may be set now, or the marker has been dropped."""
+        """Set a mark behind all that training has queued; None: none may be set now, or the marker has been dropped."""
         return self._ask(self._marker.mark, None)
+
+    def mark_here(self) -> Any:
+        """Set a mark on this thread's current queue; None: as of `mark`."""
+        return self._ask(self._marker.mark_here, None)
+
+    def mark_alone(self) -> Any:
+        """Set a mark that the device comes to at once; None: as of `mark`."""
+        return self._ask(self._marker.mark_alone, None)
+
+    def is_training(self) -> bool:
+        """Return whether this thread's current queue is the one that training uses."""
+        return self._ask(self._marker.is_training, False)
+
+    def trains_here(self) -> None:
+        """From now on this thread's current queue is the one that training uses."""
+        self._ask(self._marker.trains_here, None)
 
     def reached(self, marks: Collection[Any]) -> bool:
         """Return whether all of these are set and reached."""
@@ -255,6 +287,11 @@ class DeviceEvents:
     def seconds(self, earlier: Any, later: Any) -> float | None:
         """Return the time between two that are reached; None: the marker has been dropped."""
         return self._ask(lambda: self._marker.seconds(earlier, later), None)
+
+    def times(self, since: Any, marks: Collection[Any]) -> list[float]:
+        """Return how long after a mark the device came to each of others, seconds; NaN: it is not known."""
+        unknown = [math.nan] * len(marks)
+        return unknown if since is None else self._ask(lambda: self._marker.times(since, marks), unknown)
 
     def _ask(self, call: Callable[[], _T], without: _T) -> _T:
         if self._off:
@@ -277,8 +314,8 @@ class PhaseEvents:
 
     def __init__(self, marks: DeviceEvents, began: Any) -> None:
         self._marks, self._began = marks, began
-        self._laps: list[tuple[str, Any]] = []
-        self._seconds: list[tuple[str, float]] = []
+        self._laps: list[tuple[str | None, Any]] = []
+        self._seconds: list[tuple[str | None, float]] = []
 
     def end(self, phase: str) -> None:
         """A part of the step ends here.
@@ -288,6 +325,11 @@ class PhaseEvents:
         """
         if len(self._laps) <= MOST_LAPS:
             self._laps.append((phase, self._marks.mark()))
+
+    def waited(self, began: Any, ended: Any) -> None:
+        """Between two marks this rank was blocked on others, inside a phase whose end will tell which it is."""
+        if len(self._laps) <= MOST_LAPS:
+            self._laps += [(None, began), ("exposed", ended)]
 
     def next(self) -> PhaseEvents:
         """Return those of the next step, which begins where this one has ended, or here where that is not known."""
@@ -317,12 +359,15 @@ class PhaseEvents:
         """Replace the host's times by the device's, and return that of the step; after `settle`."""
         phases.data = phases.forward = phases.backward = phases.compute = phases.exposed = phases.optimizer = 0.0
         syncs = []
-        for phase, seconds in self._seconds:
+        under_way = "compute"
+        for phase, seconds in reversed(self._seconds):
             if phase == SYNC:
                 syncs.append(seconds)
-            field = "exposed" if phase == SYNC else phase
+            elif phase != "exposed":
+                under_way = phase or under_way
+            field = "exposed" if phase in (SYNC, "exposed") else under_way
             setattr(phases, field, getattr(phases, field) + seconds)
-        phases.syncs = [(seconds, times) for seconds, (_, times) in zip(syncs, phases.syncs, strict=True)]
+        phases.syncs = [(seconds, times) for seconds, (_, times) in zip(syncs[::-1], phases.syncs, strict=True)]
         return sum(seconds for _, seconds in self._seconds)
 
     def _all(self) -> list[Any]:
@@ -495,10 +540,17 @@ class StepClock:
         if self._laps is not None:
             self._laps.end("exposed")
 
-    def waited(self, seconds: float) -> None:
-        """This rank was blocked for so long in a watched group, inside the phase under way."""
-        self._open.exposed += seconds
-        self._mark += seconds
+    def waited(self, began: Any, ended: Any) -> None:
+        """This rank was blocked in a watched group, inside the phase under way.
+
+        Args:
+            began, ended: Moments of `now`, or marks where steps are timed by them.
+        """
+        if self._laps is not None:
+            self._laps.waited(began, ended)
+        else:
+            self._open.exposed += ended - began
+            self._mark += ended - began
 
     def instrumented(self, seconds: float) -> None:
         """An instrument of ours took so long inside the phase under way, of which it stays a part."""

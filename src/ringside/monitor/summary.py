@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,17 @@ from ringside.errors import RingsideError
 from ringside.files import replace_file
 from ringside.monitor.assessment import assess_stragglers
 from ringside.monitor.causes import explain_verdict
-from ringside.monitor.groups import Mesh, read_groups
+from ringside.monitor.groups import Blocked, JobGroups, Mesh, mean_waits, read_groups, sum_blocked
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
 from ringside.monitor.price import repair_ranks, spared_rank_seconds
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
-from ringside.monitor.run.records import SCHEMA, Revised, RunInfo, StepRecord, gradient_memory, revisions
+from ringside.monitor.run.records import SCHEMA, Revised, Row, RunInfo, StepRecord, gradient_memory, revisions
 from ringside.monitor.run.table import StepTable, fill_waits, job_exposed_seconds, job_step_seconds, tabulate
 from ringside.monitor.slow_rank.detector import detect, rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
-from ringside.monitor.slow_rank.peers import among_peers, of_job
+from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
 from ringside.monitor.stats import excess_ratios, known_median
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 
@@ -38,6 +39,9 @@ PASSED_THROUGH = ("injected", "comparison", "loss")
 LOSS_STEPS = 5
 JOB_KINDS = ("communication_bound", "small_collectives", "input_bound")
 MOST_STRIDE = 1 << 32
+SAMPLED = 1 << 16
+"""Records of which it is kept what their ranks did in which group: 45 MB while a run is judged."""
+MOST_WAITS = 32
 RECKONED_WITH = (
     "until_step",
     "usual_excess_ratio",
@@ -58,6 +62,7 @@ def summarise(
     revised: Sequence[Revised] = (),
     memory: Mapping[str, int] | None = None,
     mesh: Mesh | None = None,
+    blocked: Sequence[Blocked] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
@@ -70,10 +75,11 @@ def summarise(
         revised: When gradients went another way between hosts, and why.
         memory: How many gradient buckets were shared and copied, and their bytes.
         mesh: How its ranks are arranged; None: all do the same work.
+        blocked: How long they were blocked along each dimension of it.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
-    peers = [] if mesh is None else mesh.peers
+    mesh = mesh or Mesh(run_info.world_size)
     steps = int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride if len(table) else 0
     seconds = job_step_seconds(table)
     known = seconds[np.isfinite(seconds)]
@@ -88,7 +94,7 @@ def summarise(
             "median": step_s,
             "p95": float(np.quantile(known, 0.95)) if known.size else 0.0,
         },
-        "ranks": _ranks(run_info, table, peers),
+        "ranks": _ranks(run_info, table, mesh),
         "verdicts": [msgspec.to_builtins(verdict) for verdict in verdicts],
         "sync": {
             "engine": run_info.engine,
@@ -100,8 +106,10 @@ def summarise(
         },
         "overhead": {"seconds_per_step": overhead_s, "ratio": overhead_s / step_s if step_s > 0 else 0.0},
         "questions": to_plain(answer_questions(run_info, table, verdicts, links)),
-        "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts, peers)),
+        "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts, mesh.peers)),
     }
+    if blocked:
+        summary["blocked"] = msgspec.to_builtins(list(blocked), builtin_types=(float,))
     if links:
         summary["links"] = msgspec.to_builtins(list(links))
     if revised:
@@ -157,20 +165,59 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     # the coarsest of these.
     strides = [event.get("stride") for event in events]
     stride = max((one for one in strides if isinstance(one, int) and 1 <= one <= MOST_STRIDE), default=1)
-    table = tabulate(ledger.reading(reader.iterate()), reader.info.world_size, stride=stride)
     mesh = Mesh(reader.info.world_size, read_groups(events))
-    verdicts = _verdicts(events, table, mesh)
+    sample = _GroupSample(reader.info.world_size, stride)
+    table = tabulate(sample.reading(ledger.reading(reader.iterate())), reader.info.world_size, stride=stride)
+    verdicts = _verdicts(events, table, mesh, reader.path)
     loss = _loss(table)
     given = {**(reader.summary() or {}), **({"loss": loss} if loss else {}), **(extra or {})}
     revised = revisions(events)
     links, memory = ledger.totals(), gradient_memory(events)
+    blocked = sum_blocked(sample.rows.values(), mesh, known_median(job_step_seconds(table)))
     summary = summarise(
-        reader.info, table, verdicts, links=links, revised=revised, memory=memory, mesh=mesh, extra=given
+        reader.info,
+        table,
+        verdicts,
+        links=links,
+        revised=revised,
+        memory=memory,
+        mesh=mesh,
+        blocked=blocked,
+        extra=given,
     )
+    if blocked:
+        summary["waits"] = _waits(verdicts, sample.rows, mesh)
     return summary, table
 
 
-def _verdicts(events: Sequence[Event], table: StepTable, mesh: Mesh) -> list[Verdict]:
+class _GroupSample:
+    """Keeps records that say what their ranks did in which group: of a long run every second step, again and again."""
+
+    def __init__(self, ranks: int, stride: int) -> None:
+        self.rows: dict[int, Row] = {}
+        self._ranks, self._stride, self._most = ranks, stride, max(SAMPLED // max(ranks, 1), 16)
+
+    def reading(self, records: Iterable[StepRecord]) -> Iterator[StepRecord]:
+        """Yield records as they come, and keep some."""
+        for record in records:
+            if record.groups and 0 <= record.rank < self._ranks and record.step % self._stride == 0:
+                self.rows.setdefault(record.step, {}).setdefault(record.rank, record)
+                if len(self.rows) > self._most:
+                    self._stride *= 2
+                    self.rows = {step: row for step, row in self.rows.items() if step % self._stride == 0}
+            yield record
+
+
+def _waits(verdicts: Sequence[Verdict], rows: Mapping[int, Row], mesh: Mesh) -> dict[str, Any]:
+    """Who waited longest for whom, group by group: in the steps of the first verdict, or in the whole run."""
+    since, until = (verdicts[0].since_step, _until(verdicts[0])) if verdicts else (0, None)
+    steps = [step for step in sorted(rows) if since <= step and (until is None or step < until)] or sorted(rows)
+    waits = mean_waits([rows[step] for step in steps], mesh, MOST_WAITS)
+    longest = [{"rank": rank, "awaited": last, "seconds_per_step": seconds} for rank, last, seconds in waits]
+    return {"first_step": steps[0], "last_step": steps[-1], "longest": longest}
+
+
+def _verdicts(events: Sequence[Event], table: StepTable, mesh: Mesh, run_dir: Path) -> list[Verdict]:
     """Return the events' verdicts, each in its last version, or the detector's where the run was cut before any."""
     recorded: dict[tuple[str, tuple[int, ...], int], Verdict] = {}
     for event in events:
@@ -179,12 +226,20 @@ def _verdicts(events: Sequence[Event], table: StepTable, mesh: Mesh) -> list[Ver
     ended = any(event["kind"] == "ended" for event in events)
     verdicts = list(recorded.values())
     if not verdicts and not ended and len(table):
-        found = [
-            of_job(verdict, peers, mesh.ranks)
-            for peers in mesh.peers
-            for verdict in detect(table["own_seconds"][:, peers], table["samples"][:, peers])
+        if mesh.groups:
+            verdicts = _watch_again(RunReader(run_dir).iterate(), mesh, table.stride)
+        else:
+            verdicts = [_in_steps(verdict, table) for verdict in detect(table["own_seconds"], table["samples"])]
+    elif any(map(_is_open_change, verdicts)):
+        # What a rank costs that is beside its own past follows from all records since the first.
+        again = _watch_again(RunReader(run_dir).iterate(), mesh, table.stride)
+        prices = {tuple(verdict.ranks): verdict.cost_rank_seconds for verdict in again if _is_open_change(verdict)}
+        verdicts = [
+            msgspec.structs.replace(verdict, cost_rank_seconds=prices[tuple(verdict.ranks)])
+            if _is_open_change(verdict) and tuple(verdict.ranks) in prices
+            else verdict
+            for verdict in verdicts
         ]
-        verdicts = [_in_steps(verdict, table) for verdict in found]
     verdicts = [_review_verdict(verdict, table, mesh) for verdict in verdicts]
     # Two slow ranks hide each other's price: both get what they cost together as well.
     slow = [verdict for verdict in verdicts if verdict.kind in OWN_TIME_KINDS and verdict.ranks]
@@ -195,6 +250,30 @@ def _verdicts(events: Sequence[Event], table: StepTable, mesh: Mesh) -> list[Ver
         msgspec.structs.replace(verdict, evidence={**verdict.evidence, **together}) if verdict in slow else verdict
         for verdict in verdicts
     ]
+
+
+def _watch_again(records: Iterable[StepRecord], mesh: Mesh, stride: int) -> list[Verdict]:
+    """Return what is found where records are judged as while they came, beside peers, with whom each rank held up."""
+    groups = JobGroups(mesh.ranks)
+    groups.learn(mesh.groups.values())
+    watcher = PeersWatcher(groups)
+    ended = []
+    for step, row in _rows(records, mesh.ranks, stride):
+        ended += [event.verdict for event in watcher.update(step, row) if event.ended]
+    return [
+        msgspec.structs.replace(verdict, cost_rank_seconds=verdict.cost_rank_seconds * stride)
+        for verdict in [*ended, *watcher.open]
+    ]
+
+
+def _rows(records: Iterable[StepRecord], ranks: int, stride: int) -> Iterator[tuple[int, Row]]:
+    """Yield steps, ascending, each with its records, which are written together; late ones count for nothing."""
+    newest = -1
+    for step, written in groupby(records, key=lambda record: record.step):
+        row = {record.rank: record for record in written if 0 <= record.rank < ranks}
+        if step > newest and step % stride == 0 and row:
+            newest = step
+            yield step, row
 
 
 def _read_verdict(content: object) -> Verdict | None:
@@ -247,6 +326,10 @@ def _review_beside(verdict: Verdict, table: StepTable) -> Verdict:
     return again if is_of_pauses(again) else explain_verdict(again, episode, table.before(verdict.since_step))
 
 
+def _is_open_change(verdict: Verdict) -> bool:
+    return verdict.kind == "changed" and _until(verdict) is None
+
+
 def _until(verdict: Verdict) -> int | None:
     until = verdict.evidence.get("until_step")
     return None if until is None else int(until)
@@ -279,9 +362,9 @@ def _cost_together(verdicts: Sequence[Verdict], table: StepTable) -> float:
     return spared_rank_seconds(own, repaired) * table.stride
 
 
-def _ranks(run_info: RunInfo, table: StepTable, peers: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+def _ranks(run_info: RunInfo, table: StepTable, mesh: Mesh) -> list[dict[str, Any]]:
     own = [known_median(table["own_seconds"][:, rank], math.nan) for rank in range(table.ranks)]
-    excess = excess_ratios(np.array(own), peers).tolist()
+    excess = excess_ratios(np.array(own), mesh.peers).tolist()
     waits = fill_waits(table)
     return [
         {
@@ -290,6 +373,7 @@ def _ranks(run_info: RunInfo, table: StepTable, peers: Sequence[Sequence[int]]) 
             "own_seconds_median": own[rank],
             "wait_seconds_median": known_median(waits[:, rank], math.nan),
             "excess_ratio": excess[rank],
+            **({"coordinates": mesh.coordinates[rank]} if mesh.coordinates[rank] else {}),
         }
         for rank in range(table.ranks)
     ]

@@ -24,6 +24,8 @@ KINDS = (
     "changed",
 )
 
+MOST_PEERS = 40
+"""Letters of the names of a rank's peers up to which its headline has them; the evidence has all of them."""
 OWN_TIME_KINDS = frozenset({"slow_rank", "uneven_work", "input_bound"})
 """What a verdict on a rank's own time is; of the whole job it names no rank."""
 
@@ -97,7 +99,8 @@ def headline(verdict: Verdict) -> str:
     # Of two replicas that differ neither is known to be the right one.
     if verdict.evidence.get("place"):
         who = f"{who} ({verdict.evidence['place']})"
-    than = f"its peers ({verdict.evidence['peers']})" if verdict.evidence.get("peers") else "the others"
+    peers = str(verdict.evidence.get("peers", ""))
+    than = "the others" if not peers else f"its peers ({peers})" if len(peers) <= MOST_PEERS else "its peers"
     others = " from the others" if verdict.evidence.get("decided", 1) else ""
     sentences = {
         "slow_rank": f"{who} is {by} slower than {than}",

@@ -5,6 +5,10 @@ zero and what passed from the issue to the collective's end, or to the next thin
 waits at one place of its program is the same in every step. If it does, what it issues next follows the *end*, and
 comes later the longer the others let it wait; if it does not, it follows the issue, whatever the others do. So per
 place the time to the next issue is regressed on the time to the end: the slope is one where the rank waits, else zero.
+
+On a device the moments are marks in its queues (`ringside.monitor.step_clock.Marker`), and are read when it has come to
+them. There a collective may run on a queue of its own, and training waits for it later than at the next issue: so what
+comes between two issues is regressed on the end of each of the last few collectives, and the best one counts.
 """
 
 from __future__ import annotations
@@ -12,13 +16,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringside.isolation import Guard
 from ringside.monitor.run.records import Group, GroupUse
-from ringside.monitor.step_clock import GroupSums
+from ringside.monitor.step_clock import DeviceEvents, GroupSums
 
 MOST_ISSUED = 20_000
 """Of a step with more (a long evaluation in it) the rest is counted and not looked into."""
@@ -30,6 +34,10 @@ ERRORS = 2.0
 """So many standard errors a slope must lie above one half, or below."""
 MOST_PLACES = 4096
 """Places of a program that changes from step to step would pile up: then all is learnt anew."""
+MOST_UNFINISHED = 4096
+"""Collectives that are queued on a device; of more, the oldest are not known to a hang watch."""
+OUTSTANDING = 4
+"""On a device: so many of the last collectives may be what training waits for."""
 
 Key = tuple[str, int]
 """A group's name, and the rank at the other end of a message; -1: a collective."""
@@ -41,41 +49,50 @@ class Issued:
     Args:
         meter: Whose it is.
         key: In which group, and with whom.
-        arrived: When it was issued, seconds.
+        arrived: The moment at which it was issued: seconds, or on a device how far training had come.
 
     Attributes:
         nth: Which one of its key it is in the step.
         number: Which one it is of this rank's collectives in its group, from 1; 0: a message.
-        over: When it was over; NaN: not known.
-        next_at: When this rank issued the next thing; NaN: not yet.
+        over: The moment at which it was over; NaN: not known.
+        next_at: `arrived` of what this rank issued next; NaN: not yet.
+        times: `arrived`, `over` and `next_at` in seconds, once they are read.
+        waits: How many waits of the step were seen before it was issued, and before the next thing was.
+        is_inline: Whether it is carried out where it is issued, so that a wait for it begins there.
         is_waited_for: Whether a wait for it was seen.
     """
 
-    __slots__ = ("arrived", "is_waited_for", "key", "meter", "next_at", "nth", "number", "over")
+    __slots__ = (
+        "arrived", "is_inline", "is_waited_for", "key", "meter", "next_at", "nth", "number", "over", "times", "waits"
+    )  # fmt: skip
 
-    def __init__(self, meter: WaitMeter, key: Key, arrived: float) -> None:
+    def __init__(self, meter: WaitMeter, key: Key, arrived: Any) -> None:
         self.meter, self.key, self.arrived = meter, key, arrived
         self.nth = self.number = 0
-        self.over = self.next_at = math.nan
-        self.is_waited_for = False
+        self.over: Any = math.nan
+        self.next_at: Any = math.nan
+        self.times = (math.nan, math.nan, math.nan)
+        self.waits = [0, 0]
+        self.is_inline = self.is_waited_for = False
 
     def timed(self, wait: Callable[..., Any], *args: Any) -> Any:
         """Wait for it."""
         meter = self.meter
-        began = meter.now()
-        is_training = threading.get_ident() == meter.thread
-        if is_training:
+        is_here = threading.get_ident() == meter.thread
+        began = meter.guard.run(meter.wait_begins, self)
+        if is_here:
             meter.waiting = self
         try:
             return wait(*args)
         finally:
-            if is_training:
+            if is_here:
                 meter.waiting = None
             meter.guard.run(meter.waited_for, self, began)
 
     def ended(self, _: Any = None) -> None:
         """It is over; on any thread."""
-        self.over = self.meter.now()
+        device = self.meter.device
+        self.over = self.meter.now() if device is None else device.mark_alone()
 
 
 class WatchedGroup:
@@ -104,16 +121,18 @@ class WaitMeter:
 
     Args:
         rank: This process's global rank.
-        on_wait: Called with the seconds of every wait of the training thread.
+        on_wait: Called with the two moments of every wait of the training thread.
         now: Monotonic seconds.
 
     Attributes:
         now: As given.
+        device: Training's device, whose marks are the moments; None: seconds of the host are.
         guard: Keeps what breaks in here away from training.
         is_muted: What is issued now is timed by somebody else, and does not count.
         thread: The thread that trains.
         moves: How often it has issued something or gone on after a wait.
         waiting: What the training thread waits for; None: nothing.
+        unfinished: What a device may not be done with yet, oldest first; its end is, or will be, known.
         counts: How many collectives this rank has issued in each group.
         places: What is known of places at which no wait was seen.
         seen: Places of the program (in a group and with a peer, which one of the step) at which a wait was seen, and in
@@ -121,9 +140,10 @@ class WaitMeter:
     """
 
     def __init__(
-        self, rank: int, on_wait: Callable[[float], None], now: Callable[[], float] = time.perf_counter
+        self, rank: int, on_wait: Callable[[Any, Any], None], now: Callable[[], float] = time.perf_counter
     ) -> None:
         self.now = now
+        self.device: DeviceEvents | None = None
         self.guard = Guard("watching process groups")
         self._rank, self._on_wait = rank, on_wait
         self.is_muted = False
@@ -133,10 +153,20 @@ class WaitMeter:
         self.counts: Counter[str] = Counter()
         self._uses: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0, 0.0])  # count, bytes, blocked
         self._issued: list[Issued] = []
+        self._waits: list[tuple[Key, Any, Any]] = []  # for what, and the moments between which this rank was blocked
+        self.unfinished: deque[Issued] = deque(maxlen=MOST_UNFINISHED)
         self._groups: dict[str, WatchedGroup] = {}
         self._told: set[Key] = set()
         self.seen: dict[tuple[Key, int], int] = {}
-        self.places: dict[tuple[Key, int], _Place] = {}
+        self.places: dict[tuple[Key, int, int], _Place] = {}
+
+    def use_device(self, device: DeviceEvents) -> None:
+        """From now on the moments are marks of a device; what is known of places is learnt anew."""
+        self.device = device
+        self._issued, self._waits = [], []
+        self._uses.clear()
+        self.seen.clear()
+        self.places.clear()
 
     def add(self, group: WatchedGroup) -> None:
         """A group was made; it may have the name of one that is gone."""
@@ -154,9 +184,8 @@ class WaitMeter:
         """
         if self.is_muted:
             return None
-        now = self.now()
         key = (name, peer)
-        issued = Issued(self, key, now)
+        issued = Issued(self, key, math.nan)
         use = self._uses[key]
         issued.nth = int(use[0])
         use[0] += 1
@@ -165,33 +194,69 @@ class WaitMeter:
         if peer < 0:
             self.counts[name] += 1
             issued.number = self.counts[name]
-        if threading.get_ident() == self.thread and len(self._issued) < MOST_ISSUED:
-            if self._issued:
-                self._issued[-1].next_at = now
+        # The backward pass of a device has a thread of its own.
+        is_training = self.device is not None or threading.get_ident() == self.thread
+        if is_training and len(self._issued) < MOST_ISSUED:
+            before = self._issued[-1] if self._issued else None
+            # A mark costs several microseconds: none where the waits on both sides of it are seen.
+            if self.device is None or not (self.is_seen(issued) and (before is None or self.is_seen(before))):
+                issued.arrived = self._moment()
+                if before is not None:
+                    before.next_at = issued.arrived
+            issued.waits[0] = len(self._waits)
+            if before is not None:
+                before.waits[1] = issued.waits[0]
             self._issued.append(issued)
         return issued
 
-    def waited_for(self, issued: Issued, began: float) -> None:
-        """A wait that began at a moment is over now."""
-        issued.is_waited_for = True
+    def issue_on_host(self, name: str) -> None:
+        """This rank issues a collective of host tensors, though training is on a device: that is not timed."""
         self.moves += 1
-        self.seen[issued.key, issued.nth] = 0
-        if threading.get_ident() != self.thread:
-            return  # training goes on meanwhile
-        seconds = self.now() - began
-        self._uses[issued.key][2] += seconds
-        self._on_wait(seconds)
+        self.counts[name] += 1
 
-    def synchronised(self, name: str, after: int, seconds: float) -> bool:
+    def wait_begins(self, issued: Issued) -> Any:
+        """Return the moment at which a wait begins; None: not on the training thread, or in another queue."""
+        if self.device is None:
+            return self.now() if threading.get_ident() == self.thread else None
+        if not self.device.is_training():
+            return None
+        return issued.arrived if issued.is_inline and issued.arrived is not math.nan else self.device.mark()
+
+    def waited_for(self, issued: Issued, began: Any) -> None:
+        """A wait that began at a moment (`wait_begins`) is over now."""
+        self.moves += 1
+        if self.device is not None:
+            self.unfinished.append(issued)
+        if began is None and self.device is not None:
+            issued.over = self.device.mark_here()  # training may come to need it later
+            return
+        issued.is_waited_for = True
+        self.seen[issued.key, issued.nth] = 0
+        if began is None:
+            return  # training goes on meanwhile
+        ended = self._moment()
+        if self.device is not None:
+            issued.over = ended
+        if len(self._waits) < MOST_ISSUED:
+            self._waits.append((issued.key, began, ended))
+        self._on_wait(began, ended)
+
+    def _moment(self) -> Any:
+        return self.now() if self.device is None else self.device.mark()
+
+    def synchronised(self, name: str, after: int, began: Any, ended: Any) -> bool:
         """A wait in C++ is over for what was issued in a group; see `ringside.monitor.step_clock.GroupMeter`."""
         key = (name, -1)
         waited = [one for one in self._issued if one.key == key and one.number > after and not one.is_waited_for]
         for issued in waited:
             issued.is_waited_for = True
             self.seen[key, issued.nth] = 0
+            if self.device is not None and issued.over is math.nan:
+                issued.over = ended
         if waited:
             self.moves += 1
-            self._uses[key][2] += seconds
+            if len(self._waits) < MOST_ISSUED:
+                self._waits.append((key, began, ended))
         return bool(waited)
 
     @property
@@ -206,9 +271,12 @@ class WaitMeter:
     def take(self) -> StepGroups:
         """Set apart what was done since the last call; on the thread that trains."""
         self.thread = threading.get_ident()
+        if self.device is not None:
+            self.device.trains_here()
         issued, self._issued = self._issued, []
+        waits, self._waits = self._waits, []
         if issued:
-            issued[-1].next_at = self.now()
+            issued[-1].next_at, issued[-1].waits[1] = self._moment(), len(waits)
         uses = dict(self._uses)
         self._uses.clear()
         if len(self.seen) > MOST_PLACES:
@@ -228,71 +296,125 @@ class WaitMeter:
                 news.append(
                     Group(name=name, description=group.description, ranks=tuple(group.ranks), has_messages=peer >= 0)
                 )
-        return StepGroups(self, without_wait, uses, tuple(news))
+        return StepGroups(self, without_wait, waits, uses, tuple(news))
 
     def awaited(self) -> tuple[str, int, list[int]] | None:
         """Return in which group the training thread waits, for which of its collectives, and who is needed for it.
 
-        Of a message the number is 0; None: it does not wait. On any thread.
+        On a device the thread waits for what that is not done with. Of a message the number is 0; None: it does not
+        wait. On any thread, one at a time.
         """
         issued = self.waiting
+        while issued is None and self.device is not None and self.unfinished:
+            first = self.unfinished[0]
+            if first.over is math.nan or (first.over is not None and not self.device.reached((first.over,))):
+                issued = first
+            else:
+                self.unfinished.popleft()
         if issued is None:
             return None
         name, peer = issued.key
         return name, issued.number, [peer] if peer >= 0 else self._groups[name].ranks
 
-    def unseen(self, issued: Issued) -> tuple[float, float]:
-        """Return how long this rank waited for something though no wait was seen, and how long it may have, beyond.
+    def unseen(self, issued: Issued, before: Sequence[Issued], seen: float = 0.0) -> tuple[Key, float, float]:
+        """Return how long this rank waited before it issued the next thing though no wait was seen.
 
         Call it for every step in order: it is learnt from what was seen of the same place in earlier steps.
+
+        Args:
+            issued: What begins the time that is looked at.
+            before: What it may be waiting for: itself, and what was issued before it and not waited for; newest first.
+            seen: For how long it was blocked in that time in waits that were seen.
+
+        Returns:
+            For what, how long it waited, and how long it may have beyond, seconds.
         """
+        arrived, over, next_at = issued.times
         place = (issued.key, issued.nth)
-        if place in self.seen or math.isnan(issued.next_at):
-            return 0.0, 0.0
-        if math.isnan(issued.over):  # it does not tell; a message that is sent is seldom waited for
-            return 0.0, issued.next_at - issued.arrived if issued.number else 0.0
+        if place in self.seen or math.isnan(next_at):
+            return issued.key, 0.0, 0.0
+        if math.isnan(over):  # it does not tell; a message that is sent is seldom waited for
+            return issued.key, 0.0, max(next_at - arrived - seen, 0.0) if issued.number else 0.0
         if len(self.places) > MOST_PLACES:
             self.places.clear()
-        known = self.places.get(place) or self.places.setdefault(place, _Place())
-        until_over, until_next = issued.over - issued.arrived, issued.next_at - issued.arrived
-        known.add(until_over, until_next)
-        most = max(min(until_over, until_next), 0.0)
-        waits = known.waits()
-        if waits is None:
-            return 0.0, most
-        return (most, 0.0) if waits else (0.0, 0.0)
+        until_next = next_at - arrived - seen
+        unclear, found, best = 0.0, (issued.key, 0.0), math.inf
+        for distance, other in enumerate(before):
+            known = self.places.setdefault((*place, distance), _Place())
+            until_over = other.times[1] - arrived - seen
+            if math.isnan(until_over) or (distance and until_over <= 0.0):
+                until_over = 0.0  # nothing is left to wait for
+            known.add(until_over, until_next)
+            most = max(min(until_over, until_next), 0.0)
+            waits = known.waits()
+            if waits is None:
+                unclear = max(unclear, most)
+            elif waits and known.residual < best:
+                found, best = (other.key, most), known.residual
+        return *found, max(unclear - found[1], 0.0) if best < math.inf else unclear
 
 
 class StepGroups:
     """What was done in one step; see `ringside.monitor.step_clock.GroupTimes`."""
 
     def __init__(
-        self, meter: WaitMeter, issued: list[Issued], uses: dict[Key, list[float]], news: tuple[Group, ...]
+        self,
+        meter: WaitMeter,
+        without_wait: list[Issued],
+        waits: list[tuple[Key, Any, Any]],
+        uses: dict[Key, list[float]],
+        news: tuple[Group, ...],
     ) -> None:
-        self._meter, self._issued, self._uses, self._news = meter, issued, uses, news
+        self._meter, self._without_wait, self._waits, self._uses, self._news = meter, without_wait, waits, uses, news
 
     def work_out(self) -> GroupSums:
         """Return what it comes to."""
+        if self._meter.device is not None:
+            blocked = self._read_marks(self._meter.device)
+        else:
+            blocked = [ended - began for _, began, ended in self._waits]
+            for one in self._without_wait:
+                one.times = one.arrived, one.over, one.next_at
+        for (key, *_), seconds in zip(self._waits, blocked, strict=True):
+            if not math.isnan(seconds):
+                self._uses.setdefault(key, [0, 0, 0.0])[2] += seconds  # it may have been issued in an earlier step
         unseen = unclear = 0.0
-        for issued in self._issued:
-            waited, more = self._meter.unseen(issued)
-            self._uses[issued.key][2] += waited
+        outstanding = 1 if self._meter.device is None else OUTSTANDING
+        for number, issued in enumerate(self._without_wait):
+            before = self._without_wait[max(number + 1 - outstanding, 0) : number + 1][::-1]
+            key, waited, more = self._meter.unseen(issued, before, math.fsum(blocked[slice(*issued.waits)]))
+            self._uses[key][2] += waited
             unseen += waited
             unclear += more
         uses = tuple(
-            GroupUse(group=name, peer=peer, count=int(count), size_bytes=int(size_bytes), blocked_seconds=blocked)
-            for (name, peer), (count, size_bytes, blocked) in self._uses.items()
+            GroupUse(group=name, peer=peer, count=int(count), size_bytes=int(size_bytes), blocked_seconds=seconds)
+            for (name, peer), (count, size_bytes, seconds) in self._uses.items()
         )
         return GroupSums(uses, unseen, unclear, self._news)
 
+    def _read_marks(self, device: DeviceEvents) -> list[float]:
+        """Find out when the device came to the marks of the step; return how long each wait was."""
+        of_issued = [mark for one in self._without_wait for mark in (one.arrived, one.over, one.next_at)]
+        of_waits = [mark for _, *both in self._waits for mark in both]
+        marks = [None if mark is math.nan else mark for mark in (*of_issued, *of_waits)]
+        times = iter(device.times(next((mark for mark in marks if mark is not None), None), marks))
+        for one in self._without_wait:
+            one.times = next(times), next(times), next(times)
+        return [-next(times) + next(times) for _ in self._waits]
+
 
 class _Place:
-    """The slope, at one place of the program, of the time to the next issue over the time to the collective's end."""
+    """The slope, at one place of the program, of the time to the next issue over the time to a collective's end.
 
-    __slots__ = ("count", "sums")
+    Attributes:
+        residual: What of the variance is left unexplained, seconds².
+    """
+
+    __slots__ = ("count", "residual", "sums")
 
     def __init__(self) -> None:
         self.count = 0.0
+        self.residual = math.inf
         self.sums = [0.0] * 5  # of x, y, x², xy, y²
 
     def add(self, x: float, y: float) -> None:
@@ -309,7 +431,8 @@ class _Place:
         if var_x <= 0.0:
             return None
         slope = cov / var_x
-        error = math.sqrt(max(var_y - slope * cov, 0.0) / var_x / n)
+        self.residual = max(var_y - slope * cov, 0.0)
+        error = math.sqrt(self.residual / var_x / n)
         if abs(slope - 0.5) <= ERRORS * error:
             return None
         return slope > 0.5

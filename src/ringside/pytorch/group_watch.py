@@ -3,6 +3,9 @@
 Two things of torch's are wrapped while it watches: the registration of groups, so that those that are made later are
 watched from the start, and `Work.wait`. What is issued is told by the hooks of a group (torch ≥ 2.14), or by our own
 process group (any torch). A stock group on an older torch has no hooks: it is not seen, which is said once.
+
+On a GPU a wait is the stream's, not the host's: marks on the stream that training uses tell when it came to what, and
+how long it was held up. What is waited for in C++ is asked whether it is over, on a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ import contextlib
 import functools
 import logging
 import os
+import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -22,6 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 from ringside.errors import UsageError
 from ringside.isolation import Guard
 from ringside.monitor.wait_meter import Issued, WaitMeter, WatchedGroup
+from ringside.pytorch.ddp.cuda_events import CudaEvents, events_of
 from ringside.pytorch.process_group.collectives import TABLE
 from ringside.pytorch.process_group.group import RingsideGroup
 from ringside.pytorch.process_group.work import RingsideWork
@@ -31,6 +38,8 @@ from ringside.pytorch.recording.session import Session
 HOOK_ID = 0x52494E47
 """Tells our hooks of a group from others'."""
 MESSAGES = ("SEND", "RECV")
+LOOK_SECONDS = 0.001
+"""How often a collective on a GPU that is waited for in C++ is asked whether it is over."""
 OWN_METHODS = [name for _, *names in TABLE.values() for name in names] + ["send", "recv"]
 """What our own process group is called by."""
 
@@ -136,6 +145,10 @@ class _GroupHooks:
         self._works: MutableMapping[Any, Issued] = weakref.WeakKeyDictionary()
         self._newest: Any = None
         self._under_way: Issued | None = None
+        # On a device torch sends several messages as one (`batch_isend_irecv`), whose Work nobody tells of.
+        self._batched: tuple[Issued, bool] | None = None  # and whether it is received
+        self._events: CudaEvents | None = None
+        self._ends: _Ends | None = None
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_blind_said = False
         self._stock_register = c10d._register_process_group  # type: ignore[attr-defined]
@@ -158,6 +171,8 @@ class _GroupHooks:
             dist.Work.wait = self._stock_wait  # type: ignore[method-assign]
         self._forget()
         self._newest = None
+        if self._ends is not None:
+            self._ends.close()
         hooked, self._hooked = list(self._hooked), weakref.WeakSet()
         for group in hooked:
             if isinstance(group, RingsideGroup):
@@ -174,17 +189,45 @@ class _GroupHooks:
         if self._session.watch is not None:
             self._session.watch.groups = None
 
-    def _size_of(self, tensors: Any) -> int:
-        """Return the bytes of what is issued; on a device nobody can tell from the host when a rank waits."""
-        first = first_of(tensors)
-        if first is not None and not first.is_cpu and not self.meter.is_muted:
+    def _issue(self, watched: WatchedGroup, peer: int, tensors: Any) -> Issued | None:
+        """Something is issued in a group; None: it does not count."""
+        first, meter = first_of(tensors), self.meter
+        is_on_host = first is not None and first.is_cpu
+        if first is not None and not is_on_host and meter.device is None and not meter.is_muted:
+            self._use_device(first.device)
+        if is_on_host and meter.device is not None:
+            meter.issue_on_host(watched.name)
+            return None
+        return meter.issue(watched.name, peer, size_of(tensors))
+
+    def _use_device(self, device: torch.device) -> None:
+        """The first tensor on a device: from now on its clock counts."""
+        events = events_of(device)
+        if events is None:
             self.meter.is_muted = True
             self._forget()
             level = logging.WARNING if self._session.rank == 0 else logging.DEBUG
-            _log.log(
-                level, "collectives on %s are not timed yet: this job is not watched by its groups", first.device.type
-            )
-        return size_of(tensors)
+            _log.log(level, "collectives on %s are not timed: this job is not watched by its groups", device.type)
+            return
+        self._events = events
+        events.stream = torch.cuda.default_stream(device)
+        self.meter.use_device(self._session.use_device_events(events))
+
+    def _add_message(self, issued: Issued, *, is_received: bool) -> None:
+        """A message is issued on a device; the next wait for a work that is not known is one for it."""
+        if is_received or self._batched is None or not self._batched[1]:
+            self._batched = issued, is_received
+
+    def _watch_end(self, work: Any, issued: Issued) -> None:
+        """Nobody may wait in Python for what was issued: when it is over is all that is to be learnt of it."""
+        if self._events is None:
+            with contextlib.suppress(RuntimeError):  # it does not tell
+                work.get_future().add_done_callback(issued.ended)
+            return
+        if self._ends is None:
+            self._ends = _Ends(self._guard, self._events)
+        self._ends.add(work, issued)
+        self.meter.unfinished.append(issued)
 
     # -------------------------------------------------------------------------------------------- what is wrapped
 
@@ -205,6 +248,8 @@ class _GroupHooks:
         @functools.wraps(stock)
         def wait(work: Any, *args: Any, **named: Any) -> Any:
             issued = works.pop(work, None)
+            if issued is None and self._batched is not None:
+                (issued, _), self._batched = self._batched, None
             if issued is None:
                 return stock(work, *args, **named)
             self._newest = None
@@ -245,10 +290,10 @@ class _GroupHooks:
     def _watched_method(self, of_group: Any, watched: WatchedGroup, name: str) -> Callable[..., Any]:
         stock, works, guard = getattr(RingsideGroup, name), self._works, self._guard
         is_message = name in ("send", "recv")
+        meter = self.meter
 
         def issue(args: tuple[Any, ...]) -> Issued | None:
-            peer = watched.ranks[args[1]] if is_message else -1
-            return self.meter.issue(watched.name, peer, self._size_of(args[:1]))
+            return self._issue(watched, watched.ranks[args[1]] if is_message else -1, args[:1])
 
         @functools.wraps(stock)
         def method(*args: Any, **named: Any) -> Any:
@@ -257,37 +302,87 @@ class _GroupHooks:
             if issued is None:
                 return stock(group, *args, **named)
             if not (is_message or getattr(named.get("opts", args[-1] if args else None), "asyncOp", True)):
+                issued.is_inline = True
                 return issued.timed(functools.partial(stock, group, **named), *args)
             work = stock(group, *args, **named)
             if isinstance(work, RingsideWork):
                 work.watched = issued
+            elif is_message and meter.device is not None:
+                self._add_message(issued, is_received=name == "recv")
             elif work is not None:
                 works[work] = issued
+                if meter.device is not None and not meter.is_seen(issued):
+                    guard.run(self._watch_end, work, issued)
             return work
 
         return method
 
     def _hooks_of(self, watched: WatchedGroup) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
-        meter, name, guard, works = self.meter, watched.name, self._guard, self._works
+        meter, guard, works = self.meter, self._guard, self._works
 
         def issue(args: Any) -> None:
-            size_bytes = self._size_of(args.input_tensors or args.output_tensors)
             peer = watched.ranks[args.root] if args.name.name in MESSAGES else -1
-            self._under_way = meter.issue(name, peer, size_bytes)
+            self._under_way = issued = self._issue(watched, peer, args.input_tensors or args.output_tensors)
+            if issued is not None:
+                issued.is_inline = not args.async_op
 
         def issued(args: Any) -> None:
             issued, self._under_way = self._under_way, None
             work = args.work
+            if issued is not None and args.name.name in MESSAGES and meter.device is not None:
+                self._add_message(issued, is_received=args.name.name == "RECV")
+                return
             if issued is None or work is None:
                 return
             works[work] = issued
             self._newest = work
-            if not meter.is_seen(issued):
-                # Nobody may wait for it in Python: when it is over is all that is to be learnt, where it tells.
-                with contextlib.suppress(RuntimeError):
-                    work.get_future().add_done_callback(issued.ended)
+            if not meter.is_seen(issued) and not (meter.device is not None and issued.is_inline):
+                self._watch_end(work, issued)
 
         return functools.partial(guard.run, issue), functools.partial(guard.run, issued)
+
+
+class _Ends:
+    """Asks works on a GPU whether they are over, on a thread of its own: NCCL's stream is not ours to mark.
+
+    Args:
+        guard: Keeps what breaks in here away from training.
+        events: Of the device.
+    """
+
+    def __init__(self, guard: Guard, events: CudaEvents) -> None:
+        self._events = events
+        self._new: deque[tuple[Any, Issued]] = deque()
+        self._is_new, self._is_closed = threading.Event(), False
+        threading.Thread(target=guard.run, args=(self._look,), name="ringside-ends", daemon=True).start()
+
+    def add(self, work: Any, issued: Issued) -> None:
+        """Look out for the end of this one."""
+        self._new.append((work, issued))
+        self._is_new.set()
+
+    def close(self) -> None:
+        """Look out no longer."""
+        self._is_closed = True
+        self._is_new.set()
+
+    def _look(self) -> None:
+        pending: list[tuple[Any, Issued]] = []
+        with self._events.beside_captures():
+            while not self._is_closed:
+                if pending:
+                    time.sleep(LOOK_SECONDS)
+                else:
+                    self._is_new.wait()
+                    self._is_new.clear()
+                while self._new:
+                    pending.append(self._new.popleft())
+                # One that Python has waited for meanwhile has told by itself.
+                over = [one for one in pending if one[1].is_waited_for or one[0].is_completed()]
+                for _, issued in over:
+                    if not issued.is_waited_for:
+                        issued.ended()
+                pending = [one for one in pending if one not in over]
 
 
 def size_of(tensors: Any) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from ringside.errors import UsageError
 from ringside.text import duration, signed_percent
 from ringside.view.assets import read_asset
+from ringside.view.mesh_text import chain_line
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks
 from ringside.view.tui.source import Local, Remote, RunSource, Snapshot, take_snapshot
@@ -79,7 +80,12 @@ def state_of(snapshot: Snapshot) -> dict[str, Any]:
     calm = snapshot.trouble or not snapshot.verdicts
     verdicts = []
     for verdict in () if snapshot.trouble else snapshot.verdicts:
-        lines = (("why", verdict.verdict.cause), ("cost", price_text(verdict)), ("do", verdict.verdict.advice))
+        lines = (
+            ("why", verdict.verdict.cause),
+            ("cost", price_text(verdict)),
+            ("do", verdict.verdict.advice),
+            ("chain", chain_line(verdict.verdict)),
+        )
         verdicts.append(
             {
                 "headline": printable(verdict_headline(verdict)),

@@ -14,9 +14,10 @@ from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import revision_notes
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
+from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_place, read_blocked
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
-from ringside.view.verdict_text import RANKS_CAPTION, checks, describe_calm, rank_rows, rank_texts
+from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, rank_texts, slowest_first
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -123,7 +124,9 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         lost = f"{rank_time(cost)} lost, summed over ranks"
         price = f"{lost}; detected at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
-        for heading, text in (("why", verdict.cause), ("cost", price), ("do", verdict.advice)):
+        for heading, text in (
+            ("why", verdict.cause), ("cost", price), ("do", verdict.advice), ("chain", chain_line(verdict))
+        ):  # fmt: skip
             if text:
                 lines.add_row(Text(f"  {heading}", style="dim"), Text(text))
         parts.append(lines)
@@ -144,6 +147,8 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
         f"monitoring overhead {duration(summary['overhead']['seconds_per_step'])} per step on average"
     )
     parts += [Text(), Text(RANKS_CAPTION, style="dim"), rank_table(summary), Text(line, style="dim")]
+    if blocked := read_blocked(summary):
+        parts.append(Text(as_sentence(f"{blocked_line(blocked)} (median step, whole run)"), style="dim"))
 
     found = checks(read_answers(summary.get("questions")), verdicts).values()
     if found:
@@ -156,15 +161,18 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
 
 
 def rank_table(summary: Mapping[str, Any]) -> Table:
-    """Return the ranks of a summary as a table, slowest first where there are many."""
-    rows = list(map(rank_texts, summary["ranks"]))
-    if len(rows) > RANKS_SHOWN:
-        rows = rank_rows(summary, RANKS_SHOWN)
+    """Return the ranks of a summary as a table: slowest first where there are many, else as the mesh arranges them."""
+    ranks = mesh_order(summary["ranks"])
+    if len(ranks) > RANKS_SHOWN:
+        ranks = slowest_first(summary)[:RANKS_SHOWN]
+    has_mesh = any(map(rank_place, ranks))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("rank", "own time", "wait", "own vs others' median"):
-        table.add_column(heading, justify="right")
-    for number, _, *figures in rows:
-        table.add_row(number, *figures)
+    for heading in ("rank", *(["place"] if has_mesh else []), "own time", "wait", "own vs others' median"):
+        table.add_column(heading, justify="left" if heading == "place" else "right")
+    for rank in ranks:
+        number, _, *figures = rank_texts(rank)
+        place = [rank_place(rank)] if has_mesh else []
+        table.add_row(number, *place, *figures)
     return table
 
 

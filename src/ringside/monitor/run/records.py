@@ -163,7 +163,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         forward_seconds: Forward passes.
         backward_seconds: Backward passes without `exposed_seconds`.
         optimizer_seconds: Optimizer updates.
-        cpu_seconds: CPU time of the process (all its threads) during the step.
+        cpu_seconds: CPU time of the process (all its threads) during the step; NaN: it is timed by a device's clock.
         samples: Samples (or tokens) this rank worked on; 0 where it is not known.
         payload_bytes: Gradient bytes synchronised.
         collectives: Number of collectives that carried them.

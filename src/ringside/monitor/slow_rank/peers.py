@@ -9,7 +9,7 @@ from statistics import median
 import msgspec
 
 from ringside.monitor.causes import PHASES
-from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, who_waited
+from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, describe_chain, who_waited
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.slow_rank.detector import SLOW_CAUSE, SlowRankWatcher
@@ -83,7 +83,7 @@ class PeersWatcher:
             found["held_up"] = name_ranks(sorted(victims))
             farthest = max(victims.values(), key=len)
             if len(farthest) > 1:
-                found["by_way_of"] = _describe(farthest)
+                found["by_way_of"] = describe_chain(farthest)
         return found
 
     def _victims(self, culprit: int, since: int) -> dict[int, list[Waited]]:
@@ -217,9 +217,3 @@ def of_job(verdict: Verdict, peers: Sequence[int], ranks: int) -> Verdict:
         return verdict
     cost = verdict.cost_rank_seconds * ranks / len(peers)
     return msgspec.structs.replace(verdict, ranks=[peers[rank] for rank in verdict.ranks], cost_rank_seconds=cost)
-
-
-def _describe(links: Sequence[Waited]) -> str:
-    """Return a chain such as `7 waits for 5 by way of 4`."""
-    by_way = " and ".join(str(link.last) for link in links[:-1])
-    return f"{links[0].rank} waits for {links[-1].last} by way of {by_way}"

@@ -9,54 +9,39 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 _THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+_NON_BLOCKING = 1  # cudaStreamNonBlocking
 _RUNTIME = re.compile(r"\S*/libcudart[-.\w]*\.so[.\d]*$", re.MULTILINE)
 _log = logging.getLogger(__name__)
 
-Exchange = Callable[[int], int]
-"""Sets this thread's mode towards captures, and returns the one before."""
-
 
 class CudaEvents:
-    """Sets marks on the current stream of one device; see `ringside.monitor.step_clock.Marker`.
+    """Sets marks on streams of one device; see `ringside.monitor.step_clock.Marker`.
 
     Args:
         device: The device.
-        exchange: As the CUDA runtime that torch has loaded does it.
+        runtime: The CUDA runtime that torch has loaded.
+
+    Attributes:
+        stream: The stream that training uses; None: the current one of whatever thread sets a mark.
     """
 
-    def __init__(self, device: torch.device, exchange: Exchange) -> None:
-        self._device, self._exchange = device, exchange
-
-    def mark(self) -> torch.cuda.Event | None:
-        """Set a mark on this thread's current stream; None: that is being captured."""
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def reached(self, mark: torch.cuda.Event) -> bool:
-        """Tell whether the device has come to a mark."""
-        with self._beside_captures():
-            return bool(mark.query())  # type: ignore[no-untyped-call]
-
-    def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """Return how long it took from one mark to another."""
-        with self._beside_captures():
-            return float(earlier.elapsed_time(later)) * 1e-3
+    def __init__(self, device: torch.device, runtime: Any) -> None:
+        self._device, self._runtime = device, runtime
+        self.stream: torch.cuda.Stream | None = None
+        self._alone: torch.cuda.Stream | None = None
 
     @contextlib.contextmanager
-    def _beside_captures(self) -> Iterator[None]:
+    def beside_captures(self) -> Iterator[None]:
         """Inside, captures of other threads go on; on the device, since a thread's first call makes a context there."""
         with torch.cuda.device(self._device):
             before = self._exchange(_THREAD_LOCAL)
@@ -65,11 +50,83 @@ class CudaEvents:
             finally:
                 self._exchange(before)
 
+    def mark(self) -> torch.cuda.Event | None:
+        """Set a mark on the stream that training uses; None: that, or the current one, is being captured."""
+        if self.stream is None:
+            return self.mark_here()
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        if not self.is_training():
+            status = ctypes.c_int()
+            _check(self._runtime.cudaStreamIsCapturing(ctypes.c_void_p(self.stream.cuda_stream), ctypes.byref(status)))
+            if status.value:
+                return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self.stream)
+        return event
+
+    def mark_here(self) -> torch.cuda.Event | None:
+        """Set a mark on this thread's current stream; None: that is being captured."""
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def mark_alone(self) -> torch.cuda.Event | None:
+        """Set a mark on a stream of our own: one of torch's pool may be somebody else's, too."""
+        with self.beside_captures():
+            if self._alone is None:
+                handle = ctypes.c_void_p()
+                _check(self._runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING))
+                self._alone = torch.cuda.ExternalStream(handle.value, self._device)  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(self._alone)
+            return event
+
+    def is_training(self) -> bool:
+        """Return whether the current stream is the one that training uses."""
+        # A stream of torch's costs ten times its handle.
+        return self.stream is None or self.stream.cuda_stream == torch._C._cuda_getCurrentRawStream(self._device.index)
+
+    def trains_here(self) -> None:
+        """From now on the current stream is the one that training uses."""
+        self.stream = torch.cuda.current_stream(self._device)
+
+    def reached(self, mark: torch.cuda.Event) -> bool:
+        """Tell whether the device has come to a mark."""
+        with self.beside_captures():
+            return bool(mark.query())  # type: ignore[no-untyped-call]
+
+    def seconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
+        """Return how long it took from one mark to another."""
+        with self.beside_captures():
+            return float(earlier.elapsed_time(later)) * 1e-3
+
+    def times(self, since: torch.cuda.Event, marks: Collection[torch.cuda.Event | None]) -> list[float]:
+        """Return how long after a mark the device came to each of others, seconds; NaN: it has not, or it is None."""
+        with self.beside_captures():
+            return [
+                float(since.elapsed_time(mark)) * 1e-3 if mark is not None and mark.query() else math.nan  # type: ignore[no-untyped-call]
+                for mark in marks
+            ]
+
+    def _exchange(self, mode: int) -> int:
+        """Set this thread's mode towards captures, and return the one before."""
+        value = ctypes.c_int(mode)
+        _check(self._runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(value)))
+        return value.value
+
 
 def marker_of(model: torch.nn.Module) -> CudaEvents | None:
     """Return what sets marks on the one CUDA device that a model is on; None: the host's clock has to do."""
     devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) != 1 or next(iter(devices)).type != "cuda":
+    return events_of(next(iter(devices))) if len(devices) == 1 else None
+
+
+def events_of(device: torch.device) -> CudaEvents | None:
+    """Return what sets marks on a CUDA device; None: the host's clock has to do."""
+    if device.type != "cuda":
         return None
     path = runtime_in(Path("/proc/self/maps").read_text())
     if path is None:  # a build for AMD's, or with the runtime linked in
@@ -78,8 +135,7 @@ def marker_of(model: torch.nn.Module) -> CudaEvents | None:
             "libcudart, without which events cannot be asked for beside graph captures"
         )
         return None
-    function = ctypes.CDLL(path).cudaThreadExchangeStreamCaptureMode
-    return CudaEvents(next(iter(devices)), functools.partial(_exchange, function))
+    return CudaEvents(device, ctypes.CDLL(path))
 
 
 def runtime_in(maps: str) -> str | None:
@@ -88,10 +144,6 @@ def runtime_in(maps: str) -> str | None:
     return found and found.group().strip()
 
 
-def _exchange(function: Any, mode: int) -> int:
-    """Set this thread's mode by the runtime's function, and return the one before."""
-    value = ctypes.c_int(mode)
-    status = function(ctypes.byref(value))
+def _check(status: int) -> None:
     if status:
-        raise RuntimeError(f"cudaThreadExchangeStreamCaptureMode returned {status}")
-    return value.value
+        raise RuntimeError(f"a call of the CUDA runtime returned {status}")

@@ -191,9 +191,8 @@ class BackwardWatch(FollowedBackward):
     def set_apart(self) -> Told:
         """Return how to get what the synchronisation took; when single buckets came and went is not known."""
         groups, buckets = self.clock.groups, self._bucket_bytes
-        if groups is not None and groups.synchronised(
-            self._group_name, self._issued_before, time.perf_counter() - self._waits_since
-        ):
+        wait = (self._waits_since, time.perf_counter()) if self.sync_marks is None else self.sync_marks
+        if groups is not None and groups.synchronised(self._group_name, self._issued_before, *wait):
             buckets = []  # they are counted among what the group did
         return functools.partial(_sync_times, buckets)
 

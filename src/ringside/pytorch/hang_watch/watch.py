@@ -242,15 +242,18 @@ class HangWatch:
                 board.put("call_since", 0.0)
             return
         place = place_of(self.training_thread)
+        call = place.call
         board.write("where", place.where)
-        board.write("call", place.call)
         board.put("call_bytes", place.size_bytes)
         if groups is not None:
             awaited = groups.awaited()
+            if awaited is not None and not call:
+                call = "a collective on the GPU"  # for which the thread waits elsewhere, or will
             if awaited is not None and len(awaited[2]) == self._size:
                 awaited = (*awaited[:2], [])  # every rank: their list would be long
             board.show_groups(awaited, groups.counts)
-        board.put("call_since", moved if place.call else 0.0)
+        board.write("call", call)
+        board.put("call_since", moved if call else 0.0)
 
     def _dump(self, episode: int) -> None:
         if episode > self._dumped:

@@ -39,6 +39,8 @@ from ringside.pytorch.recording.record_transport import READY, RecordReceiver
 from ringside.pytorch.store import host_name
 from ringside.text import name_ranks
 
+REST_SECONDS = 1e-4
+
 _log = logging.getLogger(__name__)
 
 
@@ -75,8 +77,15 @@ class Rank0Recorder:
         groups = JobGroups(info.world_size)
         watchers = standard_watchers(info.world_size, info.hosts, groups)
         listeners = [self._on_event, self._alerts.record]
+        # While this thread holds the interpreter lock, training on rank 0 waits for it (5 ms at most): every rank does.
+        # A thread that only yields takes the lock again before another has woken up: this one sleeps.
         self.collector = StepCollector(
-            info.world_size, self._writer, watchers=watchers, listeners=listeners, groups=groups
+            info.world_size,
+            self._writer,
+            watchers=watchers,
+            listeners=listeners,
+            groups=groups,
+            rest=lambda: time.sleep(REST_SECONDS),
         )
         self.collector.note("started", **({"metrics": self._alerts.url} if self._alerts.url else {}))
         self._lock = threading.RLock()

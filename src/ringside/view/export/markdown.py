@@ -10,7 +10,24 @@ from typing import Any
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import RunInfo, revision_notes
 from ringside.text import counted, duration, size
-from ringside.view.verdict_text import OWN_TIME, as_sentence, checks, describe_calm, rank_rows, verdict_text
+from ringside.view.mesh_text import (
+    BLOCKED_COLUMNS,
+    BLOCKED_NOTE,
+    BLOCKED_TITLE,
+    blocked_cells,
+    chain_line,
+    rank_place,
+    read_blocked,
+)
+from ringside.view.verdict_text import (
+    OWN_TIME,
+    as_sentence,
+    checks,
+    describe_calm,
+    rank_texts,
+    slowest_first,
+    verdict_text,
+)
 
 SHOWN_RANKS = 16
 
@@ -28,7 +45,10 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         calm = describe_calm(summary)
         sections.append(f"**{escape(calm.headline)}** {escape(calm.text)}")
     for verdict in verdicts:
-        lines = (("When", verdict.when), ("Why", verdict.why), ("Cost", verdict.price), ("Next", verdict.next))
+        lines = (
+            ("When", verdict.when), ("Why", verdict.why), ("Cost", verdict.price), ("Next", verdict.next),
+            ("Chain", chain_line(verdict.verdict)),
+        )  # fmt: skip
         items = "\n".join(f"- **{name}**: {escape(text)}" for name, text in lines if text)
         sections.append(f"## {escape(verdict.headline)}\n\n{items}")
     sections += [f"*{escape(change)}*" for change in revision_notes(summary)]
@@ -50,10 +70,19 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         shown = [f"- {check.mark} **{escape(check.heading)}.** {escape(check.caption)}".rstrip() for check in found]
         sections.append("## Checks\n\n" + "\n".join(shown))
 
+    if blocked := read_blocked(summary):
+        dimensions = _table(BLOCKED_COLUMNS, [tuple(map(escape, blocked_cells(one))) for one in blocked])
+        sections.append(f"## {BLOCKED_TITLE}\n\n{BLOCKED_NOTE}\n\n{dimensions}")
+
     ranks = summary["ranks"]
-    rows = [(rank, escape(host), *times) for rank, host, *times in rank_rows(summary, SHOWN_RANKS)]
+    has_mesh = any(map(rank_place, ranks))
+    rows = []
+    for each in slowest_first(summary)[:SHOWN_RANKS]:
+        rank, host, *times = rank_texts(each)
+        place = [escape(rank_place(each))] if has_mesh else []
+        rows.append((rank, *place, escape(host), *times))
     rest = f"\n\nThe slowest {SHOWN_RANKS} of {len(ranks)} ranks." if len(ranks) > SHOWN_RANKS else ""
-    ranked = _table(("rank", "host", "own", "wait", "excess"), rows)
+    ranked = _table(("rank", *(["place"] if has_mesh else []), "host", "own", "wait", "excess"), rows)
     sections.append(f"## Ranks (medians, whole run)\n\n{as_sentence(OWN_TIME)}\n\n{ranked}{rest}")
     return "\n\n".join(sections) + "\n"
 

@@ -16,8 +16,10 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import counted, digits, duration, figure, label, moment, name_ranks, percent, rate, ratio, size
 from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
+from ringside.view.html.mesh import MESH_STYLES, blocked_section, chain_figure
 from ringside.view.html.page import checks_section, column_head, render_page, table_figure, tiles, verdict_section
 from ringside.view.html.rings import longest_waits, waits_ring
+from ringside.view.mesh_text import mesh_order, rank_place, read_blocked, same_work
 from ringside.view.verdict_text import VerdictText, describe_calm, rank_texts, slowest_first, verdict_text
 
 SINGLE_LINES = 8
@@ -53,7 +55,13 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         if len(steps):
             window = f"steps {steps.steps[0]} to {steps.steps[-1]}"
     most = MOST_ARROWS if table.ranks > 8 else 2 * MOST_ARROWS
+    has_mesh = any(map(rank_place, summary["ranks"]))
+    blocked = read_blocked(summary)
     arrows = longest_waits(steps["own_seconds"], fill_waits(steps), most)
+    # Beside a mesh everybody waits in groups of their own, not for the slowest rank of the job.
+    if waits := summary.get("waits"):
+        window = f"steps {waits['first_step']} to {waits['last_step']}"
+        arrows = [(one["rank"], one["awaited"], one["seconds_per_step"]) for one in waits["longest"][:most]]
 
     own, *over_time = _charts(table, verdicts, culprits) if len(table) else [NOTHING]
     changes = [fill('<p class="revealed">{}</p>', text) for text in revision_notes(summary)]
@@ -65,6 +73,7 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
         fill(
             '<section aria-label="Who waits for whom">{}</section>', waits_ring(arrows, table.ranks, culprits, window)
         ),
+        blocked_section(blocked),
         checks_section(read_answers(summary.get("questions")), [text.verdict for text in verdicts]),
         _figures(summary),
         fill('<section aria-label="Over time">{}</section>', over_time) if len(table) else NOTHING,
@@ -76,7 +85,8 @@ def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[
     where = f"{counted(run_info.world_size, 'rank')} on {counted(hosts, 'host')}"
     meta = f"{moment(run_info.started_unix)} · {where} · {run_info.engine}\n · {counted(summary['steps'], 'step')}"
     scripts = ("brush.js", "report.js")
-    return render_page(run_info.name, run_info.name, meta, sections, styles=("report.css",), scripts=scripts)
+    styles = ("report.css", *([MESH_STYLES] if has_mesh or blocked else []))
+    return render_page(run_info.name, run_info.name, meta, sections, styles=styles, scripts=scripts)
 
 
 def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
@@ -102,7 +112,7 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
         )
         src, dst = link["src"], link["dst"]
         where = f"{hosts.get(src, '')} → {hosts.get(dst, '')}"
-        rows.append(_row(f"{src} → {dst}", where, cells, (src, dst) in slow))
+        rows.append(_row(f"{src} → {dst}", [where], cells, (src, dst) in slow))
     more = f" (the {MOST_LINKS} slowest of {len(links)})" if len(links) > MOST_LINKS else ""
     title = f"Links between hosts, as the kernel counts{more}"
     shown = table_figure("wide", title, map(column_head, LINK_COLUMNS), rows)
@@ -124,6 +134,7 @@ def _verdict_sections(verdicts: list[VerdictText], summary: dict[str, Any]) -> l
             kind="bad",
             level=1 if text is verdicts[0] else 2,
             text=fill('<p class="when">{}</p>', text.when),
+            more=chain_figure(text.verdict, [rank.get("coordinates") or {} for rank in summary["ranks"]]),
         )
         for text in verdicts
     ]
@@ -196,24 +207,45 @@ def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]
 
 
 def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
-    ranks = summary["ranks"]
-    if len(ranks) > 2 * SINGLE_LINES:
-        ranks = slowest_first(summary, culprits)
+    many = len(summary["ranks"]) > 2 * SINGLE_LINES
+    if any(map(rank_place, summary["ranks"])):
+        return _ranks_in_mesh(summary, culprits, many)
     rows = []
-    for rank in ranks:
+    for rank in slowest_first(summary, culprits) if many else summary["ranks"]:
         name, host, *cells = rank_texts(rank)
-        rows.append(_row(name, host, cells, rank["rank"] in culprits))
+        rows.append(_row(name, [host], cells, rank["rank"] in culprits))
     return table_figure("wide", "Every rank (medians, whole run)", [_RANK_HEADS], rows)
 
 
-def _row(name: str, where: str, cells: Iterable[str], named: bool) -> Markup:
+def _ranks_in_mesh(summary: dict[str, Any], culprits: set[int], many: bool) -> Markup:
+    """Ranks beside those that do the same work; of many, the slowest with its peers first."""
+    blocks = same_work(mesh_order(summary["ranks"]), lambda rank: rank.get("coordinates") or {})
+    if many:
+        slowest = {rank["rank"]: place for place, rank in enumerate(slowest_first(summary, culprits))}
+        blocks = [(part, sorted(ranks, key=lambda rank: slowest[rank["rank"]])) for part, ranks in blocks]
+        blocks.sort(key=lambda block: slowest[block[1][0]["rank"]])
+    rows = []
+    for part, ranks in blocks:
+        if part:
+            words = f"{part}: {counted(len(ranks), 'rank')}"
+            rows.append(fill('<tr class="part"><th scope="rowgroup" colspan="6">{}</th></tr>', words))
+        for rank in ranks:
+            name, host, *cells = rank_texts(rank)
+            place = rank_place(rank)
+            rows.append(_row(name, (place, host), cells, rank["rank"] in culprits))
+    heads = [column_head(name) for name in ("rank", "place", "host", "own", "wait", "excess")]
+    note = "Blocks are ranks that do the same work; excess is over the median of those."
+    return table_figure("wide mesh", "Every rank (medians, whole run)", heads, rows, note if len(blocks) > 1 else "")
+
+
+def _row(name: str, where: Iterable[str], cells: Iterable[str], named: bool) -> Markup:
     """Return a row of a table; it is marked where a verdict names it."""
     return fill(
-        '<tr{mark}><th scope="row">{name}{badge}</th><td class="text">{where}</td>{cells}</tr>',
+        '<tr{mark}><th scope="row">{name}{badge}</th>{where}{cells}</tr>',
         mark=Markup(' class="culprit"' if named else ""),
         name=name,
         badge=Markup(' <span class="badge">verdict</span>' if named else ""),
-        where=where,
+        where=[fill('<td class="text">{}</td>', text) for text in where],
         cells=[fill("<td>{}</td>", cell) for cell in cells],
     )
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError
-from ringside.monitor.groups import Mesh, read_groups
+from ringside.monitor.groups import Blocked, Mesh, mean_waits, read_groups, sum_blocked
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
@@ -32,6 +32,7 @@ from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import counted
+from ringside.view.mesh_text import read_blocked
 from ringside.view.verdict_text import Calm, describe_calm, verdict_text
 
 # -------------------------------------------------------------------------------------------------
@@ -125,6 +126,7 @@ class RunFollower:
     mesh: Mesh | None = None
     _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     _row: dict[int, StepRecord] = field(default_factory=dict)
+    _blocked: list[Blocked] | None = None
 
     @property
     def ranks(self) -> int:
@@ -186,6 +188,17 @@ class RunFollower:
         least = [min(seconds) for seconds in known if seconds]
         return float(np.median(least)) if least else math.nan
 
+    def blocked(self) -> list[Blocked]:
+        """Return how long ranks were blocked along each dimension of the mesh in the last steps."""
+        if self._blocked is None:
+            step = self.median("step_seconds")
+            self._blocked = [] if self.mesh is None else sum_blocked(self._rows, self.mesh, step)
+        return self._blocked
+
+    def waits(self, most: int) -> list[tuple[int, int, float]]:
+        """Return who waited longest for whom in the last steps, group by group; see `mean_waits`."""
+        return [] if self.mesh is None else mean_waits(self._rows, self.mesh, most)
+
     def _complete(self) -> None:
         if not self._row:
             return
@@ -200,7 +213,7 @@ class RunFollower:
             if finding.meter is not None and not finding.over and self.step > finding.verdict.detected_step:
                 finding.meter.add(own[:, finding.peers] if finding.peers else own)
         self._rows.append(self._row)
-        self._row = {}
+        self._row, self._blocked = {}, None
 
     def _shown(self, verdict: Verdict) -> ShownFinding:
         """Of one rank that holds the others up every further step adds to the price."""
@@ -269,6 +282,7 @@ class RankNow:
         wire_seconds: Bytes in flight.
         excess_ratio: How much longer its own time is than the median of the others'.
         verdicts: Kinds of the verdicts that are open on it.
+        coordinates: Where it is in the mesh, by dimension, as far as that is known.
     """
 
     rank: int
@@ -279,6 +293,7 @@ class RankNow:
     wire_seconds: float
     excess_ratio: float
     verdicts: tuple[str, ...]
+    coordinates: Mapping[str, int] = field(default_factory=dict)
 
 
 def ranks_now(
@@ -286,6 +301,7 @@ def ranks_now(
     named: Iterable[tuple[str, Sequence[int]]],
     steps: NDArray[Any],
     figures: Mapping[str, NDArray[Any]],
+    coordinates: Sequence[Mapping[str, int]] = (),
 ) -> list[RankNow]:
     """Return every rank's figures.
 
@@ -294,6 +310,7 @@ def ranks_now(
         named: Kind and ranks of every open verdict.
         steps: The newest step of each rank, [ranks].
         figures: Each of `FIGURES`, [ranks].
+        coordinates: Where each rank is in the mesh; empty: none is known.
     """
     kinds: dict[int, list[str]] = defaultdict(list)
     for kind, ranks in named:
@@ -305,6 +322,7 @@ def ranks_now(
             host=hosts[rank] if rank < len(hosts) else "",
             step=int(step),
             verdicts=tuple(kinds[rank]),
+            coordinates=coordinates[rank] if coordinates else {},
             **{name: float(values[rank]) for name, values in figures.items()},
         )
         for rank, step in enumerate(steps)
@@ -519,7 +537,13 @@ class LiveRun:
                 figures[name.removesuffix("_median")] = np.array(known, dtype=np.float64)  # None becomes NaN
             figures["wire_seconds"] = np.array(self._wire)
         named = [(finding.verdict.kind, finding.verdict.ranks) for finding in self.findings if not finding.over]
-        return ranks_now(info.hosts, named, self._newest, figures)
+        return ranks_now(info.hosts, named, self._newest, figures, [] if mesh is None else mesh.coordinates)
+
+    def blocked(self) -> list[Blocked]:
+        """Return how long ranks are blocked along each dimension of the mesh, over `window`."""
+        if not self.settled:
+            return self.following.blocked()
+        return read_blocked(self.settled)
 
     def _keep(self, records: list[StepRecord]) -> None:
         """Put records into the ring of steps: a step's slot is its number modulo their count; older ones are void."""

@@ -179,7 +179,7 @@ def _file_response(name: str) -> Response:
 def _page_files() -> dict[str, Traversable]:
     """The page's files by name; it shares the report's style, and how charts zoom."""
     static = resources.files("ringside.view").joinpath("static")
-    shared = {name: static.joinpath(name) for name in ("report.css", "brush.js")}
+    shared = {name: static.joinpath(name) for name in ("report.css", "mesh.css", "brush.js")}
     return {**shared, **{file.name: file for file in static.joinpath("live").iterdir()}}
 
 

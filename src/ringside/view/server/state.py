@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from ringside.monitor.alerts.book import as_text
+from ringside.monitor.groups import describe_place, kind_of_work, place_in_mesh, read_chain
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.stats import known_median
 from ringside.schedule import ALGORITHMS, by_name
 from ringside.text import duration, figure, percent, rank_time, rate, size, title
 from ringside.view.html.rings import longest_waits
-from ringside.view.run.live import FIGURES, RECENT_STEPS, LiveRun
+from ringside.view.mesh_text import blocked_cells, chain_dimensions
+from ringside.view.run.live import FIGURES, RECENT_STEPS, LiveRun, RankNow
 from ringside.view.verdict_text import answer_sign, answer_text, checks, verdict_text
 
 ARROWS = 24
@@ -45,7 +47,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         Names, stage and step; `verdicts` in words with prices; `calm`, of an ended run without any: headline, reasons
         and whether it is sure; `tiles`; `figures` per rank (base64 float32 seconds, and ratios), medians over `window`;
         `arrows` [waiting, awaited, mean seconds per step], over `arrows_window`; `links`; `questions`; `notes`,
-        sentences.
+        sentences. Where they are known: `mesh`, see `_mesh`, and `blocked`, waits along each of its dimensions.
     """
     info, settled = live.info, live.settled
     following = live.following
@@ -66,6 +68,8 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
     own, waits = (live.rows(f"{name}_seconds")[-RECENT_STEPS:].astype(np.float64) for name in ("own", "wait"))
     ranks = live.now()
     figures = {name: packed([getattr(rank, name) for rank in ranks], np.float32) for name in FIGURES}
+    # Beside a mesh everybody waits in groups of their own, not for the slowest rank of the job.
+    in_groups = following.waits(ARROWS) if live.blocked() else None
     answers = read_answers((settled or {}).get("questions"))
     checked = checks(answers, (finding.verdict for finding in live.findings))
     host_index = {host: index for index, host in enumerate(hosts)}
@@ -83,7 +87,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         "step_seconds": _or_none(_step_seconds(live)),
         "window": live.window,
         "figures": {**figures, "step": packed([rank.step for rank in ranks], np.float64)},
-        "arrows": longest_waits(own, waits, ARROWS),
+        "arrows": longest_waits(own, waits, ARROWS) if in_groups is None else in_groups,
         "arrows_window": f"last {RECENT_STEPS} steps",
         "topology": topology(info.algorithm, live.ranks),
         "links": [_link(link, info.hosts) for link in links[:LINKS]],
@@ -101,7 +105,42 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
             if name in answers
         ],
         "notes": [as_text(change.describe()) for change in live.following.revised],
+        **_mesh(live, ranks),
     }
+
+
+def _mesh(live: LiveRun, ranks: Sequence[RankNow]) -> dict[str, Any]:
+    """Where every rank is, and waits along each dimension; empty where neither is known.
+
+    `coordinates` are base64 int32 [ranks, dimensions], -1 where not known; `order` int32, the ranks beside those that
+    do the same work; `parts` what work that is, in words, and `part_of` int32 each rank's.
+    """
+    found: dict[str, Any] = {}
+    names = list(dict.fromkeys(name for rank in ranks for name in rank.coordinates))
+    if names:
+        works = [describe_place(kind_of_work(rank.coordinates)) for rank in ranks]
+        parts = {work: index for index, work in enumerate(dict.fromkeys(works))}
+        order = sorted(ranks, key=lambda rank: place_in_mesh(rank.coordinates, rank.rank))
+        found["mesh"] = {
+            "dimensions": [as_text(name) for name in names],
+            "coordinates": packed([[rank.coordinates.get(name, -1) for name in names] for rank in ranks], np.int32),
+            "order": packed([rank.rank for rank in order], np.int32),
+            "parts": [as_text(part) for part in parts],
+            "part_of": packed([parts[work] for work in works], np.int32),
+        }
+    blocked = live.blocked()
+    if blocked:
+        found["blocked"] = [
+            {
+                "dimension": as_text(one.dimension),
+                "seconds_per_step": _or_none(one.seconds_per_step),
+                "step_ratio": _or_none(one.step_ratio),
+                "ranks": packed(one.ranks, np.float32),
+                "cells": [as_text(cell) for cell in blocked_cells(one)],
+            }
+            for one in blocked
+        ]
+    return found
 
 
 def topology(algorithm: str, ranks: int) -> dict[str, Any] | None:
@@ -142,6 +181,8 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
         except (msgspec.ValidationError, ArithmeticError, KeyError, TypeError, ValueError):
             continue  # a verdict that makes no sense; the others are shown
         verdict, cost = text.verdict, text.verdict.cost_rank_seconds
+        chain = read_chain(verdict.evidence.get("by_way_of", ""))
+        places = [] if live.following.mesh is None else live.following.mesh.coordinates
         found.append({
             **{name: as_text(getattr(text, name)) for name in ("headline", "when", "why", "price", "next")},
             "kind": verdict.kind,
@@ -150,6 +191,10 @@ def _verdicts(live: LiveRun) -> list[dict[str, Any]]:
             "until_step": verdict.evidence.get("until_step"),
             "cost_rank_seconds": cost if math.isfinite(cost) else 0.0,
             "over": finding.over,
+            **({
+                "by_way_of": verdict.evidence["by_way_of"],
+                "chain": {"ranks": chain, "along": [as_text(name) for name in chain_dimensions(chain, places)]},
+            } if chain else {}),
         })  # fmt: skip
     return found
 

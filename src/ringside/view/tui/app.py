@@ -20,6 +20,7 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Input, Static
 
+from ringside.view.mesh_text import blocked_line
 from ringside.view.tui.console import fit, printable
 from ringside.view.tui.rank_table import SORTS, SortOrder, Sparks, arrange_ranks, fit_columns, heading_line
 from ringside.view.tui.rank_widget import RankTable
@@ -55,6 +56,13 @@ own time   the last steps as blocks, all ranks on one scale
 ▌          a verdict is open on this rank
 
 Figures are medians over the last 16 steps; once the run has ended, over all of it."""
+HELP_MESH = """\
+
+
+place      the rank's coordinates in the job's mesh; a filter may be one: pp1
+           Sorted by rank, ranks that do the same work stand together.
+excess     here: over the median of those that do the same work
+blocked    time in groups along a dimension: waits and transfers"""
 
 _T = TypeVar("_T")
 
@@ -254,7 +262,9 @@ class TopApp(App[None]):
         self._update("title", first_line(snapshot, width, remarks=remarks))
         self._update("verdicts", verdict_block(snapshot, width, max(min(height - 10, 9), min(height - 4, 2), 0)))
         heading = heading_line(columns, self.order, snapshot.window)[:width]
-        heading = f"{OWN_TIME[:width]}\n{heading}" if height >= ROOMY else heading
+        if height >= ROOMY:
+            waits = [printable(blocked_line(snapshot.blocked))[:width]] if snapshot.blocked else []
+            heading = "\n".join([*waits, OWN_TIME[:width], heading])
         self._update("heading", Text(heading, style="dim"))
         keys = Text(printable(self._remark) or KEYS, style="dim")
         keys.truncate(width, overflow="ellipsis")
@@ -373,7 +383,9 @@ class TopApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys and what the columns mean."""
-        self.push_screen(Page(lambda width: Text(HELP), "ringside top · keys and words", utf8=self._utf8))
+        ranks = self.snapshot.ranks if self.snapshot is not None else ()
+        words = HELP + HELP_MESH if any(rank.coordinates for rank in ranks) else HELP
+        self.push_screen(Page(lambda width: Text(words), "ringside top · keys and words", utf8=self._utf8))
 
     def action_colours(self) -> None:
         """Take other colours."""

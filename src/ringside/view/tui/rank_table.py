@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.cells import set_cell_size
 
+from ringside.monitor.groups import describe_place, place_in_mesh
 from ringside.text import SPARKS, duration, signed_percent
 from ringside.view.run.live import RankNow
 from ringside.view.tui.console import printable
@@ -30,7 +31,8 @@ class SortOrder:
     """Which ranks are shown, and in which order.
 
     Args:
-        sort: One of `SORTS`; times and excess begin with the largest, ranks with 0.
+        sort: One of `SORTS`; times and excess begin with the largest, ranks with 0, where a mesh is known by it: its
+            first stage, and in that beside each other those that do the same work.
         reverse: The other way round.
         filter: See `matches_filter`.
     """
@@ -44,7 +46,7 @@ def arrange_ranks(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
     """Return the ranks to show, in order; what is not known comes last either way."""
     shown = [rank for rank in ranks if matches_filter(rank, order.filter)]
     if order.sort == "rank":
-        return sorted(shown, key=lambda rank: rank.rank, reverse=order.reverse)
+        return sorted(shown, key=lambda rank: place_in_mesh(rank.coordinates, rank.rank), reverse=order.reverse)
     field, sign = _FIELDS[order.sort], 1.0 if order.reverse else -1.0
 
     def key(rank: RankNow) -> tuple[bool, float]:
@@ -55,16 +57,21 @@ def arrange_ranks(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
 
 
 def matches_filter(rank: RankNow, filter: str) -> bool:
-    """Whether a rank is meant by a filter: `3`, `8-15`, a part of a host's name or of a verdict's kind; any of several
-    between commas or spaces; all where there is nothing to find.
+    """Whether a rank is meant by a filter: `3`, `8-15`, a part of a host's name or of a verdict's kind, `pp1` or `pp=1`
+    of a coordinate; any of several between commas or spaces; all where there is nothing to find.
     """
+    places = {f"{name}{index}".lower() for name, index in rank.coordinates.items()}
     terms = [term for term in re.split(r"[,\s]+", filter.lower()) if term]
     for term in terms:
         numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", term)
         if numbers:
             if int(numbers[1]) <= rank.rank <= int(numbers[2] or numbers[1]):
                 return True
-        elif term in rank.host.lower() or any(term in kind or term in kind.replace("_", "-") for kind in rank.verdicts):
+        elif (
+            term.replace("=", "") in places
+            or term in rank.host.lower()
+            or any(term in kind or term in kind.replace("_", "-") for kind in rank.verdicts)
+        ):
             return True
     return not terms
 
@@ -73,10 +80,12 @@ def matches_filter(rank: RankNow, filter: str) -> bool:
 class Columns:
     """How wide each column is, in cells; 0: left out.
 
-    Columns go when there is no room: the line of blocks, the host, wire, wait, the verdict's kind, own, in this order.
+    Columns go when there is no room: the line of blocks, the host, wire, wait, the place in the mesh, the verdict's
+    kind, own, in this order.
     """
 
     rank: int
+    place: int
     host: int
     own: int
     wait: int
@@ -93,10 +102,12 @@ def fit_columns(snapshot: Snapshot, width: int) -> Columns:
     """Return columns for a run that fit `width` cells."""
     hosts = {rank.host for rank in snapshot.ranks}
     host = min(max((len(name) for name in hosts), default=0), 16) + 2 if len(hosts) > 1 else 0
+    place = max((len(describe_place(rank.coordinates)) for rank in snapshot.ranks), default=0)
     verdict = max((len(_kinds(rank)) for rank in snapshot.ranks if rank.verdicts), default=0)
     sizes = {
         "rank": max(len(str(max(len(snapshot.ranks) - 1, 0))), 4) + 1, "excess": EXCESS, "own": TIME,
-        "verdict": min(verdict, 24) + 2 if verdict else 0, "wait": TIME, "wire": TIME, "host": host,
+        "verdict": min(verdict, 24) + 2 if verdict else 0, "place": min(place, 36) + 2 if place else 0, "wait": TIME,
+        "wire": TIME, "host": host,
     }  # fmt: skip
     # In the order of importance: the first that does not fit is left out, and so on.
     room = width
@@ -121,6 +132,8 @@ def heading_line(columns: Columns, order: SortOrder, window: str = "") -> str:
         return f"{column}{'↓' if down else '↑'}" if column == order.sort else column
 
     parts = [f"{name('rank'):>{columns.rank}}" if columns.rank else ""]
+    if columns.place:
+        parts.append("  " + "place".ljust(columns.place - 2))
     if columns.host:
         parts.append("  " + "host".ljust(columns.host - 2))
     parts += [f"{name(each):>{getattr(columns, each)}}" for each in _FIELDS if getattr(columns, each)]
@@ -143,6 +156,8 @@ def rank_line(rank: RankNow, columns: Columns, sparks: str = "") -> str:
     """
     number = f"{rank.rank:>{columns.rank}}"
     parts = [(MARK + number[1:] if rank.verdicts else number) if columns.rank else ""]
+    if columns.place:
+        parts.append("  " + set_cell_size(printable(describe_place(rank.coordinates)), columns.place - 2))
     if columns.host:
         parts.append("  " + set_cell_size(printable(rank.host), columns.host - 2))
     for field in ("own", "wait", "wire"):

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
+from ringside.monitor.groups import Blocked
 from ringside.monitor.run.directory import MOST_RANKS, STEPS, decode_record, open_regular
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
@@ -78,6 +79,7 @@ class Snapshot:
         window: What the ranks' figures are medians of, in words.
         calm: What an ended run without a verdict says; None of others.
         reading: What is read and judged first, in words; empty once that is done.
+        blocked: How long ranks are blocked along each dimension of the mesh.
     """
 
     where: str
@@ -97,6 +99,7 @@ class Snapshot:
     window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
     reading: str = ""
+    blocked: tuple[Blocked, ...] = ()
 
 
 class RunSource(Protocol):
@@ -191,6 +194,7 @@ class Local:
             window=live.window,
             calm=live.calm,
             reading=self._reading,
+            blocked=tuple(live.blocked()),
         )
 
     def records(self, rank: int) -> list[StepRecord]:
@@ -240,6 +244,19 @@ class _Verdict(msgspec.Struct, kw_only=True):
     since_step: int
     cost_rank_seconds: float = 0.0
     over: bool = False
+    by_way_of: str = ""
+
+
+class _Blocked(msgspec.Struct, kw_only=True):
+    dimension: str
+    seconds_per_step: float | None
+    step_ratio: float | None
+    ranks: str
+
+
+class _Mesh(msgspec.Struct, kw_only=True):
+    dimensions: list[str] = []
+    coordinates: str = ""
 
 
 class _Now(msgspec.Struct, kw_only=True):
@@ -260,6 +277,8 @@ class _Now(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
+    mesh: _Mesh = msgspec.field(default_factory=_Mesh)
+    blocked: list[_Blocked] = []
 
 
 class _Rows(msgspec.Struct, kw_only=True):
@@ -339,6 +358,7 @@ class Remote:
                 verdict = Verdict(
                     kind=sent.kind, ranks=sent.ranks, since_step=sent.since_step, detected_step=sent.since_step,
                     excess_ratio=math.nan, cause=sent.why, advice=sent.next,
+                    evidence={"by_way_of": sent.by_way_of} if sent.by_way_of else {},
                 )  # fmt: skip
                 words = sent.headline[:1].lower() + sent.headline[1:].rstrip(".")
                 verdicts.append(Open(verdict, sent.cost_rank_seconds, sent.over, words))
@@ -363,6 +383,15 @@ class Remote:
             notes=tuple(now.notes),
             window=now.window,
             calm=now.calm,
+            blocked=tuple(
+                Blocked(
+                    dimension=one.dimension,
+                    seconds_per_step=math.nan if one.seconds_per_step is None else one.seconds_per_step,
+                    step_ratio=math.nan if one.step_ratio is None else one.step_ratio,
+                    ranks=self._unpack(one.ranks, "<f4").tolist(),
+                )
+                for one in now.blocked
+            ),
         )
 
     def records(self, rank: int) -> list[StepRecord]:
@@ -387,7 +416,15 @@ class Remote:
         named = [(verdict.kind, verdict.ranks) for verdict in self._now.verdicts if not verdict.over]
         steps = self._column("step", "<f8")
         figures = {name: self._column(name, "<f4") for name in FIGURES}
-        return ranks_now(hosts, named, np.where(np.isfinite(steps), steps, -1), figures)
+        return ranks_now(hosts, named, np.where(np.isfinite(steps), steps, -1), figures, self._coordinates())
+
+    def _coordinates(self) -> list[dict[str, int]]:
+        """Where each rank is in the mesh; empty where that was not sent, or not of every rank."""
+        names, indexes = self._now.mesh.dimensions, self._unpack(self._now.mesh.coordinates, "<i4")
+        if not names or len(indexes) != len(names) * self._now.ranks:
+            return []
+        places = indexes.reshape(self._now.ranks, len(names)).tolist()
+        return [{name: index for name, index in zip(names, place, strict=True) if index >= 0} for place in places]
 
     def _column(self, name: str, kind: str) -> NDArray[Any]:
         """One figure of every rank; NaN where it was not sent."""

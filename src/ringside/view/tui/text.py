@@ -13,11 +13,13 @@ import numpy as np
 from rich.text import Text
 
 from ringside.monitor.assessment import assess_own_times, describe_assessment
+from ringside.monitor.groups import describe_place
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline, onset
 from ringside.text import duration, figure, percent, rank_time, signed_percent, title
-from ringside.view.run.live import progress_text
+from ringside.view.mesh_text import blocked_line, chain_line
+from ringside.view.run.live import RankNow, progress_text
 from ringside.view.tui.console import printable
 from ringside.view.tui.rank_table import SortOrder, Sparks, arrange_ranks, fit_columns, heading_line, rank_line
 from ringside.view.tui.source import Open, Snapshot
@@ -123,11 +125,12 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
 
 
 def verdict_lines(verdict: Open, width: int, lines_each: int = 1000) -> list[Text]:
-    """Return one verdict: headline, why, price, what to do; each in at most `lines_each` lines."""
+    """Return one verdict: headline, why, price, what to do, through whom others wait; each in at most `lines_each`
+    lines."""
     lines = _paragraph("● ", verdict_headline(verdict), width, _style(verdict), lines=lines_each)
     advice = "" if verdict.over else verdict.verdict.advice
     parts = (("why", verdict.verdict.cause, ""), ("cost", price_text(verdict), "bold"), ("do", advice, ""))
-    for name, text, style in parts:
+    for name, text, style in (*parts, ("chain", chain_line(verdict.verdict), "")):
         if text:
             lines += _paragraph(f"  {name:<7}", text, width, style, lines=lines_each)
     return lines
@@ -171,6 +174,8 @@ def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
         return Text(f"rank {rank} is not in this run any more", style="dim")
     pids = snapshot.info.pids if snapshot.info is not None else []
     who = Text(f"rank {rank}", style="bold cyan")
+    place = printable(describe_place(figures.coordinates))
+    who.append(f" · {place}" if place else "", style="bold")
     who.append(f" · {printable(figures.host)}" if figures.host else "", style="bold")
     if rank < len(pids):
         who.append(f" · pid {pids[rank]}", style="dim")
@@ -178,7 +183,12 @@ def rank_detail(snapshot: Snapshot, rank: int, width: int) -> Text:
     times = (("own", figures.own_seconds), ("wait", figures.wait_seconds), ("wire", figures.wire_seconds))
     medians = "  ".join(f"{name} {duration(value)}" for name, value in times)
     excess = signed_percent(figures.excess_ratio)
-    lines = [who, Text(f"{medians}  excess {excess}  (medians, {snapshot.window})"), Text()]
+    lines = [who, Text(f"{medians}  excess {excess}  (medians, {snapshot.window})")]
+    blocked = [(one.dimension, one.ranks[rank]) for one in snapshot.blocked if rank < len(one.ranks)]
+    if blocked:
+        each = "  ".join(f"{name} {duration(seconds)}" for name, seconds in blocked)
+        lines += _paragraph("blocked per step: ", each, width, "", lines=9)
+    lines.append(Text())
     for verdict in snapshot.verdicts:
         if rank in verdict.verdict.ranks:
             lines += [*verdict_lines(verdict, width), *_evidence(verdict, width), Text()]
@@ -267,6 +277,8 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
     yield from (line.rstrip() for line in verdict_block(snapshot, width, 24).plain.split("\n"))
     columns = fit_columns(snapshot, width)
     yield ""
+    if snapshot.blocked:
+        yield printable(blocked_line(snapshot.blocked))[:width]
     yield OWN_TIME[:width]
     yield heading_line(columns, order, snapshot.window).rstrip()
     sparks = Sparks(snapshot.steps, snapshot.own_seconds, columns.spark)
@@ -289,6 +301,13 @@ def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
             for shown in snapshot.verdicts
         ],
         "notes": list(snapshot.notes),
-        "ranks": [dataclasses.asdict(rank) for rank in arrange_ranks(snapshot.ranks, order)],
+        "ranks": [_rank_json(rank) for rank in arrange_ranks(snapshot.ranks, order)],
+        **({"blocked": list(snapshot.blocked)} if snapshot.blocked else {}),
     })  # fmt: skip
     return content
+
+
+def _rank_json(rank: RankNow) -> dict[str, Any]:
+    """A rank's figures; where it is in the mesh only where that is known."""
+    content = dataclasses.asdict(rank)
+    return content if content["coordinates"] else {key: content[key] for key in content if key != "coordinates"}

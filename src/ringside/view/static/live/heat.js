@@ -33,6 +33,8 @@ export class Heat {
     this.rows = null;
     this.episodes = [];
     this.selected = null;
+    this.order = null; // the rank of each line, and the line of each rank; null: they are the same
+    this.lines = null;
     this.x = { from: 0, to: 1 };
     this.y = { from: 0, to: 1 };
     this.following = true;
@@ -65,6 +67,24 @@ export class Heat {
     for (const row of rows.changes.splice(0)) this.forget(row);
     if (this.following) this.end();
     this.draw();
+  }
+
+  // Lines in another order of ranks: beside each other those that do the same work.
+  arrange(order) {
+    if (String(order ?? "") === String(this.order ?? "")) return;
+    this.order = order;
+    this.lines = order && new Int32Array(order.length);
+    order?.forEach((rank, line) => { this.lines[rank] = line; });
+    this.tiles.clear();
+    this.draw();
+  }
+
+  lineOf(rank) {
+    return this.lines?.[rank] ?? rank;
+  }
+
+  rankOf(line) {
+    return this.order?.[line] ?? line;
   }
 
   forget(row) {
@@ -151,7 +171,7 @@ export class Heat {
   tile(level, pooled, tile) {
     const key = `${level}/${pooled}/${tile}`, kept = this.tiles.get(key);
     if (kept) return kept;
-    const { rows, palette } = this, ranks = rows.ranks, data = rows.levels[level];
+    const { rows, palette, order } = this, ranks = rows.ranks, data = rows.levels[level];
     const columns = Math.min(TILE, rows.columns(level) - tile * TILE), lines = Math.ceil(ranks / (1 << pooled));
     const picture = document.createElement("canvas");
     [picture.width, picture.height] = [columns, lines];
@@ -161,7 +181,10 @@ export class Heat {
       for (let line = 0; line < lines; line++) {
         let latest = 0;
         const end = Math.min((line + 1) << pooled, ranks);
-        for (let rank = line << pooled; rank < end; rank++) if (data[start + rank] > latest) latest = data[start + rank];
+        for (let at = line << pooled; at < end; at++) {
+          const value = data[start + (order ? order[at] : at)];
+          if (value > latest) latest = value;
+        }
         pixels[line * columns + column] = palette[latest];
       }
     }
@@ -171,11 +194,11 @@ export class Heat {
     return picture;
   }
 
-  place(row, rank) {
+  place(row, line) {
     const { x, y, plot } = this;
     return [
       plot.left + ((row - x.from) / (x.to - x.from)) * plot.width,
-      plot.top + ((rank - y.from) / (y.to - y.from)) * plot.height,
+      plot.top + ((line - y.from) / (y.to - y.from)) * plot.height,
     ];
   }
 
@@ -185,7 +208,7 @@ export class Heat {
     for (const { since, until, ranks } of this.episodes) {
       const from = this.rows.indexOf(since), to = until === null ? this.rows.count + 1e6 : this.rows.indexOf(until);
       for (const rank of ranks.slice(0, 64)) {
-        const [left, top] = this.place(from, rank), [right, bottom] = this.place(to, rank + 1);
+        const line = this.lineOf(rank), [left, top] = this.place(from, line), [right, bottom] = this.place(to, line + 1);
         const room = Math.max(6 - (bottom - top), 0) / 2;
         context.strokeRect(left, top - room, Math.max(right - left, 2), bottom - top + 2 * room);
       }
@@ -194,8 +217,8 @@ export class Heat {
 
   paintSelected(context, plot) {
     if (!this.selected) return;
-    const row = this.rows.nearest(this.selected.step);
-    const [left, top] = this.place(row, this.selected.rank), [right, bottom] = this.place(row + 1, this.selected.rank + 1);
+    const row = this.rows.nearest(this.selected.step), line = this.lineOf(this.selected.rank);
+    const [left, top] = this.place(row, line), [right, bottom] = this.place(row + 1, line + 1);
     const middle = (left + right) / 2, centre = (top + bottom) / 2;
     context.strokeStyle = this.ink.sel;
     context.lineWidth = 1;
@@ -217,8 +240,8 @@ export class Heat {
     context.fillStyle = this.ink.faint;
     context.textBaseline = "middle";
     context.textAlign = "right";
-    for (const rank of ticks(y.from, y.to - 0.01, plot.height / 20, 1)) {
-      context.fillText(rank, plot.left - 8, Math.max(this.place(0, rank + 0.5)[1], 7));
+    for (const line of ticks(y.from, y.to - 0.01, plot.height / 20, 1)) {
+      context.fillText(this.rankOf(line), plot.left - 8, Math.max(this.place(0, line + 0.5)[1], 7));
     }
     context.textBaseline = "alphabetic";
     const edge = plot.left + plot.width;
@@ -237,9 +260,9 @@ export class Heat {
     const box = this.canvas.getBoundingClientRect(), { plot, x, y } = this;
     const across = (event.clientX - box.left - plot.left) / plot.width, down = (event.clientY - box.top - plot.top) / plot.height;
     if (!this.rows || !this.rows.count || across < 0 || across > 1 || down < 0 || down > 1) return null;
-    const row = Math.floor(x.from + across * (x.to - x.from)), rank = Math.floor(y.from + down * (y.to - y.from));
-    if (row < 0 || row >= this.rows.count || rank < 0 || rank >= this.rows.ranks) return null;
-    return { row, rank, step: this.rows.steps[row] };
+    const row = Math.floor(x.from + across * (x.to - x.from)), line = Math.floor(y.from + down * (y.to - y.from));
+    if (row < 0 || row >= this.rows.count || line < 0 || line >= this.rows.ranks) return null;
+    return { row, rank: this.rankOf(line), step: this.rows.steps[row] };
   }
 
   view(from, to, top = this.y.from, bottom = this.y.to) {
@@ -264,7 +287,7 @@ export class Heat {
       down = Math.min(Math.max((event.clientY - box.top - plot.top) / plot.height, 0), 1);
     } else if (this.selected) {
       across = Math.min(Math.max((this.rows.nearest(this.selected.step) - x.from) / (x.to - x.from), 0), 1);
-      down = Math.min(Math.max((this.selected.rank - y.from) / (y.to - y.from), 0), 1);
+      down = Math.min(Math.max((this.lineOf(this.selected.rank) - y.from) / (y.to - y.from), 0), 1);
     }
     const wide = (x.to - x.from) * factor, high = (y.to - y.from) * (ranks && this.rows.ranks > 32 ? factor : 1);
     const step = x.from + across * (x.to - x.from), rank = y.from + down * (y.to - y.from);
@@ -285,10 +308,10 @@ export class Heat {
   // Bring a step and a rank into view and mark them.
   select(step, rank) {
     this.selected = { step, rank };
-    const row = this.rows?.count ? this.rows.nearest(step) : -1;
-    if (row >= 0 && (row < this.x.from || row >= this.x.to || rank < this.y.from || rank >= this.y.to)) {
+    const row = this.rows?.count ? this.rows.nearest(step) : -1, line = this.lineOf(rank);
+    if (row >= 0 && (row < this.x.from || row >= this.x.to || line < this.y.from || line >= this.y.to)) {
       const wide = this.x.to - this.x.from, high = this.y.to - this.y.from;
-      this.view(row - wide / 2, row + wide / 2, rank - high / 2, rank + high / 2);
+      this.view(row - wide / 2, row + wide / 2, line - high / 2, line + high / 2);
     }
     this.draw();
   }

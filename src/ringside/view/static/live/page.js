@@ -3,13 +3,14 @@
 import { Run, unpack } from "./data.js";
 import { Heat, palette } from "./heat.js";
 import { Lines } from "./lines.js";
+import { chainFigure } from "./chain.js";
 import { Ring } from "./ring.js";
 import { byId, duration, element, put, signedPercent, unbroken } from "./words.js";
 
 const FEW_ROWS = 16;
 const LEAST_EXCESS = 0.05; // the scale of the bars reaches at least so far: noise stays small
 const choice = { step: null, rank: null };
-let figures = null, state = null, ofRank = null, showAll = false, announced = "", linked = false, asked = 0;
+let figures = null, mesh = null, state = null, ofRank = null, showAll = false, announced = "", linked = false, asked = 0;
 
 const zero = (rows, name) => rows.lines[name];
 const hidden = (rows) => {
@@ -80,6 +81,7 @@ function told(row, rank) {
   const { lines, worst } = run.rows, late = run.rows.late(row, rank);
   const own = Number.isFinite(late) ? lines.own[row] * (1 + late) : NaN;
   return [
+    ...(placeOf(rank) ? [["place", placeOf(rank)]] : []),
     ["above the median", late >= 1 ? "+100% or more" : late ? signedPercent(late) : Number.isFinite(late) ? "not at all" : "–"],
     ["own time", late > 0 && late < 1 ? `≈ ${duration(own)}` : late >= 1 ? `≥ ${duration(own)}` : Number.isFinite(late) ? `≤ ${duration(lines.own[row])}` : "–"],
     ["median of all", duration(lines.own[row])],
@@ -191,6 +193,7 @@ function tellState() {
     wire: unpack.f32(state.figures.wire_seconds), excess: unpack.f32(state.figures.excess_ratio),
     host: unpack.i32(state.host_of),
   } : null;
+  readMesh();
   if (step < 0) document.body.classList.add("waiting");
   tellPill();
   tellVerdicts();
@@ -198,10 +201,23 @@ function tellState() {
   tellTiles();
   tellRing();
   tellRanks();
+  tellBlocked();
   tellLinks();
   tellQuestions();
   heat.episodes = state.verdicts.filter((verdict) => verdict.kind !== "slow_link").map(({ since_step: since, until_step: until, ranks }) => ({ since, until: until ?? null, ranks }));
   heat.draw();
+}
+
+// Where a rank is in the mesh: "dp 1, tp 0"; empty where that is not known.
+function placeOf(rank) {
+  const { names, places } = mesh ?? { names: [] };
+  return names.map((name, index) => [name, places[rank * names.length + index]]).filter(([, at]) => at >= 0).map(([name, at]) => `${name} ${at}`).join(", ");
+}
+
+function readMesh() {
+  const told = state.mesh;
+  mesh = told ? { names: told.dimensions, places: unpack.i32(told.coordinates), order: unpack.i32(told.order), parts: told.parts, partOf: unpack.i32(told.part_of) } : null;
+  heat.arrange(mesh?.order ?? null);
 }
 
 function tellPill() {
@@ -239,6 +255,7 @@ function verdictCard(verdict, index) {
     if (verdict[key]) list.append(element("dt", {}, name), element("dd", { "data-name": key, class: key }, unbroken(verdict[key])));
   }
   card.append(sign, element(index ? "h2" : "h1", { "data-name": "headline" }, unbroken(verdict.headline)), element("p", { class: "when", "data-name": "when" }, verdict.when), list);
+  if (verdict.chain) card.append(chainFigure(verdict.chain, verdict.by_way_of, placeOf));
   if (verdict.ranks.length) {
     const go = element("button", { type: "button", class: "go" }, "Show it on the map");
     go.addEventListener("click", () => {
@@ -298,15 +315,33 @@ function tellRing() {
 function tellRanks() {
   if (!figures) return;
   const bad = culprits(), count = figures.own.length;
-  const order = Array.from({ length: count }, (_, rank) => rank).sort((a, b) => (bad.has(b) - bad.has(a)) || ((figures.excess[b] || 0) - (figures.excess[a] || 0)) || a - b);
+  const slowestFirst = (a, b) => (bad.has(b) - bad.has(a)) || ((figures.excess[b] || 0) - (figures.excess[a] || 0)) || a - b;
+  const order = Array.from({ length: count }, (_, rank) => rank).sort(slowestFirst);
+  const whole = mesh && (showAll || count <= FEW_ROWS), among = mesh ? "; excess is over the median of those that do the same work" : "";
   byId("ranktitle").textContent = state.window === "whole run" ? "Ranks" : "Ranks now";
-  byId("ranknote").textContent = `Medians, ${state.window}, the slowest first.`;
+  byId("ranknote").textContent = `Medians, ${state.window}, ${whole ? "beside those that do the same work" : "the slowest first"}${among}.`;
+  byId("placehead").hidden = !mesh;
   const known = figures.excess.filter(Number.isFinite), span = [Math.min(...known, 0), Math.max(...known, LEAST_EXCESS)];
   put(byId("ends"), ...span.map((value) => element("span", {}, value ? signedPercent(value) : "0")));
-  const shown = showAll ? order : order.slice(0, FEW_ROWS);
-  put(byId("rows"), ...shown.map((rank) => rankRow(rank, bad.has(rank), span)));
+  const shown = showAll ? order : order.slice(0, FEW_ROWS), row = (rank) => rankRow(rank, bad.has(rank), span);
+  put(byId("rows"), ...(whole ? blocks(order).flatMap(([part, ranks]) => [...part, ...ranks.map(row)]) : shown.map(row)));
   byId("all").hidden = count <= FEW_ROWS;
   byId("all").textContent = showAll ? `Show the slowest ${FEW_ROWS}` : `Show all ${count.toLocaleString("en")} ranks`;
+}
+
+// Ranks beside those that do the same work, each block below a line that says which: few as the mesh has them, of many
+// the slowest with its peers first.
+function blocks(slowestFirst) {
+  const found = new Map();
+  for (const rank of slowestFirst.length <= FEW_ROWS ? mesh.order : slowestFirst) {
+    const part = mesh.parts[mesh.partOf[rank]];
+    found.set(part, [...(found.get(part) ?? []), rank]);
+  }
+  const named = found.size > 1 && found.size < slowestFirst.length;
+  return Array.from(found, ([part, ranks]) => {
+    const words = `${part}: ${ranks.length} rank${ranks.length === 1 ? "" : "s"}`;
+    return [named ? [element("tr", { class: "part" }, element("th", { scope: "rowgroup", colspan: 8 }, words))] : [], ranks];
+  });
 }
 
 // Its bar begins at the median of the others: left of it a rank is faster, right of it slower.
@@ -319,11 +354,20 @@ function rankRow(rank, culprit, [least, most]) {
   zero.style.left = `${share(0).toFixed(1)}%`;
   const row = element("tr", { class: [culprit ? "culprit" : "", rank === choice.rank ? "chosen" : ""].join(" ").trim() },
     element("th", { scope: "row" }, String(rank), ...(culprit ? [element("span", { class: "badge" }, "verdict")] : [])),
+    ...(mesh ? [element("td", { class: "text" }, placeOf(rank))] : []),
     element("td", { class: "text" }, state.hosts[figures.host[rank]] ?? ""),
     element("td", {}, duration(figures.own[rank])), element("td", {}, signedPercent(figures.excess[rank])),
     ...["wait", "wire"].map((name) => element("td", {}, duration(figures[name][rank]))), element("td", { class: "wide", "aria-hidden": "true" }, element("span", { class: "track" }, zero, bar)));
   row.addEventListener("click", () => choose(choice.step, rank));
   return row;
+}
+
+function tellBlocked() {
+  const blocked = state.blocked ?? [];
+  byId("blockedcard").hidden = !blocked.length;
+  byId("blockednote").textContent = `Medians, ${state.window}.`;
+  put(byId("blocked"), ...blocked.map(({ cells: [name, ...cells] }) => element("tr", {},
+    element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, unbroken(cell))))));
 }
 
 function tellLinks() {
@@ -345,10 +389,10 @@ function tellQuestions() {
     element("div", {}, element("h3", {}, one.heading), element("p", { class: "words" }, one.caption)))));
 }
 
-function move(rows, ranks) {
+function move(rows, lines) {
   if (!run.rows.count) return;
   const at = (choice.step === null ? run.rows.count - 1 : run.rows.nearest(choice.step)) + rows;
-  choose(run.rows.steps[Math.min(Math.max(at, 0), run.rows.count - 1)], Math.min(Math.max((choice.rank ?? guess()) + ranks, 0), run.rows.ranks - 1));
+  choose(run.rows.steps[Math.min(Math.max(at, 0), run.rows.count - 1)], heat.rankOf(Math.min(Math.max(heat.lineOf(choice.rank ?? guess()) + lines, 0), run.rows.ranks - 1)));
 }
 
 const keys = {
