@@ -130,6 +130,10 @@ def test_any_other_text_is_refused_with_what_exists(text):
         ("slow", "needs rank="),
         ("slow:rank=1,factor=1", "more than 1"),
         ("slow:rank=1,factor=0.5", "more than 1"),
+        ("slow:rank=1,factor=1000.5", "at most 1000"),
+        ("uneven:rank=1,factor=1001", "at most 1000"),
+        ("slow:rank=2", "there is no rank 2 among 2 ranks \\(0 to 1\\)"),
+        ("none:rank=1", "no fault 'none'"),
         ("slow:rank=1,factor=nan", "0 or more, and finite"),
         ("slow:rank=1,factor=inf", "0 or more, and finite"),
         ("slow:rank=-1", "0 or more, and finite"),
@@ -151,6 +155,15 @@ def test_any_other_text_is_refused_with_what_exists(text):
 def test_impossible_faults_are_refused(spec, why):
     with pytest.raises(UsageError, match=why):
         parse_fault(spec, ranks=2)
+
+
+def test_what_is_not_said_is_as_the_guide_says_and_blanks_do_not_matter():
+    assert parse_fault(" slow: rank = 1 , factor=1000 ,") == Slow(1, 1000.0, 0)
+    assert parse_fault("slow:rank=1") == Slow(1, 1.3, 0)
+    assert parse_fault("input:rank=1") == Input(1, 0.02, 0)
+    assert parse_fault("uneven:rank=1") == Uneven(1, 1.5, 0)
+    assert parse_fault("pause:rank=1,at_step=0") == Pause(1, 0, 3.0, 0)
+    assert parse_fault("diverge:rank=1,at_step=0") == Diverge(1, 0, 0.01)
 
 
 def test_none_is_no_fault():
@@ -313,6 +326,13 @@ def test_a_batch_is_larger_from_its_first_step_on(factor, size):
     assert injector.batch(size) == size
 
 
+def test_a_batch_is_that_of_all_before_the_first_step_and_rounded():
+    injector = inject(Uneven(0, 1.2), torch.nn.Linear(1, 1), 0)
+    assert injector.batch(8) == 8
+    injector.step(0)
+    assert [injector.batch(size) for size in (1, 2, 8, 10)] == [2, 3, 10, 12]
+
+
 def test_one_number_is_changed_once():
     model = torch.nn.Linear(3, 2)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -336,6 +356,17 @@ def test_a_halt_comes_in_the_middle_of_backward(fault):
         model.zero_grad()
         train(model, injector, [step])
     assert seen == [[False, True, True]]
+    seen.clear()
+    model = Model(clock, layers=4)
+    injector = inject(fault, model, 0, halt=lambda: seen.append([p.grad is not None for p in model.parameters()]))
+    train(model, injector, [1])
+    assert seen == [[False, False, True, True]]
+    injector.step(1)
+    injector.remove()
+    injector.step(1)
+    train(model, injector, [])
+    model(torch.ones(3))["loss"].backward()
+    assert len(seen) == 1, "it was taken off"
 
 
 def injected_process(spec):

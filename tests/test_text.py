@@ -6,9 +6,15 @@ import pytest
 
 from ringside.errors import UsageError
 from ringside.text import (
+    clock,
+    counted,
     did_you_mean,
     digits,
     duration,
+    figure,
+    first_line,
+    giga,
+    moment,
     name_ranks,
     name_vertices,
     parse_ranks_per_host,
@@ -17,9 +23,12 @@ from ringside.text import (
     rank_list,
     rank_time,
     rate,
+    ratio,
     signed_percent,
     size,
     size_bytes,
+    sparkline,
+    title,
 )  # fmt: skip
 
 
@@ -65,6 +74,59 @@ def test_times_and_ratios_in_words() -> None:
     assert [digits(x) for x in (99.96, 0.0, 1234.0, -2.5)] == ["100", "0", "1230", "-2.50"]
 
 
+def test_a_unit_begins_where_it_is_whole() -> None:
+    """The last figure of one unit, then the first of the next."""
+    assert [duration(s) for s in (1e-6, 0.999e-6, 1e-3, 1.0, 0.999, 60.0, 59.9, 3_600.0, 3_599.0, 86_400.0, -0.5)] == [
+        "1.00 µs", "999 ns", "1.00 ms", "1.00 s", "999 ms", "1.00 min", "59.9 s", "1.00 h", "60.0 min", "1.00 d",
+        "-500 ms",
+    ]  # fmt: skip
+    assert [rank_time(s) for s in (3_599.0, 3_600.0, 86_399.0, 86_400.0)] == [
+        "3600 rank-seconds", "1.00 rank-hours", "24.0 rank-hours", "1.00 rank-days",
+    ]  # fmt: skip
+    assert [size(n) for n in (1, 999, 1_000, 1e6, 1e9, 1e12)] == ["1 B", "999 B", "1 kB", "1 MB", "1 GB", "1 TB"]
+    assert [size(2.0**n, binary=True) for n in (0, 20, 30, 40)] == ["1 B", "1 MiB", "1 GiB", "1 TiB"]
+    assert [digits(x) for x in (0.001234, 0.01234, 1.0, 9.996, 12.34, 123.4, float("inf"))] == [
+        "0.001", "0.012", "1.00", "10.0", "12.3", "123", "–",
+    ]  # fmt: skip
+    assert (giga(27.64e9), ratio(1.416), ratio(None), ratio(float("inf"))) == ("27.6", "1.42 ×", "–", "–")
+    assert (percent(0.0), percent(-0.0996), percent(float("nan")), rate(float("inf"))) == ("0.0%", "−10%", "–", "–")
+
+
+def test_times_of_a_clock() -> None:
+    assert [clock(s) for s in (0, 59.9, 60, 61, 3_725)] == ["00:00", "00:59", "01:00", "01:01", "62:05"]
+    assert (moment(0), moment(1_700_000_000.0)) == ("1970-01-01 00:00 UTC", "2023-11-14 22:13 UTC")
+    assert (moment(1e30), moment(float("nan"))) == ("", "")
+
+
+def test_a_series_is_a_line_of_blocks() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 6, 8, 3, 4], 3) == "▁█▅", "means of 0, 7 and 3.5: the lowest, the highest, half way"
+    assert (sparkline([5, 5, 5], 9), sparkline([0.5, 1.0], 1)) == ("▁▁▁", "▁"), "never more blocks than samples"
+    assert (sparkline([], 4), sparkline([1, 2], 0), sparkline([1, 2], -1)) == ("", "", "")
+
+
+def test_a_figure_has_the_unit_of_its_name() -> None:
+    rows = [
+        ("step_seconds", 0.25, "step", "250 ms"), ("wait_s", 2.0, "wait", "2.00 s"),
+        ("p_seconds_p99", 1.0, "p seconds p99", "1.00 s"),
+        ("lost_ratio", 0.5, "lost", "50.0%"), ("wire_share", 0.123, "wire share", "12.3%"),
+        ("price_rank_hours", 1.5, "price", "1.50 rank-hours"), ("out_bytes_per_second", 1e9, "out", "1 GB/s"),
+        ("payload_bytes", 1500, "payload bytes", "1.50 kB"), ("bytes_each", 12, "bytes each", "12 B"),
+        ("clock_mhz", 1410, "clock", "1410 MHz"), ("gpu_celsius", 61.5, "gpu", "61.5 °C"),
+        ("power_watts", 300, "power", "300 W"),
+        ("quota_cpus", 2.5, "quota", "2.50 CPUs"), ("collective_seq_id", 12345, "collective seq id", "12345"),
+        ("host", "node-1", "host", "node-1"), ("known_seconds", True, "known", "True"), ("loss", None, "loss", "–"),
+    ]  # fmt: skip
+    assert [(title(name), figure(name, value)) for name, value, _, _ in rows] == [(t, f) for _, _, t, f in rows]
+
+
+def test_counts_and_first_lines() -> None:
+    assert [counted(n, "call") for n in (0, 1, 2, 12_345)] == ["0 calls", "1 call", "2 calls", "12,345 calls"]
+    assert (counted(1, "entry", "entries"), counted(2, "entry", "entries")) == ("1 entry", "2 entries")
+    assert (first_line("\n  what \nmore"), first_line(""), first_line("12345", 5)) == ("what", "", "12345")
+    assert first_line("123456", 5) == "1234…"
+
+
 def test_a_megabyte_is_decimal_and_a_mebibyte_is_not() -> None:
     assert [size(n) for n in (0, 12, 1500, 3_461_120, 2e12, None)] == [
         "0 B",
@@ -90,6 +152,7 @@ def test_ranks_in_words() -> None:
     ]
     assert name_ranks([0, 1, 2], "channel") == "channels 0-2"
     assert name_vertices([8, 0, 2, 1], 8) == "ranks 0-2 and switch 8"
+    assert (name_vertices([9, 8], 8), name_vertices([7], 8)) == ("switches 8 and 9", "rank 7")
 
 
 def test_a_name_that_is_nearly_right_is_met_with_the_right_one() -> None:
@@ -100,7 +163,7 @@ def test_a_name_that_is_nearly_right_is_met_with_the_right_one() -> None:
 
 
 def test_ranks_per_host_are_a_number_or_a_list() -> None:
-    assert (parse_ranks_per_host("8"), parse_ranks_per_host("3,2,4")) == (8, [3, 2, 4])
+    assert (parse_ranks_per_host("1"), parse_ranks_per_host("8"), parse_ranks_per_host("3,2,1")) == (1, 8, [3, 2, 1])
     for text in ("", "0", "x", "3,,2", "2,-1"):
         with pytest.raises(UsageError, match="a number from 1 on, or one per host"):
             parse_ranks_per_host(text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -80,6 +81,7 @@ def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str, rat
     for name in law:
         records = [r["records"][name] for r in reports if name in r["records"]]
         recorded = {key: median(r[key] for r in records) for key in ("exposed", "sync") if records}
+        recorded = {key: value for key, value in recorded.items() if math.isfinite(value)}  # one that is only watched
         saved = median(s - t for s, t in zip(step[STOCK], step[name], strict=True))
         by_bytes, overlapped = (law[STOCK] - law[name]) / full, through[STOCK] - through[name]
         row: Row = {"by": name, "step_ms": 1e3 * median(step[name]), "link_bytes": law[name] / 1e6}

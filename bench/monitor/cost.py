@@ -1,9 +1,10 @@
-"""What watching costs: training steps watched against the same steps unwatched, in turn, over both engines.
+"""What watching costs beside Ringside's engine: training steps watched and unwatched, in turn.
 
-Both sides train in the same two processes, over Ringside's engine or over stock Gloo. While the unwatched side's turn
-lasts the monitor's hooks are off, but its thread is there, as it would be in a job that trains two models. Models: one
-so small that microseconds show, the demo's GPT, and one of 25 million parameters for what comparing parameters costs.
-Prints paired differences of step times with intervals, and beside them what the monitor says of itself.
+Both sides train in the same two processes, over the engine. While the unwatched side's turn lasts the monitor's hooks
+are off, but its thread is there, as it would be in a job that trains two models. Models: one so small that microseconds
+show, the demo's GPT, and one of 25 million parameters for what comparing parameters costs. Prints paired differences of
+step times with intervals, and beside them what the monitor says of itself. What only watching costs a job over stock
+Gloo is `bench.monitor.whole_step`.
 
     torchrun --nproc-per-node 2 -m bench.monitor.cost [--repeats 3] [--blocks 16] [--json FILE]
 """
@@ -33,7 +34,6 @@ from ringside.monitor.run.directory import RunReader
 from ringside.pytorch import Session
 from ringside.pytorch.recording.parameter_digests import ParameterDigests
 
-ENGINES = {"ringside": "Ringside's engine", "native": "stock Gloo (watching)"}
 # What watching may add to a step: seconds, and share of a step that is no tiny one.
 TARGET_S, TARGET_RATIO = 100e-6, 0.005
 Step = Callable[[], None]
@@ -49,10 +49,9 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rows = []
-    for engine in ENGINES:
-        for model, steps in (("tiny", 100), ("gpt", 4)):
-            rows.append(measure_watching(engine, model, steps, args.repeats, args.blocks))
-            print_row(rows[-1])
+    for model, steps in (("tiny", 100), ("gpt", 4)):
+        rows.append(measure_watching(model, steps, args.repeats, args.blocks))
+        print_row(rows[-1])
     rows.append(measure_comparing())
     print_row(rows[-1])
     if dist.get_rank() == 0 and args.json:
@@ -64,14 +63,14 @@ def main() -> None:
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-def measure_watching(engine: str, model: str, steps: int, repeats: int, blocks: int) -> dict[str, Any]:
+def measure_watching(model: str, steps: int, repeats: int, blocks: int) -> dict[str, Any]:
     """Measure pairs of blocks of one setting."""
     pairs: list[tuple[float, float]] = []
     own: list[float] = []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as directory:
-            watched, session = make_step(engine, model, f"{directory}/run")
-            unwatched, _ = make_step(engine, model, None)
+            watched, session = make_step(model, f"{directory}/run")
+            unwatched, _ = make_step(model, None)
             assert session is not None
             for step in (watched, unwatched):
                 time_block(step, max(steps // 4, 2))
@@ -85,7 +84,6 @@ def measure_watching(engine: str, model: str, steps: int, repeats: int, blocks: 
     step_s = median(unwatched for _, unwatched in pairs)
     return {
         "what": "watching",
-        "engine": engine,
         "model": model,
         "pairs": len(pairs),
         "step_seconds": step_s,
@@ -146,7 +144,7 @@ def measure_comparing() -> dict[str, Any]:
     ParameterDigests.digest_parameters = timed  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as directory:
-            step, session = make_step("ringside", "large", f"{directory}/run", digest_every=1)
+            step, session = make_step("large", f"{directory}/run", digest_every=1)
             assert session is not None
             time_block(step, 3)
             step_s = median(time_block(step, 1) for _ in range(25))
@@ -187,13 +185,11 @@ def count_parameters(model: str) -> int:
     return sum(parameter.numel() for parameter in build_model(model).parameters())
 
 
-def make_step(
-    engine: str, model: str, run_dir: str | None, digest_every: int = 0
-) -> tuple[Step, ringside.pytorch.Session | None]:
+def make_step(model: str, run_dir: str | None, digest_every: int = 0) -> tuple[Step, ringside.pytorch.Session | None]:
     """Return a training step of a fresh model, watched where there is a run directory, and its session."""
     ddp = DistributedDataParallel(build_model(model))
     attachment = ringside.attach(
-        ddp, engine=engine, monitor=run_dir is not None, run_dir=run_dir, digest_every=digest_every
+        ddp, engine="ringside", monitor=run_dir is not None, run_dir=run_dir, digest_every=digest_every
     )
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
     data = batch_for(model)
@@ -227,7 +223,7 @@ def print_row(row: dict[str, Any]) -> None:
     step, middle, own = row["step_seconds"], row["difference_seconds"], row["own_figure_seconds"]
     kept = "kept" if middle < TARGET_S and (row["model"] == "tiny" or middle < TARGET_RATIO * step) else "NOT KEPT"
     print(
-        f"{ENGINES[row['engine']]}, {row['model']}: a step takes {step * 1e3:.2f} ms; watched {middle * 1e6:+.0f} µs "
+        f"Ringside's engine, {row['model']}: a step takes {step * 1e3:.2f} ms; watched {middle * 1e6:+.0f} µs "
         f"({middle / step:+.2%}); half of {row['pairs']} pairs between {low * 1e6:+.0f} and {high * 1e6:+.0f} µs; "
         f"its own figure {own * 1e6:.0f} µs; target {kept}",
         flush=True,

@@ -5,8 +5,10 @@ import signal
 import uuid
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ringside.bench import launch
 from ringside.bench.launch import rank_commands, run_ranks
 from ringside.bench.messages import Begin, Done, Limit, Message, MessageReader, Sample, WorkerHello, Writer
 from ringside.bench.plan import BenchPlan
@@ -34,6 +36,9 @@ def test_every_rank_reports_every_case():
             (65536, "cold", "symmetric"),
         }
         assert [s.wrong for s in samples] == [0] * 8
+        begun = [(m.what, m.share) for m in report if isinstance(m, Begin)]
+        assert begun[0] == ("the streaming limit", 0.0)
+        assert begun[1:] == [("8 B, warm", 0.0), ("8 B, cold", 0.25), ("64 KiB, warm", 0.5), ("64 KiB, cold", 0.75)]
 
 
 @pytest.mark.native
@@ -81,6 +86,27 @@ def test_mpi_takes_one_mpirun_and_nothing_else_does(tmp_path: Path):
     assert command[command.index("-n") + 1] == "3"
     started = rank_commands(plan(ranks=3, peers=("gloo",)), tmp_path)
     assert [environment for _, environment in started] == [{"RANK": "0"}, {"RANK": "1"}, {"RANK": "2"}]
+
+
+def test_open_mpi_has_a_directory_of_its_own_while_ranks_run_and_their_words_are_kept(monkeypatch: pytest.MonkeyPatch):
+    places: list[tuple[Path, int]] = []
+
+    def commands(asked: BenchPlan, directory: Path) -> list[tuple[list[str], dict[str, str]]]:
+        assert msgspec.json.decode((directory / "plan.json").read_bytes(), type=BenchPlan) == asked
+        memory = Path("/dev/shm", directory.name)
+        places.append((memory, memory.stat().st_mode & 0o777 if memory.exists() else 0))
+        (memory / "left").touch() if memory.exists() else None
+        done = """echo '{"type":"Done"}' > """ + f"{directory}/rank-$RANK.jsonl"
+        silent = "echo first >&2; echo the last words; exit 0" if asked.rounds == 2 else done
+        return [(["sh", "-c", done if rank == 0 else silent], {"RANK": str(rank)}) for rank in range(2)]
+
+    monkeypatch.setattr(launch, "rank_commands", commands)
+    assert run_ranks(plan(peers=("mpi",))) == [[Done()], [Done()]]
+    assert run_ranks(plan(peers=("gloo",))) == [[Done()], [Done()]]
+    with pytest.raises(RingsideError, match=r"^rank 1 ended before it started; its last words: the last words$"):
+        run_ranks(plan(rounds=2, peers=("mpi",)))
+    assert [mode for _, mode in places] == [0o700, 0, 0o700]
+    assert not any(memory.exists() for memory, _ in places)
 
 
 def test_messages_are_read_while_they_are_written(tmp_path: Path):

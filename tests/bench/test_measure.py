@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from ringside.bench.messages import Begin, Done, Failed, Message, Skipped, Worke
 from ringside.bench.peers import Contender
 from ringside.bench.plan import ITEM_BYTES, BenchPlan
 from ringside.bench.worker import BenchMeter
-from ringside.errors import RingsideError
+from ringside.errors import RingsideError, UnsupportedError, UsageError
 
 RIGHT = np.resize(check.expected(2, "float32", "sum"), 1 << 20)
 OTHER = np.resize(check.whole_numbers(1, 2, "float32", "sum"), 1 << 20)
@@ -58,11 +59,13 @@ class Engine:
     def __init__(self, clock: Work, *seconds: float, name: str = "ringside", tensor: str = "symmetric") -> None:
         self.clock, self.seconds = clock, list(seconds)
         self.given: list[Any] = []
+        self.firsts: list[float] = []
         self.spoil = 0
         self.contender = Contender(name, tensor, lambda array: array, self.call)
 
     def call(self, array: Any) -> None:
         self.given.append(array)
+        self.firsts.append(float(array[0]))
         self.clock.now += self.seconds[0] if len(self.seconds) == 1 else self.seconds.pop(0)
         array += OTHER[: len(array)]
         array[: self.spoil] += 1
@@ -99,7 +102,7 @@ def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Work) -> 
 def test_how_many_calls_is_what_was_asked_for_or_within_bounds(clock: Work) -> None:
     for seconds, iterations, expected in (
         (0.001, 7, 7),
-        (1e-9, 0, measure.MAX_ITERATIONS),
+        (1e-9, 0, 20_000),
         (1e-3, 0, 49),
         (0.04, 0, 1),
     ):
@@ -157,6 +160,13 @@ def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock:
     assert order[1:] == [number % 3 for number in range(5 + 2 * 3)]
 
 
+def test_what_is_checked_is_this_ranks_and_what_is_timed_begins_at_zero(clock: Work) -> None:
+    engine = Engine(clock, 0.001)
+    meter(engine, rounds=1, iterations=1).case(64, "warm", 1)
+    own, other = check.contribution(0, 2, "float32", "sum")[0], OTHER[0]
+    assert engine.firsts == [own, *(number * other for number in range(5 + 1))]
+
+
 def test_between_cold_turns_the_cache_is_swept(clock: Work) -> None:
     for cache, swept in (("warm", 0), ("cold", 4)):
         made = meter(Engine(clock, 0.001), Engine(clock, 0.001), rounds=2, iterations=1)
@@ -178,9 +188,9 @@ def test_the_streaming_limit_is_the_mean_of_a_few_passes_without_the_first_round
     comm = Alone()
     limit = meter(comm=comm).limit()
     assert limit.size_bytes == 4 << 20
-    assert limit.seconds == pytest.approx((0.25,) * measure.LIMIT_ROUNDS)
-    assert len(passes) == 3 * (measure.LIMIT_ROUNDS + 1)
-    assert comm.barriers == 2 * (measure.LIMIT_ROUNDS + 1)
+    assert limit.seconds == pytest.approx((0.25,) * 5)
+    assert len(passes) == 3 * (5 + 1)
+    assert comm.barriers == 2 * (5 + 1)
     *places, size = passes[0]
     assert size == 4 << 20
     assert len(set(places)) == 4
@@ -223,6 +233,11 @@ def test_numbers_differ_as_much_as_their_sum_stays_exact(dtype: str) -> None:
         assert numbers.max() == (top or max(1, min(16, most // 200)))
     assert set(check.whole_numbers(0, 64, dtype, "prod")) == {1, 2}
     assert np.mean(check.whole_numbers(0, 64, dtype, "prod") == 2) == pytest.approx(1 / 8, abs=0.01)
+
+
+def test_numbers_repeat_after_a_prime_which_no_slice_is_a_multiple_of() -> None:
+    assert check.PERIOD > 1 << 15
+    assert all(check.PERIOD % factor for factor in range(2, 1 << 9))
 
 
 def test_a_mean_of_whole_numbers_is_cut_and_one_of_others_is_not() -> None:
@@ -363,3 +378,83 @@ def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(
     assert worker.open_peer("mpi", asked, 0, tmp_path, writer) is peer
     assert [(array.dtype, array.tolist()) for array in tried] == [(np.dtype("int16"), [0])]
     assert len(sent) == 1
+
+
+def test_our_engine_is_called_as_users_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    comm: Any = SimpleNamespace(all_reduce=lambda array, **how: given.append(how))
+    for op, auto in (("sum", {}), ("max", {"op": "max"})):
+        made = peers.ours(comm, "float32", op, ("auto", "ring"))
+        assert [(one.engine, one.algorithm, one.tensor) for one in made] == [
+            ("ringside", algorithm, tensor) for algorithm in ("auto", "ring") for tensor in ("symmetric", "private")
+        ]
+        given.clear()
+        for one in made:
+            one.call(one.wrap(np.zeros(1)))
+        assert given == [auto, auto, *[{"op": op, "algorithm": "ring"}] * 2]
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None)))
+    with pytest.raises(UsageError, match="bfloat16 tensors need torch"):
+        peers.ours(comm, "bfloat16", "sum", ("auto",))
+
+
+def test_gloo_is_called_as_users_call_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    joined: list[Any] = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *what, **how: joined.append((what, how)))
+    plain = peers.open_gloo(1, 3, "float32", "sum", tmp_path)
+    ((what, how),) = joined
+    assert (what, how["rank"], how["world_size"]) == (("gloo",), 1, 3)
+    assert how["init_method"] == f"file://{tmp_path}/gloo-store"
+    assert (plain.engine, plain.tensor, plain.call) == ("gloo", "private", torch.distributed.all_reduce)
+    ops = torch.distributed.ReduceOp
+    for op, asked in (("prod", ops.PRODUCT), ("max", ops.MAX)):
+        call: Any = peers.open_gloo(1, 3, "float32", op, tmp_path).call
+        assert call.keywords == {"op": asked}
+    memory = np.array([0x3F80, 0x4000], np.int16)
+    assert peers.open_gloo(0, 1, "bfloat16", "sum", tmp_path).wrap(memory).tolist() == [1.0, 2.0]
+
+
+def test_open_mpi_reduces_in_place_and_refuses_what_it_has_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps: list[Any] = []
+    world = SimpleNamespace(
+        Get_size=lambda: 2, Barrier=lambda: steps.append("barrier"), Allreduce=lambda *given: steps.append(given)
+    )
+    mpi = SimpleNamespace(COMM_WORLD=world, IN_PLACE="in place", FLOAT="float", MAX="max")
+    package = SimpleNamespace(rc=SimpleNamespace(threads=True), MPI=mpi)
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
+    memory = tmp_path / "memory"
+    (memory / "segment").mkdir(parents=True)
+    monkeypatch.setenv(peers.MPI_MEMORY, str(memory))
+    peer = peers.open_mpi(2, "float32", "max")
+    assert package.rc.threads is False
+    assert (steps, memory.exists()) == (["barrier"], False)  # all have mapped it by then
+    peer.call(peer.wrap("array"))
+    assert steps[1:] == [("in place", ["array", "float"], "max")]
+    for asked, why in (
+        ((3, "float32", "max"), "MPI sees 2 ranks instead of 3"),
+        ((2, "bfloat16", "max"), "no max of bfloat16"),
+        ((2, "float32", "avg"), "no avg of float32"),
+    ):
+        with pytest.raises(UnsupportedError, match=why):
+            peers.open_mpi(*asked)
+
+
+def test_why_a_peer_cannot_take_part_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"torch", "mpi4py"}
+    found = SimpleNamespace(find_spec=lambda name: name if name in there else None)
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(util=found))
+    monkeypatch.setattr(peers, "find_mpirun", lambda: "mpirun")
+    for said, why in (
+        ("mpirun (Open MPI) 5.0.8\n", ""),
+        ("mpirun (OpenRTE) 4.1.4\n", ""),
+        ("HYDRA build details:\nVersion 4\n", "mpirun is not Open MPI's (HYDRA build details:)"),
+    ):
+        done = SimpleNamespace(stdout=said, stderr="")
+        monkeypatch.setattr(peers.subprocess, "run", lambda *words, done=done, **how: done)
+        assert peers.why_not("mpi") == why
+    monkeypatch.setattr(peers, "find_mpirun", lambda: None)
+    assert peers.why_not("mpi").startswith("mpirun is not installed")
+    assert peers.why_not("gloo") == ""
+    there.clear()
+    assert peers.why_not("mpi").startswith("mpi4py is not installed")
+    assert peers.why_not("gloo") == "torch is not installed"

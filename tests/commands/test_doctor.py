@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.doctor.dumps import call, dump, world, write
 from tests.doctor.kineto_maker import Job
@@ -14,6 +17,11 @@ from tests.doctor.nccl_logs import job_log
 from tests.doctor.shared_data import shared
 
 from ringside.commands import build_parser, main
+from ringside.commands.doctor import print_findings
+from ringside.doctor.findings import Findings, Note, Sheet, Unjudged
+from ringside.monitor.verdict import Verdict
+from ringside.view.doctor_text import files_line, standing_lines
+from ringside.view.tui.console import SafeConsole
 
 
 @pytest.fixture
@@ -110,6 +118,96 @@ def test_hundreds_of_collectives_per_step_are_a_finding_from_their_count(
             (tmp_path / "rank0.json").write_text(json.dumps(trace))
         assert main(["doctor", str(tmp_path)]) == status
     assert capsys.readouterr().out.splitlines()[-9].startswith("404 collectives per step are launched.")
+
+
+def printed(*, width: int = 44, soft_wrap: bool = False, verbose: bool = False, **found: Any) -> list[str]:
+    text = io.StringIO()
+    print_findings(Findings(**found), SafeConsole(file=text, highlight=False, width=width, soft_wrap=soft_wrap),
+                   verbose=verbose)  # fmt: skip
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+SLOW = Verdict(kind="slow_rank", ranks=[1], since_step=0, detected_step=0, excess_ratio=0.3, cause="it " * 16 + "waits",
+               cost_rank_seconds=70.0, advice="move it")  # fmt: skip
+NOTES = [Note(file=f"rank_{n}", kind="log", text="3 lines", used=n > 1) for n in (10, 2, 1)]
+
+
+def test_below_a_headline_all_is_indented_by_two_and_advice_is_given_once() -> None:
+    same = msgspec.structs.replace(SLOW, ranks=[2], cause="")
+    assert printed(verdicts=[SLOW, same], notes=NOTES) == [
+        "Rank 1 is 30% slower than the others.",
+        "  It it it it it it it it it it it it it it",
+        "  it it waits.",
+        "  Cost: 70.0 rank-seconds lost.",
+        "  Next: Move it.",
+        "Rank 2 is 30% slower than the others.",
+        "  Cost: 70.0 rank-seconds lost.",
+        "Read: 2 logs; ignored: 1 file (-v lists",
+        "them).",
+    ]
+    assert printed(verdicts=[SLOW], notes=NOTES, soft_wrap=True)[1] == f"  It {'it ' * 15}waits."
+
+
+def test_files_are_listed_by_their_numbers_those_left_out_first() -> None:
+    assert printed(width=80, notes=NOTES, verbose=True) == [
+        "Nothing wrong was found.", "✗ rank_1: log, 3 lines", "✓ rank_2: log, 3 lines", "✓ rank_10: log, 3 lines",
+    ]  # fmt: skip
+    unread = [Note(file=f"f{n}", kind="", text="is text", used=False) for n in range(13)]
+    assert printed(width=80, notes=unread[:1]) == ["f0 is text"]
+    lines = printed(width=80, notes=unread[:12])
+    assert (lines[0], lines[1], len(lines)) == ("Nothing here could be read.", "✗ f0: is text", 13)
+    lines = printed(width=80, notes=unread)
+    assert (len(lines), lines[-1]) == (14, "… and 1 more file (-v lists them)")
+    assert len(printed(width=80, notes=unread, verbose=True)) == 14
+
+
+def test_what_would_be_without_stragglers_and_what_was_not_judged() -> None:
+    one, other = {"slowdown": 1.5, "source": "a.json"}, {"slowdown": 1.2, "source": "b.json"}
+    unjudged = [Unjudged(what="the network", why="no trace of it")]
+    assert printed(width=80, notes=NOTES, what_if=one, unjudged=unjudged)[:3] == [
+        "Not enough to judge: nothing wrong was found in what could be judged.",
+        "Without stragglers: the job would run 1.50 × faster.",
+        "Not judged: the network: no trace of it.",
+    ]
+    assert printed(width=80, notes=NOTES, what_if=one, more_what_if=[other, {"slowdown": 1.1}])[1:4] == [
+        "Without stragglers: the job would run 1.50 × faster (a.json).",
+        "Without stragglers: the job would run 1.20 × faster (b.json).",
+        "Without stragglers: the job would run 1.10 × faster.",
+    ]
+
+
+def test_where_ranks_stand_is_a_table_of_sixteen_lines() -> None:
+    rows: list[list[Any]] = [[n, 7 + n // 2, "open"] for n in range(6)] + [[None, 1, "open"], [6, 7, "open"]]
+    sheet = Sheet(title="Where ranks stand", columns=["rank", "last", "now"], rows=rows, culprits=[3])
+    assert standing_lines(sheet) == [
+        "Where ranks stand:",
+        "ranks    last  now",
+        "3        8     open",
+        "         1     open",
+        "0, 1, 6  7     open",
+        "2        8     open",
+        "4, 5     9     open",
+    ]
+    for count, more in ((16, []), (17, ["… and 1 more row in --json"])):
+        rows = [[n, n] for n in range(count)]
+        lines = standing_lines(Sheet(title="t", columns=["rank", "last"], rows=rows))
+        assert (len(lines) - len(more), lines[18:]) == (18, more)
+
+
+def test_what_was_read_in_one_line() -> None:
+    def said(kinds: list[str], **facts: Any) -> str:
+        notes = [Note(file="f", kind=kind, text="", used=kind != "-") for kind in kinds]
+        return files_line(Findings(notes=notes, facts=facts))
+
+    assert said([]) == "Read: nothing (-v lists them)."
+    assert said(["log", "log", "error", ""]) == "Read: 2 logs, 1 error file, 1 file (-v lists them)."
+    assert said(["-", "-"]) == "Read: nothing; ignored: 2 files (-v lists them)."
+    dumps = {"flight_recorder": {"ranks": [0, 1]}}
+    kind = "flight-recorder dump"
+    assert said([kind, kind], **dumps) == "Read: 2 flight-recorder dumps (ranks 0 and 1) (-v lists them)."
+    assert said([kind], **dumps, **{"flight_recorder 2": {"ranks": [3]}}) == (
+        "Read: 1 flight-recorder dump (-v lists them)."
+    )
 
 
 def test_json_is_all_that_is_on_stdout(hung: Path, capsys: pytest.CaptureFixture[str]) -> None:

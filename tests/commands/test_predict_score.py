@@ -1,6 +1,7 @@
 """`ringside predict score` as people call it: files in, verdict and JSON out."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -78,6 +79,29 @@ def test_bad_rows_are_named_with_their_lines_and_the_rest_is_used(tmp_path, caps
     assert out.startswith("error ")
     assert "one, line 33: time 0 s" in out
     assert "one, line 34: 3 fields where the header has 8: cut by a line wrap" in out
+
+
+def test_the_verdict_is_first_then_a_line_for_each_table_then_what_was_not_used(tmp_path, capsys):
+    (tmp_path / "no.csv").write_text("hello\nworld\n")
+    bad = "".join(f"8x H100,1,8,auto,{4096 + n},0,0.1,0.2\n" for n in range(31))
+    paths = [write(tmp_path / "one.csv"), write(tmp_path / "two.csv", 1.1, extra=bad), str(tmp_path / "no.csv")]
+    assert main(["predict", "score", *paths]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(
+        r"2 tables, median error \d\.\d% \(rows 0, 2, 4, \.\.\. fitted, .*scored\); the 95% band holds ", lines[0]
+    )
+    assert lines[0].endswith(" of 30 rows")
+    assert re.match(r"baselines: Hockney's line [\d.]+%, interpolation [\d.]+%, NCCL's constants [\d.]+%$", lines[1])
+    heads = "table ranks rows flagged error ≥ 1 MiB bias worst at in band Hockney interp. NCCL"
+    assert " ".join(lines[2].split()) == heads
+    assert [line.split()[:4] for line in lines[3:5]] == [["one", "8", "31", "0"], ["two", "8", "62", "31"]]
+    assert lines[5].startswith("not scored: no: ")
+    assert lines[6] == "rows not used (31):"
+    assert lines[7].startswith("  two, line 33: ")
+    assert (len(lines[7:-1]), lines[-1]) == (30, "  and 1 more (--json lists all)")
+    assert main(["predict", "score", paths[0]]) == 0
+    (first, *_) = capsys.readouterr().out.splitlines()
+    assert re.match(r"error \d\.\d% ", first)
 
 
 def test_other_scale_and_preset(tmp_path, capsys):

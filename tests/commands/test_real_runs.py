@@ -95,11 +95,17 @@ def test_a_replica_that_differs_is_named_where_most_agree(
     assert verdict["evidence"]["parameters_differing"] == 1
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_hundreds_of_tiny_parameters_in_buckets_of_their_own_are_too_many(tmp_path: Path, engine: str) -> None:
-    (verdict,) = run(tmp_path / "run", engine, "none", 4 * MOST_STEPS, "tiny")
+@pytest.mark.native
+def test_hundreds_of_tiny_parameters_in_buckets_of_their_own_are_too_many(tmp_path: Path) -> None:
+    (verdict,) = run(tmp_path / "run", "ringside", "none", 4 * MOST_STEPS, "tiny")
     assert (verdict["kind"], verdict["ranks"]) == ("small_collectives", [])
     assert verdict["evidence"]["collectives_per_step"] > 100
+
+
+def test_where_they_are_only_watched_what_each_takes_is_not_known(tmp_path: Path) -> None:
+    (verdict,) = run(tmp_path / "run", "native", "none", 4 * MOST_STEPS, "tiny")
+    assert (verdict["kind"], verdict["ranks"]) == ("communication_bound", [])
+    assert "bucket_cap_mb" in verdict["advice"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

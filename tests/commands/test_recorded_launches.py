@@ -167,6 +167,7 @@ def test_on_a_terminal_there_is_a_picture_and_no_lines(call: Call, monkeypatch: 
     monkeypatch.setenv("LINES", "24")
     Recorded("hosts", looks=3).instead_of(demo, monkeypatch)
     _, _, err = call(SLOW)
+    assert err.rfind("\x1b[?25h") > err.rfind("\x1b[?25l") >= 0, "the cursor is back"
     drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
     assert "demo: a byte-level GPT" in drawn
     assert "60 steps of at most 60" in drawn

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -7,9 +8,13 @@ import numpy as np
 import pytest
 
 from ringside.commands import build_parser
+from ringside.commands.report import print_summary
 from ringside.errors import UsageError
 from ringside.monitor import RunInfo, StepRecord
 from ringside.monitor.run.directory import RunWriter
+from ringside.monitor.summary import summarise
+from ringside.monitor.verdict import Verdict
+from ringside.view.tui.console import SafeConsole
 
 
 def call(*arguments: str) -> int:
@@ -45,6 +50,47 @@ def test_the_verdict_is_first_and_the_path_is_last(sixteen_ranks: Path, capsys: 
     assert len(lines) <= 24
     table = [line.split()[0] for line in lines if "host-name" in line]
     assert table[0] == "7"
+
+
+def printed(ranks: int, *verdicts: Verdict, slow: int = 2) -> list[str]:
+    """What is printed of a run of sixty steps in which one rank works 30% longer, of at least 80 columns."""
+    info = RunInfo(schema=1, name="run", started_unix=0, command=[], world_size=ranks,
+                   hosts=[f"node-{rank}" for rank in range(ranks)], pids=[0] * ranks, engine="gloo")  # fmt: skip
+    records = [
+        StepRecord(step=s, rank=r, ended_unix=0, step_seconds=0.13, own_seconds=0.13 if r == slow else 0.1,
+                   wait_seconds=0.0 if r == slow else 0.03)
+        for s in range(60) for r in range(ranks)
+    ]  # fmt: skip
+    text = io.StringIO()
+    print_summary(summarise(info, records, verdicts), SafeConsole(file=text, width=80, highlight=False))
+    return text.getvalue().splitlines()
+
+
+def test_what_is_printed_line_by_line() -> None:
+    verdict = Verdict(kind="slow_rank", ranks=[1], since_step=3, detected_step=9, excess_ratio=0.3, cause="its input",
+                      cost_rank_seconds=3.0, advice="cache it")  # fmt: skip
+    assert printed(3, verdict) == [
+        "Rank 1 is 30% slower than the others.",
+        "Since step 3; detected at step 9.",
+        "Its input.",
+        "Cost: 3.00 rank-seconds: all 3 ranks lost 1.00 s each.",
+        "Next: Cache it.",
+        "Ranks: medians, whole run; own time: work from one synchronisation to the next",
+        "rank  host       own     wait  excess",
+        " 1 ◀  node-1  100 ms  30.0 ms",
+        "   2  node-2  130 ms      0 s  +30.0%",
+        "   0  node-0  100 ms  30.0 ms",
+    ]
+    assert printed(3, slow=9)[:3] == [
+        "No straggler detected.",
+        "A rank 10% slower would have been found. Over 60 steps, the slowest rank's own",
+        "time is 0.0% above the median of the others'.",
+    ]
+    ten, eleven, twelve = (printed(ranks) for ranks in (10, 11, 12))
+    assert [sum(" node-" in line for line in lines) for lines in (ten, eleven, twelve)] == [10, 10, 10]
+    assert not any("less excess" in line for line in ten)
+    assert eleven[-1].strip() == "and 1 rank with less excess"
+    assert twelve[-1].strip() == "and 2 ranks with less excess"
 
 
 def test_json_on_stdout_is_the_summary(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:

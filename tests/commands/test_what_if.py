@@ -6,6 +6,8 @@ import pytest
 from tests.recorded_runs import slow_run
 
 from ringside.commands import main
+from ringside.commands.options import link_of
+from ringside.errors import UsageError
 
 H100 = ("--preset", "dgx-h100", "--hosts", "4", "--bytes", "1GB", "--compute-seconds", "0.25")
 
@@ -86,9 +88,40 @@ def test_the_best_buckets_of_a_recorded_run(tmp_path, capsys):
     assert "  as it ran: 2 of 2 MB, exposed" in capsys.readouterr().out
 
 
+def test_links_and_ranks_are_read_as_people_write_them():
+    assert [link_of(text) for text in (" 7:8=4", "7>8=2.5x", "10:0=1")] == [(7, 8, 4.0), (7, 8, 2.5), (10, 0, 1.0)]
+    for text in ("7:8=", "a:8=4", "7-8=4", "7:8=-4", "7:8=4xx"):
+        with pytest.raises(UsageError, match=r"such as 7:8=4$"):
+            link_of(text)
+
+
+def test_gradients_are_in_buckets_of_25_mib_unless_it_is_said(capsys):
+    def buckets(size, *words):
+        return json.loads(said(capsys, *H100[:4], "--bytes", size, *words, "--sharp", "--json").out)["buckets"]
+
+    mib = 2**20
+    assert [buckets(str(n)) for n in (1, 25 * mib, 25 * mib + 1, 50 * mib, 10**9)] == [1, 1, 2, 2, 39]
+    assert buckets("1GB", "--buckets", "1") == 1
+
+
+def test_json_has_its_energy_and_no_critical_path_where_nothing_is_played(capsys):
+    words = ("--preset", "dgx-h100", "--bytes", "1GB", "--compute-seconds", "0.25", "--slow-rank", "3=12%", "--json")
+    data = json.loads(said(capsys, *words, "--hosts", "4", "--watts", "500").out)
+    assert data["kwh_per_day"]["value"] == pytest.approx(0.5 * data["rank_hours_per_day"]["value"])
+    assert (data["money_per_day"], data["hosts"], data["ranks"]) == (None, 4, 32)
+    many = json.loads(said(capsys, *words, "--hosts", "2048").out)
+    assert many["critical_path"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        ((*H100[:6], "--compute-seconds", "0", "--sharp"), "--compute-seconds 0: seconds of forward and backward"),
+        ((*H100[:6], "--compute-seconds", "inf", "--sharp"), "--compute-seconds inf: seconds of forward and backward"),
+        ((*H100, "--sharp", "--watts", "inf"), "--watts inf: 0 or more"),
+        ((*H100, "--slow-rank", "3=12"), "such as 3=12%"),
+        (("{run}", "--buckets", "2", "--repair", "1"), "omit --bytes and the like"),
+        (("{run}", "--compute-seconds", "1", "--repair", "1"), "omit --bytes and the like"),
         ((*H100,), "nothing to change: add --slow-rank"),
         ((*H100, "--slow-rank", "3"), "such as 3=12%"),
         ((*H100, "--slow-rank", "99=5%"), "ranks are 0 to 31"),

@@ -343,3 +343,67 @@ def test_a_dump_in_json_that_breaks_off_is_used_and_its_rank_not_blamed(tmp_path
     (note,) = [note for note in found.notes if note.file == str(broken)]
     assert note.used
     assert "breaks off after" in note.text
+
+
+@pytest.mark.parametrize(("days", "used"), [(0.9, True), (1.1, False), (-1.1, False)])
+def test_a_dump_of_another_day_is_of_another_run(tmp_path: Path, days: float, used: bool) -> None:
+    usual = [*map(call, range(1, 6))]
+    shifted = [call(seq, at_ms=seq + days * 86_400_000) for seq in range(1, 6)]
+    found = examine([write(tmp_path, world(3, {2: shifted}, usual))])
+    assert found.verdicts == []
+    told = {note.file[-1]: note for note in found.notes}
+    assert [told[rank].used for rank in "012"] == [True, True, used]
+    assert used or told["2"].text == "is of another run: its last call is 1 days from the others'; left out"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_ranks_of_the_whole_job_are_known_where_groups_list_none(tmp_path: Path, listed: bool) -> None:
+    """Gloo's `pg_config` is empty: of other groups than the first nobody can tell whom a number stands for."""
+    receive = call(2, "recv 0<-1", p2p=True, done=False, backend="gloo")
+    other = call(3, "recv 0<-2", group="7", desc="pp", p2p=True, done=False, backend="gloo")
+    dumps = world(3, {0: [call(1), receive] if listed else [call(1), other]}, [call(1)])
+    for content in dumps.values():
+        content["pg_config"] = {}
+    found = examine([write(tmp_path, dumps)])
+    assert [verdict.ranks for verdict in found.verdicts] == ([[1]] if listed else [])
+
+
+def test_a_stack_shows_the_users_own_frames_and_the_librarys_where_there_are_no_others(tmp_path: Path) -> None:
+    usual = [*map(call, range(1, 6)), call(6, done=False)]
+    own = [{"name": f"f{depth}", "filename": f"/home/me/net{depth}.py", "line": depth} for depth in range(6)]
+    for frames, told in (
+        ([*usual[5]["frames"][:1], *own], "f0 (net0.py:0) < f1 (net1.py:1) < f2 (net2.py:2) < f3 (net3.py:3)"),
+        (usual[5]["frames"][:1], "all_reduce (distributed_c10d.py:3245)"),
+        ([], None),
+    ):
+        waiting = [*usual[:5], {**usual[5], "frames": frames}]
+        (verdict,) = examine([write(tmp_path, world(4, {2: usual[:5]}, waiting))]).verdicts
+        assert verdict.evidence.get("stack_of_the_waiting") == told
+
+
+def test_lanes_show_the_last_seconds_and_tables_where_every_rank_stands(tmp_path: Path) -> None:
+    """Rank 2 never came to call 4; all calls before took 0.4 ms, and 30 s have passed since the first one."""
+    times = {1: 0.0, 2: 28_000.0, 3: 30_000.0, 4: 30_001.0}
+    usual = [call(seq, at_ms=times[seq], done=seq < 4) for seq in times]
+    found = examine([write(tmp_path, world(3, {2: usual[:3]}, usual))])
+    assert [lane.rank for lane in found.lanes] == [0, 1, 2]
+    assert [lane.note for lane in found.lanes] == ["", "", "culprit"]
+    waits, late = found.lanes[0].spans, found.lanes[2].spans
+    assert [(span.kind, span.name) for span in waits] == [
+        ("communication", "all_reduce 2 of group 0"),
+        ("communication", "all_reduce 3 of group 0"),
+        ("wait", "all_reduce 4 of group 0"),
+    ]
+    assert [span.start_s for span in waits] == pytest.approx([7.999, 9.999, 10.0], abs=1e-4)
+    assert waits[0].end_s - waits[0].start_s == pytest.approx(0.0004, rel=1e-3)
+    assert waits[-1].end_s == pytest.approx(12.5, abs=1e-3)  # a quarter more than what is shown
+    assert [(span.kind, span.name) for span in late][-1] == ("missing", "never entered")
+    assert (late[-1].start_s, late[-1].end_s) == pytest.approx((9.9994, 12.5), abs=1e-3)
+    (standing,) = found.standings
+    assert standing.columns == ["rank", "last entered", "last completed", "open", "collective 4"]
+    assert standing.rows == [
+        [0, 4, 3, 1, "entered, not completed"], [1, 4, 3, 1, "entered, not completed"],
+        [2, 3, 3, 0, "culprit: never entered"],
+    ]  # fmt: skip
+    assert standing.culprits == [2]
+    assert found.sheets[0].rows == [["0", "default_pg", 3, "0, 1", 4, ""]]

@@ -254,6 +254,31 @@ def test_many_small_collectives_that_ranks_wait_for_are_a_verdict(tmp_path, smal
         assert verdict.evidence["exposed_ratio"] == pytest.approx(waits_for, rel=0.01)
 
 
+@pytest.mark.parametrize(("count", "too_many"), [(199, False), (200, True)])
+def test_hundreds_of_collectives_of_unknown_size_are_too_many(tmp_path, count, too_many):
+    folder = Job(ranks=2, steps=3, noise=0.0, sizes=[0] * count, transfer_us=1.0, details=False).write(tmp_path)
+    found = examine([folder])
+    assert [verdict.kind for verdict in found.verdicts] == ["small_collectives"] * too_many
+    answer = found.questions["small_collectives"]
+    assert (answer.answer, answer.numbers) == (None, {"collectives_per_step": count})
+    assert answer.words == f"{count}.0 collectives per step; their sizes are not in the traces."
+
+
+def test_traces_of_which_no_collective_is_another_ones_and_traces_without_events(tmp_path):
+    for rank, trace in enumerate(Job(ranks=2, steps=4).traces()):
+        for event in trace["traceEvents"]:
+            if "Process Group Name" in event["args"]:
+                event["args"]["Process Group Name"] = str(rank)
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(trace))
+    (tmp_path / "rank2.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": []}))
+    found = examine([tmp_path])
+    assert found.facts["kineto"]["unmatched_collectives"] == 16
+    (line,) = [line.why for line in found.unjudged if line.what == "waits and lateness"]
+    assert line == "no collective of one rank is found on another: the traces are of different steps or jobs"
+    (empty,) = [note for note in found.notes if not note.used]
+    assert (empty.file, empty.text) == (str(tmp_path / "rank2.json"), "has no complete event")
+
+
 @pytest.mark.parametrize(("waits_for", "bound"), [(0.6, False), (0.68, False), (0.72, True), (0.75, True)])
 def test_a_job_is_bound_by_communication_if_ranks_wait_for_seven_tenths_of_a_step(tmp_path, waits_for, bound):
     transfer_us = 10_000.0 * waits_for / (1 - waits_for) / 2

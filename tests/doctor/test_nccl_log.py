@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import Findings, examine
-from ringside.doctor.nccl_log.communicators import Communicators, ring_order, transport_name
-from ringside.doctor.nccl_log.lines import nccl_lines
+from ringside.doctor.nccl_log.communicators import Communicators, NcclCommunicator, ring_order, transport_name
+from ringside.doctor.nccl_log.lines import Line, nccl_lines
+from ringside.doctor.nccl_log.settings import NcclNetwork, NcclSettings, judge_settings
 
 from .nccl_logs import BUS_IDS_2_10, OLD_2_4, hosts_of, job_log, log_of_rank
 
@@ -153,6 +154,7 @@ def test_sockets_where_there_is_nothing_else_are_no_fault_but_are_said(tmp_path:
     assert found.verdicts == []
     (said,) = [one for one in found.unjudged if "sockets" in one.what]
     assert "slowest hop" in said.why
+    assert said.side  # nobody's health depends on it
 
 
 def test_versions_that_differ_between_ranks(tmp_path: Path) -> None:
@@ -317,3 +319,168 @@ def test_older_forms_of_the_lines(tmp_path: Path, text: str, order: list[int]) -
     assert ring_order(comm, 0) == order
     assert set(comm.members) == {0, 1}
     assert {(link.src, link.dst) for link in comm.links.values()} >= {(0, 1), (1, 0)}
+
+
+# ------------------------------------------------------------------------------------------------ parts of it
+
+
+def read(text: str) -> list[NcclCommunicator]:
+    comms = Communicators()
+    for number, line in enumerate(text.splitlines()):
+        for message in nccl_lines(line, number, set()):
+            comms.add(message)
+    return comms.finish()
+
+
+def init(rank: int, nranks: int, *, pid: int = 1, tid: int = 10, pointer: str = "0xa", ends: str = "") -> str:
+    return f"a:{pid}:{tid} [0] NCCL INFO comm {pointer} rank {rank} nranks {nranks} cudaDev 0 busId 1{ends}\n"
+
+
+def test_ranks_that_cannot_be_are_damage() -> None:
+    most = 1 << 17
+    assert [comm.nranks for comm in read(init(2, 3) + init(3, 3) + init(0, most) + init(0, most + 1))] == [most, 3]
+
+
+def test_a_pointer_that_is_used_again_is_another_communicator() -> None:
+    start, done = " commId 0x{} - Init START", " commId 0x{} - Init COMPLETE"
+    text = "".join(
+        init(0, 2, ends=(start + "|" + done).split("|")[way].format(name)) for name in "bc" for way in (0, 1)
+    )
+    comms = read(text)
+    assert [(comm.name, comm.members[0].state) for comm in comms] == [
+        ("0xb", "Init COMPLETE"), ("0xc", "Init COMPLETE"),
+    ]  # fmt: skip
+    # Versions that print no id: a process's communicators of one size are counted, whatever its pointers are.
+    text = "".join(
+        init(rank, 2, pid=pid, pointer=p, ends=" - Init COMPLETE")
+        for rank, pid in ((0, 1), (1, 2))
+        for p in ("0xa", "0xb")
+    )
+    assert [(comm.name, sorted(comm.members)) for comm in read(text)] == [
+        ("2 ranks, number 1", [0, 1]), ("2 ranks, number 2", [0, 1]),
+    ]  # fmt: skip
+    assert [comm.name for comm in read(init(0, 2) + init(0, 2) + init(1, 2) + init(0, 4))] == [
+        "4 ranks, number 1", "2 ranks, number 1", "2 ranks, number 2",
+    ]  # fmt: skip
+
+
+def test_lines_of_a_thread_that_never_names_its_communicator_count_to_the_newest_of_its_process() -> None:
+    hop = "a:1:{} [0] NCCL INFO Channel 00/0 : {} via P2P/IPC\n"
+    (comm,) = read(hop.format(77, "0[0] -> 1[1]") + init(0, 2) + hop.format(78, "1[1] -> 0[0]"))
+    assert set(comm.links) == {(0, 0, 1), (0, 1, 0)}
+    assert read(hop.format(77, "0[0] -> 1[1]")) == []
+    (comm,) = read(hop.format(10, "0[0] -> 1[1]") + init(0, 2))  # of the thread that names it at the end
+    assert set(comm.links) == {(0, 0, 1)}
+
+
+def test_hops_after_the_rings_are_those_of_trees_and_second_connections_are_none() -> None:
+    lines = [
+        "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC", "Channel 00/1 : 0[0] -> 3[3] via P2P/IPC",
+        "Channel 00/0 : 1[1] -> 2[2] via P2P/IPC", "Connected all rings", "Channel 00/0 : 0[0] -> 2[2] via P2P/IPC",
+        "Channel 00/0 : 1[1] -> 2[2] via P2P/IPC",
+    ]  # fmt: skip
+    (comm,) = read(init(0, 4, ends=" - Init START") + "".join(f"a:1:10 [0] NCCL INFO {line}\n" for line in lines))
+    assert {key[1:]: link.ring for key, link in comm.links.items()} == {(0, 1): True, (1, 2): True, (0, 2): False}
+    assert ring_order(comm, 0) == [0, 1, 2]
+    assert ring_order(comm, 1) == []
+
+
+def test_a_ring_that_ends_is_broken_only_where_all_logs_are_here(tmp_path: Path) -> None:
+    def told(members: int, *, skip: str) -> list[tuple[str, list[int]]]:
+        hops = "".join(
+            f"a:{rank}:{rank} [0] NCCL INFO Channel 00/0 : {rank}[0] -> {(rank + 1) % 4}[0] via P2P/IPC\n"
+            for rank in range(4)
+            if str(rank) not in skip
+        )
+        names = "".join(init(rank, 4, pid=rank, tid=rank, pointer=f"0x{rank}") for rank in range(members))
+        return kinds(look_at(tmp_path, names + hops))
+
+    assert told(4, skip="") == []
+    assert told(4, skip="2") == [("broken_ring", [2])]
+    assert told(3, skip="2") == []
+    assert told(4, skip="012") == [("broken_ring", [0])]
+
+
+def test_a_ring_of_which_little_is_known_is_damage_and_one_with_a_rank_twice_names_it(tmp_path: Path) -> None:
+    text = job_log([6])
+    for order, ranks, why in (
+        ("0  1", [], "only 2 ranks of 6 are in it"),
+        ("0  1  2", [3, 4, 5], "without ranks 3-5"),
+        ("0  1  2  3  4  5  1", [1], "rank 1 is in it twice"),
+        ("0  0  2  1  1  3  4  5", [0, 1], "ranks 0 and 1 are in it twice"),
+        ("0  1  2  3  4  4", [5], "without rank 5 and rank 4 is in it twice"),
+    ):
+        found = look_at(tmp_path, text.replace("00/02 :  0  1  2  3  4  5", f"00/02 :  {order}"))
+        assert [(one.ranks, one.cause) for one in found.verdicts] == [
+            (ranks, f"the ring of channel 0 is broken: {why}")
+        ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("NCCL_IB_DISABLE set by environment to 0.", ""),
+        ("NCCL_IB_DISABLE set by environment to 1.", "NCCL_IB_DISABLE=1 is set"),
+        ("NCCL_NET set by environment to IB.", "NCCL_NET=IB asks for something else"),
+        ("NCCL_NET set by environment to Socket.", ""),
+        ("NCCL_IB_HCA set by environment to none.", ""),
+        ("NET/Plugin: Failed to load plugin", ""),
+        ("NET/OFI : Failed to initialize", "a network could not be initialised (NET/OFI : Failed to initialize)"),
+        ("Failed to initialize NET/OFI", ""),
+        ("ncclNet init failed", "a network could not be initialised (ncclNet init failed)"),
+        ("Using network IBext_v8", "a has a better network (Using network IBext_v8)"),
+        ("Using network Socket", ""),
+        ("GPU Direct RDMA Enabled for HCA 0", "a has a better network (GPU Direct RDMA Enabled for HCA 0)"),
+        ("Failed to open libibverbs.so", "libibverbs could not be loaded"),
+    ],
+)
+def test_what_shows_that_sockets_are_a_fallback(text: str, reason: str) -> None:
+    network = NcclNetwork()
+    network.add(Line("a", 1, 1, 0, "INFO", text, 1))
+    assert (network.fallback, network.tried) == (reason, bool(reason))
+    assert network.reason == (reason or "the log gives no reason")
+    network.add(Line("b", 1, 1, 0, "INFO", "NCCL_IB_DISABLE set by environment to 1.", 1))
+    assert network.fallback == (reason or "NCCL_IB_DISABLE=1 is set")  # the first that shows
+
+
+def test_hosts_without_a_device_are_named_four_at_most() -> None:
+    network = NcclNetwork()
+    for host in "edcba":
+        network.add(Line(host, 1, 1, 0, "INFO", "NET/IB : No device found.", 1))
+    assert (network.tried, network.fallback) == (True, "")
+    assert network.reason == "NCCL looked for InfiniBand or RoCE and found no device (a, b, c, d)"
+
+
+def test_nvlink_wins_over_whatever_else_joins_gpus() -> None:
+    settings = NcclSettings()
+    told = []
+    for text in ("nothing", "Pattern 4, type PHB/PIX", "Pattern 4, type NVL/PIX", "Pattern 4, type SYS/PIX"):
+        settings.add(Line("a", 1, 1, 0, "INFO", text, 1))
+        told.append(settings.nvlink)
+    assert told == [None, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks", "cause"),
+    [
+        (["a", "a", "a"], None, ""),
+        (["a", "b", "a"], [1], "NCCL_X differs between ranks: a on 0, 2; b on 1"),
+        (["a", "b"], [0, 1], "NCCL_X differs between ranks: a on 0; b on 1"),
+        (
+            ["", "b", "b", "c", "d", "e"], [0, 3, 4, 5],
+            "NCCL_X differs between ranks: b on 1, 2; not set on 0; c on 3; d on 4",
+        ),
+    ],
+)  # fmt: skip
+def test_who_differs_from_most_is_named_and_a_tie_decides_nothing(
+    values: list[str], ranks: list[int] | None, cause: str
+) -> None:
+    settings = NcclSettings()
+    for rank, value in enumerate(values):
+        shown = {"NCCL_X": value, "NCCL_DEBUG": str(rank)} if value else {"NCCL_DEBUG": "x"}
+        settings.environment["a", rank] = shown
+        settings.versions["a", rank] = "2.21"
+    settings.environment["b", 0] = {"NCCL_X": "of a process that is no rank"}
+    verdicts = judge_settings(settings, {("a", rank): rank for rank in range(len(values))})
+    assert [(one.ranks, one.cause) for one in verdicts] == ([(ranks, cause)] if ranks else [])
+    assert all(one.advice.startswith("Set NCCL_X alike on every rank") for one in verdicts)

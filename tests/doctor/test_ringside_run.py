@@ -18,6 +18,7 @@ from .written_run import write_run
 def test_a_slow_rank_has_the_monitors_verdict_lanes_and_answers(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", slow_rank=5)
     (run / "events.jsonl").write_text("")
+    (run / "report.html").write_text("<html><title>Ringside</title>")
     before = sorted(path.name for path in run.iterdir())
     found = examine([run])
     (verdict,) = found.verdicts
@@ -28,6 +29,9 @@ def test_a_slow_rank_has_the_monitors_verdict_lanes_and_answers(tmp_path: Path) 
     assert {span.kind for lane in found.lanes for span in lane.spans} == {"compute", "wait", "communication"}
     assert [lane.note for lane in found.lanes] == [""] * 5 + ["culprit"] + [""] * 2
     assert sorted(path.name for path in run.iterdir()) == before
+    told = {note.file.rpartition("/")[2]: note.text for note in found.notes}
+    assert told["report.html"] == "the run's page; what it rests on is read instead"
+    assert {told[name] for name in told if name != "report.html"} == {told["steps.jsonl"]}
 
 
 def test_a_healthy_run_has_no_verdict(tmp_path: Path) -> None:

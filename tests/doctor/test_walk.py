@@ -203,3 +203,84 @@ def test_a_file_that_cannot_be_opened_has_its_line(tmp_path: Path) -> None:
     found = examine([tmp_path / "pipe", tmp_path / "gone"])
     assert "not a plain file" in line(found, "pipe")
     assert "cannot be read" in line(found, "gone")
+
+
+def test_members_of_a_zip_that_are_not_meant_well_are_left_out_each_with_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    odd = ("__MACOSX/good.log", "d/._good.log", "d/.DS_Store", "../up.log", "/root.log", "\\\\share\\x.log")
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("good.log", *odd, "n" * 4096, "m" * 4097, "/".join("d" * 33), "secret.log", "large.log"):
+            archive.writestr(name, LOG)
+        archive.writestr("d/", "")
+        archive.writestr("bad.log", LOG.replace("NCCL", "MCCL"))
+        archive.writestr("strange.log", LOG)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"secret.log") - 46  # its entry in the central directory
+    data[at + 8] |= 1  # encrypted
+    at = data.rindex(b"strange.log") - 46
+    data[at + 10] = 97  # a compression that nobody knows
+    data[data.index(b"MCCL")] = ord("N")  # not what its checksum is of
+    path.write_bytes(bytes(data))
+    found = examine([path], limits=Limits(file_bytes=len(LOG)))
+    told = {note.file.rpartition("!")[2]: note for note in found.notes}
+    refused = {name: note.text for name, note in told.items() if not note.used}
+    assert told.keys() - refused.keys() == {"good.log", "n" * 4096, "large.log"}
+    assert refused == {
+        "bad.log": "has no complete entry; cannot be read further: Bad CRC-32 for file 'bad.log'",
+        "../up.log": "has a path that leads out of its archive and was left out",
+        "/root.log": "has a path that leads out of its archive and was left out",
+        "\\\\share\\x.log": "has a path that leads out of its archive and was left out",
+        f"{'m' * (100 - len(str(path)) - 1)}…{'m' * 40}": "has a name of 4097 characters and was left out",
+        "/".join("d" * 33): "is 33 levels deep in its archive (at most 32) and was left out",
+        "secret.log": "is encrypted and was left out",
+        "strange.log": "has no complete entry; cannot be unpacked: That compression method is not supported",
+    }
+    refused_as_large = examine([path], limits=Limits(file_bytes=len(LOG) - 1))
+    assert "refused as a compression bomb" in line(refused_as_large, "large.log")
+
+
+def test_no_more_files_are_looked_at_than_asked_for(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.log").write_text(LOG)
+    found = examine([tmp_path], limits=Limits(files=3))
+    assert [note.used for note in found.notes] == [True] * 3 + [False] * 2
+    assert {note.text for note in found.notes[3:]} == {"is beyond the 3 files that are looked at"}
+    members = {f"{number}.log": LOG.encode() for number in range(4)}
+    for count, refused in ((3, []), (4, ["has more than 3 members; the rest was left out"])):
+        packed = tar_of(tmp_path / "x.tar", dict(list(members.items())[:count]))
+        found = examine([packed], limits=Limits(files=3))
+        assert sum(note.used for note in found.notes) == 3
+        assert [note.text for note in found.notes if not note.used] == refused
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name in members:
+            archive.writestr(name, LOG)
+    assert len(examine([tmp_path / "x.zip"], limits=Limits(files=3)).notes) == 3
+
+
+def test_archives_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+    (tmp_path / "cut.zip").write_bytes(b"PK\x03\x04" + b"x" * 100)
+    assert line(examine([tmp_path]), "cut.zip").startswith("is a zip archive that cannot be read (File is not a zip")
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("good.log", "n" * 20_000):
+            info = tarfile.TarInfo(name)
+            info.size = len(LOG)
+            archive.addfile(info, io.BytesIO(LOG.encode()))
+    found = examine([path])
+    assert [note.file.rpartition("!")[2] for note in found.notes if note.used] == ["good.log"]
+    (archive_line,) = [note.text for note in found.notes if note.file == str(path)]
+    assert archive_line.startswith("the archive breaks off after 1 members (a header of 20480 bytes)")
+
+
+def test_members_of_a_gzip_follow_each_other_and_padding_ends_it(tmp_path: Path) -> None:
+    halves = LOG[:1100].encode(), LOG[1100:].encode()
+    for padding, used in ((b"", len(LOG)), (b"\0" * 700, len(LOG)), (b"no gzip", 1100)):
+        data = gzip.compress(halves[0]) + padding + gzip.compress(halves[1]) + b"\0" * 100
+        (tmp_path / "x.log.gz").write_bytes(data)
+        with gather([tmp_path]) as gathered:
+            (source,) = gathered.sources
+            assert source.read(1 << 20).decode() == LOG[:used]
+            assert source.read(used).decode() == LOG[:used]
+            assert source.problems == []
+            assert source.read(1024).decode() == LOG[:1024]
+            assert source.problems == ["is larger than 1 KiB; only that much of it was read"]

@@ -13,7 +13,15 @@ import pytest
 from ringside.doctor import examine
 from ringside.doctor.pipeline.graph import prepare_recording
 from ringside.doctor.pipeline.timeline import Meta, TimelineEvent, build_timeline, looks_like_meta, parse_meta
-from ringside.doctor.replay import DependencyGraph, WhatIf, answer_what_if, replay_steps
+from ringside.doctor.replay import (
+    DependencyGraph,
+    WhatIf,
+    answer_what_if,
+    replay_steps,
+    step_recording,
+    straggler_verdicts,
+    what_if_table,
+)
 from ringside.errors import UsageError
 
 from .shared_data import shared
@@ -219,3 +227,141 @@ def test_metadata_in_other_forms(text):
 
 def test_published_answers_are_no_metadata():
     assert not looks_like_meta((shared("what_if") / "result-ST.json").read_bytes()[:16384])
+
+
+def test_operations_without_a_number_are_counted_in_the_order_in_which_they_began():
+    shape = Shape(stages=3, replicas=2, micro_batches=6, chunks=2)
+    run(shape, lambda kind, stage, replica, batch: duration_of(kind) * (1.0 + 0.1 * (stage + replica)))
+    numbered = build_timeline(msgspec.convert(shape.events, list[TimelineEvent]))
+    for number, event in enumerate(shape.events):
+        if event["ph"] == "X":
+            event["args"]["seq_id"] = (None, -1)[number % 2]
+    shape.events.reverse()
+    counted = build_timeline(msgspec.convert(shape.events, list[TimelineEvent]))
+    kinds = ("forward-compute", "backward-compute", "forward-send", "optimizer")
+
+    def picked(timeline):
+        return {place: {key: cell[key] for key in cell if key.kind in kinds} for place, cell in timeline.cells.items()}
+
+    assert picked(counted) == picked(numbered)
+    assert (counted.meta, counted.ranks) == (numbered.meta, numbered.ranks)
+    assert (counted.meta.dp_size, counted.meta.pp_size, counted.meta.vpp_size) == (2, 3, 2)
+
+
+def test_what_a_replay_leaves_out_is_said(tmp_path):
+    shape = Shape(steps=3)
+    run(shape, duration_of)
+    usual = next(event for event in shape.events if event["name"] == "optimizer")
+    strange = [*["all-to-all"] * 3, *["mystery"] * 2, "a", "b", "c", "d"]
+    shape.events += [{**usual, "name": name} for name in strange]
+    (tmp_path / "timeline-x.json").write_text(json.dumps(shape.events))
+    (tmp_path / "meta-x.yaml").write_text("dp_size: 3\npp_size: 2\n")
+    told = {line.what: (line.why, line.side) for line in examine([tmp_path]).unjudged}
+    assert told["missing workers"] == (
+        "2 of 6 workers are not in the timeline; the others are replayed without them", False,
+    )  # fmt: skip
+    assert told["operations of unknown types"] == (
+        "they were left out of the replay: all-to-all (3), mystery (2), a (1), b (1), c (1)", True,
+    )  # fmt: skip
+    assert told.keys() == {"missing workers", "operations of unknown types"}
+    (tmp_path / "timeline-x.json").unlink()
+    (alone,) = examine([tmp_path]).unjudged
+    assert (alone.what, "but no timeline" in alone.why) == ("what if", True)
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"),
+    [
+        (lambda event: event["ph"] == "M", "the timeline has no operation of a training step"),
+        (lambda event: event["ph"] == "M" or event["tid"] // 10 != 1, "some stages of the pipeline are not in the"),
+    ],
+)
+def test_timelines_that_cannot_be_replayed_say_why(tmp_path, kept, why):
+    shape = Shape(stages=3)
+    run(shape, duration_of)
+    (tmp_path / "timeline.json").write_text(json.dumps([event for event in shape.events if kept(event)]))
+    (note,) = examine([tmp_path]).notes
+    assert (why in note.text, note.used) == (True, False)
+
+
+def test_transfers_of_a_stage_that_computes_nothing_move_nothing():
+    shape = Shape(stages=2, replicas=1)
+    run(shape, duration_of)
+    events = [one for one in shape.events if one["name"] not in ("forward-compute", "backward-compute")]
+    recording, steps = prepare_recording(build_timeline(msgspec.convert(events, list[TimelineEvent])))
+    names = recording.graph.names
+    alone = {names[group[0]] for group in recording.graph.groups if len(group) == 1}
+    assert {name for name in names if "send" in name or "recv" in name} <= alone
+    assert steps == [7, 8]
+
+
+# ------------------------------------------------------------------------------------------------ the answers by hand
+
+
+def of_steps(own_s, transfer_s=1.0, **how):
+    """The answers for ranks that work so long, and then move data together for `transfer_s`."""
+    own = np.array(own_s, dtype=float)
+    longest = own.max(axis=1, keepdims=True) + transfer_s
+    return answer_what_if(
+        step_recording(own, longest - own, np.broadcast_to(longest, own.shape), range(own.shape[1]), **how)
+    )
+
+
+def test_what_one_slow_rank_of_four_costs():
+    found = of_steps([[2.0, 2.0, 6.0, 2.0], [2.0, 2.0, 4.0, 2.0]], world_size=8, stride=10)
+    # (7 + 5) / 2 s a step; everybody at the mean of all work, 2.75 s, or at the median, 2 s
+    assert (found.step_s, found.recorded_step_s, found.ideal_step_s) == pytest.approx((6.0, 6.0, 3.75))
+    assert (found.slowdown, found.slowdown_at_median) == pytest.approx((6 / 3.75, 6 / 3))
+    assert (found.steps, found.workers, found.worst_ranks, found.last_stage_ranks) == (2, 4, [2], [])
+    assert (found.worst_worker_share, found.last_stage_share) == (pytest.approx(1.0), None)
+    # eight ranks, of which these are four, through twenty steps
+    assert found.cost_rank_hours == pytest.approx(2.25 * 20 * 8 / 3600)
+    assert found.by_lane == pytest.approx([1.0, 1.0, 1.6, 1.0])
+    assert found.by_stage == pytest.approx([1.6])
+    assert found.by_operation == pytest.approx({"work": 1.6, "transfer": 1.0})
+    sheet = what_if_table(found)
+    assert [row[0] for row in sheet.rows] == [
+        "stage 0", *(f"replica {rank}" for rank in range(4)), "work", "transfer",
+    ]  # fmt: skip
+    assert [row[2] for row in sheet.rows] == pytest.approx([2.25, 0.0, 0.0, 2.25, 0.0, 2.25, 0.0])
+    (verdict,) = straggler_verdicts(found, [5, 6], replicas=4)
+    assert (verdict.kind, verdict.ranks, verdict.since_step, verdict.detected_step) == ("slow_rank", [2], 5, 6)
+    assert verdict.cost_rank_seconds == pytest.approx(2.25 * 20 * 8)
+    assert verdict.excess_ratio == pytest.approx(0.6)
+    assert straggler_verdicts(found, [], replicas=4) == []
+
+
+def test_of_a_hundred_workers_the_slowest_three_are_repaired_and_of_fewer_at_least_one():
+    for ranks, repaired in ((33, 1), (34, 2), (100, 3), (101, 4)):
+        own = np.ones((2, ranks))
+        own[:, :5] += [0.5, 0.4, 0.3, 0.2, 0.1]
+        found = of_steps(own)
+        assert found.worst_ranks == list(range(repaired))
+    assert of_steps(np.ones((3, 4))).worst_worker_share is None  # nothing is lost
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "worst", "last", "stages", "replicas", "kind"),
+    [
+        (1.1, 0.5, 0.0, 1, 4, "slow_rank"),
+        (1.0999, 0.9, 0.9, 1, 4, None),
+        (1.1, 0.499, 0.9, 1, 4, None),  # there is no pipeline
+        (1.1, 0.5, 0.9, 2, 2, "slow_rank"),
+        (1.1, 0.5, 0.5, 2, 1, "uneven_work"),  # the worst worker is a stage of its own
+        (1.1, 0.499, 0.5, 2, 2, "uneven_work"),
+        (1.1, 0.9, 0.499, 2, 1, None),
+        (1.1, None, None, 2, 2, None),
+    ],
+)
+def test_workers_or_the_last_stage_are_the_reason_from_half_of_what_is_lost_on(
+    slowdown, worst, last, stages, replicas, kind
+):
+    found = msgspec.structs.replace(
+        of_steps([[1.0, 1.0]]), slowdown=slowdown, worst_worker_share=worst, last_stage_share=last,
+        by_stage=[1.0] * stages, worst_ranks=[3, 1], last_stage_ranks=[2, 3],
+    )  # fmt: skip
+    verdicts = straggler_verdicts(found, [0], replicas=replicas)
+    assert [one.kind for one in verdicts] == ([kind] if kind else [])
+    for verdict in verdicts:
+        assert verdict.ranks == ([1, 3] if kind == "slow_rank" else [2, 3])
+        assert verdict.evidence["explained_ratio"] == (worst if kind == "slow_rank" else last)

@@ -74,6 +74,19 @@ def test_the_hopeless_leave_and_a_single_stall_decides_nothing() -> None:
     assert settled_rank(rank({"a": 1.0, "b": 1.0, "c": 1.0}, "a"), audition).winner == "b"
 
 
+def test_who_takes_just_as_long_as_is_hopeless_stays_and_of_large_tensors_the_group_s_own_has_no_bonus() -> None:
+    for times, left in ((3.0, {"a", "b"}), (3.01, {"a"})):
+        audition = OnlineTrials(["a", "b"], 5)
+        turns_of = {"a": 1.0, "b": times}
+        while not audition.complete:
+            audition.took(turns_of[audition.current])
+        audition.judge(audition.times)
+        assert ({"a", "b"} if not audition.over else {"a"}) == left
+    level = {NATIVE: [1.0, 1.0, 1.0, 1.1], "ring": [1.0, 0.99, 1.01, 1.0]}
+    assert turns(OnlineTrials([NATIVE, "ring"], 4), level).winner() == "ring"
+    assert turns(OnlineTrials([NATIVE, "ring"], 4, stays=True), level).winner() == NATIVE
+
+
 def test_the_first_turn_only_warms_up() -> None:
     audition = OnlineTrials(["a", "b"], 5)
     play(audition, {"a": 1.0, "b": 0.9}, stalls={2: 1.0})
@@ -140,6 +153,17 @@ def test_small_ones_are_called_several_times_in_a_row_and_the_first_does_not_cou
     for seconds in (9.0, 4.0, 4.0):
         audition.took(seconds)
     assert audition.times == [1.5, 4.0]
+
+
+def test_a_megabyte_is_large() -> None:
+    """Small ones are called four times in a row, large ones once."""
+    for size, in_a_row in ((MB - 1, 4), (MB, 1)):
+        audition = trials_for(replace(rank({"ring": 1.0, "direct": 1.1}, "ring"), size_bytes=size))
+        assert audition is not None
+        for _ in range(in_a_row):
+            assert audition.current == "ring"
+            audition.took(1.0)
+        assert audition.current == "direct"
 
 
 def test_who_had_an_audition_needs_none() -> None:

@@ -123,3 +123,16 @@ def test_a_switch_adds_nothing_of_its_own() -> None:
     found = routes(s, (100,) * s.chunks, ordered=True)
     assert {taking.own_position for taking in takings(found[3])} == {-1}
     assert all(taking.own_position >= 0 for route in found[:3] for taking in takings(route))
+
+
+def test_the_largest_chunk_decides_whether_the_order_of_messages_matters() -> None:
+    plan = plan_messages(by_name("ring", 3), 0)
+    for lengths, large in (
+        ((0, 1 << 16, None), True),
+        (((1 << 16) - 1, 4, 0), False),
+        (((1 << 15, 1 << 15), 0, 0), True),
+        (((1 << 15, (1 << 15) - 1), 9, None), False),
+        ((None, None, None), False),
+    ):
+        assert is_large(plan, lengths) == large, lengths
+    assert not is_large(plan_messages(by_name("in_network", 3), 0), (1 << 20,))

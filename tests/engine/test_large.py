@@ -14,6 +14,7 @@ import pytest
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.context import EngineContext
+from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.persistent import PersistentLarge
 from ringside.engine.net.reduction import AVG, Reduction
@@ -146,3 +147,41 @@ def test_two_beside_each_other_and_what_cannot_be_is_refused_every_time() -> Non
                 engine.start(x.ctypes.data, x.size, what, AlgorithmSpec.parse("leaders/in_network"))
 
     on_ranks(3, rank)
+
+
+def test_peers_are_told_of_the_oldest_that_is_under_way_and_each_is_recorded_once() -> None:
+    def rank(engine: HierarchicalEngine) -> None:
+        x, y = np.ones((2, ELEMENTS), np.float32)
+        small = np.ones(4, np.float32)
+        what, ring, transport = Reduction(F32, 0), AlgorithmSpec.parse("hosts/ring"), engine.exchange.transport
+        recorded: list[tuple[str, bool]] = []
+        first = engine.start(x.ctypes.data, x.size, what, ring)
+        assert (transport.number, str(transport.doing)) == (
+            1,
+            f"all_reduce(sum, float32, {ELEMENTS} elements) by hosts/ring",
+        )
+        second = engine.start(y.ctypes.data, y.size, what, ring)
+        assert (first.number, second.number, engine.begun, transport.number) == (1, 2, 2, 1)
+        assert transport.doing is first.operation
+        assert not first.is_done
+        for name, pending in (("first", first), ("second", second)):
+            pending.record = lambda one, name=name: recorded.append((name, one.is_done))  # type: ignore[misc]
+        second.wait()
+        assert first.is_done, "in the order in which they were started"
+        assert recorded == [("second", True)]
+        assert (transport.number, transport.doing) == (2, "")
+        for _ in range(2):
+            first.wait()
+        assert recorded == [("second", True), ("first", True)]
+        assert first.took_s > 0
+        assert second.took_s > 0
+        assert not engine.pending
+        whole = engine.start(small.ctypes.data, small.size, what, AlgorithmSpec("ring"))
+        assert (whole.is_done, whole.size_bytes, engine.begun, transport.number) == (True, 16, 3, 3)
+        third = engine.start(x.ctypes.data, x.size, what, ring)
+        reduced(engine, small, what, AlgorithmSpec("ring"))
+        assert third.is_done, "anything else finishes it first"
+        assert (transport.number, transport.doing, engine.begun) == (5, "", 5)
+        assert [engine.pieces_from_bytes(wire) for wire in (None, WireCompression("bfloat16"))] == [1 << 19, 1 << 20]
+
+    on_ranks(2, rank)

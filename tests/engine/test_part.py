@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, OP_CODES
+from ringside.engine.net.context import EngineContext
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import Reduction, ReductionPlan, plan_reduction, signature_of
+from ringside.errors import UsageError
 
 SUM, AVG = OP_CODES["sum"], OP_CODES["avg"]
 FLOAT32, FLOAT16 = DTYPES.index("float32"), DTYPES.index("float16")
@@ -100,3 +105,71 @@ def test_between_hosts_the_vertices_are_the_hosts() -> None:
     assert found.plan is not None
     assert set(found.plan.links) <= {0, 1}
     assert part("the group's own", MEAN).plan is None
+
+
+# ------------------------------------------------------------------------------------------------ what a spec means
+
+
+def context(rank: int = 0, *, reducers: int = 0, segment_bytes: int = 1024) -> EngineContext:
+    """Seven ranks on three hosts, the smallest of which has two."""
+    rank_map = RankMap(rank, ((0, 1, 2), (3, 4), (5, 6)), ("a", "b", "c"), ("", "", ""))
+    transport = SimpleNamespace(size=7 + reducers)
+    sizes = SimpleNamespace(
+        transport=transport,
+        segment_of=lambda item, wire: segment_bytes // item * item,
+        size_of=lambda schedule, size_bytes, item, wire: (schedule.name, size_bytes, item, wire),
+    )
+    checks = SimpleNamespace(check=lambda dtype, op: checked.append((dtype, op)))
+    checked.clear()
+    return EngineContext(rank_map, sizes, None, checks, None, 1 << 20)  # type: ignore[arg-type]
+
+
+checked: list[tuple[int, int]] = []
+
+
+def test_vertices_and_lanes_are_those_that_a_spec_runs_over() -> None:
+    for over, vertices, lanes in (("ranks", (7, 4), 2), ("hosts", (3, 1), 2), ("leaders", (3, 1), 1)):
+        spec = AlgorithmSpec("ring", over)
+        assert (context(4).vertex(spec), context(4).lanes(spec)) == (vertices, lanes)
+        assert [context(rank).has_lane(spec) for rank in range(3)] == [True, lanes == 2, False]
+    found = context()
+    assert [found.block_elements(DTYPES.index(name)) for name in ("float32", "int8")] == [1 << 18, 1 << 20]
+    assert replace(found, block_bytes=2).block_elements(FLOAT32) == 1
+
+
+def test_a_reduction_is_checked_as_it_travels() -> None:
+    found = context()
+    assert found.checked(NARROW, AlgorithmSpec("ring")) is NARROW
+    for spec in (AlgorithmSpec("native"), AlgorithmSpec("native", "hosts")):
+        assert found.checked(NARROW, spec).wire is None
+    assert checked == [(FLOAT32, AVG)] * 2
+    wide = Reduction(FLOAT16, SUM, wire=WireCompression("float16"))
+    assert found.checked(wide, AlgorithmSpec("ring")).wire is None, "only float32 is made narrow"
+    for spec, reducers, words in (
+        (AlgorithmSpec("in_network"), 0, "in_network needs a reducer at the switch"),
+        (AlgorithmSpec("in_network", "hosts"), 0, "hosts/in_network needs a reducer at the switch"),
+        (AlgorithmSpec("in_network", "hosts"), 1, "takes one slice at a time: leaders/in_network"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            context(reducers=reducers).checked(MEAN, spec)
+    for over in ("ranks", "leaders"):
+        assert context(reducers=1).checked(MEAN, AlgorithmSpec("in_network", over)) is MEAN
+
+
+def test_what_is_smaller_than_two_messages_for_each_lane_goes_whole() -> None:
+    ring = AlgorithmSpec("ring", "hosts")
+    for spec, elements in ((ring, 1024), (AlgorithmSpec("ring", "leaders"), 512)):
+        assert context().layout(spec, elements - 1, MEAN) is None
+        layout = context().layout(spec, elements, MEAN)
+        assert layout is not None
+        assert sum(piece.bounds[-1] for piece in layout.pieces) == elements
+        assert {len(piece.bounds) for piece in layout.pieces} == {4}
+        assert all((piece.bounds[2] > piece.bounds[1]) == (spec is ring) for piece in layout.pieces)
+    for other in ("ring", "hosts/native", "leaders/in_network", "hosts/direct"):
+        found = context(reducers=1).layout(AlgorithmSpec.parse(other), 1 << 20, MEAN)
+        assert (found is None) == (other != "hosts/direct"), other
+    largest = context().layout(ring, 1 << 24, MEAN)
+    assert largest is not None
+    assert max(piece.bounds[-1] for piece in largest.pieces) <= 1 << 18
+    assert context().message_size(ring, 1001, HALVES)[1:] == (500 * 2, 2, None)  # type: ignore[comparison-overlap]
+    assert context().message_size(AlgorithmSpec("ring", "leaders"), 1001, NARROW)[1:3] == (1001 * 4, 4)

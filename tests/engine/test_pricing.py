@@ -9,6 +9,7 @@ from tests.support.networks import uniform
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.cost.model import SEGMENT_BYTES, Cluster, Price, price_choice, price_sizes
 from ringside.engine.cost.network import CostNetwork
+from ringside.engine.cost.replay import places
 from ringside.errors import UsageError
 from ringside.schedule import ALGORITHMS, Schedule, by_name, pipelined, relabel, ring, traffic
 
@@ -241,3 +242,8 @@ def test_the_topology_file_and_back():
 def test_what_is_no_topology_is_refused(data: object):
     with pytest.raises(UsageError):
         CostNetwork.from_topology(data)
+
+
+def test_messages_on_one_link_follow_each_other_in_their_order():
+    assert places(np.array([5, 3, 5, 5, 3, 9])).tolist() == [0, 0, 1, 2, 1, 0]
+    assert places(np.array([], dtype=np.int64)).tolist() == []

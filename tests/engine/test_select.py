@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tests.support.networks import uniform
@@ -19,7 +20,7 @@ from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
 from ringside.engine.tuner.cache import Mode, are_alike, cache_path, load_table, store_table
-from ringside.engine.tuner.drift import DRIFT, EVERY_LARGE, EVERY_MIDDLE, EVERY_NOTED, EVERY_SMALL, Drift
+from ringside.engine.tuner.drift import DRIFT, EVERY_NOTED, Drift
 from ringside.engine.tuner.explain import Explanation
 from ringside.engine.tuner.selector import PROBE_S, Tuner
 from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_table, predicted_at, priced
@@ -61,6 +62,17 @@ def test_candidates_are_what_makes_sense():
     paired = {str(choice) for choice in candidates(cluster(4, 2), (0, 2, 1, 3))}
     assert {"native", "hosts/native", "hosts/ring", "leaders/ring", "ring", "hosts/ring@0,2,1,3"} <= paired
     assert len(paired) == len(candidates(cluster(4, 2), (0, 2, 1, 3)))
+
+
+def test_what_makes_sense_among_few_ranks_or_hosts_is_left_out_among_many():
+    for hosts, ranks, flat, one_shot, between in (
+        (8, 2, True, True, True), (9, 2, True, False, True), (16, 1, False, True, False), (17, 1, False, False, False),
+        (32, 2, True, False, False), (33, 2, False, False, False),
+    ):  # fmt: skip
+        found = {str(choice) for choice in candidates(cluster(hosts, ranks))}
+        assert ("ring" in found) == (flat or ranks == 1), (hosts, ranks)
+        assert ("one_shot" in found) == one_shot, (hosts, ranks)
+        assert ("hosts/one_shot" in found) == ("leaders/one_shot" in found) == between, (hosts, ranks)
 
 
 def test_only_what_was_timed_and_was_as_fast_as_native_wins():
@@ -280,11 +292,26 @@ def feed(drift: Drift, ratios: list[float], size: int = 4 * MB) -> list[float]:
 
 
 def test_votes_are_due_by_counting_alone():
+    """After every fourth of three megabytes or more, every eighth large one, and one in eight small ones noted."""
     drift = Drift([])
-    assert [drift.due(4 * MB) for _ in range(8)] == ([False] * (EVERY_LARGE - 1) + [True]) * 2
-    assert [drift.due(2 * MB) for _ in range(16)] == ([False] * (EVERY_MIDDLE - 1) + [True]) * 2
+    for size, every in ((4 * MB, 4), (3 * MB, 4), (3 * MB - 1, 8), (MB, 8), (MB - 1, 8), (1000, 8)):
+        assert [drift.due(size) for _ in range(16)] == ([False] * (every - 1) + [True]) * (16 // every)
     assert [drift.due(size * MB) for size in (1, 64, 2, 4, 64, 2)] == [False] * 4 + [True, False]
-    assert [drift.due(1000) for _ in range(EVERY_SMALL)] == [False] * (EVERY_SMALL - 1) + [True]
+
+
+def test_of_small_all_reduces_one_in_eight_is_noted_and_of_large_ones_each():
+    def job(across):
+        made = table({}, of=cluster(2))
+        tuner, noted = Tuner(across, environ={}), []
+        settled = tuple(msgspec.structs.replace(rank, turns=1) for rank in made.ranks)
+        tuner.use(msgspec.structs.replace(made, ranks=settled).encode())
+        tuner.note = lambda size, *_: noted.append(size)
+        for size, times in ((4096, 24), (MB - 1, 7), (MB, 3)):
+            for _ in range(times):
+                tuner.after(size, tuner.choose(size), 1e-3)
+        return noted, tuner.calls[tuner.size_class(4096)]
+
+    assert on_threads(2, job) == [([4096] * 3 + [MB] * 3, 24)] * 2
 
 
 def test_a_slow_link_is_felt_within_eight_collectives():

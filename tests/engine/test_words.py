@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ringside.engine.cost.network import CostNetwork
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.failures import error_of
 from ringside.engine.net.attribution import cause_of, explain
@@ -19,9 +21,11 @@ from ringside.engine.net.exchange.signature import (
     SignatureMismatch,
 )
 from ringside.engine.net.rank_map import RankMap
+from ringside.engine.probe.links import MeasuredSlowLink
+from ringside.engine.probe.prober import Probe
 from ringside.engine.request import KINDS
 from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
-from ringside.engine.tuner.explain import Explanation
+from ringside.engine.tuner.explain import AlgorithmChange, Explanation, difference
 from ringside.engine.tuner.table import TimingRow
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError, UsageError
 
@@ -217,3 +221,33 @@ def test_rows_have_the_times_in_units_and_the_best_twelve_are_shown() -> None:
     assert text[-1] == "  and 1 more"
     few = str(Explanation(4, "ring", "so it is", tuple(rows[:12]), 8)).splitlines()
     assert not few[-1].startswith("  and")
+
+
+def test_a_change_is_said_with_what_stays_and_what_does_not() -> None:
+    for before, after, others, turn in (
+        ("ring", "tree", False, "ring -> tree"),
+        ("ring", "tree", True, "ring -> tree"),
+        ("ring", "ring", False, "ring stays"),
+        ("ring", "ring", True, "ring stays, other sizes change"),
+    ):
+        change = AlgorithmChange(4, before, after, others, "they take long", (), "no link is slow", 0.5)
+        assert change.describe() == f"they take long; no link is slow; {turn}"
+
+
+def test_what_became_of_links_is_said_by_the_slowest_or_by_all_of_them() -> None:
+    def probe(rates: np.ndarray) -> Probe:
+        with np.errstate(divide="ignore"):
+            return Probe(CostNetwork(np.zeros((4, 4)), np.where(rates > 0, 1 / rates, 0.0)), rates, np.zeros((4, 4)))
+
+    even = np.full((4, 4), 100e6)
+    np.fill_diagonal(even, 0.0)
+    cut, alone = even.copy(), even.copy()
+    cut[2, 0] = 10e6
+    alone[1, :] = alone[:, 1] = 20e6
+    alone[1, 1] = 0.0
+    names = ("a", "b", "c", "d")
+    assert difference(None, probe(even), names) == "no link is slow"
+    assert difference(probe(2 * even), probe(even), names) == "links carry 0.50 times what they did"
+    assert difference(probe(even), probe(cut), names) == "c > a carries 10 MB/s, others 100 MB/s"
+    assert difference(None, probe(alone), names) == "b carries 20 MB/s, others 100 MB/s"
+    assert MeasuredSlowLink(2, 0, 10e6, 100e6).share == 0.1

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside.engine.runtime import interrupts  # noqa: E402
 from ringside.errors import RingsideError  # noqa: E402
-from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import backward_of, own_hook  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -75,6 +76,11 @@ def place(between: bool) -> contextlib.AbstractContextManager[None]:
 
 def waits_and(model: DistributedDataParallel, do: Any) -> None:
     """Have a thread do something once this rank has begun to wait in backward."""
+    if own_hook(model) is None:  # only watched
+        backward: Any = backward_of(model)
+        waiting: Any = lambda: threading.Timer(0.3, do).start()  # noqa: E731
+        backward.board = SimpleNamespace(entered=lambda *_: None, waiting=waiting, resumed=int, failed=str)
+        return
     reducer: Any = own_hook(model).reducer
     before = reducer.defer_wait, reducer.wait
 

@@ -123,6 +123,26 @@ def test_lines_go_to_regular_files_alone(tmp_path: Path, victim: Path) -> None:
     assert victim.read_bytes() == PRECIOUS
 
 
+def test_lines_are_added_behind_those_that_are_there(tmp_path: Path) -> None:
+    """Also to a file with another name, where nobody else can write the directory."""
+    for line in (b"one\n", b"two\n"):
+        append_to_file(tmp_path / "lines", line)
+    own = tmp_path / "own"
+    own.mkdir(mode=0o755)
+    os.link(tmp_path / "lines", own / "name")
+    append_to_file(own / "name", b"three\n")
+    assert (tmp_path / "lines").read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_what_cannot_be_replaced_stays_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "in it").mkdir(parents=True)
+    with pytest.raises(OSError, match=r"."):
+        replace_file(tmp_path / "folder", b"a file")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    replace_file(tmp_path / ("x" * 255), b"a long name")
+    assert (tmp_path / ("x" * 255)).read_bytes() == b"a long name"
+
+
 def test_a_hard_link_is_replaced_and_not_written(tmp_path: Path, victim: Path) -> None:
     os.link(victim, tmp_path / "summary.json")
     replace_file(tmp_path / "summary.json", b"{}")
@@ -144,7 +164,7 @@ def test_the_users_own_links_are_followed_as_the_shell_does(tmp_path: Path) -> N
     (tmp_path / "pages").mkdir()
     (tmp_path / "second.html").symlink_to("pages/report.html")
     (tmp_path / "first.html").symlink_to("second.html")
-    for text in ("a longer page", "a page"):
+    for text in ("a longer page", "a page", ""):
         write_user_file(tmp_path / "first.html", text)
         assert (tmp_path / "pages" / "report.html").read_text() == text
     assert (tmp_path / "first.html").is_symlink()
@@ -177,12 +197,19 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(OSError, match="symbolic links"):
         write_user_file(tmp_path / "a", "page")
+    for number in range(41):  # as many as the kernel follows, and one more
+        (tmp_path / f"link-{number}").symlink_to(f"link-{number - 1}" if number else "page")
+    write_user_file(tmp_path / "link-39", "page")
+    assert (tmp_path / "page").read_text() == "page"
+    with pytest.raises(OSError, match="symbolic links"):
+        write_user_file(tmp_path / "link-40", "another")
 
 
 def test_what_cannot_be_finished_leaves_nothing_behind(tmp_path: Path) -> None:
     def fail(path: Path) -> None:
         with user_file(path) as file:
             file.write(b"half of")
+            file.flush()
             raise OSError(28, "No space left on device")
 
     (tmp_path / "old").write_text("an old page")

@@ -17,6 +17,7 @@ from tests.integrations.frameworks import entry_points  # noqa: E402
 
 from ringside.errors import UsageError  # noqa: E402
 from ringside.integrations import (  # noqa: E402
+    accelerate,
     lightning_hooks,
     models,
     package,
@@ -63,6 +64,103 @@ def test_it_never_ends_a_training(monkeypatch: pytest.MonkeyPatch, held: list[An
     assert "there is no engine 'x'" in caplog.text
     with pytest.raises(UsageError, match="no engine"):
         fit(trainer(LightningHooks()))
+
+
+def test_a_training_that_is_not_watched_is_told_of_on_rank_0_alone(
+    monkeypatch: pytest.MonkeyPatch, held: list[Any], caplog: Any
+) -> None:
+    def breaks(model: Any, **wishes: Any) -> None:
+        raise UsageError("there is no engine 'x'")
+
+    monkeypatch.setattr(models, "hold", breaks)
+    training = trainer(Automatic())
+    for training.global_rank in (0, 1):
+        with caplog.at_level(logging.DEBUG):
+            fit(training)
+    said = "this training is not watched (UsageError: there is no engine 'x'); it goes on"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", said),
+        ("DEBUG", said),
+    ]
+
+
+class OnGpu(torch.Tensor):
+    """Says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+def losses_of(callback: Any) -> list[float]:
+    """Give a callback the hold on a model, and return what it logs there."""
+    logged: list[float] = []
+    callback.attachment = SimpleNamespace(session=SimpleNamespace(log=lambda loss: logged.append(loss)))
+    return logged
+
+
+def test_lightnings_loss_is_that_of_the_whole_step_and_on_a_gpu_read_as_often_as_it_logs() -> None:
+    callback, training = (
+        LightningHooks(),
+        SimpleNamespace(global_step=6, log_every_n_steps=3, accumulate_grad_batches=4),
+    )
+    module, loss = SimpleNamespace(automatic_optimization=True), torch.tensor(0.5)
+
+    def told(outputs: Any) -> None:
+        callback.on_train_batch_end(training, module, outputs, None, 0)
+
+    told(loss)  # nothing is attached
+    logged = losses_of(callback)
+    for outputs in (loss, {"loss": loss}, torch.tensor([0.5]), torch.zeros(2), 0.5, None, {}):
+        told(outputs)
+    assert logged == [2.0, 2.0, 2.0], "it was divided by the four micro-batches"
+    module.automatic_optimization = False
+    told(loss)
+    assert logged[3:] == [0.5]
+    for training.global_step, training.log_every_n_steps in ((6, 3), (7, 3), (7, 1), (7, 0)):
+        told(loss.as_subclass(OnGpu))
+    assert logged[4:] == [0.5, 0.5, 0.5], "not at step 7 of every third"
+    callback.attachment = SimpleNamespace(session=None)
+    told(loss)
+    assert len(logged) == 7
+
+
+def test_the_trainers_loss_is_logged_with_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(TrainerCallback=object))
+    monkeypatch.delitem(sys.modules, "ringside.integrations.transformers", raising=False)
+    callback = importlib.import_module("ringside.integrations.transformers").RingsideCallback()
+    del sys.modules["ringside.integrations.transformers"]
+    callback.on_log(None, None, None, logs={"loss": 0.5})  # nothing is attached
+    logged = losses_of(callback)
+    for logs in ({"loss": "0.5"}, {"loss": 0.0}, {"eval_loss": 1.0}, {}, None):
+        callback.on_log(None, None, None, logs=logs)
+    assert logged == [0.5, 0.0]
+    callback.attachment = SimpleNamespace(session=None)
+    callback.on_log(None, None, None, logs={"loss": 0.5})
+    assert logged == [0.5, 0.0]
+    taken: list[Any] = []
+    monkeypatch.setattr(callback, "attach_model", lambda *given: taken.append(given))
+    model = torch.nn.Linear(2, 2)
+    callback.on_train_begin(None, None, None, model=model)
+    assert taken == [(model, None)]
+
+
+def test_of_what_accelerate_prepared_every_model_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(accelerate, "ddp_of", lambda thing: thing if thing in ("one", "two") else None)
+    monkeypatch.setattr(accelerate, "hold", lambda model, **wishes: taken.append((model, wishes)))
+    monkeypatch.setattr(
+        accelerate, "watch_groups", lambda model, run_dir: taken.append((type(model).__name__, run_dir))
+    )
+    wishes = {"engine": "native", "run_dir": "runs/x", "digest_every": 7}
+    attach(["one", torch.nn.Linear(2, 2), "two", 3], **wishes)
+    assert taken == [("one", wishes), ("Linear", "runs/x"), ("two", wishes)]
+
+
+def test_lightning_finds_no_callback_where_ringside_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, found in (("off", False), ("OFF", False), ("0", False), ("", True), ("1", True)):
+        monkeypatch.setenv("RINGSIDE", value)
+        assert lightning_hooks.is_automatic() is found
+    monkeypatch.delenv("RINGSIDE")
+    assert lightning_hooks.is_automatic()
 
 
 def test_on_one_process_nothing_happens(caplog: Any) -> None:

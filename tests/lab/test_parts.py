@@ -28,7 +28,7 @@ from ringside.lab import network as shaping
 from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.namespaces import LabName
 from ringside.lab.network import bytes_by_device
-from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, default_environment
+from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, RunResult, default_environment
 from ringside.lab.wiring import mesh, star
 
 PATIENCE_S = 60.0
@@ -346,7 +346,7 @@ def test_rates_and_cuts_are_of_all_links_of_a_host_or_of_a_pair(opened: Opened) 
             lab.run_switch(["true"])
         with pytest.raises(UsageError, match="a mesh has no switch"):
             _ = lab.switch_address
-        for call in (lab.address, lab.namespace, lab.interface_bytes):
+        for call in (lab.address, lab.namespace, lab.interface_bytes, lambda host: lab.spawn(host, ["true"])):
             with pytest.raises(UsageError, match="no host 3"):
                 call(3)
     with Lab(hosts=2) as star_, pytest.raises(UsageError, match="in a star every host has one link"):
@@ -408,6 +408,49 @@ def test_what_ranks_write_is_kept_apart_and_told_line_by_line() -> None:
     assert (0, "stderr", "c") in told
     assert results[0].describe() == "rank 0 on host 0 ended with status 3"
     assert all(0 < result.seconds < PATIENCE_S for result in results)
+
+
+def test_a_line_is_told_while_its_rank_runs_and_others_write(tmp_path: Path) -> None:
+    """Each rank goes on, and ends well, only once its first line has been told."""
+    told: list[str] = []
+
+    def sink(place: RankPlacement, stream: str, line: str) -> None:
+        told.append(line)
+        (tmp_path / line).touch()
+
+    wait = "tries=0; while [ ! -e {file} ] && [ $tries -lt 300 ]; do sleep 0.01; tries=$((tries+1)); done"
+    scripts = [
+        f"echo rank{rank}; {wait.format(file=tmp_path / f'rank{1 - rank}')}; [ $tries -lt 300 ]" for rank in (0, 1)
+    ]
+    finished, results = run(scripts, sink=sink)
+    assert finished
+    assert [result.status for result in results] == [0, 0]
+    assert sorted(told) == ["rank0", "rank1"]
+
+
+def test_much_output_is_kept_whole_and_the_end_of_it_is_told_of_a_failure() -> None:
+    """More than a pipe holds, on both streams."""
+    finished, (result,) = run(["i=0; while [ $i -lt 20000 ]; do echo $i; echo e$i >&2; i=$((i+1)); done; exit 3"])
+    assert finished
+    assert result.stdout == "".join(f"{number}\n" for number in range(20000))
+    found = RunResult((result,), 1.0, False, ())
+    assert (found.ok, found.exit_status) == (False, 3)
+    with pytest.raises(RingsideError) as caught:
+        found.check()
+    head, _, words = str(caught.value).partition("\n")
+    assert head == "rank 0 on host 0 ended with status 3; its last words:"
+    assert (len(words), words.endswith("e19999\n")) == (4000, True)
+    silent = RunResult((RankResult(result.place, -9, "x" * 5000, "", 1.0, False),), 1.0, False, ())
+    with pytest.raises(RingsideError, match=r"was ended by SIGKILL; its last words:\nx{4000}$"):
+        silent.check()
+    assert silent.exit_status == 137
+
+
+def test_what_a_lab_is_where_nothing_is_asked_for() -> None:
+    lab = Lab()
+    assert (lab.hosts, lab.ranks_per_host, lab.rate, lab.delay_s, lab.wiring) == (4, (1, 1, 1, 1), 1e9, 0.0, "star")
+    assert Lab(hosts=250).hosts == 250
+    assert Lab(hosts=1, rate=None).rate is None
 
 
 def test_a_rank_whose_child_keeps_its_pipe_open_has_ended() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from ringside.monitor.job.collectives import CollectiveSpan
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.step_clock import (
     KEPT,
@@ -37,15 +36,15 @@ class World:
             2, lambda draft: self.waiting.add(draft, True), now=lambda: self.time, cpu=lambda: 0.0, wall=lambda: 0.0
         )
         self.clock.time_by(self.marks)
-        self.spans: list[CollectiveSpan] = []
+        self.buckets: list[int] = []
 
     def queues(self, seconds: float) -> None:
         self.time += HOST_SECONDS
         self.device.work(seconds)
 
     def take(self) -> Told:
-        spans, self.spans = self.spans, []
-        return lambda: SyncTimes(sync_seconds=sum(ended - began for began, ended, _ in self.marks.timed(spans)))
+        buckets, self.buckets = self.buckets, []
+        return lambda: SyncTimes(payload_bytes=sum(buckets))
 
     def step(self, exposed: float = 0.5, forwards: int = 1) -> None:
         self.queues(0.25)
@@ -53,11 +52,10 @@ class World:
             self.clock.forward_begins(8)
             self.queues(2.0)
             self.clock.forward_ends()
-        began = self.marks.mark()
         self.queues(3.0)
         self.clock.backward_ends()
         self.queues(exposed)
-        self.spans.append(CollectiveSpan(began, self.marks.mark(), 100))
+        self.buckets.append(100)
         self.clock.sync_ends(self.take)
         self.clock.optimizer_begins()
         self.queues(1.0)
@@ -78,7 +76,7 @@ def test_phases_are_the_devices() -> None:
     assert (first.data_seconds, first.forward_seconds, first.backward_seconds) == (0.25, 2.0, 3.0)
     assert (first.exposed_seconds, first.optimizer_seconds, first.step_seconds) == (0.5, 1.0, 6.75)
     assert first.own_seconds == 6.25
-    assert first.sync_seconds == 3.5  # from the mark at the hand-over to the one at the result
+    assert first.payload_bytes == 100
     assert (second.exposed_seconds, second.step_seconds, second.own_seconds) == (4.0, 10.25, 6.25)
     assert world.errors == []
 
@@ -248,19 +246,6 @@ def test_an_error_between_two_marks_of_a_step_drops_the_step() -> None:
     world.device.seconds = seconds  # type: ignore[method-assign]
     assert world.told() == []
     assert len(world.errors) == 1
-
-
-def test_spans_whose_marks_are_missing_or_not_reached_are_left_out() -> None:
-    world = World()
-    world.device.done = 10.0
-    spans = [
-        CollectiveSpan(1.0, 2.5, 10),
-        CollectiveSpan(None, 3.0, 20),
-        CollectiveSpan(3.0, 4.0, 30),
-        CollectiveSpan(4.0, 11.0, 40),
-    ]  # type: ignore[arg-type]
-    assert world.marks.timed(spans) == [CollectiveSpan(0.0, 1.5, 10), CollectiveSpan(2.0, 3.0, 30)]
-    assert world.marks.timed([]) == []
 
 
 def test_the_last_steps_are_given_a_moment() -> None:

@@ -24,6 +24,38 @@ def codes_of(**environ: str) -> dict[str, dict[str, int]]:
     return codes
 
 
+SAY = "from ringside import _core; print(_core.available(), _core.describe(), _core.build(), sep=chr(10))"
+GET = "from ringside import _core; _core.native()"
+
+
+def said(code: str, **environ: str) -> list[str]:
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).splitlines()
+
+
+def test_an_installation_says_whether_it_has_the_core_and_how_to_get_it() -> None:
+    assert said(SAY, RINGSIDE_NO_NATIVE="1") == [
+        "False",
+        "ringside without its native core (RINGSIDE_NO_NATIVE is set); attach() only watches",
+        "none (RINGSIDE_NO_NATIVE is set)",
+    ]
+    why = said(GET, RINGSIDE_NO_NATIVE="1")[-1]
+    assert (
+        "UnsupportedError: the shared-memory engine needs Ringside's native core, but RINGSIDE_NO_NATIVE is set" in why
+    )
+    assert "pip install --force-reinstall --no-deps ." in why
+
+
+@pytest.mark.native
+def test_with_the_core_its_instruction_set_and_compiler_are_named() -> None:
+    available, words, build = said(SAY)
+    isa = build.partition(",")[0]
+    assert (available, words) == ("True", f"ringside with its native core ({isa})")
+    assert build.startswith(f"{isa}, built by ")
+    assert said(GET) == []
+
+
 @pytest.mark.native
 def test_ranks_with_and_without_the_core_mean_the_same() -> None:
     assert codes_of() == codes_of(RINGSIDE_NO_NATIVE="1")

@@ -274,9 +274,11 @@ def test_memory_that_shows_a_file_in_two_mappings_is_made_private() -> None:
     memory.x[:] = 5
     with opened(1) as (core,):
         core.adopt_region(address(memory.x), memory.size_bytes, memory.fd)
+        open_before = len(os.listdir("/proc/self/fd"))
         core.give_up(PEER_LOST, [0])
         assert (memory.x == 5).all()
         assert not memory.is_shared()
+        assert len(os.listdir("/proc/self/fd")) == open_before, "what was read to find that out is closed again"
     memory.close()
 
 

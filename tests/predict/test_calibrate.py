@@ -113,7 +113,8 @@ def test_a_fit_is_the_same_every_time():
 def test_many_rows_are_thinned_not_refused():
     sizes = np.arange(1, 3001) * 8192.0
     found = fit(sizes, np.exp(PIPELINE.log_slopes(THETA, sizes)[0]), LAW)
-    assert len(found.x) <= 400
+    assert len(found.x) == 400
+    assert found.x[[0, -1]] == pytest.approx(np.log2(sizes[[0, -1]]))  # from end to end
     assert found.predict([1e6]).times_s[0] == pytest.approx(np.exp(PIPELINE.log_slopes(THETA, [1e6])[0])[0], rel=0.02)
 
 

@@ -58,6 +58,8 @@ def test_honest_tables_have_no_flags(ranks):
         (lambda row: {"algbw": Figure(row.algbw.value * 1.25, 5e6)}, "is not size/time"),
         (lambda row: {"busbw": Figure(row.busbw.value * 1.1, 5e6)}, "where 8 ranks give 1.75"),
         (lambda row: {"busbw": Figure(row.algbw.value * 1.875, 5e6)}, "it is that of 16 ranks"),
+        (lambda row: {"algbw": None, "busbw": Figure(row.busbw.value * 8, 5e6)}, "in Gbit/s (bits, not bytes)"),
+        (lambda row: {"algbw": None, "busbw": Figure(row.busbw.value * 1.1, 5e6)}, "is not 1.750 size/time"),
         (lambda row: {"time_s": row.time_s * 1e3, "algbw": row.algbw}, "is not size/time"),
         (lambda row: {"time_s": 0.0}, "longer than nothing"),
         (lambda row: {"time_s": -1e-6}, "longer than nothing"),
@@ -88,6 +90,40 @@ def test_a_whole_table_in_other_units_is_refused_row_by_row():
     assert all("GiB/s" in flag.reason for flag in found.flags)
 
 
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (TableRow(1, 8.0, 1e5), ""),
+        (TableRow(1, 8.0, 1.001e5), "longer than a day"),
+        (TableRow(1, 2e10, 1e-3), ""),
+        (TableRow(1, 2.001e10, 1e-3), "faster than any link"),
+        (TableRow(1, 1.0, 1e-6), ""),
+        (TableRow(1, 0.0, 1e-6), "size 0: nothing was moved"),
+        (TableRow(1, -1.0, 1e-6), "a negative size"),
+        (TableRow(1, float("inf"), 1.0), "is no whole number of bytes"),
+        (TableRow(1, 8.0, float("nan")), "a call takes longer than nothing"),
+        (TableRow(1, 1e6, 1e-3, None, Figure(1e9, 5e6)), "busbw 1 GB/s is not 0.000 size/time"),  # of one rank
+    ],
+)
+def test_what_a_row_by_itself_cannot_be(row, why):
+    found = check_rows(Table("one", (row,), ranks=1))
+    assert (len(found.rows), len(found.flags)) == ((0, 1) if why else (1, 0))
+    assert all(why in flag.reason for flag in found.flags)
+
+
+@pytest.mark.parametrize(
+    ("place", "factor", "flagged"),
+    [(0, 1.39, False), (0, 1.41, True), (5, 1.39, False), (5, 1.41, True), (11, 1.41, False)],
+)
+def test_a_spike_stands_out_from_both_neighbours_or_from_the_first_two(place, factor, flagged):
+    times = np.full(12, 20e-6)
+    times[place] *= factor
+    rows = tuple(TableRow(line, 2.0 ** (3 + line), time) for line, time in enumerate(times))
+    flags = check_rows(Table("flat", rows, ranks=8)).flags
+    assert [flag.line for flag in flags] == [place] * flagged
+    assert all(flag.reason.endswith("beside 20.0 µs for a larger message: a spike") for flag in flags)
+
+
 def test_repeated_rows_are_named_and_repeats_of_a_measurement_are_kept():
     table = made(THETA, SIZES)
     sixth = table.rows[5]
@@ -114,6 +150,22 @@ def test_a_dip_in_bandwidth_is_found_but_a_lasting_drop_is_a_regime():
     assert not check_rows(Table("slower from 16 MB on", drop, ranks=8)).flags
 
 
+@pytest.mark.parametrize(("rows", "factor", "flagged"), [(3, 2.4, 3), (4, 2.4, 0), (4, 2.6, 4), (4, 1.9, 0)])
+def test_small_messages_that_are_slow_for_a_stretch_are_a_regime_unless_it_is_short_or_far_off(rows, factor, flagged):
+    """Messages that take 20 µs each, whatever their size, until bandwidth counts; some of them `factor` times that."""
+    sizes = 2.0 ** np.arange(6, 30)
+    times = [20e-6 + size / 1e11 * (size > 1 << 20) for size in sizes]
+    table = Table(
+        "slow at first",
+        tuple(
+            TableRow(line, size, time * (factor if 4 <= line < 4 + rows else 1.0))
+            for line, (size, time) in enumerate(zip(sizes, times, strict=True))
+        ),
+        ranks=8,
+    )
+    assert [flag.line for flag in check_rows(table).flags] == list(range(4, 4 + flagged))
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 16, 32, 64, 72, 96, 128, 144])
 def test_ranks_are_inferred_from_the_ratio_of_bandwidths(ranks):
     table = made(THETA, SIZES, ranks=ranks)
@@ -128,6 +180,12 @@ def test_the_ratio_of_an_all_gather_is_known_too():
     found = check_rows(Table("gathered", tuple(rows), ranks=16))
     assert found.collective == "all_gather"
     assert not found.flags
+
+
+def test_of_counts_that_fit_the_one_is_taken_that_machines_have():
+    for ratio, ranks in ((1.94, 64), (1.93, 32)):  # within 1.5% are 23 to 65, and 21 to 48 ranks
+        rows = [TableRow(i, 1e6, 1e-3, Figure(1e9, 7.5e6), Figure(ratio * 1e9, ratio * 7.5e6)) for i in range(3)]
+        assert infer_ranks(rows) == ranks
 
 
 def test_rows_too_coarse_to_tell_say_nothing():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
+from ringside.predict import LinkClass, Topology
 from ringside.predict.laws.fabric import (
     BASE,
     CHAIN,
@@ -23,7 +24,7 @@ from ringside.predict.laws.fabric import (
 from ringside.predict.laws.knowledge import named_topology, sized_like
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
-from ringside.predict.topology.files import preset
+from ringside.predict.topology.files import preset, presets
 
 from .shared_tables import published
 
@@ -70,6 +71,13 @@ def test_an_algorithm_that_a_table_names_is_taken_at_its_word():
     assert law(two).mean[RATE] == pytest.approx(np.log(rate(two, "nvls_tree")))
 
 
+def test_hosts_of_one_rank_have_no_hop_inside():
+    bare = Topology("bare", (1,) * 4, between=LinkClass("roce", 5e-6, 1e9), overhead_s=1e-6)
+    found = {one.name: one for one in candidates(bare)}
+    assert found["ring"].hops_s == pytest.approx(2 * 4 * 5e-6 + 1e-6)  # as NCCL counts: two between hosts for each
+    assert {one.bound for one in found.values()} == {"between"}
+
+
 def test_one_rank_is_refused():
     with pytest.raises(UsageError, match="nobody to reduce with"):
         law(preset("loopback").sized(1, 1))
@@ -102,6 +110,87 @@ def test_words_stand_for_hardware(cluster, hosts, ranks, name, nics, rate):
         assert (found.nics, found.between.bytes_per_s) == (nics, pytest.approx(rate))
 
 
+@pytest.mark.parametrize(
+    ("cluster", "name", "kind", "gigabytes_per_s"),
+    [
+        ("AWS p4d.24xlarge", "p4de", "nvswitch", 240),
+        ("p5en", "p5", "nvswitch", 370.8),
+        ("gb300", "gb200-nvl72", "nvswitch", 721.8),
+        ("B300", "dgx-b200", "nvswitch", 721.8),
+        ("A3-mega", "dgx-h100", "nvswitch", 370.8),
+        ("H20", "dgx-h100", "nvswitch", 370.8),
+        ("H800", "dgx-h100", "nvswitch", 370.8 * 400 / 900),  # 400 GB/s of NVLink where the H100 has 900
+        ("A800 80GB", "dgx-a100", "nvswitch", 240 * 400 / 600),
+        ("H100 PCIe", "h100 pcie", "pcie", 50),
+        ("H200 NVLS", "dgx-h200", "nvswitch", 370.8),
+        ("H200 NVL", "h200 nvl", "pcie", 50),  # a card
+        ("a100 pcie", "pcie", "pcie", 25),
+        ("MI300X", "mi300x", "nvlink", 336),
+        ("MI325X", "mi325x", "nvlink", 336),
+        ("MI350X", "mi350x", "nvlink", 360),
+        ("V100 32GB PCIe", "v100 32gb pcie", "pcie", 12),
+        ("V100", "v100", "nvlink", 120),
+        ("T4", "t4", "pcie", 12),
+        ("RTX PRO 6000", "rtx pro 6000", "pcie", 50),
+        ("RTX 4090", "rtx", "pcie", 25),
+        ("A10G", "a10g", "pcie", 25),
+    ],
+)
+def test_words_name_gpus(cluster, name, kind, gigabytes_per_s):
+    found = named_topology(Table("t", (), ranks=8, hosts=1, cluster=cluster))
+    assert (found.name, found.inside.kind) == (name, kind)
+    assert found.inside.bytes_per_s == pytest.approx(gigabytes_per_s * 1e9)
+    if name not in presets():
+        alpha_s = 3e-6 if kind == "nvlink" else 2e-6
+        assert (found.inside.alpha_s, found.nics, found.ranks) == (alpha_s, 8, 8)
+        assert (found.between.alpha_s, found.between.bytes_per_s) == (4e-6, 48e9)
+
+
+@pytest.mark.parametrize(
+    ("words", "nics", "gigabits_per_s", "kind", "alpha_s"),
+    [
+        ("", 8, 200, "infiniband", 4e-6),  # as the preset
+        ("8x400G RoCE", 8, 400, "roce", 4e-6),
+        ("100GbE", 1, 100, "infiniband", 4e-6),  # one of a speed that hosts have one of
+        ("200GbE, TCP", 8, 200, "ethernet", 20.6e-6),  # and as many as ranks of one that hosts have many of
+        ("4x50g", 4, 50, "infiniband", 4e-6),
+        ("1024GB of memory, 40GB, 80 GB", 8, 200, "infiniband", 4e-6),
+        ("100Gb", 1, 100, "infiniband", 4e-6),
+        ("1.6 Tbps", 8, 200, "infiniband", 4e-6),
+        ("3.2T", 8, 400, "infiniband", 4e-6),
+        ("XDR", 8, 800, "infiniband", 4e-6),
+        ("EDR", 8, 100, "infiniband", 4e-6),
+        ("FDR", 8, 56, "infiniband", 4e-6),
+        ("cx8", 8, 400, "infiniband", 4e-6),
+        ("EFA", 8, 200, "roce", 27.7e-6),
+        ("Slingshot", 8, 200, "roce", 4e-6),
+        ("tcpx", 8, 200, "ethernet", 400e-6),
+        ("tcp-xo", 8, 200, "ethernet", 15e-6),
+    ],
+)
+def test_words_name_networks(words, nics, gigabits_per_s, kind, alpha_s):
+    found = named_topology(Table("t", (), ranks=16, hosts=2, cluster=f"A100, {words}"))
+    assert (found.nics, found.between.kind, found.between.alpha_s) == (nics, kind, alpha_s)
+    assert found.between.bytes_per_s == pytest.approx(gigabits_per_s * 0.12e9)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "ranks", "hosts", "sizes"),
+    [
+        ("H20", 17, 0, (6, 6, 5)),
+        ("h100", 17, 2, (9, 8)),
+        ("h100", 2, 1, (2,)),
+        ("GB200 NVL72 two racks", 144, 36, (72, 72)),
+        ("gb300 3 racks", 200, 50, (67, 67, 66)),
+        ("GB200 9 racks", 4, 1, (1, 1, 1, 1)),
+        ("GB200", 72, 18, (72,)),
+        ("GB200", 73, 19, (37, 36)),
+    ],
+)
+def test_counts_are_spread_over_hosts_or_racks(cluster, ranks, hosts, sizes):
+    assert named_topology(Table("t", (), ranks=ranks, hosts=hosts, cluster=cluster)).ranks_per_host == sizes
+
+
 @pytest.mark.parametrize("cluster", ["", "a machine", "AMD EPYC with 512 GB of memory"])
 def test_words_that_name_nothing_stand_for_nothing(cluster):
     assert named_topology(Table("t", (), ranks=8, hosts=1, cluster=cluster)) is None
@@ -110,6 +199,10 @@ def test_words_that_name_nothing_stand_for_nothing(cluster):
 def test_racks_are_hosts_where_nvlink_spans_them():
     found = sized_like(preset("gb200-nvl72"), Table("t", (), ranks=144, hosts=36))
     assert (found.hosts, found.ranks) == (2, 144)
+    assert sized_like(preset("gb200-nvl72"), Table("t", (), ranks=100, hosts=1)).ranks_per_host == (100,)
+    for ranks, hosts, sizes in ((0, 0, (8, 8)), (20, 5, (4,) * 5), (3, 5, (1, 1, 1)), (16, 0, (8, 8))):
+        assert sized_like(preset("dgx-h100"), Table("t", (), ranks=ranks, hosts=hosts)).ranks_per_host == sizes
+    assert named_topology(Table("t", (), ranks=1, hosts=1, cluster="h100")) is None
     assert sized_like(preset("dgx-h100"), Table("t", (), ranks=20, hosts=3)).ranks_per_host == (7, 7, 6)
 
 

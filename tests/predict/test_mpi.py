@@ -1,5 +1,7 @@
 """CPU clusters from point-to-point costs: noise, interfaces that ranks share, and the bands of published clusters."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,29 @@ def test_tables_find_the_costs_of_their_cluster():
     assert pairs[0].scatter == pytest.approx(2.0)
     assert pairs_for(Table("t", (), hosts=256, cluster="a"), pairs).hosts == 64
     assert pairs_for(Table("t", (), hosts=2, cluster="b"), pairs) is None
+    for hosts, nearest in ((1, 32), (44, 32), (46, 64), (0, 32)):
+        assert pairs_for(Table("t", (), hosts=hosts, cluster="a"), pairs).hosts == nearest
+    # Where one cluster's costs are known and either side does not name it, they are the table's.
+    nameless = [replace(pairs[0], cluster="")]
+    assert pairs_for(Table("t", (), hosts=2, cluster="b"), nameless) is nameless[0]
+    assert pairs_for(Table("t", (), hosts=2), pairs[:1]) is pairs[0]
+    assert pairs_for(Table("t", (), hosts=2), pairs) is None
+    assert pairs_for(Table("t", (), hosts=2, cluster="b"), pairs[:1]) is None
+
+
+def test_point_to_point_rows_that_show_nothing_are_left_out():
+    nothing = Table("l", (TableRow(1, 0.0, 1e-5),), hosts=32, cluster="a", collective="p2p_latency")
+    assert pairs_of([nothing]) == []
+    rows = tuple(
+        TableRow(i, size, 2e-5, None, None, 1e-5, high)
+        for i, (size, high) in enumerate(((0.0, 9e-5), (8.0, 3e-5), (64.0, 4e-5), (65.0, 9e-5), (4096.0, None)))
+    )
+    (found,) = pairs_of([replace(nothing, rows=rows)])
+    assert found.sizes.tolist() == [8.0, 64.0, 65.0, 4096.0]
+    assert found.scatter == pytest.approx(1.75)  # of messages up to 64 bytes: the median of 1.5 and 2
+    assert found.rate == pytest.approx(4096 / 2e-5)
+    (steady,) = pairs_of([replace(nothing, rows=tuple(replace(row, high_s=1e-5) for row in rows))])
+    assert steady.scatter == 1.0
 
 
 def clusters():

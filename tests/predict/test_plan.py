@@ -88,6 +88,33 @@ def test_an_nvls_tree_scales_from_nvls_on_one_host():
     )
 
 
+def test_a_plan_of_more_ranks_than_it_can_be_of_is_refused():
+    with pytest.raises(UsageError, match=r"x: \d+ ranks; a plan is of at most \d+: fewer --hosts"):
+        plan(PlanQuestion(Topology("x", (1 << 20, 1 << 20), BOX.inside, BOX.between), 1e6))
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "bytes_each"),
+    [  # 7e9 parameters on 8 ranks: weights, gradients, and the optimizer's 12 (of fp32: 8) bytes a parameter
+        (0, "bf16", (14e9, 14e9, 84e9)), (1, "bf16", (14e9, 14e9, 10.5e9)), (2, "fp16", (14e9, 1.75e9, 10.5e9)),
+        (3, "bf16", (1.75e9, 1.75e9, 10.5e9)), (0, "fp32", (28e9, 28e9, 56e9)), (3, "fp32", (3.5e9, 3.5e9, 7e9)),
+    ],
+)  # fmt: skip
+def test_what_a_rank_holds_at_each_stage(stage, dtype, bytes_each):
+    held = state(7e9, 8, stage, dtype)
+    assert (held.weights_bytes, held.gradients_bytes, held.optimizer_bytes) == bytes_each
+    assert held.total_bytes == sum(bytes_each)
+    with pytest.raises(UsageError, match="--dtype int8: there are bf16, fp16, fp32"):
+        state(7e9, 8, stage, "int8")
+
+
+def test_a_model_fits_from_the_first_stage_on_that_its_memory_holds():
+    for memory, stage in ((112e9, 0), (111.9e9, 1), (38.5e9, 1), (38.4e9, 2), (26.25e9, 2), (14e9, 3), (13.9e9, None)):
+        found = fit(7e9, 8, memory)
+        assert found.stage == stage, memory
+    assert fit(7e9, 8, None).stage is None
+
+
 def test_hosts_of_different_sizes_are_priced_but_not_taken_apart():
     uneven = Topology("uneven", (4, 2), inside=BOX.inside, between=BOX.between)
     found = plan(PlanQuestion(uneven, 1e6))

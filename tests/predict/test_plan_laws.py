@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ringside.errors import UsageError
-from ringside.predict import LinkClass, Topology, preset, price
-from ringside.predict.plan.options import GPU_LINKS, names, option, options
+from ringside.predict import LinkClass, Topology, closed_form, preset, price, simulate
+from ringside.predict.plan.options import GPU_LINKS, names, option, options, simulated_band
 from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.schedule import by_name
 
@@ -184,3 +184,22 @@ def test_a_switch_that_reduces_is_an_option_only_where_there_is_one():
     assert "nvls" in names(preset("dgx-h100", 1))
     assert "nvls" not in names(preset("dgx-a100", 1))
     assert "in_network" not in names(preset("ethernet-10g"))
+
+
+def test_a_simulation_has_the_band_of_clusters_like_its_topology():
+    for size in (0.5, 1.0, 1e9):
+        timeline = simulate(by_name("ring", 16), preset("dgx-h100"), size)
+        band = simulated_band(timeline)
+        assert band.value == timeline.seconds
+        assert 0 < band.low < band.value < band.high
+        assert band.high - band.value > band.value - band.low  # even in logarithms
+    late = simulate(by_name("ring", 16), preset("dgx-h100"), 1e6, late={3: 1.0})
+    usual = simulated_band(simulate(by_name("ring", 16), preset("dgx-h100"), 1e6))
+    found = simulated_band(late)
+    assert found.high - found.value == pytest.approx(usual.high - usual.value)  # lateness is as given
+
+
+def test_there_is_no_formula_where_no_switch_adds_up():
+    assert closed_form(by_name("in_network", 4), preset("ethernet-10g", 4), [8.0]) is None
+    assert closed_form(by_name("in_network", 16), preset("dgx-h100", 2), [8.0]) is not None
+    assert closed_form(by_name("ring", 4), preset("ethernet-10g", 5), [8.0]) is None

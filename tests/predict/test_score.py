@@ -14,15 +14,18 @@ from ringside.predict.score import (
     hold_out,
     interpolate,
     larger_sizes,
+    line_flags,
     measured,
     nccl_constants,
     other_scale,
     preset_only,
+    same_cluster,
     summary,
+    with_ranks,
 )
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.checks import check_rows
-from ringside.predict.tables.table import Table, TableRow
+from ringside.predict.tables.table import Flag, Table, TableRow
 from ringside.predict.topology.files import preset
 
 from .shared_tables import made, published
@@ -92,6 +95,58 @@ def test_what_cannot_be_scored_says_why(score, why):
     assert summary([found]).mape is None
 
 
+def test_how_few_rows_are_enough_and_what_was_wrong_with_the_others_is_told():
+    table = check_rows(made(THETA, SIZES))
+    assert not hold_out(replace(table, rows=table.rows[:4]), KNOWN).refused
+    assert not larger_sizes(replace(table, rows=table.rows[:3]), KNOWN, 16.0).refused
+    few = replace(table, rows=table.rows[:3], flags=tuple(Flag(line, f"x{line}") for line in (7, 8, 9, 10)))
+    assert hold_out(few, KNOWN).refused == ("3 usable rows; a hold-out needs 4 (line 7: x7; line 8: x8; line 9: x9)")
+    refused = larger_sizes(replace(few, flags=()), KNOWN, 8.0).refused
+    assert refused == "1 usable rows up to 8 bytes and 2 above; 2 and 1 are needed"
+    assert larger_sizes(replace(few, flags=()), KNOWN, 32.0).refused.startswith(
+        "3 usable rows up to 32 bytes and 0 above"
+    )
+    assert preset_only(replace(table, rows=()), KNOWN).refused == "no usable row"
+
+
+def test_a_sweep_is_full_with_eighteen_rows_over_fifteen_doublings():
+    for sizes, full_ in ((2.0 ** np.arange(18), True), (2.0 ** np.arange(17), False), (2.0 ** np.arange(10, 28), True)):
+        assert hold_out(check_rows(made(THETA, sizes + 8)), KNOWN).table.count == len(sizes)
+        rows = tuple(TableRow(line, size, 1e-5) for line, size in enumerate(sizes))
+        assert hold_out(Table("t", rows, ranks=8), KNOWN).full_sweep is full_
+    dense = tuple(TableRow(line, 8.0 * 2 ** (line / 2), 1e-5) for line in range(31))
+    assert hold_out(Table("t", dense, ranks=8), KNOWN).full_sweep
+    assert not hold_out(Table("t", dense[:-1], ranks=8), KNOWN).full_sweep
+
+
+def test_another_scale_of_hardware_that_nobody_knows_is_predicted_from_what_was_measured():
+    """Laws that nothing is known of, moved by rows of the same cluster: nearer than the law alone."""
+    small, large = (check_rows(made(THETA, SIZES, ranks=ranks)) for ranks in (8, 16))
+    found = other_scale([small], large, KNOWN)
+    assert found.fitted == len(small.rows)
+    assert found.errors.mape < 0.25
+    assert "beside it what 1 other scale had" in found.words
+    assert found.baselines["nccl_constants"] is None
+    assert found.baselines["hockney"] is not None
+    assert preset_only(replace(large, cluster="H100"), KNOWN).baselines["hockney"] is None
+
+
+def test_flags_are_told_once_a_line_and_counts_are_added_only_where_they_are_missing():
+    flags = (Flag(4, "first"), Flag(2, "x"), Flag(4, "second"))
+    assert line_flags(Table("t", (), flags)) == (Flag(2, "x"), Flag(4, "first"))
+    for ranks, hosts, found in ((0, 0, (8, 2)), (4, 0, (4, 2)), (0, 1, (8, 1)), (4, 1, (4, 1))):
+        told = with_ranks(Table("t", (), ranks=ranks, hosts=hosts), 8, 2)
+        assert (told.ranks, told.hosts) == found
+
+
+def test_tables_are_of_one_cluster_where_words_tell_several_apart():
+    a, b, other = (Table(name, (), cluster=name[0]) for name in ("a1", "b1", "a2"))
+    assert same_cluster([a, b, other], a) == [a, other]
+    assert same_cluster([a, other], b) == [a, other]  # of another one, but there is only one
+    assert same_cluster([a, other], a) == [a, other]
+    assert same_cluster([a, b], Table("c1", (), cluster="c")) == [a, b]
+
+
 def test_a_wrong_preset_is_refused():
     with pytest.raises(UsageError, match="neither a preset nor a topology file"):
         preset_only(check_rows(made(THETA, SIZES)), Knowledge("dgx-z100"))
@@ -115,6 +170,9 @@ def test_interpolation_is_exact_on_a_power_law_and_goes_on_beyond():
     times = 1e-6 * SIZES**0.7
     assert interpolate(SIZES[4:20:2], times[4:20:2], SIZES) == pytest.approx(times)
     assert interpolate([8, 8], [1e-5, 4e-5], [8, 64]) == pytest.approx([2e-5, 2e-5])
+    # 10, 20 and 80 µs at 1, 4 and 16 KiB: halves and doubles as on either side of the nearest two
+    between = interpolate([1024, 4096, 16384], [10e-6, 20e-6, 80e-6], [256, 1024, 2048, 16384, 65536])
+    assert between == pytest.approx([5e-6, 10e-6, 14.142e-6, 80e-6, 320e-6], rel=1e-3)
 
 
 def test_nccls_constants_are_a_timer_that_is_right_by_order_of_magnitude():
@@ -123,6 +181,36 @@ def test_nccls_constants_are_a_timer_that_is_right_by_order_of_magnitude():
     assert 1e-6 < times[0] < 40e-6
     assert SIZES[-1] / times[-1] == pytest.approx(280e9, rel=0.2)
     assert np.all(nccl_constants(preset("dgx-h100", 4), SIZES) > 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "size", "latency_us", "gigabytes_per_s"),
+    [  # by hand, from tuning.cc of NCCL 2.30.7: what its choice takes
+        ("dgx-h100", 1, 8, 6.6 + 14 * 0.6, 141 * 8 / 14),  # Ring LL
+        ("dgx-h100", 1, 1 << 20, 6.6 + 14 * 0.6, 141 * 8 / 14),
+        ("dgx-h100", 1, 1 << 30, 25, 0.85 * 370.8 * 8 / 9),  # NVLS
+        ("dgx-h100", 2, 8, 6.8 + 2 * (7 * 0.6 + 5.0), 0.5 * 45),  # Tree LL
+        ("dgx-h100", 2, 1 << 20, 14.0 + 2 * (7 * 1.25 + 8.5), 0.5 * 0.92 * 370.8 * 0.6),  # Tree LL128, corrected
+        ("dgx-h100", 2, 1 << 25, 14.0 + 26 * 1.9 + 4 * 4.0, 0.92 * 370.8 * 16 / 30),  # Ring LL128
+        ("dgx-h100", 4, 64, 6.8 + 2 * (7 * 0.6 + 2 * 5.0), 0.5 * 35),
+        ("dgx-h100", 16, 1 << 33, 8.4 + 222 * 3.4 + 32 * 14.0, 370.8 * 128 / 254),  # Ring Simple
+        ("dgx-b200", 1, 1 << 21, 6.6 + 14 * 0.6, 282 * 8 / 14),
+        ("dgx-b200", 2, 1 << 25, 25 + 2 * 20.9, 0.5 * 0.74 * 721.8),  # NVLS Tree
+        ("dgx-b200", 2, 1 << 30, 8.4 + 2 * (7 * 4.0 + 14.0), 0.5 * 0.92 * 721.8 * 0.9),  # Tree Simple, corrected
+        ("dgx-b200", 4, 1 << 27, 14.0 + 54 * 1.9 + 8 * 4.0, 0.92 * 384 * 32 / 62),
+        ("gb200-nvl72", 4, 8, 25 + 4 * 20.9, 0.5 * 0.74 * 721.8),
+        ("dgx-a100", 1, 1 << 23, 14.0 + 14 * 1.9, 0.92 * 240 * 8 / 14),
+        ("dgx-a100", 2, 1 << 24, 14.0 + 2 * (7 * 1.25 + 8.5), 0.5 * 0.92 * 240 * 0.9),
+        ("pcie-box", 1, 8, 6.6 + 14 * 1.0, 0.5 * 24 * 8 / 14),
+        ("pcie-box", 1, 1 << 20, 14.0 + 14 * 2.5, 0.92 * 24 * 8 / 14),
+        ("pcie-box", 1, 1 << 30, 8.4 + 14 * 5.7, 24 * 8 / 14),
+        ("ethernet-10g", 8, 8, 6.8 + 2 * 3 * 5.0, 0.5 * 1.177 / 3.8),
+        ("ethernet-10g", 8, 1 << 30, 8.4 - 2 * 5.7 + 16 * 14.0, 1.177 * 8 / 14),
+    ],
+)
+def test_nccls_constants_are_those_of_its_tuner(name, hosts, size, latency_us, gigabytes_per_s):
+    (found,) = nccl_constants(preset(name, hosts), [size])
+    assert found == pytest.approx(latency_us * 1e-6 + size / (gigabytes_per_s * 1e9), rel=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------ the floors

@@ -33,7 +33,8 @@ def test_a_csv_with_several_clusters_is_several_tables(tmp_path):
 
 
 def test_columns_are_found_by_name_in_any_order_and_unit(tmp_path):
-    path = write(tmp_path, "busbw (Gbps);Time (ms);Size (B)\n16.384;0.5;1M\n")
+    # Of two columns of one kind, such as out of place and in place, the first counts.
+    path = write(tmp_path, "busbw (Gbps);Time (ms);;Size (B);Time (us);Size (B)\n16.384;0.5;x;1M;7;8\n")
     (table,) = read_tables(path)
     (row,) = table.rows
     assert row.size_bytes == 1 << 20
@@ -101,6 +102,32 @@ def test_rows_of_a_log_that_a_terminal_wrapped_or_ranks_overwrote_are_named(tmp_
     assert [flag.line for flag in table.flags] == [14, 15, 16]
 
 
+def test_figures_that_a_program_left_out_are_named(tmp_path):
+    rows = (
+        "  1024  256  float  sum  -1   N/A   20.97   31.46   0   49.00   21.40   32.10   0\n"
+        "  2048  512  float  sum  -1   10.0    N/A     N/A   0   49.00   21.40   32.10   0\n"
+        "  4096  1024  float  sum  -1  10.0   oops   0.61\n"
+    )
+    (table,) = read_tables(write(tmp_path, LOG + rows, "nccl.log"))
+    assert [(row.size_bytes, row.time_s, row.algbw) for row in table.rows] == [(2048, pytest.approx(1e-5), None)]
+    assert [flag.reason for flag in table.flags] == ["'N/A' is no time", "'oops' is among the figures"]
+
+
+def test_a_cell_that_is_longer_than_any_costs_its_row(tmp_path):
+    path = write(tmp_path, HEADER + "a,1,8,auto,2048,11,0.19,0.33\na,1,8,auto,4096,12,0.10," + "9" * 200_000 + "\n")
+    (table,) = read_tables(path)
+    assert [row.size_bytes for row in table.rows] == [2048]
+    assert [flag.line for flag in table.flags] == [3]
+
+
+def test_a_file_that_is_too_large_for_a_table_is_not_read(tmp_path):
+    path = write(tmp_path, "x")
+    with path.open("r+b") as file:
+        file.truncate((256 << 20) + 1)
+    with pytest.raises(UsageError, match="larger than 256 MiB; a table of measurements is smaller"):
+        read_tables(path)
+
+
 def test_a_second_run_in_one_log_is_a_second_table(tmp_path):
     tables = read_tables(write(tmp_path, LOG + ROWS + LOG + ROWS, "two.log"))
     assert [table.name for table in tables] == ["two", "two (2)"]
@@ -128,11 +155,13 @@ def test_json_that_is_no_result_is_refused_in_one_line(tmp_path, text):
 
 def test_osu_all_reduce_and_point_to_point(tmp_path):
     text = "mpirun -np 144 -N 4 osu_allreduce\n# OSU MPI Allreduce Latency Test v7.0\n# Size       Avg Latency(us)\n"
-    text += "4                      11.69\n8                      15.34\n16\nx  3\n"
+    text += "4                      11.69\n8                      15.34\n16\nx  3\n3x  4.0\n"
     (table,) = read_tables(write(tmp_path, text, "osu.txt"))
     assert (table.collective, table.ranks, table.hosts) == ("all_reduce", 144, 4)
     assert [row.time_s for row in table.rows] == pytest.approx([11.69e-6, 15.34e-6])
-    assert [flag.line for flag in table.flags] == [6]
+    assert [(flag.line, flag.reason) for flag in table.flags] == [
+        (6, "cut by a line wrap: no figure follows the size"), (8, "'3x' is no size in bytes"),
+    ]  # fmt: skip
     both = "# OSU MPI Latency Test v7.0\n# Size  Latency (us)\n0 1.2\n1 1.3\n"
     both += "# OSU MPI Bandwidth Test v7.0\n# Size  Bandwidth (MB/s)\n1024 2000.0\n"
     latency, bandwidth = read_tables(write(tmp_path, both, "p2p.txt"))

@@ -1,5 +1,6 @@
 """Topologies: what presets say and from where, what a file may say, and what cannot be."""
 
+import dataclasses
 import json
 import re
 from dataclasses import fields
@@ -21,6 +22,7 @@ from ringside.predict import (
     preset,
     presets,
 )
+from ringside.predict.topology.files import to_toml
 
 from .shared_tables import published
 from .written_topologies import BOXES
@@ -118,6 +120,9 @@ def test_every_mistake_of_a_file_has_a_line():
         assert sum(part in line for line in lines) == 1, (part, lines)
 
 
+MEASURED = "ranks_per_host = [2, 1]\nnics = 1\nsizes_bytes = [8]\n"
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -131,6 +136,31 @@ def test_every_mistake_of_a_file_has_a_line():
         (("ranks = [1, 2]", "ranks = [1, 6]"), "override ranks 1 > 6: two different ranks of 0 to 5"),
         (('rails = "own"', 'rails = "mine"'), "rails 'mine': pooled or own"),
         (("schema = 1", "schema = ["), "no TOML"),
+        (("schema = 1", "schema = 2"), "schema: this is read as 1, not 2"),
+        (("hosts = 2", "hosts = 1_000_001"), "hosts: at most 1,000,000, not 1000001"),
+        (('name = "boxes"', "measured = 3"), "measured: begin each with [[measured]], in double brackets"),
+        (("[inside]", "sharp = 7\n[inside]"), "sharp: a table, not 7"),
+        (("[inside]", "[sharp]\nalpha_s = 1e-6\n[inside]"), "sharp.bytes_per_s: is missing"),
+        (("[inside]", "[source]\nx = 1\n[inside]"), "source: a table of texts, by the name of a number"),
+        (("ranks = [1, 2]", "ranks = [true, 2]"), "override 2.ranks: two whole numbers such as [0, 1], not [True, 2]"),
+        (("one_way = true", "one_way = 1"), "override 2.one_way: true or false, not 1"),
+        (("ranks_per_host = [4, 2]", "ranks_per_host = []"), "ranks_per_host: a whole number, or one for every host"),
+        (("nics = 2", "nics = 2.0"), "nics: a whole number, not 2.0"),
+        (("oversubscription = 2.0", "oversubscription = true"), "oversubscription: a number, not True"),
+        (("[inside]", f"[[measured]]\n{MEASURED}\n[inside]"), "measured 1.times_s: is missing"),
+        (("[inside]", f"[[measured]]\n{MEASURED}times_s = [1, 2]\n[inside]"), "at least 1, not 1 and 2"),
+        (
+            ("[inside]", f"[[measured]]\n{MEASURED}times_s = [0]\n[inside]"),
+            "measured 1.sizes_bytes and times_s: numbers",
+        ),
+        (
+            ("[inside]", f"[[measured]]\n{MEASURED.replace('[2, 1]', '[1]')}times_s = [1]\n[inside]"),
+            "measured 1.ranks_per_host: two ranks or more, not [1]",
+        ),
+        (
+            ("[inside]", f"[[measured]]\n{MEASURED.replace('nics = 1', 'nics = 0')}times_s = [1]\n[inside]"),
+            "measured 1.nics: at least 1, not 0",
+        ),
     ],
 )
 def test_impossible_topologies_are_refused(change, words):
@@ -150,6 +180,21 @@ def test_a_rank_without_a_link_is_refused():
     assert Topology("alone", (1,)).ranks == 1
 
 
+def test_counts_have_bounds_of_their_own():
+    wire = LinkClass("ethernet", 1e-5, 1e9)
+    assert Topology("x", (1 << 23, 1 << 23), wire, wire).ranks == 1 << 24
+    with pytest.raises(UsageError, match=r"16777217 ranks: at most 16777216"):
+        Topology("x", (1 << 23, (1 << 23) + 1), wire, wire)
+    with pytest.raises(UsageError, match=r"host_rates: one \(out, in\) for each of 2 hosts, not 1"):
+        Topology("x", (2, 2), wire, wire, host_rates=((1e9, 1e9),))
+    with pytest.raises(UsageError, match=r"3 hosts need 3 numbers of ranks, not \[2, 2\]"):
+        preset("dgx-h100").sized(3, [2, 2])
+    for sizes, nics in ((8, 8), (4, 4), (3, 3), (16, 8), (1, 1), ([8, 2], 8), ([2, 1], 2)):
+        assert preset("dgx-h100").sized(2, sizes).nics == nics  # as many as its ranks have by right
+    for sizes, nics in ((72, 8), (1, 1), (9, 1), (10, 2)):
+        assert dataclasses.replace(preset("gb200-nvl72"), nics=8).sized(2, sizes).nics == nics
+
+
 def test_several_mistakes_are_all_named():
     with pytest.raises(UsageError) as caught:
         Topology("x", (2, 2), nics=0, oversubscription=float("nan"))
@@ -162,6 +207,18 @@ def test_nothing_of_that_name():
     with pytest.raises(UsageError, match="there is no preset 'x'"):
         preset("x")
     assert load_topology("p5").ranks == 16
+
+
+def test_a_file_is_toml_or_a_probes_json(tmp_path):
+    path = tmp_path / "boxes.toml"
+    path.write_text(BOXES)
+    assert load_topology(path) == from_toml(BOXES)
+    path.write_text("\n { ")
+    with pytest.raises(UsageError, match=r"boxes.toml: no JSON"):
+        load_topology(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"neither a preset nor a topology file \(it is no text\)"):
+        load_topology(path)
 
 
 def test_what_the_probe_writes_is_a_topology(tmp_path):
@@ -187,6 +244,16 @@ def test_what_the_probe_writes_is_a_topology(tmp_path):
     data["links"].pop()
     with pytest.raises(UsageError, match="no link from host 2 to host 1"):
         from_probe(data)
+    with pytest.raises(UsageError, match="it was broken, or not timed"):
+        from_probe(data)
+    lost = {**data, "links": data["links"][:-2]}
+    with pytest.raises(UsageError, match=f"no link from host 1 to host 2 and {6 - len(lost['links']) - 1} others"):
+        from_probe(lost)
+    for key, value in (("kind", "probe"), ("schema", 2)):
+        with pytest.raises(UsageError, match="not a ringside topology of 1"):
+            from_probe({**data, key: value})
+    with pytest.raises(UsageError, match="rates of its hosts were probed"):
+        to_toml(topology)
     with pytest.raises(UsageError, match="no ringside topology"):
         from_probe({"kind": "ringside topology", "schema": 1})
     path.write_text("{")

@@ -220,6 +220,22 @@ def test_what_cannot_be_is_refused_in_words(change, reason):
         what_if(step(algorithm="ring"), change)
 
 
+@pytest.mark.parametrize(("megabytes", "buckets"), [(100, 1), (50, 2), (49.99, 3), (200, 1)])
+def test_buckets_are_as_many_as_hold_all_of_it(megabytes, buckets):
+    one = step(topology=preset("ethernet-10g", 2), size=1e8, algorithm="ring")
+    found = what_if(one, StepChange(bucket_bytes=megabytes * 1e6))
+    assert found.after.buckets == buckets
+
+
+def test_one_host_has_no_network_to_narrow_and_one_rank_nothing_to_play():
+    box = step(topology=preset("dgx-h100", 1))
+    with pytest.raises(UsageError, match="dgx-h100 is one host: there is no network to oversubscribe"):
+        what_if(box, StepChange(oversubscription=2.0))
+    assert what_if(box, StepChange(oversubscription=2.0, hosts=2)).after.topology.oversubscription == 2.0
+    assert played(box).blamed is not None
+    assert played(step(topology=preset("dgx-h100", 1, 1))) is None
+
+
 def test_a_share_of_unknown_work_is_refused():
     with pytest.raises(UsageError, match="--compute-seconds"):
         what_if(step(compute=0.0), StepChange(slower={1: 0.1}))

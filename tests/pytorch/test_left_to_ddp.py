@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
+from ringside.pytorch.ddp.attached_model import backward_of, own_hook  # noqa: E402
 from ringside.pytorch.ddp.reducers import BucketOutcomes  # noqa: E402
 
 from .training import LIMIT_S, free_port, group  # noqa: E402
@@ -89,24 +90,38 @@ def stops_in_backward(port: int, engine: str, options: dict[str, bool]) -> list[
             ddp(torch.randn(SAMPLES, 64)).square().mean().backward()
             ddp.zero_grad()
             parts[1].register_forward_hook(lambda _, args, output: Stop.apply(output))
-            carrier = own_hook(ddp).reducer
-            leave = carrier.defer_wait
-
-            def leaves() -> bool:
-                assert leave()
-                say("left")
-                threading.Thread(target=tells_of_copies, args=(parts[3].bias,), daemon=True).start()
-                return True
-
-            if rank != VICTIM and options:
-                wait = carrier.wait
-                carrier.wait = lambda: (say("left"), wait())
-            elif rank != VICTIM:
-                carrier.defer_wait = leaves
+            if rank != VICTIM:
+                says_when_it_waits(ddp, parts[3].bias, engine, options)
             ((rank + 1) * ddp(torch.randn(SAMPLES, 64)).sum()).backward()
             return [float(part.bias.grad.sum()) for part in parts[3:]]
     finally:
         del os.environ["RINGSIDE_MACHINE"]
+
+
+def says_when_it_waits(ddp: DistributedDataParallel, bias: torch.Tensor, engine: str, options: dict[str, bool]) -> None:
+    """Say "left" where backward has no work left, and have a thread tell of copies where DDP does the waiting."""
+
+    def says() -> None:
+        say("left")
+        if not options:
+            threading.Thread(target=tells_of_copies, args=(bias,), daemon=True).start()
+
+    if engine == "native":
+        backward: Any = backward_of(ddp)
+        backward.board = SimpleNamespace(entered=lambda *_: None, waiting=says, resumed=int, failed=str)
+        return
+    reducer: Any = own_hook(ddp).reducer
+    leave, wait = reducer.defer_wait, reducer.wait
+
+    def leaves() -> bool:
+        assert leave()
+        says()
+        return True
+
+    if options:
+        reducer.wait = lambda: (says(), wait())
+    else:
+        reducer.defer_wait = leaves
 
 
 def tells_of_copies(bias: torch.Tensor) -> None:

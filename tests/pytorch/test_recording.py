@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,11 @@ def test_many_tiny_buckets_are_counted_timed_and_answered_for(tmp_path: Path, en
     ddp_ranks(2, trains, str(tmp_path / "run"), engine)
     records = [record for record in RunReader(tmp_path / "run").poll() if record.step >= 8]
     assert all(record.collectives == LAYERS for record in records)
-    assert all(0 < record.busy_seconds <= record.sync_seconds * 1.01 for record in records)
-    assert any(0 < record.latency_seconds < record.busy_seconds for record in records)
+    if engine == "ringside":
+        assert all(0 < record.busy_seconds <= record.sync_seconds * 1.01 for record in records)
+        assert any(0 < record.latency_seconds < record.busy_seconds for record in records)
+    else:
+        assert all(math.isnan(record.busy_seconds) for record in records)
     assert all(record.wires == () for record in records)  # all of it stays on this host
     questions: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())["questions"]
     assert questions.keys() == QUESTIONS.keys()

@@ -69,7 +69,8 @@ def test_a_run_is_complete(tmp_path: Path, engine: str, name: str) -> None:
     assert [row["rank"] for row in summary["ranks"]] == [0, 1]
     assert summary["loss"]["first"] > summary["loss"]["last"]
     assert summary["sync"]["payload_bytes_per_step"] > 0
-    assert summary["sync"]["total_seconds_per_step"] > 0
+    total = summary["sync"]["total_seconds_per_step"]
+    assert total > 0 if engine == "ringside" else total is None  # what is only watched is not timed bucket by bucket
     assert 0 < summary["overhead"]["ratio"] < 1
     assert (tmp_path / "run" / "report.html").stat().st_size > 0
     print(f"{engine}: overhead {summary['overhead']}")

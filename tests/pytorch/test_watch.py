@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ringside  # noqa: E402
-from ringside.pytorch.ddp.attached_model import own_hook  # noqa: E402
-from ringside.pytorch.ddp.reducers import NativeReducer  # noqa: E402
+from ringside.pytorch.ddp.attached_model import backward_of  # noqa: E402
 from ringside.pytorch.hang_watch import watch  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.session import RecordingSettings  # noqa: E402
@@ -135,7 +134,7 @@ def check(verdict: dict[str, Any], kind: str, why: str, culprit: int = 1) -> Non
     assert (verdict["kind"], evidence["why"], verdict["ranks"]) == (kind, why, [culprit]), verdict
     assert str(culprit) in evidence["missing"]
     assert str(1 - culprit) in evidence["arrived"]
-    assert evidence["collective"] > 12  # several buckets in each of six steps
+    assert evidence["collective"] > 6  # the one after six steps; where only watched, each backward counts as one
     assert evidence["op"] == "all_reduce"
     assert evidence["size_bytes"] > 0
     assert verdict["advice"]
@@ -300,21 +299,14 @@ def test_pauses_are_no_hang(tmp_path: Path, engine: str) -> None:
     assert events(tmp_path / "run", "verdict", "repaired", "stacks") == []
 
 
-class Launches(NativeReducer):
-    """Stands in for NCCL's collectives: whoever is asked says whether they are done, and nobody waits on the host."""
+class Device:
+    """Stands in for a GPU: it has come to marks that are true, and to all others once it is told to."""
 
-    def __init__(self, group: Any, done: threading.Event) -> None:
-        super().__init__(group)
-        self._done, self._launched = done, False
+    def __init__(self) -> None:
+        self.done = threading.Event()
 
-    def reduce(self, bucket: Any, share: float | None = None) -> torch.futures.Future[torch.Tensor]:
-        self._launched = True
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    def pending(self) -> bool:
-        return self._launched and not self._done.is_set()
+    def reached(self, marks: Sequence[bool]) -> bool:
+        return all(marks) or self.done.is_set()
 
 
 def device_job(port: int, path: str) -> int:
@@ -324,10 +316,9 @@ def device_job(port: int, path: str) -> int:
         ddp, attachment, optimizer = small_attachment(run_dir=path, engine="native")
         steps(ddp, optimizer, rank, 6)
         await_meeting(attachment.session.watch)
-        hook, done = own_hook(ddp), threading.Event()
-        assert hook is not None
-        attachment.session.watch.pending = hook.pending  # as attach() does for models on a GPU
-        before, hook.reducer = hook.reducer, Launches(ddp.process_group, done)
+        backward: Any = backward_of(ddp)
+        device, done = Device(), threading.Event()
+        attachment.session.watch.pending = backward.is_pending  # as attach() does for models on a GPU
         dist.barrier()
         say("ready")
         if rank == 1:
@@ -335,9 +326,11 @@ def device_job(port: int, path: str) -> int:
             done.set()
         else:
             threading.Thread(target=lambda: (hear(), done.set()), daemon=True).start()
-        steps(ddp, optimizer, rank, 1)
+        backward.board.entered(1000)
+        backward.marks, backward.sync_marks = device, (True, False)  # it is in the synchronisation
         synchronises(done)
-        hook.reducer = before
+        device.done.set()
+        backward.marks = None
         steps(ddp, optimizer, rank, 5)
         dist.barrier()
         attachment.session.end()
@@ -349,7 +342,7 @@ def synchronises(done: threading.Event) -> None:
 
 
 def test_a_device_that_nobody_waits_for_on_the_host(tmp_path: Path) -> None:
-    """NCCL itself needs GPUs; this is the way that the watch goes for it, with a Work that is not done."""
+    """NCCL itself needs GPUs; this is the way that the watch goes for it, with marks that are not reached."""
     path = tmp_path / "run"
     with Team(2) as team:
         team.start(device_job, free_port(), str(path))
@@ -358,7 +351,7 @@ def test_a_device_that_nobody_waits_for_on_the_host(tmp_path: Path) -> None:
         await_event(path, "stacks")
         for rank in (0, 1):
             team.tell(rank, "go on")
-        assert [outcome.value for outcome in team.finish()] == [12, 12]
+        assert [outcome.value for outcome in team.finish()] == [11, 11]
     check(only_verdict(path), "hang", "asleep")
     assert "synchronises" in (path / "stacks" / "hang-1-rank-0.txt").read_text()
     assert len(events(path, "repaired")) == 1

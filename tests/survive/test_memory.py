@@ -15,7 +15,7 @@ from ringside.engine.dtypes import dtype_code  # noqa: E402
 from ringside.errors import RingsideError, UnsupportedError  # noqa: E402
 from ringside.processes import start_time  # noqa: E402
 from ringside.survive.all_reduce.gradients import AttemptRun, FlatGradient, add_up, slice_of  # noqa: E402
-from ringside.survive.all_reduce.one_host import AttemptWord, HostLayout, HostSums  # noqa: E402
+from ringside.survive.all_reduce.one_host import AttemptWord, HostLayout, HostSums, HostView  # noqa: E402
 from ringside.survive.cluster.peers import Peer, PeerPlace, own_place  # noqa: E402
 from ringside.survive.cluster.shared_memory import Address, OwnArena, read_only  # noqa: E402
 
@@ -73,8 +73,9 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
     assert (peer.ended(), stranger.ended(), elsewhere.ended()) == (False, True, False)
     child.send_signal(signal.SIGSTOP)
     os.waitpid(child.pid, os.WUNTRACED)
-    assert peer.stopped()
+    assert [each.stopped() for each in (peer, stranger, elsewhere)] == [True, False, False]
     assert not elsewhere.put_to_death()
+    assert stranger.put_to_death(), "it has ended already"
     assert not peer.ended()
     assert peer.put_to_death()
     assert peer.ended()
@@ -83,6 +84,22 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
     child.stdout.close()
     for each in (peer, stranger, elsewhere):
         each.close()
+
+
+def test_a_process_that_does_not_show_that_it_is_a_worker_is_left_alone(caplog):
+    with subprocess.Popen(["sleep", "60"]) as other:
+        peer = Peer(PeerPlace(own_place().machine, other.pid, start_time(other.pid)), own_place().machine)
+        assert (peer.stopped(), peer.is_this_process) == (False, False)
+        assert peer.put_to_death(), "it takes no part"
+        assert other.poll() is None
+        assert f"process {other.pid} is registered as a rank" in caplog.text
+        peer.close()
+        other.kill()
+    silent = [0.0]
+    away = Peer(PeerPlace("another", 1, 1), own_place().machine, lambda: silent[0])
+    for seconds, ended in ((0.0, False), (2.0, False), (2.1, True)):
+        silent[0] = seconds
+        assert away.ended() == ended
 
 
 def packed():
@@ -97,6 +114,24 @@ def test_gradients_of_several_dtypes_lie_side_by_side_and_do_not_overlap():
     for number, view in enumerate(views):
         view.fill_(number)
     assert [set(view.flatten().tolist()) for view in views] == [{float(number)} for number in range(6)]
+
+
+def test_runs_of_one_dtype_begin_at_cache_lines_and_arenas_at_pages():
+    packing, _ = packed()
+    float32, float64 = dtype_code(torch.float32), dtype_code(torch.float64)
+    # 7 * 5 + 5 and 3 * 2 + 2 elements of 4 bytes, 5 * 3 + 3 of 8.
+    assert packing.runs == [AttemptRun(float32, 4, 0, 48), AttemptRun(float64, 8, 192, 18)]
+    assert packing.size_bytes == 384
+    assert [slice_of(1000, part, 3) for part in range(3)] == [(0, 320), (320, 640), (640, 1000)]
+    for size, stride in ((0, 0), (1, 4096), (4096, 4096), (4097, 8192)):
+        assert HostLayout(size, (), {}).stride == stride
+    layout = HostLayout(64, packing.runs, {0: (5, 1), 2: (0,)})
+    last, second, first = np.arange(3, dtype=np.uint8).reshape(3, 1)
+    assert [int(one[0]) for one in layout.in_order({0: [last, second], 2: [first]})] == [2, 1, 0]
+    view = HostView.of(np.arange(4 * 4096, dtype=np.uint32).view(np.uint8)[: 4 * 4096], 2, layout)
+    assert [piece.view(np.uint32)[0] for piece in (*view.slots, view.sums)] == [1024, 2048, 3072]
+    assert {len(piece) for piece in (*view.slots, view.sums)} == {64}
+    assert len(view.words) == 64
 
 
 def test_what_cannot_be_added_up_is_refused():

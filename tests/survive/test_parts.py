@@ -2,25 +2,31 @@
 
 import contextlib
 import itertools
+import os
 import signal
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace as replace_in
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.support.thread_transport import Switchboard, Threads
 
 from ringside.commands.demo_kill import MARK, KillStory
 from ringside.commands.run import keeper_command
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
-from ringside.errors import StoreGoneError, UsageError
+from ringside.errors import MismatchError, RingsideError, StoreGoneError, UsageError
 from ringside.launch.torchrun import parse_command_line
+from ringside.processes import start_time
 from ringside.survive.all_reduce.between_hosts import cut_off, way_around
+from ringside.survive.audit import SampleDigests, committed
 from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints, parse_trap
+from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
 from ringside.survive.cluster.links import PairwiseTransport, ReachabilityProbe, ReachabilityResponder, knock_name
-from ringside.survive.cluster.peers import BEATS_S, Patience, PeerPlace, PeerWait, Superseded
+from ringside.survive.cluster.peers import BEATS_S, Patience, PeerPlace, PeerWait, Superseded, own_place
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.cluster.rendezvous import (
     EVERY_S,
@@ -35,6 +41,7 @@ from ringside.survive.data.rebalance import WINDOW, Stragglers
 from ringside.survive.protocol.decision import Abort, Commit, Decisions, MemberId, Tag, encode
 from ringside.survive.protocol.events import Acknowledgement, DrainWanted, QuotasWanted
 from ringside.survive.protocol.generation import Generation, MembershipChange, generation_key
+from ringside.survive.protocol.settings import ProtocolSettings
 from ringside.survive.state.transfer import choose_giver
 from ringside.survive.supervisor import REFUSED, Supervisor, main
 from verification.survive.audit import audit
@@ -130,6 +137,29 @@ def test_whoever_is_dead_stopped_or_silent_is_told_while_waiting(peer, patience)
     PeerWait({B: peer}, attend, patience, clock, pause=float).wait(list)
 
 
+def test_who_is_slow_is_awaited_for_its_time_and_one_that_goes_on_is_not_dead():
+    """A look at the clock takes 1/64 s; it is looked after members whenever more than 2 ms have passed."""
+    ticks = itertools.count()
+    patience, told = Patience(stopped_s=1.0, silent_s=1.0), []
+    late = iter([[B]] * 40 + [[]])
+    peers = {B: Stub()}
+    waits = PeerWait(peers, told.append, patience, lambda: next(ticks) / 256, pause=float)
+    waits.wait(lambda: next(late))
+    assert len(told) == 40
+    assert [] in told
+    now, peers = [0.0], {B: Stub(stopped=True)}
+    waits = PeerWait(peers, told.append, patience, lambda: now[0], pause=float)
+    for at, dead in ((0.0, []), (1.0, []), (1.25, [B]), (1.2505, [B])):
+        now[0] = at
+        assert waits.dead() == dead
+    now[0], peers[B] = 1.5, Stub()
+    assert waits.dead() == []
+    peers[B] = Stub(stopped=True)
+    for at, dead in ((2.0, []), (3.0, []), (3.25, [B])):
+        now[0] = at
+        assert waits.dead() == dead
+
+
 # ------------------------------------------------------------------------------------------------ stragglers
 
 
@@ -178,6 +208,147 @@ def test_a_hopeless_rank_is_drained_and_one_stall_is_not_hopeless(caplog):
         Stragglers("ignore")
 
 
+def test_a_window_is_of_one_generation_and_of_steps_in_which_all_could_be_timed():
+    stragglers, slow = Stragglers("rebalance"), {0: 0.01, 1: 0.02}
+    for _ in range(WINDOW - 1):
+        assert stragglers.add(1, {0: 6, 1: 6}, slow) is None
+    for seconds in ({0: 0.01}, {0: 0.01, 1: 0.0}):
+        assert stragglers.add(1, {0: 6, 1: 6}, seconds) is None, "nobody was timed"
+    for _ in range(WINDOW - 1):
+        assert stragglers.add(2, {0: 6, 1: 6}, slow) is None, "another generation"
+    assert stragglers.add(2, {0: 6, 1: 6}, slow) is not None
+    for _ in range(WINDOW - 1):
+        assert stragglers.add(2, {0: 6, 1: 6}, slow) is None, "a window anew, and other quotas are not measured"
+    stragglers.add(2, {0: 6, 1: 6}, slow)
+    assert [measured for _, measured in stragglers.done] == [None, None]
+
+
+def test_what_other_quotas_would_gain_is_said_and_once_where_nothing_is_done(caplog):
+    caplog.set_level("INFO", "ringside")
+    stragglers, _ = fed("alert", {0: 0.01, 1: 0.025}, steps=WINDOW + 3)
+    (told,) = caplog.messages
+    assert told == (
+        "rank 1 takes 2.5 times as long per micro-batch as the fastest: quotas (9, 3) instead of (6, 6) make computing "
+        "40 % shorter (on_straggler='rebalance')"
+    )
+    caplog.clear()
+    stragglers, _ = fed("rebalance", {0: 0.01, 1: 0.02})
+    for _ in range(WINDOW):
+        stragglers.add(2, {0: 8, 1: 4}, {0: 0.012, 1: 0.02})
+    assert [told.partition(":")[2] for told in caplog.messages] == [
+        " quotas (8, 4) instead of (6, 6) make computing 33 % shorter",
+        " computing takes 20 % less, 33 % foretold",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "quotas", "wanted"),
+    [
+        ({0: 0.002, 1: 0.004}, {0: 2, 1: 1}, None),  # nothing to gain
+        ({0: 0.0005, 1: 0.001}, {0: 5, 1: 5}, QuotasWanted(((0, 7), (1, 3)))),  # 5 ms
+        ({0: 0.00049, 1: 0.00098}, {0: 5, 1: 5}, None),  # 4.9 ms
+        ({0: 0.01, 1: 1.0}, {0: 6, 1: 6}, None),  # one would have nothing to do
+        ({0: 0.019, 1: 0.02}, {0: 19, 1: 20}, QuotasWanted(((0, 20), (1, 19)))),  # exactly 5 %
+    ],
+)
+def test_other_quotas_are_wanted_for_a_twentieth_of_five_milliseconds(seconds, quotas, wanted):
+    assert fed("rebalance", seconds, quotas=quotas)[1] == ([] if wanted is None else [wanted])
+
+
+def test_exactly_three_times_as_long_is_not_hopeless_and_who_was_drained_is_drained_once():
+    four = dict.fromkeys(range(4), 3)
+    assert fed("drain", {0: 0.25, 1: 0.75, 2: 0.25, 3: 0.5}, quotas=four)[1] == []
+    assert fed("drain", {0: 0.25, 1: 0.76, 2: 0.25, 3: 0.25}, steps=2 * WINDOW - 1, quotas=four)[1] == [DrainWanted(1)]
+    assert fed("drain", {0: 0.5}, quotas={0: 4})[1] == [], "there are no others"
+
+
+# ------------------------------------------------------------------------------------------------ who is not there
+
+
+HERE = own_place()
+DEAD = replace(HERE, pid=2**22 + 1, started=1)
+KEPT = replace(DEAD, keeper=(os.getpid(), HERE.started))
+ELSEWHERE = replace(DEAD, machine="elsewhere/1")
+
+
+@pytest.mark.parametrize(
+    ("places", "refused", "gone"),
+    [
+        ([], None, False),  # nobody knows
+        ([], DEAD, True),  # refused before it took part
+        ([HERE], None, False),
+        ([DEAD], None, True),
+        ([ELSEWHERE], None, False),  # nothing is known of another host
+        ([KEPT], None, False),  # it is started again
+        ([replace(DEAD, keeper=(os.getpid(), 1))], None, True),  # that number is another process now
+        ([HERE], HERE, True),  # it has been refused itself
+        ([DEAD, HERE], DEAD, False),
+        ([HERE, DEAD], HERE, True),
+        ([KEPT], replace(KEPT, pid=7), True),
+        ([KEPT], replace(DEAD, pid=7), False),
+    ],
+)  # fmt: skip
+def test_a_rank_is_gone_when_its_process_is_dead_and_nobody_starts_another(places, refused, gone):
+    rendezvous = Rendezvous(MemoryRegisters(), 2)
+    for life, place in enumerate(places):
+        rendezvous.claim(1, 1, replace(place, life=life))
+    if refused is not None:
+        rendezvous.refuse(1, refused)
+    assert is_gone(rendezvous, 1, 1) == gone
+
+
+def test_who_is_left_alone_by_refused_strangers_does_not_go_on():
+    def left(members, *ranks, came=None):
+        rendezvous = Rendezvous(MemoryRegisters(), 3)
+        if came is not None:
+            rendezvous.claim(1, 2, came)
+        for rank in ranks:
+            rendezvous.refuse(rank, DEAD)
+        refuse_to_be_left_alone(rendezvous, Generation(1, 2, 0, 0, members, ()), 0)
+
+    left((A, B), 1, 2)
+    left((A,), 1)
+    left((A,), 1, 2, came=HERE)  # it was trained with
+    for came in (None, DEAD):
+        with pytest.raises(MismatchError, match=r"rank 0 is the only one left.*\(ranks 1 and 2\)"):
+            left((A,), 1, 2, came=came)
+    refuse_to_be_left_alone(Rendezvous(MemoryRegisters(), 1), Generation(1, 2, 0, 0, (A,), ()), 0)
+
+
+def test_a_rank_is_claimed_unless_another_living_process_is_it():
+    rendezvous = Rendezvous(MemoryRegisters(), 2)
+    known = KnownWorkers(rendezvous, lambda seat: 0.0)
+    try:
+        assert claim_member(rendezvous, known, 1, 1, DEAD) == MemberId(1, 1)
+        assert claim_member(rendezvous, known, 1, 1, HERE) == MemberId(1, 2), "the one before is dead"
+        assert claim_member(rendezvous, known, 1, 1, replace(HERE, life=1)) == MemberId(1, 3), "it was this process"
+        parent = replace(HERE, pid=os.getppid(), started=start_time(os.getppid()))
+        rendezvous.claim(1, 1, parent)
+        with pytest.raises(MismatchError, match=f"rank 1 of this job runs already, as process {os.getppid()}"):
+            claim_member(rendezvous, known, 1, 1, replace(HERE, life=2))
+        assert known.peer(MemberId(1, 2), 1).is_this_process
+        assert not known.peer(MemberId(1, 4), 1).is_this_process
+        with pytest.raises(RingsideError, match=r"rank 1 \(epoch 9\) never reported where it runs"):
+            known.peer(MemberId(1, 9), 1)
+        known.ensure_dead(MemberId(1, 2), 1)  # which is this process: nothing is done to it
+    finally:
+        known.close()
+
+
+def test_of_another_host_a_process_that_beats_is_the_rank_already(monkeypatch):
+    rendezvous = Rendezvous(MemoryRegisters(), 2)
+    monkeypatch.setattr("time.sleep", lambda seconds: rendezvous.beat(1, B, 2))
+    known = KnownWorkers(rendezvous, lambda seat: 0.0)
+    try:
+        rendezvous.claim(1, 1, ELSEWHERE)
+        assert claim_member(rendezvous, known, 1, 1, HERE) == MemberId(1, 2), "it never gave a sign of life"
+        rendezvous.beat(1, B, 1)
+        with pytest.raises(MismatchError, match="runs already"):
+            claim_member(rendezvous, known, 1, 1, replace(HERE, life=1))
+    finally:
+        known.close()
+
+
 # ------------------------------------------------------------------------------------------------ decisions afterwards
 
 
@@ -203,6 +374,43 @@ def test_the_audit_finds_steps_that_are_missing_or_committed_twice():
 
 
 # ------------------------------------------------------------------------------------------------ traps, keepers, words
+
+
+def test_commits_have_the_samples_and_digests_of_their_steps():
+    settings = ProtocolSettings(1, lambda step: (8 * step, 8))
+    registers = written((1, 0, commit(0)), (1, 1, commit(1)), (2, 2, commit(2)))
+    digests = SampleDigests()
+    for step in (1, 2):
+        digests.add(Tag(1, 1, step, 0), f"{step:016x}")
+    assert [digests.of(Tag(1, 1, step, 0)) for step in (0, 1, 2, 3)] == ["", f"{1:016x}", f"{2:016x}", ""]
+    assert digests.of(Tag(1, 2, 1, 0)) == digests.of(Tag(2, 1, 1, 0)) == ""
+    found = [decision for _, decision in committed(registers, 9, settings)]
+    assert [(each.first, each.samples, each.divisor, each.digest) for each in found] == [
+        (0, 8, 8, ""), (8, 8, 8, "x"), (16, 8, 8, "x"),
+    ]  # fmt: skip
+    assert [tag.step for tag, _ in committed(registers, 2, settings)] == [0, 1]
+    assert {each.divisor for _, each in committed(registers, 9, replace_in(settings, mean=False))} == {1}
+    with pytest.raises(MismatchError, match="had the result x, not 0000000000000001 as was applied here"):
+        committed(registers, 9, settings, digests)
+    later = replace_in(settings, samples=lambda step: (8 * step + 8 * (step == 0), 8))
+    with pytest.raises(MismatchError, match="began at sample 0, not at 8"):
+        committed(registers, 9, later)
+
+
+def test_a_trap_is_of_one_incarnation_and_of_the_rank_that_it_names():
+    sprung = []
+    environ = {"RINGSIDE_SURVIVE_TRAP": "kill:rank=1,phase=offer,incarnation=2;;stop:rank=0,phase=offer"}
+    here = Failpoints.of_environment(1, environ)
+    assert here.traps == (
+        Failpoint(signal.SIGKILL, 1, "offer", incarnation=2), Failpoint(signal.SIGSTOP, 0, "offer")
+    )  # fmt: skip
+    assert Failpoints.of_environment(1, {}).traps == ()
+    here.spring = sprung.append
+    here.reached("offer")
+    here.incarnation = 2
+    here.reached("offer")
+    here.reached("offer")
+    assert sprung == [signal.SIGKILL]
 
 
 def test_a_trap_springs_once_where_it_was_laid():
@@ -259,6 +467,7 @@ class Stop:
         ((1, 1, (1, 7), (1, 7), (1, 7), (1, 7)), 1),
         ((-11, -11, -11), 139),
         ((-9,) * 10, 137),
+        (((-9, 7), *(-9,) * 10), 137),
         ((76,), 76),
         ((STORE_GONE, STORE_GONE), STORE_GONE),
         ((-9, REFUSED), 0),
@@ -271,8 +480,11 @@ def test_a_worker_that_a_signal_ended_is_started_again_and_one_that_always_fails
     assert keeper.run(Stop()) == status
     assert keeper.ends == []
     told = capsys.readouterr().err
-    assert ("rank 2 was ended by SIGKILL; it is started again" in told) == any(end in (-9, (-9, 8)) for end in ends)
+    again = "rank 2 was ended by SIGKILL; it is started again"
+    assert (again in told) == any(end in (-9, (-9, 8), (-9, 7)) for end in ends)
     assert ("times in a row without the job having come further" in told) == (status in (1, 137, 139))
+    assert ("rank 2 has lost the job's store: the others go on" in told) == (ends == (STORE_GONE, REFUSED))
+    assert ((", 10 times in a row" in told), (", 3 times in a row" in told)) == (status == 137, status in (1, 139))
 
 
 def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():

@@ -379,6 +379,7 @@ def test_the_job_is_over_when_every_rank_has_kept_the_same_state():
     job.keep(2)
     job.deliver(2)
     assert (job.records[1].over, job.records[1].final, job.records[1].without) == (True, "final", ())
+    assert (job.records[1].number, job.records[1].last) == (2, 1)
     job.tick(1, 2)
     assert job.of(i.Finish) == [i.Finish("final")] * 3
     job.start(MemberId(2, 2))  # what it has kept decides whether it goes on
@@ -527,6 +528,311 @@ def test_a_founder_with_another_checkpoint_is_sent_to_fetch_state():
     job.start(SEATS[0], 5, SEATS)
     job.start(SEATS[1], 4, SEATS)
     assert job.of(i.Leave, 1) == [i.Leave("rank 1 (epoch 1) has state of step 4, not 5")]
+
+
+def test_what_is_told_of_another_attempt_or_at_another_moment_changes_nothing():
+    member = Job().founded().members[1]
+    now, later = member.tag, Tag(1, 2, 0, 0)
+    assert member.handle(e.WorkDone(later)) == []
+    assert member.handle(e.ResultReady(now, "sum", "state")) == [], "before its work is done"
+    assert member.handle(e.StateKept(now, "final")) == []
+    assert len(member.handle(e.WorkDone(now))) == 1
+    assert member.handle(e.WorkDone(now)) == [], "a second time"
+    assert member.handle(e.AttemptFailed(later)) == member.handle(e.ResultReady(later, "sum", "state")) == []
+    ack = e.Acknowledgement(now, SEATS[1], "sum", "state")
+    assert member.handle(e.ResultReady(now, "sum", "state")) == [i.PublishAck(ack, SEATS[0]), i.ReadDecision(now)]
+    assert member.handle(e.ResultReady(now, "sum", "state")) == member.handle(e.AttemptFailed(now)) == []
+    assert member.handle(e.NobodyLeft()) == [], "it has state itself"
+    outside = Member(SEATS[0], 1, Job().settings)
+    assert (outside.tag, outside.members, outside.is_leader) == (None, (), False)
+    assert outside.handle(e.NobodyLeft()) == [], "it has read of no generation yet"
+    assert outside.phase is MemberPhase.OUTSIDE
+
+
+def test_only_founders_with_state_write_the_first_generation():
+    for step, founders in ((None, SEATS), (0, SEATS[1:])):
+        member = Member(SEATS[0], 1, Job().settings)
+        assert member.handle(e.Started(0.0, step, founders)) == [i.ReadGeneration()]
+        assert member.handle(e.GenerationRead(None)) == []
+
+
+def test_a_leader_counts_and_tells_nobody_and_the_newest_acknowledgement_of_each_stands():
+    job = Job().founded()
+    leader, tag = job.members[0], Tag(1, 1, 0, 0)
+    leader.handle(e.WorkDone(tag))
+    assert leader.handle(e.ResultReady(tag, "sum", "state")) == []
+    ahead = e.Acknowledgement(Tag(1, 1, 1, 0), SEATS[2], "sum")
+    for ack in (ahead, e.Acknowledgement(ahead.tag, SEATS[2], "other"), e.Acknowledgement(tag, SEATS[2], "sum")):
+        assert leader.handle(e.AckSeen(ack)) == [], "of the generation that it knows: nothing to read"
+    leader.handle(e.AckSeen(e.Acknowledgement(tag, MemberId(7, 1), "sum", "state")))
+    assert leader.acks.keys() == {SEATS[0], SEATS[2]}
+    assert leader.acks[SEATS[2]] is ahead
+
+
+def test_an_acknowledgement_from_a_later_generation_makes_the_leader_read_of_it_and_counts_there():
+    job = Job().founded()
+    job.tell(1, e.PeerSuspected(SEATS[2]))
+    assert [what.gone for what in job.of(i.Settle, 1)] == [(), (SEATS[2],)]
+    job.work(1)
+    assert job.members[0].newest.number == 1
+    job.deliver(1)
+    assert job.members[0].newest.number == 2
+    job.work(0)
+    assert job.decisions[0, 2] == Commit(SEATS[:2], 0, 6, 6, "sum")
+
+
+def test_a_step_that_is_settled_is_not_settled_twice_and_the_end_needs_no_settling():
+    member = Job().founded().members[1]
+    lost = successor(member.generation, MembershipChange(suspects=frozenset({SEATS[2]})), 0, True)
+    assert member.handle(e.GenerationRead(lost)) == [i.TryAbort(Tag(1, 1, 0, 0), 2)]
+    again = successor(lost, MembershipChange(again=True), 0, False)
+    assert member.handle(e.GenerationRead(again)) == [], "that abort is under way"
+    job = ending()
+    job.keep(0, 1, 2)
+    job.deliver(1, 2)
+    assert job.members[1].handle(e.GenerationRead(job.records[1])) == [i.Finish("final")]
+
+
+def test_a_commit_of_another_result_is_not_applied():
+    for digest in (None, "other"):
+        job = Job().founded()
+        if digest:
+            job.work(1, digests={1: digest})
+        tag = Tag(1, 1, 0, 0)
+        (said,) = job.members[1].handle(e.DecisionRead(tag, Commit(SEATS, 0, 6, 6, "sum")))
+        assert said == i.Leave(f"{tag} is committed, and rank 1 (epoch 1) has another result")
+
+
+def test_gradients_may_be_sums_and_every_other_step_is_saved_before_the_next_begins():
+    job = Job(ProtocolSettings(6, lambda step: (6 * step, 6), mean=False, checkpoint_every=2)).founded()
+    for step in range(4):
+        job.work(0, 1, 2)
+        job.deliver(1, 2)
+        job.tick(1, 2)
+        assert job.decisions[step, 1].divisor == 1
+    told = [type(what).__name__ for who, what in job.said if who == 0 and not isinstance(what, i.RunExchange)]
+    assert told == ["Settle", *["Compute", "Apply", "Compute", "Apply", "Checkpoint"] * 2, "Compute"]
+    assert [what.step for what in job.of(i.Checkpoint, 0)] == [2, 4]
+
+
+def test_patience_ends_after_and_not_at_its_time_and_the_leaders_comes_first():
+    job = Job().founded()
+    job.tick(0, 1, 2, after_s=8.0)
+    job.work(0, 2)
+    job.tick(0, after_s=2.0)
+    assert job.records[1].number == 1
+    job.tick(2, after_s=2.0)
+    assert job.records[1].number == 1
+    job.tick(2, after_s=0.5)
+    assert job.records[1].members == SEATS[1:]
+    job = Job().founded()
+    job.tell(0, e.JoinRequested(back := MemberId(2, 2)))
+    job.tick(0, 1, after_s=8.0)
+    job.work(0, 1)
+    job.deliver(1)
+    job.tick(0, after_s=60.0)
+    assert job.records[1].members == (*SEATS[:2], back), "it fetches the state"
+    job.tick(0, after_s=0.5)
+    assert job.records[1].members == SEATS[:2]
+
+
+def test_once_the_first_step_is_done_nobody_fetches_and_patience_is_the_usual_one():
+    job = Job().founded()
+    tag = joined(job)
+    job.tell(2, e.StateFetched(tag, "state"))
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert job.records[1].joining == (2,)
+    assert job.members[0].handle(e.JoinRequested(MemberId(2, 2))) == [], "its state is not that of the beginning"
+    job.work(0, 1)
+    job.deliver(1)
+    job.tick(0, after_s=2.5)
+    assert job.records[1].members == SEATS[:2]
+
+
+def test_what_can_wait_is_changed_by_the_leader_alone():
+    job = Job().founded()
+    job.tell(1, e.JoinRequested(MemberId(3, 1)))
+    job.work(0, 1, 2)
+    job.deliver(1, 2)
+    job.tick(1, 2)
+    assert (job.steps()[1], job.records[1].number) == (1, 1)
+
+
+def test_the_job_halts_with_fewer_members_than_it_needs():
+    job = Job(ProtocolSettings(6, lambda step: (6 * step, 6), least_members=2)).founded()
+    job.tell(0, e.PeerSuspected(SEATS[2]))
+    assert job.records[1].members == SEATS[:2]
+    job.tell(0, e.PeerSuspected(SEATS[1]))
+    assert "1 ranks are left and 2 are needed" in job.of(i.Halt, 0)[0].reason
+
+
+def test_at_the_end_every_rank_may_come_and_go_as_often_as_a_step_is_tried():
+    lost = e.PeerSuspected(SEATS[2])
+    for ranks, attempt, halts in ((3, 4, False), (3, 5, True), (0, 0, False), (0, 1, True)):
+        record = Generation(1, 9, 1, attempt, SEATS, (0, 0, 1, 1, 2, 2))
+        member = Member(SEATS[0], 1, ProtocolSettings(6, lambda step: (0, 6), steps=1, ranks=ranks, most_attempts=2))
+        member.handle(e.Started(0.0, 1))
+        member.handle(e.GenerationRead(record))
+        assert member.phase is MemberPhase.KEEPING
+        said = member.handle(lost)
+        assert [type(what) for what in said] == [i.Halt if halts else i.ProposeGeneration]
+        assert member.handle(lost) == [], "a proposal is repeated by a tick only"
+
+
+def test_an_end_is_not_proposed_while_a_step_may_be_committed_and_not_twice():
+    job = Job(ProtocolSettings(6, lambda step: (6 * step, 6), ranks=3)).founded()
+    job.work(1)
+    assert job.members[1].handle(e.EndWanted()) == []
+    job.work(0, 2)
+    job.deliver(1, 2)
+    job.tick(1)
+    assert job.records[1].last == 1
+    job.tick(0, 1, 2)
+    assert job.phases() == [MemberPhase.KEEPING] * 3
+    assert job.members[1].handle(e.EndWanted()) == []
+    assert job.members[1].change.ends is False
+
+
+def test_an_offer_is_taken_up_once_and_given_up_by_its_own_failure():
+    job = Job().founded()
+    tag = joined(job)
+    joiner = job.members[2]
+    assert joiner.handle(e.StateOffered(e.RankOffered(tag, SEATS[1], "state"))) == [], "one is enough"
+    joiner.handle(e.FetchFailed(Tag(1, 1, 0, 0)))
+    assert joiner.offer is not None
+    joiner.handle(e.FetchFailed(tag))
+    assert joiner.offer is None
+    other = Tag(tag.incarnation, tag.generation, tag.step, tag.attempt + 1)
+    assert joiner.handle(e.StateOffered(e.RankOffered(other, SEATS[1], "state"))) == []
+
+
+def test_of_several_who_join_each_is_offered_state_and_none_offers_to_itself():
+    record = Generation(1, 3, 4, 0, SEATS, (0, 0, 1, 1, 2, 2), joining=(1, 2))
+    holder, joiner = Member(SEATS[0], 1, Job().settings), Member(SEATS[1], 1, Job().settings)
+    holder.handle(e.Started(0.0, 4))
+    assert i.OfferState(Tag(1, 3, 4, 0), (1, 2)) in holder.handle(e.GenerationRead(record))
+    joiner.handle(e.Started(0.0))
+    joiner.handle(e.GenerationRead(record))
+    joiner.handle(e.StateOffered(e.RankOffered(Tag(1, 3, 4, 0), SEATS[0], "state")))
+    joiner.handle(e.StateFetched(Tag(1, 3, 4, 0), "state"))
+    assert joiner.handle(e.JoinRequested(SEATS[2])) == [i.OfferState(Tag(1, 3, 4, 0), (2,))]
+
+
+def test_at_the_end_patience_ends_after_and_not_at_its_time():
+    job = ending(end_patience_s=200.0)
+    job.tell(1, e.PeerSuspected(SEATS[0]))
+    job.tick(2)
+    job.now = 1000.0
+    for rank in (1, 2):
+        job.tell(rank, e.Tick(1000.0))
+    job.keep(1)
+    job.tick(1, after_s=60.0)
+    assert job.records[1].members == SEATS[1:]
+    job.keep(2)
+    job.deliver(2)
+    job.tick(1, after_s=140.0)
+    assert not job.records[1].over, "rank 0 may come"
+    job.tick(1, after_s=0.5)
+    assert (job.records[1].over, job.records[1].without) == (True, (0,))
+    job = ending(end_patience_s=200.0)
+    job.keep(2)
+    job.tick(2, after_s=320.0)
+    assert job.records[1].members == SEATS
+    job.tick(2, after_s=0.5)
+    assert job.records[1].members == SEATS[1:]
+    job = ending()
+    job.keep(0)
+    job.tick(0, after_s=60.5)
+    assert job.records[1].members == SEATS[:1], "who has not acknowledged is suspected by the leader"
+
+
+def test_with_time_what_was_not_answered_is_asked_again_and_a_store_may_take_its_patience():
+    member = Member(SEATS[0], 1, ProtocolSettings(6, lambda step: (0, 6), retry_s=0.25, store_patience_s=4.0))
+    member.handle(e.Started(8.0))
+    assert member.handle(e.Tick(8.125)) == [i.ReadGeneration(), i.AskToJoin(SEATS[0])]
+    assert member.handle(e.Tick(8.25)) == []
+    assert member.handle(e.Tick(8.375)) == [i.ReadGeneration(), i.AskToJoin(SEATS[0])]
+    assert len(member.handle(e.Tick(12.0))) == 2, "since 8.0, and not longer than 4 s"
+    member.handle(e.GenerationRead(None))
+    assert len(member.handle(e.Tick(20.0))) == 2, "it has answered"
+    assert isinstance(member.handle(e.Tick(24.5))[0], i.Halt)
+
+
+def test_members_without_state_wait_their_whole_patience_and_as_long_as_one_is_offered():
+    record = Generation(1, 3, 4, 0, SEATS[:2], (0, 1), joining=(0, 1))
+    member = Member(SEATS[0], 1, ProtocolSettings(2, lambda step: (2 * step, 2), patience_s=2.0))
+    member.handle(e.Started(0.0))
+    member.handle(e.Tick(4.0))
+    member.handle(e.GenerationRead(record))
+    assert member.handle(e.Tick(6.0)) == [i.ReadGeneration(), i.AskToJoin(SEATS[0])]
+    member.handle(e.StateOffered(e.RankOffered(Tag(1, 3, 4, 0), SEATS[1], "state")))
+    assert member.handle(e.Tick(7.0)) == [i.ReadGeneration(), i.AskToJoin(SEATS[0])]
+    member.handle(e.FetchFailed(Tag(1, 3, 4, 0)))
+    assert isinstance(member.handle(e.Tick(8.0))[1], i.ProposeGeneration)
+
+
+def test_who_joins_has_state_only_once_a_step_was_committed_where_it_joined():
+    base = Generation(1, 3, 10, 2, SEATS, (0, 1, 2), joining=(2,), broken=((0, 1), (1, 2)), left=(MemberId(3, 4),))
+    again = MembershipChange(again=True)
+    for step, settled, joining, attempt in (
+        (10, True, (2,), 3), (11, True, (2,), 0), (12, True, (), 0), (12, False, (2,), 0), (None, False, (2,), 3),
+    ):  # fmt: skip
+        following = successor(base, again, step, settled)
+        assert (following.joining, following.attempt, following.step) == (joining, attempt, step or 10)
+        assert following.broken == base.broken
+    back = MembershipChange(newcomers=frozenset({MemberId(0, 2), MemberId(3, 5), MemberId(3, 4)}))
+    following = successor(base, back, 12, True)
+    assert following.members == (MemberId(0, 2), *SEATS[1:], MemberId(3, 5))
+    assert (following.joining, following.broken, following.left) == ((0, 3), ((1, 2),), ())
+    assert following.owners == (0, 1, 2), "four ranks share three: the first three keep theirs"
+
+
+def test_a_change_is_due_only_where_it_changes_something():
+    base = Generation(1, 3, 10, 0, SEATS, (0, 0, 1, 1, 2, 2), broken=((0, 1),), drained=(5,), left=(MemberId(3, 4),))
+    same, other = ((0, 2), (1, 2), (2, 2)), ((0, 3), (1, 2), (2, 1))
+    for patient, change in (
+        (False, MembershipChange(drains=frozenset({4}), quotas=same)),
+        (True, MembershipChange(drains=frozenset({2}))),
+        (True, MembershipChange(quotas=other)),
+        (False, MembershipChange(quotas=other[:2])),
+        (False, MembershipChange(newcomers=frozenset({MemberId(3, 4), MemberId(5, 1), SEATS[0]}))),
+        (True, MembershipChange(newcomers=frozenset({MemberId(3, 5)}))),
+        (True, MembershipChange(newcomers=frozenset({MemberId(4, 0)}))),
+        (False, MembershipChange(newcomers=frozenset({MemberId(4, 0)}), drains=frozenset({4}))),
+        (False, MembershipChange(newcomers=frozenset({MemberId(4, 0)}), suspects=frozenset({MemberId(4, 0)}))),
+    ):
+        assert (change.patient(base), change.urgent(base)) == (patient, False), change
+    assert MembershipChange(broken=frozenset({(0, 1)})).urgent(base) is False
+    assert MembershipChange(broken=frozenset({(0, 2)})).urgent(base) is True
+    assert MembershipChange(newcomers=frozenset({MemberId(0, 2)})).lost(base) == {SEATS[0]}
+    wanted = MembershipChange(
+        suspects=frozenset({SEATS[1], MemberId(1, 0), MemberId(6, 1)}),
+        newcomers=frozenset({MemberId(3, 4), MemberId(6, 1)}),
+        drains=frozenset({2, 5}),
+        broken=frozenset({(0, 1), (0, 2), (0, 6)}),
+        quotas=other,
+        again=True,
+        ends=True,
+    )
+    assert wanted.left_after(base) == MembershipChange(
+        frozenset({SEATS[1], MemberId(6, 1)}), frozenset({MemberId(6, 1)}), frozenset({2}), frozenset({(0, 2)}), other,
+        ends=True,
+    )  # fmt: skip
+    assert MembershipChange(quotas=same).left_after(base).quotas == ()
+
+
+def test_the_last_step_is_set_once_and_whoever_was_drained_is_let_in_then():
+    base = Generation(1, 3, 10, 0, SEATS, (0, 1, 2), drained=(4,))
+    more = MembershipChange(drains=frozenset({2}))
+    assert successor(base, more, 11, True).drained == (2, 4)
+    ends = MembershipChange(ends=True)
+    assert (successor(base, ends, 11, True).last, successor(base, ends, 11, True).drained) == (11, ())
+    assert (successor(base, ends, 11, False).last, successor(base, ends, 11, False).drained) == (None, (4,))
+    over = Generation(1, 4, 11, 0, SEATS, (0, 1, 2), last=11)
+    assert successor(over, ends, 12, True).last == 11
+    assert successor(over, more, 12, True).drained == ()
 
 
 def test_generations_that_may_still_live_are_remembered():

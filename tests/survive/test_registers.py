@@ -11,7 +11,10 @@ from ringside.survive.protocol.decision import (
     Abort,
     Commit,
     Decided,
+    Decisions,
     MemberId,
+    Tag,
+    decisions_key,
     decode_decided,
     encode,
 )
@@ -132,3 +135,71 @@ def test_survivors_keep_their_micro_batches():
     assert assign_micro_batches((0, 0, 1, 1, 2, 2, 3, 3), {0: 3, 1: 3, 2: 2}) == (0, 0, 1, 1, 2, 2, 0, 1)
     assert assign_micro_batches((0, 0, 0, 0), {0: 1, 1: 3}) == (0, 1, 1, 1)
     assert assign_micro_batches((0, 1), {0: 0, 1: 2}) == (1, 1)
+
+
+def commit(step, digest="x"):
+    return Commit(SEATS, 8 * step, 8, 8, digest)
+
+
+def test_the_newest_commit_stands_for_those_before_it_and_an_abort_for_all_that_follow():
+    decided = Decided().after(40, commit(40)).after(41, commit(41, "y"))
+    assert (decided.first, decided.position, decided.last, decided.abort) == (40, 320, 41, None)
+    assert [decided.answer(step) for step in (39, 40, 41, 42)] == [
+        commit(41, ""), commit(41, ""), commit(41, "y"), None,
+    ]  # fmt: skip
+    ended = decided.after(42, Abort(9))
+    assert (ended.answer(41), ended.answer(42), ended.answer(99)) == (commit(41, "y"), Abort(9), Abort(9))
+    for step, wrong in ((43, commit(42)), (42, commit(43)), (41, commit(42))):
+        with pytest.raises(UsageError, match=f"step {step} from sample {wrong.first} on cannot be committed after"):
+            decided.after(step, wrong)
+    for made in ({"last": 0}, {"commit": COMMIT}, {"commit": COMMIT, "first": 3, "last": 2}):
+        with pytest.raises(UsageError, match="names its newest COMMIT"):
+            Decided(**made)
+
+
+class Raced(MemoryRegisters):
+    """Registers into which somebody else writes right after they were read, once."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.then = 0, None
+
+    def read(self, key):
+        self.reads += 1
+        found, then, self.then = super().read(key), self.then, None
+        if then is not None:
+            then()
+        return found
+
+
+def test_of_two_decisions_the_first_one_stands_for_both():
+    registers = Raced()
+    one, other = Decisions(registers), Decisions(registers)
+    tag = Tag(1, 1, 40, 0)
+    registers.then = lambda: other.decide(tag, Abort(2))
+    assert one.decide(tag, commit(40)) == other.read(tag) == Abort(2)
+    tag = Tag(1, 2, 40, 0)
+    registers.then = lambda: other.decide(tag, commit(40))
+    ended = one.end(1, 2, Abort(3))
+    assert (ended.commit, ended.abort) == (commit(40), Abort(3)), "and not only what it had read"
+    assert one.end(1, 2, Abort(4)) == ended == decode_decided(registers.values[decisions_key(1, 2)])
+    assert one.end(1, 3, Abort(4)) == Decided(abort=Abort(4))
+    assert one.read(Tag(1, 4, 40, 0)) is None
+
+
+def test_a_leader_knows_what_it_has_written_and_reads_what_it_has_not():
+    registers = Raced()
+    leader = Decisions(registers)
+    for step in range(40, 45):
+        assert leader.decide(Tag(1, 1, step, 0), commit(step)) == commit(step)
+    assert registers.reads == 1
+    assert leader.decide(Tag(1, 1, 42, 0), Abort(7)) == commit(44, ""), "that was decided long ago"
+    assert leader.decide(Tag(1, 2, 45, 0), commit(45)) == commit(45)
+    assert registers.reads == 3
+
+
+def test_a_later_decision_replaces_one_only_where_the_rule_is_broken():
+    registers = MemoryRegisters()
+    broken, tag = Decisions(registers, write_once=False), Tag(1, 1, 0, 0)
+    broken.decide(tag, Abort(2))
+    assert broken.decide(tag, commit(0)) == Decisions(registers).read(tag) == commit(0)

@@ -1,4 +1,9 @@
+import hashlib
 import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,9 +15,11 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 
 from ringside.errors import MismatchError, RingsideError, UnsupportedError  # noqa: E402
 from ringside.survive import connection as passport  # noqa: E402
+from ringside.survive.cluster.peers import own_place  # noqa: E402
 from ringside.survive.cluster.shared_memory import OwnArena, read_only  # noqa: E402
 from ringside.survive.data.samples import Samples, shuffled  # noqa: E402
 from ringside.survive.state.checkpoint import Checkpoints  # noqa: E402
+from ringside.survive.state.kept import DIGEST_BYTES, STATE_AT, Head, Kept, Lies, Stage  # noqa: E402
 from ringside.survive.state.state import (  # noqa: E402  # noqa: E402
     JobState,
     digest_of,
@@ -157,3 +164,93 @@ def test_a_disk_that_is_full_is_told_once_until_there_is_room_and_leaves_nothing
     assert list(tmp_path.iterdir()) == []
     written(3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_what_stands_in_the_way_of_a_checkpoint_is_set_aside_and_old_ones_go(tmp_path, caplog):
+    checkpoints, state = Checkpoints(tmp_path), trained()
+
+    def written(step):
+        state.step = step
+        return checkpoints.write(state.copied())
+
+    def names():
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    (tmp_path / "step-00000002").mkdir()
+    (tmp_path / "step-00000002" / "half").write_bytes(b"")
+    (tmp_path / "step-2").mkdir()  # not one of ours
+    path = written(2)
+    assert names() == ["step-00000002", "step-2", "torn-step-00000002"]
+    assert "is written anew, and lies in torn-step-00000002 now" in caplog.text
+    at = path.stat().st_ino
+    assert written(2) == path
+    assert path.stat().st_ino == at, "it is there already"
+    written(3)
+    assert names() == ["step-00000002", "step-00000003", "step-2", "torn-step-00000002"]
+    written(4)
+    assert names() == ["step-00000003", "step-00000004", "step-2"]
+    (tmp_path / "step-00000004" / "ringside.json").write_bytes(b"{}")
+    assert checkpoints.newest()["step"] == 3
+    written(5)
+    assert names() == ["step-00000003", "step-00000004", "step-00000005", "step-2"], "a torn one does not count"
+
+
+def test_what_dead_writers_left_is_removed_and_what_others_write_is_not(tmp_path):
+    checkpoints, state = Checkpoints(tmp_path), trained()
+    place = own_place()
+    here, there = (hashlib.blake2b(name.encode(), digest_size=4).hexdigest() for name in (place.machine, "elsewhere"))
+    old, fresh = time.time() - 3700, time.time() - 3500
+    left = {
+        f".step-00000001-{here}-{place.pid}-{place.started}-00000000": (old, True),  # this process still writes
+        f".step-00000001-{here}-{place.pid}-1-00000000": (fresh, False),  # a process of that number that is over
+        f".step-00000001-{there}-7-8-00000000": (fresh, True),
+        f".step-00000001-{there}-7-9-00000000": (old, False),
+        ".gone-12": (fresh, False),
+        ".step-1-x": (old, True),
+        ".other": (old, True),
+    }
+    for name, (at, _) in left.items():
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (at, at))
+    checkpoints.write(state.copied())
+    assert {name: (tmp_path / name).exists() for name in left} == {name: stays for name, (_, stays) in left.items()}
+
+
+def test_parts_of_what_is_kept_lie_behind_each_other_at_pages(tmp_path):
+    kept = Kept()
+    assert (kept.newest.offset, os.fstat(kept.fd).st_size) == (0, STATE_AT)
+    head = Head(3, Stage.KEPT, 3, 0xABCD, 5000, str(tmp_path))
+    kept.head = head
+    assert kept.newest.offset == 0, "what is not over yet is what is trained now"
+    for size, lies, behind in ((0, 0, 1), (1, 0, 2), (STATE_AT, 0, 2), (STATE_AT + 1, 0, 3), (5000, Lies.IN_FILE, 1)):
+        kept.head = replace(head, size_bytes=size, lies=Lies(lies))
+        assert kept.behind().offset == behind * STATE_AT
+    kept.head = replace(head, stage=Stage.OVER)
+    assert kept.newest.offset == 0, "nobody has begun another"
+    kept.behind().head = Head(1)
+    assert (kept.newest.offset, kept.newest.head) == (3 * STATE_AT, Head(1))
+    os.pwrite(kept.fd, bytes(range(250)) * 20, STATE_AT)
+    path = kept.save()
+    assert os.path.dirname(path) == str(tmp_path)
+    assert os.path.basename(path).startswith("ringside-final-step-00000003-")
+    assert Path(path).read_bytes() == bytes(range(250)) * 20 + (0xABCD).to_bytes(DIGEST_BYTES, "little")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    file = tmp_path / "a"
+    file.write_bytes(b"")
+    kept.head = replace(head, lies=Lies.IN_FILE, directory=str(file))
+    assert (kept.save(), kept.head.lies) == (str(file), Lies.SAVED)
+    kept.head = replace(kept.head, lies=Lies.IN_FILE)
+    kept.close()
+    assert not file.exists(), "it goes with the keeper"
+
+
+def test_a_worker_takes_what_its_keeper_gave_it_and_nothing_else(tmp_path):
+    kept = Kept()
+    given = Kept.of_environment({"RINGSIDE_SURVIVE_KEPT": str(kept.fd)})
+    assert given is not None
+    assert (given.number, given.offset) == (kept.number, 0)
+    assert not os.get_inheritable(kept.fd)
+    with (tmp_path / "file").open("wb") as other:
+        for words in ("", "x", "99999", str(other.fileno())):
+            assert Kept.of_environment({"RINGSIDE_SURVIVE_KEPT": words}) is None
+    kept.close()

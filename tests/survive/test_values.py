@@ -103,6 +103,8 @@ def test_records_are_read_back_and_what_they_do_not_have_is_refused():
             read(data[:-1])
     place = PeerPlace("machine", 7, 8, 1, 2, (3, 4))
     assert msgspec.msgpack.decode(encode(place), type=PeerPlace) == place
+    assert (peers.own_place().life, peers.own_place().step, peers.own_place(2).life) == (0, 0, 2)
+    assert PeerPlace("machine", 7, 8) == PeerPlace("machine", 7, 8, 0, 0, (0, 0))
     message = rendezvous.Offered(RankOffered(TAG, B, "d"), Address(1, 2, 3, 4))
     assert msgspec.msgpack.decode(encode(message), type=rendezvous.Message) == message
 

@@ -7,8 +7,8 @@ import pytest
 from ringside.doctor.findings import EvidenceHop, Findings, Lane, Note, Question, Rings, Sheet, TimeSpan, Unjudged
 from ringside.monitor.verdict import KINDS, Verdict
 from ringside.text import figure, title
-from ringside.view.html.doctor import doctor_page
-from ringside.view.html.rings import transport_class
+from ringside.view.html.doctor import doctor_page, lanes_figure
+from ringside.view.html.rings import rings_figure, transport_class
 from ringside.view.verdict_text import answer_text, finding_text, what_if_line
 
 NOTE = Note(file="a", kind="NCCL log", text="read")
@@ -126,6 +126,19 @@ def test_a_ring_that_crosses_between_hosts_too_often_shows_where() -> None:
     assert "crosses between hosts" not in best
 
 
+def test_two_hops_are_bent_to_their_left_and_end_before_the_next_node() -> None:
+    """Nodes have a radius of 17 on a circle of 132 around (210, 210); an arrow ends 5 before the node."""
+
+    def paths(*pairs: tuple[int, int]) -> list[str]:
+        hops = [EvidenceHop(src=src, dst=dst, via="SHM") for src, dst in pairs]
+        figure = rings_figure(Rings(title="c", nranks=3, rings={0: hops}), set())
+        return re.findall(r'<path class="hop shm" d="(.*?)"', figure)
+
+    assert paths((0, 1), (1, 0)) == ["M210.0 95.0Q184.0 207.5 210.0 320.0", "M210.0 325.0Q236.0 212.5 210.0 100.0"]
+    assert paths((0, 1), (1, 2))[1] == "M307.3 276.0Q212.5 250.0 117.7 276.0", "broken open, with three places"
+    assert paths((0, 1), (1, 2), (2, 0))[1] == "M307.3 276.0Q212.5 276.0 117.7 276.0", "three stand apart: straight"
+
+
 def test_transports_have_styles() -> None:
     vias = ("NVLink P2P", "PCIe P2P", "SHM", "NET/Socket", "NET/IB", "NET/IB GDRDMA", "")
     assert [transport_class(via) for via in vias] == ["nvlink", "pcie", "shm", "socket", "net", "rdma", "other"]
@@ -138,3 +151,53 @@ def test_tables_put_culprits_first_where_they_are_long() -> None:
     )
     assert page.index("host-33") < page.index("host-0<")
     assert page.count("<tr class=culprit>") == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "left_out"), [(16, 0, 0), (17, 9, 0), (256, 9, 0), (257, 9, 1), (300, 9, 44)]
+)
+def test_a_table_has_256_rows_and_culprits_first_from_17_on(count: int, first: int, left_out: int) -> None:
+    rows: list[list[float | int | str | None]] = [[n, f"at {n}"] for n in range(count)]
+    sheet = Sheet(title="t", columns=["step_seconds", "host"], rows=rows, culprits=[9], note="as it was.")
+    page = doctor_page(Findings(sheets=[sheet], notes=[NOTE]))
+    shown = [int(n) for n in re.findall(r"<td class=.text.>at (\d+)</td>", page)]
+    assert (shown[0], len(shown)) == (first, count - left_out)
+    note = f"as it was. {left_out} more rows are in --json." if left_out else "as it was."
+    assert f'<p class="note">{note}</p>' in page
+    assert '<th scope="col">step</th><th scope="col" class="text">host</th>' in page
+
+
+def test_lanes_share_their_axis_and_no_span_is_too_narrow_to_be_seen() -> None:
+    spans = [
+        TimeSpan(start_s=-1, end_s=0.0, kind="compute"), TimeSpan(start_s=0.001, end_s=0.002, kind="strange"),
+        TimeSpan(start_s=1, end_s=4, kind="wait", name="all_reduce"), TimeSpan(start_s=4, end_s=8, kind="missing"),
+    ]  # fmt: skip
+    figure = lanes_figure([Lane(title="what ranks did", rank=0, spans=spans), Lane(title="x", rank=1, spans=[])])
+    bars = re.findall(r'<rect class="(\w+)" x="(\d+)" y="0" width="(\d+)" height="10"><title>(.*?)</title>', figure)
+    assert bars == [
+        ("compute", "0", "1250", "compute, 1.00 s"),
+        ("idle", "1", "8", "strange, 1.00 ms"),
+        ("wait", "1250", "3750", "all_reduce, 3.00 s"),
+        ("missing", "5000", "5000", "culprit: not there, or stopped, 4.00 s"),
+    ]
+    assert "<figcaption>What ranks did</figcaption>" in figure
+    assert re.findall(r'<i class="(\w+)">', figure) == ["compute", "wait", "missing"]
+    assert re.findall(r"<span>(.*?)</span>", figure) == ["0 s", "2.00 s", "4.00 s", "6.00 s", "8.00 s"]
+    assert lanes_figure([Lane(title="x", rank=0, spans=spans[:1])]) == "", "all of it is before the first moment"
+
+
+def test_the_first_evidence_is_open_and_files_while_they_are_few() -> None:
+    pages = [
+        doctor_page(Findings(verdicts=[verdict(size_bytes=4096, nothing=""), verdict(ranks=(2,), size_bytes=1)],
+                             notes=[NOTE] * count))
+        for count in (1, 12, 13)
+    ]  # fmt: skip
+    assert re.findall(r'<details class="evidence"( open)?>', pages[0]) == [" open", ""]
+    assert [re.findall(r"<details( open)?><summary><h2>(.*?)</h2>", page.replace("\n", " ")) for page in pages] == [
+        [(" open", "1 file")], [(" open", "12 files")], [("", "13 files")],
+    ]  # fmt: skip
+    assert [re.search(r"(\d+ of \d+ files? read)", page)[1] for page in pages] == [  # type: ignore[index]
+        "1 of 1 file read", "12 of 12 files read", "13 of 13 files read",
+    ]  # fmt: skip
+    assert "nothing" not in pages[0].partition('class="evidence"')[2].partition("</details>")[0]
+    assert re.findall(r"<h(\d)>Rank \d did not arrive", pages[0]) == ["1", "2"]

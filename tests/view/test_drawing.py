@@ -438,3 +438,19 @@ def test_the_page_works_out_what_is_drawn_here(tmp_path: Path, name: str):
     for k, svg in enumerate(drawn):
         ours, theirs = picture(schedule_svg(schedule, k)), picture(svg)
         assert theirs == ours, f"round {k}"
+
+
+def test_a_switch_is_a_hexagon_around_its_name() -> None:
+    """Six corners that lie the same way left and right, and above and below."""
+    root = parsed(schedule_svg(in_network(4), 1))
+    (path,) = with_class(root, "switch")
+    (name,) = with_class(root, "switched")
+    x, y = float(name.get("x", "")), float(name.get("y", ""))
+    spots = [(float(a) - x, float(b) - y) for a, b in re.findall(r"[ML](-?[\d.]+)[ ,](-?[\d.]+)", path.get("d", ""))]
+    assert len(spots) == 6
+    for across, down in ((-1, 1), (1, -1)):
+        assert sorted((across * a, down * b) for a, b in spots) == [
+            pytest.approx(spot, abs=0.11) for spot in sorted(spots)
+        ]
+    widths = sorted(abs(a) for a, _ in spots)
+    assert widths[:4] == pytest.approx([0.66 * widths[-1]] * 4, rel=0.02)

@@ -1,16 +1,34 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+from tests.monitor.jobs import run_info
 from tests.recorded_runs import own_times, slow_run, write_run
 
-from ringside.view.run.live import RECENT_STEPS, LiveRun
+from ringside.monitor import StepRecord
+from ringside.monitor.run.records import NOTES_KEPT
+from ringside.monitor.summary import finish_run
+from ringside.view.html.run_report import render_report
+from ringside.view.run.live import (
+    JUDGED_BYTES,
+    LOSSES_KEPT,
+    MOST_STEPS,
+    RECENT_STEPS,
+    LiveRun,
+    RankFigures,
+    RunFollower,
+    progress_text,
+)
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
@@ -162,3 +180,159 @@ def test_a_price_is_the_same_read_at_once_or_as_the_run_grew(tmp_path: Path) -> 
     for live in (growing, at_once):
         live.poll()
         assert [(finding.over, finding.cost_rank_seconds) for finding in live.findings] == [(True, 5.5)]
+
+
+def record(step: int, rank: int, own: float = 0.1, **more: Any) -> StepRecord:
+    return StepRecord(step=step, rank=rank, ended_unix=0.0, step_seconds=0.2, own_seconds=own, **more)
+
+
+def begun(ranks: int = 2) -> RunFollower:
+    run = RunFollower()
+    assert (run.ranks, run.steps, run.progress(), run.figures()) == (0, 0, "0 steps", [])
+    run.start(run_info(ranks))
+    return run
+
+
+def test_how_far_a_run_is() -> None:
+    cases = [(0, -1, 0), (1, 0, 0), (10, 9, 40), (10, 10, 0), (3, 12, 40)]
+    assert [progress_text(*case) for case in cases] == [
+        "0 steps", "1 step", "10 steps of at most 40", "10 steps (steps 1 to 10)",
+        "3 steps (steps 10 to 12 of at most 40)",
+    ]  # fmt: skip
+    run = begun()
+    run.feed([record(7, 0), record(7, 1), record(9, 0), record(5, 1)], [{"kind": "stage", "of": 40}])
+    assert (run.first, run.step, run.steps) == (5, 9, 5)
+    run.feed([], [{"kind": "stage", "stage": "training", "of": 40}])
+    assert run.progress() == "5 steps (steps 5 to 9 of at most 40)"
+
+
+def test_figures_are_medians_of_the_newest_steps_and_losses_means_over_ranks() -> None:
+    run = begun()
+    for step in range(20):
+        run.feed([record(step, 0, 1.0 + step, wait_seconds=0.5, loss=1.0), record(step, 1, 5.0, loss=4.0)], [])
+    assert RECENT_STEPS == 16
+    assert run.figures() == [RankFigures(0, 12.5, 0.5), RankFigures(1, 5.0, 0.0)], "steps 4 to 19"
+    assert list(run.losses) == [2.5] * 20
+    assert run.median("own_seconds") == pytest.approx(np.median([*range(5, 21), *[5] * 16]))
+    # late records of older steps, and a step that a newer one closes before all of its ranks are there
+    run.feed([record(18, 0, 99.0), record(20, 1, 6.0), record(21, 0, 7.0, loss=3.0), record(21, 1, 7.0)], [])
+    assert run.figures()[1] == RankFigures(1, 5.0, 0.0)
+    assert len(run.losses) == 21
+    assert run.losses[-1] == 3.0, "of those who know"
+    run.feed([record(100 + step, 0, loss=0.0) for step in range(LOSSES_KEPT + 1)], [])
+    assert len(run.losses) == LOSSES_KEPT
+
+
+def test_what_is_exposed_is_that_of_the_rank_that_was_blocked_least() -> None:
+    run = begun()
+    assert math.isnan(run.exposed_seconds())
+    assert math.isnan(run.median("own_seconds"))
+    for step, (one, other) in enumerate([(0.3, 0.1), (-1.0, 0.2), (-1.0, -1.0), (0.0, 0.5)]):
+        run.feed([record(step, 0, exposed_seconds=one), record(step, 1, exposed_seconds=other)], [])
+    assert run.exposed_seconds() == pytest.approx(0.1), "of 0.1, 0.2 and 0"
+
+
+def test_stages_and_a_comparison() -> None:
+    run = begun()
+    assert run.stage == "training"
+    for done, of, share in ((3, 12, 0.25), (1, 0, 1.0), (0, 5, 0.0)):
+        run.feed([], [{"kind": "stage", "stage": "comparison", "done": done, "of": of}])
+        assert (run.stage, run.done) == ("comparison", share)
+    run.feed([], [{"kind": "stage", "stage": "comparison"}])
+    assert run.done == 0.0
+    run.feed([], [{"kind": "stage", "stage": "training"}])
+    assert run.of == 0
+    run.feed([], [{"kind": "comparison", "unix": 1.0, "peer": "gloo"}])
+    assert run.comparison == {"peer": "gloo"}
+
+
+def verdict_event(kind: str = "verdict", *, ranks: list[int], of: str = "slow_rank", **more: Any) -> dict[str, Any]:
+    content = {"kind": of, "ranks": ranks, "since_step": 0, "detected_step": 3, "excess_ratio": 0.5, **more}
+    return {"kind": kind, "unix": 0.0, "verdict": content}
+
+
+def test_an_episode_ends_at_the_price_that_was_recorded_and_only_its_own() -> None:
+    run = begun(4)
+    first, second = verdict_event(ranks=[1]), verdict_event(ranks=[2], cost_rank_seconds=3.0)
+    hang = verdict_event(ranks=[3], of="hang", cost_rank_seconds=2.0)
+    new = run.feed([], [first, second, hang, verdict_event(ranks=[4])])
+    assert [finding.verdict.ranks for finding in new] == [[1], [2], [3]], "there is no rank 4"
+    run.feed([], [verdict_event("repaired", ranks=[2], cost_rank_seconds=5.0, evidence={"until_step": 9})])
+    assert [(one.over, one.final, one.until_step) for one in run.findings] == [
+        (False, 0.0, None), (True, 5.0, 9), (False, 0.0, None),
+    ]  # fmt: skip
+    assert [one.cost_rank_seconds for one in run.findings] == [0.0, 5.0, 2.0]
+    # the same rank again is another episode; what it costs in the end was not recorded
+    run.feed([], [verdict_event(ranks=[2], cost_rank_seconds=1.0)])
+    run.feed([], [verdict_event("repaired", ranks=[2], evidence={"until_step": "late"})])
+    assert [(one.over, one.until_step, one.cost_rank_seconds) for one in run.findings][1::2] == [
+        (True, 9, 5.0), (True, None, 1.0),
+    ]  # fmt: skip
+
+
+def test_only_later_steps_add_to_a_price() -> None:
+    run = begun()
+    run.feed([], [verdict_event(ranks=[1], cost_rank_seconds=1.0)])  # detected at step 3
+    price = []
+    for step in range(2, 7):
+        run.feed([record(step, 0, 0.1), record(step, 1, 0.15)], [])
+        price.append(run.findings[0].cost_rank_seconds)
+    assert price[:2] == [1.0, 1.0]
+    assert np.diff(price[1:]) == pytest.approx([0.1] * 3), "two ranks lose a twentieth of a second in each"
+
+
+def test_notes_are_kept_as_far_as_they_are_bounded() -> None:
+    run = begun()
+    event = {
+        "kind": "revised",
+        "unix": 0.0,
+        "step": 3,
+        "size_bytes": 8,
+        "before": "ring",
+        "after": "tree",
+        "why": "drift",
+    }
+    run.feed([], [event] * (NOTES_KEPT + 1))
+    assert len(run.revised) in (0, NOTES_KEPT)
+
+
+def test_late_steps_and_impossible_ranks_are_void_in_the_ring_of_steps(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", own_times(40, 2))
+    live = LiveRun(path, steps_kept=32)
+    live.poll()
+    own = live.rows("own_seconds")
+
+    def added(*records: StepRecord) -> bool:
+        with (path / "steps.jsonl").open("ab") as file:
+            file.writelines(msgspec.json.encode(one) + b"\n" for one in records)
+        return live.poll()
+
+    added(record(7, 0, 9.0), record(39, 2, 9.0), record(MOST_STEPS, 0, 9.0))
+    assert live.steps().tolist() == list(range(8, 40))
+    assert (live.rows("own_seconds") == own).all()
+    added(record(39, 1, 9.0), record(8, 0, 8.0))
+    assert (live.rows("own_seconds")[-1, 1], live.rows("own_seconds")[0, 0]) == (9.0, 8.0)
+    added(record(41, 1, 7.0))  # of the slot that held step 9
+    assert live.steps().tolist() == [8, *range(10, 40), 41]
+    assert np.isnan(live.rows("own_seconds")[-1, 0])
+    assert [rank.step for rank in live.now()] == [39, 41]
+
+
+def test_a_run_too_large_to_be_judged_again_keeps_the_summary_of_its_end(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", own_times(20, 4))
+    summary = {**finish_run(path, render_report), "steps": 12345}
+    small, large, other, none = (LiveRun(path) for _ in range(4))
+    for live in (small, large, other, none):
+        live.poll()
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert small.settle()
+    assert small.settled is not None
+    assert small.settled["steps"] == 20, "judged from its records"
+    assert not small.settle(), "once"
+    os.truncate(path / "steps.jsonl", JUDGED_BYTES + 1)  # takes no room on the disk
+    assert large.settle()
+    assert large.settled == summary
+    for live, content in ((other, {**summary, "ranks": summary["ranks"][:3]}), (none, {"steps": 1})):
+        (path / "summary.json").write_text(json.dumps(content))
+        assert live.settle()
+        assert live.settled is None, "it is another job's, or none"

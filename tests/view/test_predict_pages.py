@@ -227,6 +227,22 @@ def test_baselines_have_their_proper_names(tmp_path: Path) -> None:
     assert "Hockney" in a_score(tmp_path).partition("Baselines")[2][:200]
 
 
+def test_bandwidth_is_the_bus_only_where_ranks_are_known(tmp_path: Path) -> None:
+    """2^29 bytes in 5,389 µs are 99.6 GB/s; on the bus of 8 ranks 2·7/8 of it."""
+    text = a_score(tmp_path)
+    assert "table: bandwidth, GB/s" in text
+    table = tmp_path / "known.csv"
+    rows = (tmp_path / "table.csv").read_text().splitlines()[:-1]
+    table.write_text("\n".join([f"{rows[0]},gpus", *(f"{row},8" for row in rows[1:])]))
+    tables, _ = score.check_tables(read_tables(table))
+    known = score_page([score.hold_out(one, Knowledge()) for one in tables])
+    assert "known: bus bandwidth, GB/s" in known
+    for page, shown in ((text, "99.6"), (known, "174")):
+        figure = page.partition('id="rate-0"')[2].partition("</figure>")[0]
+        data = json.loads(figure.partition('<script type="application/json">')[2].partition("</script>")[0])
+        assert [series["text"][-1] for series in data["series"] if series["name"] == "measured"] == [shown]
+
+
 def test_a_table_says_why_its_fastest_row_is_not_the_answer() -> None:
     question = PlanQuestion(preset("dgx-h100", 64, 8), 14e9)
     found = plan(question)

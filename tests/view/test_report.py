@@ -10,10 +10,11 @@ import pytest
 
 from ringside.monitor import RunInfo, StepRecord, detect
 from ringside.monitor.summary import summarise
+from ringside.monitor.verdict import Verdict
 from ringside.text import UNKNOWN, digits
 from ringside.view.html.charts import POINTS, Curve, chart, ticks
 from ringside.view.html.rings import longest_waits, waits_ring
-from ringside.view.html.run_report import render_report
+from ringside.view.html.run_report import links_table, render_report
 from ringside.view.verdict_text import verdict_text
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -169,6 +170,92 @@ def test_who_waited_for_whom_adds_up() -> None:
     assert longest_waits(own, waits, 1) == found[:1]
     assert longest_waits(own[2:], waits[2:], 9) == []
     assert waits_ring([], 3, set()).count('class="wait') == 1  # the empty list of waits
+
+
+def test_a_wait_of_less_than_a_fiftieth_of_the_longest_is_not_worth_an_arrow() -> None:
+    own, waits = np.array([[2.0, 1.0, 1.0, 1.0]]), np.array([[0.0, 1.0, 0.0201, 0.0199]])
+    assert longest_waits(own, waits, 9) == [(1, 0, 1.0), (2, 0, 0.0201)]
+    assert longest_waits(own, np.array([[0.0, np.nan, -1.0, 0.5]]), 9) == [(3, 0, 0.5)]
+    assert longest_waits(np.array([[2.0, np.nan]]), np.array([[9.0, 1.0]]), 9) == [(1, 0, 1.0)], "nobody for himself"
+
+
+def labels(source: str, chart_id: str) -> list[str]:
+    """The names in a chart's legend."""
+    figure = source.partition(f'id="{chart_id}"')[2].partition("</figure>")[0]
+    return re.findall(r'<span class="key [^"]*"><i></i>(.*?)</span>', figure)
+
+
+def accused(count: int, *culprits: int) -> str:
+    """The report of a run of twelve steps that a verdict on these ranks was written into."""
+    summary, info, records = job(count, 12)
+    hang = {"kind": "hang", "ranks": [*culprits], "since_step": 3, "detected_step": 5, "excess_ratio": 0.0}
+    return render_report({**summary, "verdicts": [hang] if culprits else []}, info, records)
+
+
+def test_up_to_eight_ranks_have_a_line_each_and_more_are_a_band_with_its_culprits() -> None:
+    assert labels(accused(8), "own") == [f"rank {rank}" for rank in range(8)]
+    assert labels(accused(4, 1), "wait") == ["rank 0", "rank 2", "rank 3", "rank 1 (verdict)"]
+    assert labels(accused(9), "own") == ["9 other ranks: median, 5–95%"]
+    source = accused(12, *range(8), 99)
+    assert labels(source, "own") == ["4 other ranks: median, 5–95%", *(f"rank {rank} (verdict)" for rank in range(6))]
+    assert '<span class="flag left"' in source
+    assert ">ranks 0-7 and 99, from step 3</span>" in source
+
+
+def test_the_table_of_ranks_is_in_their_order_while_they_are_few() -> None:
+    for count, first in ((16, 0), (17, 16)):
+        table = accused(count, count - 1).partition('<section aria-label="Ranks">')[2].partition("</section>")[0]
+        assert re.findall(r'<th scope="row">(\d+)', table)[0] == str(first)
+
+
+def test_of_links_the_slowest_thirty_two_are_shown() -> None:
+    link = {"bytes_per_s": 5e6, "sent_bytes": 10**9, "wire_seconds": 9.0, "wire_ratio": 0.5, "retransmitted_bytes": 0}
+    summary = {"ranks": [{"rank": 0, "host": "a"}, {"rank": 1, "host": "b"}]}
+    slow = Verdict(kind="slow_link", ranks=[0, 2], since_step=0, detected_step=0, excess_ratio=1.0)
+    hung = Verdict(kind="hang", ranks=[0, 1], since_step=0, detected_step=0, excess_ratio=1.0)
+    assert links_table({**summary, "links": []}, []) == links_table(summary, []) == ""
+    for count, note in ((32, ""), (33, " (the 32 slowest of 33)")):
+        links = [{**link, "src": 0, "dst": 1 + n} for n in range(count)]
+        page = links_table({**summary, "links": links}, [slow, hung])
+        assert f"<figcaption>Links between hosts, as the kernel counts{note}</figcaption>" in page
+        assert page.count('<th scope="row">') == 32
+        assert re.findall(r'<tr class="culprit"><th scope="row">(.*?) <', page) == ["0 → 2"]
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page.partition("<tbody>")[2].partition("</tr>")[0])
+    assert cells == ["0 → 1", "a → b", "5 MB/s", "1 GB", "9.00 s", "50.0%", "0 B"]
+
+
+def test_figures_and_details_are_those_of_the_summary() -> None:
+    summary, info, records = job(2, 40, loss=1.0)
+    sync = {**summary["sync"], "exposed_seconds_per_step": 0.01, "total_seconds_per_step": 0.04,
+            "payload_bytes_per_step": 4e6, "engine": "ringside", "algorithm": "ring",
+            "memory": {"shared_buckets": 2, "shared_bytes": 3e6, "copied_buckets": 0, "copied_bytes": 0}}  # fmt: skip
+    comparison = {"peer": "gloo", "step_ratio": 1.5, "asked": 2, "ours": {"step_seconds": 0.1, "odd": []}}
+    more = {
+        "sync": sync, "step_seconds": {"median": 0.1, "p95": 0.2}, "loss": {"first": 5.0, "last": 2.5},
+        "overhead": {"seconds_per_step": 1e-3, "ratio": 0.01}, "comparison": comparison,
+    }  # fmt: skip
+    source = render_report({**summary, **more}, info, records)
+    tiles = source.partition('<dl class="tiles">')[2].partition("</dl>")[0]
+    assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)<small>(.*?)</small>", tiles) == [
+        ("step time", "100 ms", "median, whole run; 95th percentile 200 ms"),
+        ("exposed communication", "10.0 ms", "10.0% of a step; median, whole run"),
+        ("Ringside overhead", "1.00 ms", "1.00% of a step; mean, whole run"),
+        ("loss", "2.50", "from 5.00"), ("vs gloo", "1.50 ×", "gloo&#x27;s step time over ours"),
+    ]  # fmt: skip
+    details = source.partition('aria-label="Details"')[2].partition("</section>")[0]
+    rows = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", details))
+    assert rows["gradients reduced by"] == "ringside, ring"
+    assert rows["gradient buckets"] == "2 shared (3 MB)"
+    assert (rows["payload per step"], rows["of which exposed"]) == ("4 MB", "10.0 ms")
+    compared = {name.removeprefix("comparison: "): text for name, text in rows.items() if "comparison" in name}
+    assert compared == {"peer": "gloo", "step ratio": "1.50 ×", "asked": "2", "ours, step seconds": "100 ms"}
+    bare = {**more, "overhead": {"seconds_per_step": 1e-3, "ratio": None}, "loss": {"first": None, "last": 2.5},
+            "comparison": None, "step_seconds": {"median": None, "p95": None}}  # fmt: skip
+    source = render_report({**summary, **bare}, info, records)
+    assert "<small>mean, whole run</small>" in source
+    assert "<small>median, whole run</small>" in source
+    assert "<dt>loss</dt>" not in source
+    assert "<dt>vs " not in source
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.137), (2.0, 7.5), (1e-9, 3e-9), (5.0, 5.0)])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import re
 import socket
 import sys
+import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -26,7 +29,7 @@ from ringside.commands import main
 from ringside.errors import UsageError
 from ringside.view.run.live import LiveRun
 from ringside.view.server import feed as serve_feed
-from ringside.view.server.feed import key_of, newest_run
+from ringside.view.server.feed import PageFeed, Runs, key_of, newest_run
 from ringside.view.server.guard import check_address, holder, listen
 from ringside.view.server.state import page_state, topology
 
@@ -324,6 +327,47 @@ def test_what_an_algorithm_connects_is_drawn_while_it_can_be() -> None:
     assert tree["tree"]
     assert [topology(name, 8) for name in ("one_shot", "push", "", "no such")] == [None] * 4
     assert topology("ring", 10_000) is None
+    assert topology("ring", 65) is None
+    widest = topology("ring", 64)
+    assert widest is not None
+    assert len(widest["edges"]) == 64
+    # all with all is no picture, but among three; two are a line and no tree, and one has nobody
+    assert topology("direct", 3) == {"edges": [(0, 1), (0, 2), (1, 2)], "tree": False}
+    assert topology("direct", 4) is None
+    assert topology("ring", 2) == {"edges": [(0, 1)], "tree": False}
+    assert topology("ring", 1) is None
+    chain = topology("chain", 3)
+    assert chain == {"edges": [(0, 1), (1, 2)], "tree": True}
+
+
+def test_what_a_run_that_goes_on_is_known_by(tmp_path: Path) -> None:
+    own = np.tile([0.1, 0.1, 0.2, 0.1], (20, 1))
+    path = write_run(tmp_path / "run", own)
+    (path / "events.jsonl").write_text("")
+    live = LiveRun(path)
+    live.poll()
+
+    def tiles() -> list[tuple[str, str, str]]:
+        return list(page_state(live, [])["tiles"])
+
+    # the slowest waits for nobody and is blocked for 4 ms of 204, of 20 ms of communication
+    assert tiles() == [
+        ("lost so far", "nothing", "no verdict has a cost"),
+        ("step time", "204 ms", "median, last 16 steps"),
+        ("exposed communication", "4.00 ms", "2.0% of a step; median, last 16 steps"),
+        ("overlapped with backward", "80.0%", "of 20.0 ms communication"),
+        ("wait", "100 ms", "for the last rank to arrive; median rank, last 16 steps"),
+    ]
+    verdict = {"kind": "slow_rank", "ranks": [2], "since_step": 0, "detected_step": 19, "excess_ratio": 1.0}
+    with (path / "events.jsonl").open("w") as file:
+        file.write(
+            json.dumps({"unix": 1.0, "kind": "verdict", "verdict": {**verdict, "cost_rank_seconds": 8.0}}) + "\n"
+        )
+    live.poll()
+    state = page_state(live, [])
+    assert tiles()[0] == ("lost so far", "8.00 rank-seconds", "2.00 s for every rank")
+    assert [(one["ranks"], one["cost_rank_seconds"], one["over"]) for one in state["verdicts"]] == [([2], 8.0, False)]
+    assert sorted(state["arrows"]) == [(rank, 2, pytest.approx(0.1)) for rank in (0, 1, 3)]
 
 
 def test_state_of_many_ranks_is_small(tmp_path: Path) -> None:
@@ -345,3 +389,72 @@ def test_no_script_of_the_page_is_inline_and_nothing_is_fetched_from_elsewhere()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script.read_text()
         ), script
+
+
+def test_of_a_run_without_a_step_nothing_is_known(tmp_path: Path) -> None:
+    live = LiveRun(write_run(tmp_path / "run", own_times(0, 2)))
+    live.poll()
+    state = page_state(live, [])
+    assert state["tiles"] == [
+        ("lost so far", "nothing", "no verdict has a cost"),
+        ("step time", "–", "median, last 16 steps"),
+        ("exposed communication", "–", "median, last 16 steps"),
+        ("overlapped with backward", "–", "of – communication"),
+        ("wait", "–", "for the last rank to arrive; median rank, last 16 steps"),
+    ]
+    assert (state["step_seconds"], state["arrows"], state["verdicts"], state["steps"]) == (None, [], [], 0)
+
+
+class FakeFeed:
+    """A feed that follows nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.asked, self.closed = path, time.monotonic(), False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_run_that_nobody_looks_at_is_followed_no_longer_and_of_many_the_longest_idle(tmp_path: Path) -> None:
+    """Eight at most; the first run's stays, and those that somebody asked within five minutes while there is room."""
+    for number in range(12):
+        write_run(tmp_path / f"run-{number:02}", own_times(1, 2))
+    keys = [key_of(tmp_path / f"run-{number:02}") for number in range(12)]
+    runs = Runs(tmp_path / "run-00", tmp_path, FakeFeed)  # type: ignore[arg-type]
+    first: Any = runs.first()
+    feeds: list[Any] = [runs.find(key) for key in keys[:8]]
+    assert feeds[0] is first is runs.first()
+    assert runs.find("nothing") is None
+    now = time.monotonic()
+    for feed, ago_s in zip(feeds, (9000.0, 30.0, 40.0, 20.0, 310.0, 290.0, 10.0, 5.0), strict=True):
+        feed.asked = now - ago_s
+    feeds.append(runs.find(keys[8]))  # one more: the idle one goes, and there is room
+    assert [feed.closed for feed in feeds] == [n == 4 for n in range(9)]
+    feeds.append(runs.find(keys[9]))  # one more: of those that are left the longest idle goes
+    assert [feed.closed for feed in feeds] == [n in (4, 5) for n in range(10)]
+    assert runs.find(keys[9]) is feeds[9]
+    assert runs.find(keys[4]) is not feeds[4], "it is followed anew"
+    runs.close()
+    assert all(feed.closed for feed in feeds)
+
+
+def test_what_is_going_on_is_said_by_the_age_of_the_newest_record(tmp_path: Path) -> None:
+    def stage(path: Path, quiet_s: float = 1000.0) -> Any:
+        feed = PageFeed(path, poll_s=0.01, quiet_s=quiet_s)
+        try:
+            until(lambda: json.loads(feed.state()[1])["state"] != "reading")
+            return json.loads(feed.state()[1])
+        finally:
+            feed.close()
+
+    assert stage(tmp_path / "none")["state"] == "waiting"
+    path = slow_run(tmp_path / "run", steps=20, onset=10)
+    for ago_s, state in ((50.0, "live"), (70.0, "stalled")):
+        when = time.time() - ago_s
+        os.utime(path / "steps.jsonl", (when, when))
+        found = stage(path)
+        assert (found["state"], found["steps"], found["trouble"]) == (state, 20, "")
+        assert found["last_record_unix"] == pytest.approx(when, abs=2.0)
+    assert stage(path, quiet_s=60.0)["state"] == "quiet"
+    (path / "events.jsonl").write_text('{"unix": 1.0, "kind": "ended", "steps": 20}\n')
+    assert stage(path)["state"] == "ended"

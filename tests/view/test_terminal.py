@@ -1,4 +1,5 @@
 import io
+import math
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
 from ringside.text import sparkline
 from ringside.view.run.live import RunFollower
-from ringside.view.terminal import closing_summary, live_picture, status_line, verdict_line
+from ringside.view.terminal import closing_summary, live_picture, rank_table, status_line, verdict_line
 
 FLOATS = st.lists(st.floats(-1e6, 1e6), max_size=300)
 
@@ -122,7 +123,66 @@ def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
     assert len(run.losses) == 6
 
 
+def test_the_picture_line_by_line():
+    """Ten ranks fit; of eleven the slowest ten are shown. Bars: 36 cells for the longest own time and wait."""
+    run = RunFollower()
+    run.start(info(2))
+    run.feed(records(2, 20, slow=1), [{"kind": "stage", "stage": "training", "of": 40}])
+    shown = [line.rstrip() for line in lines(live_picture(run, "demo", 75.0))]
+    assert shown == [
+        "ringside demo · 2 ranks · gradients over ringside" + " " * 25 + "01:15",
+        "20 steps of at most 40 ━━━━━━━━━━━━━━━━━━━━━━━━  loss 0.28 █▄▃▂▂▂▁▁▁▁▁▁▁▁▁▁",
+        "",
+        "rank     own     wait  █ own ░ waits for others",
+        "   0  100 ms  30.0 ms  " + "█" * 28 + "░" * 8,
+        "   1  130 ms      0 s  " + "█" * 36,
+        "",
+        "a step takes 131 ms (median, last 16 steps); 13 MB of gradients, exposed 1.00 ms",
+        "",
+        "● no verdict so far",
+    ]
+    bar = live_picture(run, "demo", 75.0).renderables[1]
+    assert [(span.end - span.start, span.style) for span in bar.spans][:2] == [(12, "cyan"), (12, "bright_black")]
+    narrow = lines(live_picture(run, "demo", 75.0, width=60), width=60)
+    assert max(map(len, narrow)) <= 60
+
+    for ranks, heading in ((10, "█ own ░ waits for others"), (11, "· the slowest of 11")):
+        run = RunFollower()
+        run.start(info(ranks))
+        run.feed(records(ranks, 20, slow=ranks - 1), [])
+        text = [line.split()[:1] for line in lines(live_picture(run, "demo", 0.0))]
+        assert [int(word[0]) for word in text if word and word[0].isdecimal() and int(word[0]) < ranks][-10:] == [
+            *range(9), ranks - 1,
+        ]  # fmt: skip
+        assert any(line.rstrip().endswith(heading) for line in lines(live_picture(run, "demo", 0.0)))
+
+
+def test_the_two_newest_verdicts_are_shown_and_a_death_has_no_price():
+    run = following(4, slow=1)
+    run.feed([], [{"kind": "verdict", "verdict": verdict(ranks=[2], cause="first")}])
+    run.feed([], [{"kind": "verdict", "verdict": verdict(kind="dead_rank", ranks=[3], cause="killed")}])
+    shown = [line.rstrip() for line in lines(live_picture(run, "demo", 0.0))]
+    told = shown[next(n for n, line in enumerate(shown) if line.startswith("●")) :]
+    assert told == [
+        "● rank 2 is 30% slower than the others since step 20",
+        "  first",
+        "  cost so far: 0.600 rank-seconds",
+        "● rank 3 died at step 20",
+        "  killed",
+    ]
+    run = following()
+    cause = next(line for line in lines(live_picture(run, "x", 1.0)) if "most of the extra" in line)
+    assert cause.rstrip()[-1] == "…"
+
+
 def test_lines_for_logs():
+    quick = RunFollower()
+    quick.start(info(6))
+    quick.feed(records(6, 1, slow=5), [])
+    assert status_line(quick, 61.0) == (
+        "01:01  1 step  loss 5.500  rank 0: own 100 ms wait 30.0 ms  rank 1: own 100 ms wait 30.0 ms  "
+        "rank 2: own 100 ms wait 30.0 ms  rank 5: own 130 ms wait 0 s  (medians, last 16 steps)"
+    )
     run = following()
     line = status_line(run, 75.0)
     assert "40 steps of at most 100" in line
@@ -163,11 +223,56 @@ def test_the_closing_words_tell_who_why_price_and_what_to_do_before_the_table():
     assert "No training step" in "\n".join(lines(closing_summary(summarise(info(2), [], []), [])))
 
 
+def test_many_ranks_are_ten_slowest_first():
+    for ranks, shown in ((10, list(range(10))), (11, [7, 0, 1, 2, 3, 4, 5, 6, 8, 9])):
+        summary = summarise(info(ranks), list(records(ranks, 30, slow=7)), [])
+        rows = [line.split() for line in lines(rank_table(summary))[1:]]
+        assert [int(row[0]) for row in rows] == shown
+    assert next(row[1:] for row in rows if row[0] == "7") == ["130", "ms", "0", "s", "+30.0%"]
+
+
+def test_the_closing_line_of_medians():
+    summary = summarise(info(2), list(records(2, 60, slow=1)), [])
+    text = " ".join(" ".join(lines(closing_summary(summary, []), width=100)).split())
+    assert (
+        "Medians, whole run: 60 steps of 131 ms; 13 MB of gradients per step over ringside: exposed 1.00 ms "
+        "(0.8% of the step); monitoring overhead" in text
+    )
+    assert "lost, summed over ranks" not in text
+    free = Verdict(**verdict(cost_rank_seconds=0.0, advice=""))
+    told = [line.strip() for line in lines(closing_summary(summary, [free]), width=400)][:3]
+    assert told[0] == "● rank 1 is 30% slower than the others since step 20."
+    assert told[1].startswith("why  most of the extra")
+    assert not told[2].startswith(("cost", "do"))
+
+
 def test_before_a_verdict_the_picture_promises_nothing():
     run = RunFollower()
     run.start(info(2))
     run.feed(records(2, 3), [])
     assert lines(live_picture(run, "demo", 1.0))[-1].strip() == "● no verdict so far"
+
+
+def test_what_is_not_known_is_left_out():
+    """A loss that no rank tells, a step that took no time, own times that nobody knows."""
+    run = RunFollower()
+    run.start(info(2))
+    unknown = [
+        StepRecord(step=0, rank=rank, ended_unix=0.0, step_seconds=0.0, own_seconds=math.nan) for rank in range(2)
+    ]
+    run.feed(unknown, [])
+    assert [line.rstrip() for line in lines(live_picture(run, "demo", 1.0))[1:]] == [
+        "1 step " + "━" * 24,
+        "",
+        "rank  own  wait  █ own ░ waits for others",
+        "   0    –   0 s",
+        "   1    –   0 s",
+        *[""] * 3,
+        "● no verdict so far",
+    ]
+    assert status_line(run, 1.0) == (
+        "00:01  1 step  rank 0: own – wait 0 s  rank 1: own – wait 0 s  (medians, last 16 steps)"
+    )
 
 
 @given(FLOATS, st.integers(0, 40))

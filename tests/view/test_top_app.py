@@ -232,6 +232,23 @@ def test_the_cursor_stays_on_its_rank_and_the_list_scrolls(tmp_path: Path) -> No
     drive(play)
 
 
+def test_ranks_keep_four_lines_and_verdicts_have_the_rest(run: Path) -> None:
+    """Title, heading, keys and one rank; two lines of the verdict, and more of it from 13 lines on."""
+
+    async def play(_: Any) -> None:
+        app, verdict = app_on(run), ("● rank 5", "  why", "  cost", "  do")
+        async with app.run_test(size=(80, 24)) as pilot:
+            await settled(app, pilot)
+            for height, shown in ((24, 4), (14, 4), (13, 3), (12, 2), (7, 2), (6, 2), (5, 1)):
+                await pilot.resize_terminal(80, height)
+                await settled(app, pilot)
+                assert [sum(line.startswith(lead) for line in screen(app)) for lead in verdict] == [
+                    int(number < shown) for number in range(4)
+                ]  # fmt: skip
+
+    drive(play)
+
+
 def test_resized_to_nothing_and_back(run: Path) -> None:
     async def play(_: Any) -> None:
         app = app_on(run)

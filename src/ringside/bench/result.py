@@ -173,7 +173,7 @@ def verdict(result: BenchResult) -> list[str]:
         lines.insert(0, f"WRONG RESULTS in {how_many}, first: {case}: {first.wrong} elements")
     ours = [r for r in result.rows if _is_first_of_ours(result, r) and r.sample.tensor == "symmetric"]
     ours = [r for r in ours if r.sample.cache != "cold"]
-    marks = [r for r in ours if r.sample.size_bytes in _LANDMARKS] or ours[:1] + ours[-1:]
+    marks = [r for r in ours if r.sample.size_bytes in _LANDMARKS] or ours[:1] + ours[1:][-1:]  # or else the ends
     for row in marks:
         ratios = [(peer, result.ratio(row, peer)) for peer in plan.peers]
         parts = [f"{_short_number(ratio)}x {NAMES[peer]}" for peer, ratio in ratios if ratio is not None]

@@ -33,6 +33,7 @@ from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import Findings, as_json, is_enough_to_judge
 from ringside.errors import UsageError
 from ringside.files import write_user_file
+from ringside.text import counted
 from ringside.view.doctor_text import files_line, overall_headline, standing_lines
 from ringside.view.mesh_text import chain_line
 from ringside.view.tui.console import SafeConsole
@@ -140,7 +141,7 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         sign = "✓" if note.used else "✗"
         console.print(Text(f"{sign} {note.file}: {kind}{note.text}", style="" if note.used else "yellow"))
     if len(notes) > len(shown):
-        console.print(Text(f"… and {len(notes) - len(shown)} more files (-v lists them)"))
+        console.print(Text(f"… and {counted(len(notes) - len(shown), 'more file')} (-v lists them)"))
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:

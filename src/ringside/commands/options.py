@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 from pathlib import Path
 
-from ringside.errors import RingsideError
+from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
+
+_LINK = re.compile(r"^(\d+)[:>](\d+)=([0-9.]+)x?$")
 
 
 def add_processes(parser: argparse.ArgumentParser, help_text: str) -> None:
@@ -31,6 +34,14 @@ def host_count(text: str) -> int:
 def algorithm_name(text: str) -> str:
     """Return an algorithm's name as the registry spells it: `Two-Tree` is two_tree."""
     return text.lower().replace("-", "_")
+
+
+def link_of(text: str) -> tuple[int, int, float]:
+    """Return (sender, receiver, times) of `7:8=4`; raise `UsageError` for anything else."""
+    match = _LINK.match(text.strip())
+    if match is None:
+        raise UsageError(f"--slow-link {text}: from rank, to rank, and how many times slower, such as 7:8=4")
+    return int(match[1]), int(match[2]), float(match[3])
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:

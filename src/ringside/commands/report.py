@@ -29,6 +29,7 @@ from rich.text import Text
 from ringside.errors import UsageError
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
+from ringside.text import counted
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
@@ -124,7 +125,9 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     if has_mesh and len(ranks) <= SHOWN_RANKS:
         ranks = mesh_order(ranks)
     hidden = max(len(ranks) - SHOWN_RANKS, 0)
-    table = Table(box=None, pad_edge=False, caption=f"and {hidden} ranks with less excess" if hidden else None)
+    table = Table(
+        box=None, pad_edge=False, caption=f"and {counted(hidden, 'rank')} with less excess" if hidden else None
+    )
     for name in ("rank", *(["place"] if has_mesh else []), "host", "own", "wait", "excess"):
         justify: JustifyMethod = "left" if name in ("place", "host") else "right"
         table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from ringside.commands.options import algorithm_name
+from ringside.commands.options import algorithm_name, link_of
 from ringside.commands.predict.plan import add_hardware, add_size, gradient_bytes, hardware, hardware_of, write_page
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
@@ -48,7 +48,6 @@ HELP = "what a slow rank or link, or more hosts, would change"
 SCHEMA = 1
 DEFAULT_BUCKET = 25 * 2**20  # as of DistributedDataParallel
 _SLOWER = re.compile(r"^(\d+)=([+-]?[0-9.]+)\s*%$")
-_LINK = re.compile(r"^(\d+)[:>](\d+)=([0-9.]+)x?$")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -144,14 +143,6 @@ def change_of(args: argparse.Namespace) -> StepChange:
             "nothing to change: add --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ..."
         )
     return change
-
-
-def link_of(text: str) -> tuple[int, int, float]:
-    """Return (sender, receiver, times) of `7:8=4`; raise `UsageError` for anything else."""
-    match = _LINK.match(text.strip())
-    if match is None:
-        raise UsageError(f"--slow-link {text}: from rank, to rank, and how many times slower, such as 7:8=4")
-    return int(match[1]), int(match[2]), float(match[3])
 
 
 def _rate(args: argparse.Namespace, name: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,12 +75,17 @@ def comparison_lines(found: Mapping[str, Any]) -> list[str]:
     if found["engine"] == found["peer"]:
         return [f"Gradients went over {peer} all the time: there is nothing to compare with (see the log for why)."]
     ours, theirs = found["ours"], found["theirs"]
+    synchronising: list[str] = []
+    if found["sync_ratio"] is not None and math.isfinite(found["sync_ratio"]):  # only a hook of ours measures it
+        synchronising.append(
+            f"  synchronising  {found['sync_ratio']:5.2f} ×  {_both('sync_seconds', theirs, ours)}, "
+            "partly overlapped with backward"
+        )
     return [
         f"The same training over {peer}, in turn with ours, {found['steps']} steps each ({peer}'s time over ours):",
         f"  step           {found['step_ratio']:5.2f} ×  {_both('step_seconds', theirs, ours)}",
-        f"  synchronising  {found['sync_ratio']:5.2f} ×  {_both('sync_seconds', theirs, ours)}, "
-        "partly overlapped with backward",
-        f"  of which exposed      {_both('exposed_seconds', theirs, ours)}: "
+        *synchronising,
+        f"  {'of which ' if synchronising else ''}exposed      {_both('exposed_seconds', theirs, ours)}: "
         f"{percent(theirs['share'])} of the step against {percent(ours['share'])}",
     ]
 

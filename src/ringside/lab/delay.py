@@ -51,9 +51,8 @@ class DelayLine:
         self._held: deque[tuple[float, int, bytes]] = deque()
 
     def put(self, now_s: float, way_out: int, frame: bytes) -> None:
-        """Take a frame that came at `now_s` and leaves by the descriptor `way_out`; it never overtakes another."""
-        last = self._held[-1][0] if self._held else 0.0
-        self._held.append((max(now_s + self._delay_s, last), way_out, frame))
+        """Take a frame that came at `now_s` and leaves by the descriptor `way_out`, behind all that came before."""
+        self._held.append((now_s + self._delay_s, way_out, frame))
 
     def due(self, now_s: float) -> Iterator[tuple[int, bytes]]:
         """Hand out all (way out, frame) whose time has come."""

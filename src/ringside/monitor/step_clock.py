@@ -11,12 +11,11 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ringside.monitor.job.collectives import CollectiveSpan
 from ringside.monitor.run.records import Group, GroupUse, StepRecord
 
 # -------------------------------------------------------------------------------------------------
@@ -87,9 +86,11 @@ class GroupMeter(Protocol):
 
     Attributes:
         is_muted: What is issued now is timed by somebody else, and does not count.
+        counts: How many collectives this rank has issued in each group.
     """
 
     is_muted: bool
+    counts: Counter[str]
 
     @property
     def has_issued(self) -> bool:
@@ -97,6 +98,18 @@ class GroupMeter(Protocol):
 
     def take(self) -> GroupTimes:
         """Set apart what was done since the last call."""
+
+    def synchronised(self, name: str, after: int, began: Any, ended: Any) -> bool:
+        """A wait in C++ is over for all collectives that were issued in a group and not waited for in Python.
+
+        Args:
+            name: The group's.
+            after: Those after so many.
+            began, ended: The moments between which it was: marks of a device, else seconds of the host.
+
+        Returns:
+            Whether there were any.
+        """
 
 
 class GroupSums(NamedTuple):
@@ -282,16 +295,6 @@ class DeviceEvents:
         """Return how long after a mark the device came to each of others, seconds; NaN: it is not known."""
         unknown = [math.nan] * len(marks)
         return unknown if since is None else self._ask(lambda: self._marker.times(since, marks), unknown)
-
-    def timed(self, spans: Collection[CollectiveSpan]) -> list[CollectiveSpan]:
-        """Return collectives whose ends are marks in seconds since the first one's beginning, where all is reached."""
-        done = [span for span in spans if self.reached((span.began, span.ended))]
-        found = []
-        for span in done:
-            began, ended = (self.seconds(done[0].began, mark) for mark in (span.began, span.ended))
-            if began is not None and ended is not None:
-                found.append(CollectiveSpan(began, ended, span.size_bytes))
-        return found
 
     def _ask(self, call: Callable[[], _T], without: _T) -> _T:
         if self._off:

@@ -104,7 +104,7 @@ def summarise(
             "algorithm": run_info.algorithm,
             "payload_bytes_per_step": round(known_median(table["payload_bytes"])),
             "exposed_seconds_per_step": known_median(job_exposed_seconds(table)),
-            "total_seconds_per_step": known_median(table["sync_seconds"]),
+            "total_seconds_per_step": known_median(table["sync_seconds"], math.nan if len(table) else 0.0),
             **({"memory": dict(memory)} if memory else {}),
         },
         "overhead": {"seconds_per_step": overhead_s, "ratio": overhead_s / step_s if step_s > 0 else 0.0},

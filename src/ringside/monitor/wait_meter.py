@@ -247,6 +247,21 @@ class WaitMeter:
     def _moment(self) -> Any:
         return self.now() if self.device is None else self.device.mark()
 
+    def synchronised(self, name: str, after: int, began: Any, ended: Any) -> bool:
+        """A wait in C++ is over for what was issued in a group; see `ringside.monitor.step_clock.GroupMeter`."""
+        key = (name, -1)
+        waited = [one for one in self._issued if one.key == key and one.number > after and not one.is_waited_for]
+        for issued in waited:
+            issued.is_waited_for = True
+            self.seen[key, issued.nth] = 0
+            if self.device is not None and issued.over is math.nan:
+                issued.over = ended
+        if waited:
+            self.moves += 1
+            if len(self._waits) < MOST_ISSUED:
+                self._waits.append((key, began, ended))
+        return bool(waited)
+
     @property
     def has_issued(self) -> bool:
         """Whether anything was issued since the last call of `take`."""

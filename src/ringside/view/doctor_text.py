@@ -58,4 +58,4 @@ def standing_lines(sheet: Sheet) -> list[str]:
     cells = cells[: MOST_STANDING_LINES + 1]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return [f"{sheet.title}:", *lines, *([f"… and {left_out} more rows in --json"] if left_out > 0 else [])]
+    return [f"{sheet.title}:", *lines, *([f"… and {counted(left_out, 'more row')} in --json"] if left_out > 0 else [])]

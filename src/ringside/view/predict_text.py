@@ -19,7 +19,7 @@ from ringside.predict.plan.plan import Bound, Priced, TrainingPlan
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
 from ringside.predict.what_if import Answer, StepChange, work
-from ringside.text import digits, duration, giga, percent, signed_percent, size
+from ringside.text import counted, digits, duration, giga, percent, signed_percent, size
 
 WIDTH = 80
 BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
@@ -137,7 +137,7 @@ def _answer(plan: TrainingPlan) -> Iterator[str]:
     # What the time follows, and what travels.
     bounds = " ".join("; ".join(map(bound_text, plan.bounds[:2])).split())
     yield f"why: {bounds or 'nothing travels'}"
-    rounds = f", {plan.rounds} rounds" if plan.rounds is not None else ""
+    rounds = f", {counted(plan.rounds, 'round')}" if plan.rounds is not None else ""
     whose = "a GPU library's" if plan.priced.basis == LIBRARY else "by its schedule"
     yield f"  algorithm {plan.priced.algorithm} ({whose}{rounds}), busbw {band_text(plan.busbw, giga)} GB/s"
     wires = plan.wires

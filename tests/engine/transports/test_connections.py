@@ -27,6 +27,12 @@ def test_a_connection_whose_descriptor_was_another_socket_before_is_watched_too(
         with fresh:
             assert fresh.fileno() == number
             assert fresh.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000
+            after_s, every_s, times = (
+                fresh.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert fresh.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert after_s + every_s * times == 3, "a peer that answers nothing is given up after as long"
             assert not stays.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 

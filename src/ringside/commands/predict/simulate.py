@@ -24,9 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ringside.commands.options import algorithm_name
+from ringside.commands.options import algorithm_name, link_of
 from ringside.commands.predict.plan import DEFAULT_BYTES, add_hardware, hardware, write_page
-from ringside.commands.what_if import link_of
 from ringside.errors import UsageError
 from ringside.lab.iproute2 import parse_delay
 from ringside.predict.plan.options import UNSEEN, schedule_for, simulated_band

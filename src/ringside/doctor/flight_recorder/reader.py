@@ -19,13 +19,18 @@ from ringside.text import counted, rank_list
 
 MOST_BYTES = 512 << 20
 _MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"pg_status"')
+_MARKS_OF_TRACES = (b'"schemaVersion"', b'"distributedInfo"', b'"traceEvents"')
+"""The header of a profiler's trace lists the process groups, too."""
 _RANK = re.compile(r"(\d+)(?:\.(?:json|pkl|pickle|pt|bin|dump|gz|txt))*$")
 
 
 def matches(source: Source) -> bool:
     """Return whether a source is a pickle of any kind, or a dump in JSON."""
     head = source.head
-    return is_pickle(head) or (head[:1] == b"{" and any(mark in head for mark in _MARKS))
+    if is_pickle(head):
+        return True
+    is_trace = any(mark in head for mark in _MARKS_OF_TRACES)
+    return head[:1] == b"{" and not is_trace and any(mark in head for mark in _MARKS)
 
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:

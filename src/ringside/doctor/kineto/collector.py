@@ -117,7 +117,7 @@ def collective_name(name: str) -> str:
 
 def kernel_collective(name: str) -> str:
     """Return which collective a device kernel carries out; empty where it is none (then it is work)."""
-    match = _KERNEL.search(name) if "Kernel" in name or "kernel" in name else None
+    match = _KERNEL.search(name)
     return collective_name(match[1] or "generic") if match else ""
 
 

@@ -275,7 +275,7 @@ def _faults(comm: NcclCommunicator, channel: int) -> list[tuple[tuple[int, ...],
         missing = sorted(set(range(comm.nranks)) - set(order))
         twice = sorted(rank for rank, count in Counter(order).items() if count > 1)
         wrong = [f"without {name_ranks(missing)}"] if missing else []
-        wrong += [f"{name_ranks(twice)} are in it twice"] if twice else []
+        wrong += [f"{name_ranks(twice)} {'is' if len(twice) == 1 else 'are'} in it twice"] if twice else []
         return [(tuple(missing or twice), " and ".join(wrong))]
     around = comm.neighbours.get(channel, {})
     torn: list[tuple[tuple[int, ...], str]] = [

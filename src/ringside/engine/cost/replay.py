@@ -229,10 +229,12 @@ def traffic(schedule: Schedule, k: int, folded: bool, sites: tuple[int, ...] | N
 
 def places(keys: Ints) -> Floats:
     """Return for each element how many equal ones come before it, float64."""
+    result = np.empty(len(keys), dtype=np.float64)
+    if not len(keys):
+        return result
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    first = np.concatenate([[True], ordered[1:] != ordered[:-1]]) if len(keys) else np.zeros(0, dtype=np.bool_)
+    first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
     index = np.arange(len(keys))
-    result = np.empty(len(keys), dtype=np.float64)
-    result[order] = index - np.maximum.accumulate(np.where(first, index, 0)) if len(keys) else 0.0
+    result[order] = index - np.maximum.accumulate(np.where(first, index, 0))
     return result

@@ -146,6 +146,12 @@ class CommunicationBound(Rule):
     def verdict(self, typical: JobStep) -> Verdict:
         """Return the verdict; see `Rule`."""
         exposed, step = typical.exposed_seconds, typical.step_seconds
+        advice = BOUND_ADVICE
+        if typical.collectives > MANY and not typical.busy_seconds:  # no `small_collectives` without their times
+            advice += (
+                f" {typical.collectives:.0f} collectives carry the bytes, and how long each takes was not measured: if "
+                "they are small, try a larger bucket_cap_mb."
+            )
         return _verdict(
             self.kind,
             _ratio(exposed, step - exposed),
@@ -157,7 +163,7 @@ class CommunicationBound(Rule):
                 "exposed_ratio": _ratio(exposed, step),
                 "payload_bytes": typical.payload_bytes,
             },
-            BOUND_ADVICE,
+            advice,
         )
 
 

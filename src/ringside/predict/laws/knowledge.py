@@ -25,7 +25,7 @@ _MACHINES = (
     (r"\bp5(?:en?)?\b|p5(?:en?)?\.", "p5"),
     (r"nvl ?72|gb[23]00", "gb200-nvl72"),
     (r"\bb[23]00\b|blackwell", "dgx-b200"),
-    (r"\bh200\b", "dgx-h200"),
+    (r"\bh200\b(?! nvl\b)", "dgx-h200"),
     (r"(?<!\w)h(?:100|800|20)(?!\w)(?!.{0,12}pcie)|hopper|a3-?(?:mega|high|ultra)", "dgx-h100"),
     (r"(?<!\w)a(?:100|800)(?!\w)(?!.{0,12}pcie)", "dgx-a100"),
 )
@@ -35,7 +35,7 @@ _GPUS = (
     (r"mi3[02][05]x?", "nvlink", 336e9, "7 xGMI links of 64 GB/s each way (AMD CDNA 3 white paper), 3/4 of it"),
     (r"v100.{0,12}pcie|\bt4\b|g4dn", "pcie", 12e9, "PCIe 3.0 x16"),
     (r"v100", "nvlink", 120e9, "6 NVLinks x SM70_NVLINK_BW 20 GB/s (NCCL src/graph/topo.h)"),
-    (r"rtx (?:pro )?6000|h100.{0,12}pcie|h200 nvl|rtx 50", "pcie", 50e9, "PCIe 5.0 x16, 63 GB/s, 4/5 of it"),
+    (r"rtx (?:pro )?6000|h100.{0,12}pcie|h200 nvl\b|rtx 50", "pcie", 50e9, "PCIe 5.0 x16, 63 GB/s, 4/5 of it"),
     (r"rtx|geforce|l40|\bl4\b|\ba10g?\b|\ba[46]0+\b|pcie", "pcie", 25e9, "PCIe 4.0 x16, 31.5 GB/s, 4/5"),
 )
 # Gbit/s of one InfiniBand port

@@ -19,6 +19,7 @@ from ringside.pytorch.communicator.communicator import communicator as group_com
 from ringside.pytorch.ddp.attached_model import Attachment, attachment_of, hold, own_hook, satisfies
 from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer
 from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
+from ringside.pytorch.ddp.watcher import user_hook_name
 from ringside.pytorch.recording import session as sessions
 from ringside.pytorch.recording.parameter_digests import agree_on_digests
 from ringside.pytorch.store import EngineDecision, OwnTimeout, agree_on_engine, first_error
@@ -130,13 +131,14 @@ def _warn_once(message: str) -> None:
 def _open_reducer(model: DistributedDataParallel, requested: str) -> tuple[EngineDecision, BucketReducer]:
     """Agree on what reduces the gradients and open it; where one rank cannot, no rank does. A collective."""
     group, hook = model.process_group, own_hook(model)
+    has_user_hook = bool(user_hook_name(model)) if hook is None else hook.has_user_hook
 
     # 1. What this rank has against our engine; ranks agree on what all of them can.
     objection = ""
     devices = {parameter.device.type for parameter in model.parameters()}
     if devices - {"cpu"}:
         objection = f"its parameters are on {', '.join(sorted(devices))}, and shared memory is for CPU tensors"
-    elif (hook is not None and hook.user is not None) or (hook is None and model._comm_hooks):
+    elif has_user_hook:
         objection = "the model already has a communication hook"
     decision = agree_on_engine(group, requested, objection)
     if decision.engine != "ringside":

@@ -26,11 +26,13 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ringside.autoload.after_import import after_import
 from ringside.isolation import Guard
 from ringside.monitor.step_clock import StepClock
+from ringside.pytorch.ddp.backward import FollowedBackward
 from ringside.pytorch.ddp.bucket_memory import finish_backward
 from ringside.pytorch.ddp.cuda_events import marker_of
 from ringside.pytorch.ddp.hook import GradientHook
-from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook
+from ringside.pytorch.ddp.reducers import BucketReducer, UserHook
 from ringside.pytorch.ddp.ringside_reducer import RingsideReducer
+from ringside.pytorch.ddp.watcher import BackwardWatch
 from ringside.pytorch.hang_watch.board import NoBoard
 from ringside.pytorch.recording import session as sessions
 from ringside.pytorch.recording.parameter_digests import ParameterDigests, shared_parameters
@@ -68,7 +70,7 @@ class Attachment:
         model: The model.
         why: Why the engine is not ringside; empty: it is.
         session: The monitor of this process; None: nothing is recorded.
-        hook: What DDP gives its buckets to; None: Ringside leaves the model alone.
+        backward: What reduces or watches the gradients; None: Ringside leaves the model alone.
 
     Attributes:
         engine: What reduces gradients: `ringside`, or the process group's backend (`gloo`, `nccl`).
@@ -82,13 +84,13 @@ class Attachment:
         model: DistributedDataParallel,
         why: str,
         session: Session | None = None,
-        hook: GradientHook | None = None,
+        backward: FollowedBackward | None = None,
     ) -> None:
         self._model = weakref.ref(model)  # whose attachment it is in `_attachments` while it lives
         self._group = model.process_group
         self.engine, self.why, self.session = str(dist.get_backend(self._group)), why, session
         self.count_work: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None
-        self._hook = hook
+        self._backward = backward
         self._digests: ParameterDigests | None = None
         self._clock = session.clock if session is not None else _idle_clock()
         self._guard = session.guard if session is not None else Guard("timing the steps of this rank")
@@ -102,23 +104,23 @@ class Attachment:
     @property
     def counters(self) -> dict[str, int]:
         """Collectives so far by what reduced them, such as `{"ringside/push": 120}` or `{"gloo": 120}`."""
-        return {} if self._hook is None else dict(self._hook.reducer.counters)
+        return {} if self._backward is None else dict(self._backward.counters)
 
     def detach(self) -> None:
-        """Stop watching; the process group reduces the gradients again (DDP cannot drop its hook)."""
-        model, hook = self._model(), self._hook
-        if hook is None or (model is not None and not self.attached):
+        """Stop watching; the process group reduces the gradients (DDP cannot drop a hook of ours, where it has one)."""
+        model, backward = self._model(), self._backward
+        if backward is None or (model is not None and not self.attached):
             return
         if model is not None:
             del _attachments[model]
         if self._digests is not None and self.session is not None:
             self.session.remove_model(self._digests)
-        hook.stop(self._group, _idle_clock())
-        if model is not None and hook.is_unfinished:
+        backward.stop(self._group, _idle_clock())
+        if model is not None and backward.is_unfinished:
             finish_backward(model)
-            hook.is_unfinished = False
+            backward.is_unfinished = False
 
-    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], hook: GradientHook) -> None:
+    def _record_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], backward: FollowedBackward) -> None:
         """What may break here is no matter of training's: the guard runs it."""
         if not torch.is_grad_enabled():
             self._clock.forward_begins(0)
@@ -131,10 +133,10 @@ class Attachment:
         # Before a forward pass all updates are done, and buffers not yet touched: replicas must be the same. With a
         # communication hook of the script's own they may rightly differ, as with local SGD.
         digests = self._digests
-        if digests is None or hook.user is not None or self.session is None or self.session.is_paused:
+        if digests is None or backward.has_user_hook or self.session is None or self.session.is_paused:
             return
         began = time.perf_counter()
-        if digests.check(hook.backwards, self._clock.step - 1):
+        if digests.check(backward.backwards, self._clock.step - 1):
             self._clock.instrumented(time.perf_counter() - began)
 
 
@@ -145,48 +147,45 @@ def hold(
     session: Session | None,
     digest_every: int,
 ) -> Attachment:
-    """Attach a model: let our hook reduce its gradients, unless the script has put one of its own there first.
+    """Attach a model: let our hook reduce its gradients, or only watch its backward.
 
     Args:
         model: The model.
         decision: Which engine reduces them, and why.
-        reducer: Does it.
+        reducer: Does it, where our hook is what DDP calls.
         session: Watches the steps; None: nobody does.
         digest_every: Steps between two comparisons of the parameters; 0: never.
     """
     _change_methods()
-    # DDP takes one hook in its life: a model that was attached before has ours already.
-    ours = own_hook(model)
     clock = session.clock if session is not None else _idle_clock()
-    defers = model.static_graph or not model.find_unused_parameters
-    hook = ours or GradientHook(reducer, clock, delayed=model.static_graph, defers=defers)
-    attachment = Attachment(model, decision.why, session, hook)
-    marker = watch = None
+    # DDP takes one hook in its life: a model that has ours already keeps it. Only watching needs none.
+    ours = own_hook(model)
+    backward: FollowedBackward
+    if ours is None and decision.engine != "ringside":
+        backward = BackwardWatch(model, clock)
+    else:
+        defers = model.static_graph or not model.find_unused_parameters
+        backward = ours or GradientHook(reducer, clock, delayed=model.static_graph, defers=defers)
+    attachment = Attachment(model, decision.why, session, backward)
+    backward.clock, backward.guard = clock, attachment._guard
+    backward.board = NoBoard()
     if session is not None:
-        watch, marker = session.watch, marker_of(model)
         if digest_every and session.size > 1:
             name = type(model.module).__name__
             attachment._digests = session.add_model(shared_parameters(model), digest_every, name)
-        if marker is not None:
-            hook.marks = session.use_device_events(marker)
-    if ours is None and model._comm_hooks:
-        clock.always_synced = True
-        attachment.why = "the model already has a communication hook, which reduces its gradients unseen"
-    else:
-        # What watches: the step clock, the hang watch, and on GPUs events of the device.
-        hook.clock, hook.guard = clock, attachment._guard
-        hook.board = NoBoard() if watch is None else watch.board
-        if watch is not None and any(parameter.is_cuda for parameter in model.parameters()):
-            watch.pending = hook.pending
-        for watched in (reducer, hook.reducer):
-            if isinstance(watched, NativeReducer):
-                watched.marks = hook.marks
-        if hook.user is not None:
-            attachment.why = "the script registered its own communication hook"
-        else:
-            hook.reducer = reducer
-            attachment.engine = "ringside" if decision.engine == "ringside" else attachment.engine
-            _put_hook(model, hook, session)
+        if session.watch is not None:
+            backward.board = session.watch.board
+        marker = marker_of(model)
+        if marker is not None and isinstance(backward, BackwardWatch):
+            backward.marks = session.use_device_events(marker)
+            if session.watch is not None:
+                session.watch.pending = backward.is_pending
+    if backward.has_user_hook:
+        attachment.why = "the model already has a communication hook"
+    elif isinstance(backward, GradientHook):
+        backward.reducer = reducer
+        attachment.engine = "ringside" if decision.engine == "ringside" else attachment.engine
+        _put_hook(model, backward, session)
     _attachments[model] = attachment
     return attachment
 
@@ -210,8 +209,8 @@ def _put_hook(model: DistributedDataParallel, hook: GradientHook, session: Sessi
 
 def satisfies(attachment: Attachment, requested: str, monitor: bool) -> bool:
     """Tell whether another `attach` with these arguments would change nothing."""
-    session, hook = attachment.session, attachment._hook
-    if not attachment.attached or (session is not None) != monitor or hook is None or hook.abort_reason:
+    session, backward = attachment.session, attachment._backward
+    if not attachment.attached or (session is not None) != monitor or backward is None or backward.abort_reason:
         return False
     if session is not None and session is not sessions.current():
         return False
@@ -226,6 +225,12 @@ def attachment_of(model: DistributedDataParallel) -> Attachment | None:
 def own_hook(model: DistributedDataParallel) -> GradientHook | None:
     """Return our hook, if this model has one."""
     return _hooks.get(model)
+
+
+def backward_of(model: DistributedDataParallel) -> FollowedBackward | None:
+    """Return what reduces or watches a model's gradients; of a detached one our hook, which DDP still calls."""
+    attachment = _attachments.get(model)
+    return _hooks.get(model) if attachment is None else attachment._backward
 
 
 def _idle_clock() -> StepClock:
@@ -258,17 +263,18 @@ def _change_methods() -> None:
 
 def _forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
     attachment = _attachments.get(self)
-    hook = own_hook(self) if attachment is None else attachment._hook  # DDP still calls that of a detached model
-    if attachment is not None and hook is not None:
-        hook.forward_begins(self.require_backward_grad_sync)
-        attachment._guard.run(attachment._record_forward, inputs, kwargs, hook)
+    backward = backward_of(self)
+    syncs = self.require_backward_grad_sync
+    if attachment is not None and backward is not None:
+        backward.forward_begins(syncs)
+        attachment._guard.run(attachment._record_forward, inputs, kwargs, backward)
         if attachment.count_work is not None:
             attachment.count_work(inputs, kwargs)  # the clock has opened the step that the work is counted for
     output = _stock["forward"](self, *inputs, **kwargs)
     if attachment is not None:
         attachment._guard.run(attachment._clock.forward_ends)
-    if hook is not None:
-        hook.forward_ends()
+    if backward is not None:
+        backward.forward_ends(output, syncs)
     return output
 
 
@@ -292,39 +298,41 @@ def _notify_join_context(joinable: Joinable) -> dist.Work | None:
     return work
 
 
-# DDP calls one hook, and that is ours: the script's runs inside it. DDP itself refuses a second one.
+# DDP calls one hook. Where that is ours, the script's runs inside it; DDP itself refuses a second one.
 
 
 def _register_comm_hook(self: DistributedDataParallel, state: object, hook: UserHook) -> None:
     ours = own_hook(self)
-    if ours is None or ours.user is not None:
+    if ours is None or ours.has_user_hook:
         _stock["register_comm_hook"](self, state, hook)
-        return
-    self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
-    _use_user_hook(self, ours, state, hook, hook.__qualname__)
-    self._comm_hooks.append((hook, state))
+    else:
+        self._check_comm_hook(hook)  # type: ignore[no-untyped-call]
+        ours.use_user_hook(self.process_group, state, hook)
+        self.logger._set_comm_hook_name(hook.__qualname__)  # type: ignore[union-attr]
+        self._comm_hooks.append((hook, state))
+    _use_user_hook(self, getattr(hook, "__qualname__", str(hook)))
 
 
 def _register_builtin_comm_hook(self: DistributedDataParallel, comm_hook_type: BuiltinCommHookType) -> None:
     ours = own_hook(self)
-    if ours is None or ours.user is not None:
-        _stock["_register_builtin_comm_hook"](self, comm_hook_type)
-        return
     halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
     hook = default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook
-    _use_user_hook(self, ours, self.process_group, hook, str(comm_hook_type))
+    if ours is None or ours.has_user_hook:
+        _stock["_register_builtin_comm_hook"](self, comm_hook_type)
+    else:
+        ours.use_user_hook(self.process_group, self.process_group, hook)
+        self.logger._set_comm_hook_name(str(comm_hook_type))  # type: ignore[union-attr]
+    _use_user_hook(self, hook.__qualname__)
 
 
-def _use_user_hook(
-    model: DistributedDataParallel, ours: GradientHook, state: object, hook: UserHook, name: str
-) -> None:
-    ours.use_user_hook(model.process_group, state, hook)
-    model.logger._set_comm_hook_name(name)  # type: ignore[union-attr]
+def _use_user_hook(model: DistributedDataParallel, name: str) -> None:
+    """The script's own hook reduces the gradients from now on: watch, and warn once."""
     attachment = _attachments.get(model)
     if attachment is None:
         return
-    # The script's own hook reduces the gradients from now on: watch, and warn once.
+    if isinstance(attachment._backward, BackwardWatch):
+        attachment._backward.use_user_hook(name)
     attachment.engine = str(dist.get_backend(model.process_group))
-    attachment.why = f"the script registered its own communication hook {getattr(hook, '__qualname__', hook)}"
+    attachment.why = f"the script registered its own communication hook {name}"
     if dist.get_rank() == 0:
         _log.warning("ringside only watches this model: %s", attachment.why)

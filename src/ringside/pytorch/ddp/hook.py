@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable
+from collections import Counter
 from typing import Any
 
 import torch
@@ -16,13 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine.runtime.interrupts import ctrl_c
 from ringside.errors import ClosedError
-from ringside.isolation import Guard
-from ringside.monitor.step_clock import DeviceEvents, StepClock
+from ringside.monitor.step_clock import StepClock
+from ringside.pytorch.ddp.backward import FollowedBackward, queue_callback
 from ringside.pytorch.ddp.reducers import BucketReducer, NativeReducer, UserHook, UserHookReducer
-from ringside.pytorch.hang_watch.board import NoBoard, ProgressPage
 
 
-class GradientHook:
+class GradientHook(FollowedBackward):
     """Gives buckets to a reducer and waits for them when backward has no work left.
 
     The wait begins in a callback of the autograd engine that runs before DDP's own: its length is the exposed part of
@@ -40,30 +39,22 @@ class GradientHook:
             nobody here could end: then an error is raised before, and DDP has to be reset (`is_unfinished`).
 
     Attributes:
-        board: Where the hang watch reads what is handed over and waited for.
-        marks: Record events on the device that the model is on; None: the host's clock is enough.
-        guard: Keeps what breaks in the clock away from training; the session's, where there is one.
         ranks_left: Resolves to the number of ranks that go on (DDP's Join); None: nobody asked.
-        backwards: Backward passes whose buckets were all handed over: the same number on all ranks.
-        abort_reason: Why this model's gradients are reduced no more; "": they are.
-        is_unfinished: DDP has not ended a backward that failed.
     """
 
     def __init__(self, reducer: BucketReducer, clock: StepClock, *, delayed: bool = False, defers: bool = True) -> None:
+        super().__init__(clock)
         self.reducer = reducer
-        self.clock = clock
-        self.board: ProgressPage | NoBoard = NoBoard()
-        self.marks: DeviceEvents | None = None
         self.ranks_left: Future[list[torch.Tensor]] | None = None
-        self.backwards = 0
-        self.abort_reason, self.is_unfinished = "", False
-        self.guard = Guard("timing the steps of this rank")
-        self._board_guard = Guard("the hang watch of this rank")
         self._delayed, self._defers = delayed, defers
-        # Of the backward under way: whether `_finish` is queued, `ctrl_c` expects it and has seen it begin, and DDP has
-        # handed its last bucket over.
-        self._is_queued = self._expects = self._begun = self._is_handed_over = False
+        # Of the backward under way: whether `_finish` is queued, and DDP has handed its last bucket over.
+        self._is_queued = self._is_handed_over = False
         self._error: BaseException | None = None
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Collectives by what reduced them."""
+        return self.reducer.counters
 
     def forward_begins(self, syncs: bool) -> None:
         """Refuse a forward pass whose backward could not be.
@@ -75,20 +66,13 @@ class GradientHook:
             ClosedError: The gradients are reduced no more.
             KeyboardInterrupt: Ctrl-C came in a backward that something else has broken off.
         """
-        if self._begun and self._end_backward():
-            raise KeyboardInterrupt
+        super().forward_begins(syncs)
         if self.abort_reason and syncs and torch.is_grad_enabled():
             raise ClosedError(
                 "this model's gradients are no longer carried. To train on, all ranks call detach() of what "
                 "ringside.attach(model) returned, and the process group carries them, or ringside.attach(model) again. "
                 f"What was raised in backward: {self.abort_reason}"
             )
-
-    def forward_ends(self) -> None:
-        """From now on Ctrl-C may come in backward."""
-        if not self._expects and torch.is_grad_enabled():
-            self._expects = True
-            ctrl_c.expect()
 
     def run(self, model: weakref.ref[DistributedDataParallel], bucket: GradBucket) -> Future[torch.Tensor]:
         """Start reducing one bucket; DDP calls this while backward computes."""
@@ -97,20 +81,15 @@ class GradientHook:
             self._is_queued, self._error = False, None
         self._is_handed_over = bucket.is_last()
         if not self._is_queued and not self._delayed:
-            self._is_queued = _queue_callback(self._finish)
-        if not self._begun and (self._is_queued or self._delayed):
-            self._begun = True
-            if not self._expects:  # its forward was called before Ringside was attached, or it has two backwards
-                self._expects = True
-                ctrl_c.expect()
-            ctrl_c.begin()
+            self._is_queued = queue_callback(self._finish)
+        if self._is_queued or self._delayed:
+            self._begin_backward()
         # A bucket of a joined rank (DDP's Join) comes outside of a backward: nobody waits for it.
         self.reducer.will_wait = self._begun
 
         # 2. Start it.
         buffer = bucket.buffer()
-        is_hooked = isinstance(self.reducer, UserHookReducer)
-        self._board_guard.run(self.board.entered, buffer.numel() * buffer.element_size(), int(is_hooked))
+        self._board_guard.run(self.board.entered, buffer.numel() * buffer.element_size(), int(self.has_user_hook))
         ddp, share = model(), None
         if ddp is not None and ddp._join_config.enable and not ddp._divide_by_initial_world_size:
             # Of n ranks that go on, each has a share of 1/n; all ranks agree on whether they ask. The n of a rank that
@@ -134,28 +113,23 @@ class GradientHook:
         return future
 
     @property
-    def user(self) -> UserHookReducer | None:
-        """The user's own hook, where that reduces the buckets."""
-        return self.reducer if isinstance(self.reducer, UserHookReducer) else None
+    def has_user_hook(self) -> bool:
+        """Whether a hook of the user's own reduces the buckets, inside ours."""
+        return isinstance(self.reducer, UserHookReducer)
 
     def use_user_hook(self, group: dist.ProcessGroup, state: Any, hook: UserHook) -> None:
         """Let a hook of the user's own reduce the buckets from now on, and only watch it."""
         self.abort_reason = ""
         self.reducer.close()
         self.reducer = UserHookReducer(group, state, hook, self.reducer.counters)
-        self.reducer.marks = self.marks
 
     def stop(self, group: dist.ProcessGroup, clock: StepClock) -> None:
         """Let the process group reduce the buckets (or the user's hook, where there is one), and watch no longer."""
-        self.clock, self.board, self.marks = clock, NoBoard(), None
+        super().stop(group, clock)
         self.abort_reason = ""
-        if self.user is None:
+        if not self.has_user_hook:
             self.reducer.close()
             self.reducer = NativeReducer(group, self.reducer.counters)
-
-    def pending(self) -> bool:
-        """Tell whether the group is still at work on what was handed over last (never known of a user's hook)."""
-        return isinstance(self.reducer, NativeReducer) and self.reducer.pending()
 
     # Backward's end: up to three callbacks of the autograd engine. `_finish` (before DDP's own) waits, or leaves that
     # to DDP and queues `_wait` behind it; `_wait` queues `_raise_error`. One that is queued from a callback runs after
@@ -169,7 +143,7 @@ class GradientHook:
         reducer = self.reducer  # another one may take its place before what is queued now runs: after DDP's callback
         defers = self._defers and not is_delayed
         is_deferred = defers and reducer.defer_wait()
-        if not (is_deferred and _queue_callback(functools.partial(self._wait, reducer, defers, is_deferred=True))):
+        if not (is_deferred and queue_callback(functools.partial(self._wait, reducer, defers, is_deferred=True))):
             self._wait(reducer, defers)
 
     def _wait(self, reducer: BucketReducer, defers: bool, *, is_deferred: bool = False) -> None:
@@ -187,15 +161,10 @@ class GradientHook:
                 self.is_unfinished = not defers
         else:
             self._board_guard.run(self.board.resumed)
-            sync_ended = functools.partial(self._sync_ended, reducer)
-            # A device waits where DDP makes it wait, in a callback of DDP's own.
-            if self.marks is None or not _queue_callback(sync_ended):
-                sync_ended(time.perf_counter() - reducer.ended() if is_deferred else 0.0)
-        if is_deferred or self.is_unfinished or not _queue_callback(self._raise_error):
+            ago = time.perf_counter() - reducer.ended() if is_deferred else 0.0
+            self.guard.run(self.clock.sync_ends, reducer.pop_timings, ago)
+        if is_deferred or self.is_unfinished or not queue_callback(self._raise_error):
             self._raise_error()
-
-    def _sync_ended(self, reducer: BucketReducer, ago: float = 0.0) -> None:
-        self.guard.run(self.clock.sync_ends, reducer.pop_timings, ago)
 
     def _raise_error(self) -> None:
         """After DDP's own callback, raise what went wrong, or Ctrl-C."""
@@ -211,22 +180,6 @@ class GradientHook:
         finally:
             del error  # or it would keep this frame, and the frame it
 
-    def _end_backward(self) -> bool:
-        """Hold Ctrl-C back no longer; return whether `KeyboardInterrupt` has to be raised."""
-        begun, self._begun, self._expects = self._begun, False, False
-        return ctrl_c.end(begun=begun)
-
-
-def _queue_callback(callback: Callable[[], None]) -> bool:
-    """Have the autograd engine call back when backward has no work left."""
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(callback)
-    except RuntimeError:
-        return False  # DDP marks unused parameters before backward begins: a later bucket will queue it
-    return True
-
 
 # Ctrl-C must not break these off, and all ranks with them: it is kept, and raised by `_raise_error`.
-ctrl_c.spares(
-    GradientHook.run, GradientHook._finish, GradientHook._wait, GradientHook._sync_ended, GradientHook._raise_error
-)
+ctrl_c.spares(GradientHook.run, GradientHook._finish, GradientHook._wait, GradientHook._raise_error)

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 
 from ringside.monitor.job.collectives import CollectiveMeter, CollectiveSpan
-from ringside.monitor.step_clock import DeviceEvents, SyncTimes, Told
+from ringside.monitor.step_clock import SyncTimes, Told
 
 _SPANS_KEPT = 4096
 UserHook = Callable[[Any, GradBucket], "Future[torch.Tensor]"]
@@ -113,11 +113,7 @@ class BucketOutcomes:
 
 
 class NativeReducer:
-    """The process group's own all-reduce, only watched.
-
-    Attributes:
-        marks: Time collectives by events on the model's device; None: by the host's clock.
-    """
+    """The process group's own all-reduce: for what the engine does not take, and once Ringside is detached."""
 
     _defers = True  # DDP may wait for what it reduces
 
@@ -126,8 +122,6 @@ class NativeReducer:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
-        self._latest: dist.Work | None = None
-        self.marks: DeviceEvents | None = None
         self._outcomes = BucketOutcomes()
         self._meter = CollectiveMeter()
         self.counters: Counter[str] = Counter() if counters is None else counters
@@ -138,22 +132,19 @@ class NativeReducer:
         began = self._begin(bucket)
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         assert work is not None  # every member of the group gets a Work when it asks for one
-        if not buffer.is_cpu:
-            self._latest = work
         return self._observe(buffer, began, work.get_future())
 
-    def _begin(self, bucket: GradBucket) -> Any:
-        """Count a bucket that is about to be reduced; return the time, or a mark on the device."""
+    def _begin(self, bucket: GradBucket) -> float:
+        """Count a bucket that is about to be reduced; return the time."""
         if bucket.index() == 0:
             self._under_way = [future for future in self._under_way if not future.done()]
             self._outcomes.clear()
-        self._outcomes.will_wait = self.will_wait and bucket.buffer().is_cpu
+        self._outcomes.will_wait = self.will_wait
         self.counters[self._name] += 1
-        return time.perf_counter() if self.marks is None else self.marks.mark()
+        return time.perf_counter()
 
-    def _observe(self, buffer: torch.Tensor, began: Any, future: Future[Any]) -> Future[torch.Tensor]:
+    def _observe(self, buffer: torch.Tensor, began: float, future: Future[Any]) -> Future[torch.Tensor]:
         """Record when a collective ends and defer its error; return the future that DDP is given."""
-        now = time.perf_counter if self.marks is None else self.marks.mark
         size_bytes = buffer.numel() * buffer.element_size()
 
         # A thread of Gloo releases the callback after all ranks have gone on. If that kept the group alive, the thread
@@ -161,9 +152,9 @@ class NativeReducer:
         weak = weakref.ref(self)
 
         def done(future: Future[Any]) -> torch.Tensor:
-            reducer, ended = weak(), now()
+            reducer, ended = weak(), time.perf_counter()
             if reducer is not None:
-                reducer._outcomes.ended = time.perf_counter()
+                reducer._outcomes.ended = ended
             try:
                 value = future.value()
             except Exception as error:
@@ -176,8 +167,7 @@ class NativeReducer:
             return tensor
 
         observed = future.then(done)
-        if buffer.is_cpu:  # on a GPU, waiting here would stop the host from running ahead
-            self._under_way.append(observed)
+        self._under_way.append(observed)
         return observed
 
     def defer_wait(self) -> bool:
@@ -186,7 +176,7 @@ class NativeReducer:
 
     @property
     def has_buckets(self) -> bool:
-        """Whether it has reduced buckets of this backward, not on a device."""
+        """Whether it has reduced buckets of this backward."""
         return bool(self._under_way)
 
     def begin(self) -> None:
@@ -209,17 +199,11 @@ class NativeReducer:
         """Whether it has reduced nothing since its timings were read."""
         return not self._outcomes.spans
 
-    def pending(self) -> bool:
-        """Tell whether the newest collective of a device is not done; for the hang watch, as nobody waits for it."""
-        return self._latest is not None and not self._latest.is_completed()
-
     def pop_timings(self) -> Told:
         """Set apart what it took; who was late is found later, by comparing ranks."""
-        return functools.partial(self._sync_times, self._outcomes.pop_spans(), self.marks)
+        return functools.partial(self._sync_times, self._outcomes.pop_spans())
 
-    def _sync_times(self, spans: Collection[CollectiveSpan], marks: DeviceEvents | None) -> SyncTimes:
-        if marks is not None:
-            spans = marks.timed(spans)
+    def _sync_times(self, spans: Collection[CollectiveSpan]) -> SyncTimes:
         return SyncTimes(
             sync_seconds=sum(span.ended - span.began for span in spans),
             wait_seconds=math.nan,  # the group keeps no record of arrivals

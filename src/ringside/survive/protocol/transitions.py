@@ -60,7 +60,9 @@ def generation_read(member: MemberState, event: e.GenerationRead) -> Instruction
 def _abort_step(member: MemberState) -> Instructions:
     """Try to win ABORT for the step at hand in the generation in force; the register may hold COMMIT already."""
     tag, record = member.tag, member.newest
-    return [] if tag is None or record is None else [i.TryAbort(tag, record.number)]
+    assert tag is not None
+    assert record is not None
+    return [i.TryAbort(tag, record.number)]
 
 
 def abort_again(member: MemberState) -> Instructions:
@@ -159,8 +161,8 @@ def result_ready(member: MemberState, event: e.ResultReady) -> Instructions:
 
 def _publish_ack(member: MemberState) -> Instructions:
     """Send the acknowledgement to the leader and look for the decision; the leader counts instead."""
-    if member.own is None or member.generation is None:
-        return []
+    assert member.own is not None
+    assert member.generation is not None
     if member.is_leader:
         return _commit_if_unanimous(member)
     return [i.PublishAck(member.own, member.generation.leader), i.ReadDecision(member.own.tag)]
@@ -427,8 +429,8 @@ def state_kept(member: MemberState, event: e.StateKept) -> Instructions:
 
 def _publish_kept(member: MemberState) -> Instructions:
     """Send the acknowledgement of the final state to the leader; the leader counts instead."""
-    if member.own is None or member.generation is None:
-        return []
+    assert member.own is not None
+    assert member.generation is not None
     if member.is_leader:
         return _end_job_if_all_kept(member)
     return [i.PublishAck(member.own, member.generation.leader)]

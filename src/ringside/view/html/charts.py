@@ -284,7 +284,7 @@ def _value_range(values: Sequence[Floats], from_zero: bool) -> tuple[float, floa
     # Single values far above the rest would press everything else flat: they are cut off.
     top = min(float(known.max()), 1.6 * float(np.quantile(known, 0.97)))
     bottom = float(np.quantile(known, 0.01))
-    if from_zero and bottom < 0.6 * top:
+    if from_zero and bottom <= 0.6 * top:  # where all is 0, too
         return 0.0, 1.2 * top or 1.0
     room = 0.25 * (top - bottom) or abs(top) * 0.1 or 1.0
     return bottom - room, top + room

@@ -178,9 +178,9 @@ class RunFollower:
         return figures
 
     def median(self, name: str) -> float:
-        """Return the median of one field of the records over the last steps and all ranks; NaN if there are none."""
+        """Return the median of one field of the records over the last steps and all ranks; NaN if none is known."""
         values = [getattr(record, name) for row in self._rows for record in row.values()]
-        return float(np.nanmedian(values)) if values else math.nan
+        return known_median(np.array(values, dtype=np.float64), math.nan)
 
     def exposed_seconds(self) -> float:
         """Return the median over the last steps of what is exposed on the rank that was blocked least; NaN if none."""
@@ -445,7 +445,7 @@ class LiveRun:
                     self.settled = summary
             else:
                 self.settled, table = assess_run(RunReader(self.path))
-                self._wire = [known_median(table["wire_seconds"][:, rank]) for rank in range(table.ranks)]
+                self._wire = [known_median(table["wire_seconds"][:, rank], math.nan) for rank in range(table.ranks)]
         self.version += 1
         return True
 

@@ -211,18 +211,22 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     following, settled = live.following, live.settled
     step, exposed, sync = _step_seconds(live), following.exposed_seconds(), following.median("sync_seconds")
     if settled:
-        exposed, sync = (settled["sync"][f"{name}_seconds_per_step"] or 0.0 for name in ("exposed", "total"))
-    wait = known_median(np.array([rank.wait_seconds for rank in live.now()]))
+        exposed, total = (settled["sync"][f"{name}_seconds_per_step"] for name in ("exposed", "total"))
+        exposed, sync = exposed or 0.0, math.nan if total is None else total
+    wait = known_median(np.array([rank.wait_seconds for rank in live.now()]), math.nan)
     share = f"{percent(exposed / step, 1)} of a step; " if step > 0 else ""
     # Communication that backward computation hid.
     hidden = max(1.0 - exposed / sync, 0.0) if sync > 0 else math.nan
+    overlapped = (
+        "not measured where Ringside only watches" if math.isnan(sync) else f"of {duration(sync)} communication"
+    )
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
     each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a cost"
     return [
         ("lost" if settled else "lost so far", rank_time(lost) if lost else "nothing", each),
         ("step time", duration(step), f"median, {live.window}"),
         ("exposed communication", duration(exposed), f"{share}median, {live.window}"),
-        ("overlapped with backward", percent(hidden, 1), f"of {duration(sync)} communication"),
+        ("overlapped with backward", percent(hidden, 1), overlapped),
         ("wait", duration(wait), f"for the last rank to arrive; median rank, {live.window}"),
     ]
 

@@ -101,7 +101,7 @@ TIME, EXCESS, FEWEST_SPARKS, MOST_SPARKS = 9, 10, 8, 60
 def fit_columns(snapshot: Snapshot, width: int) -> Columns:
     """Return columns for a run that fit `width` cells."""
     hosts = {rank.host for rank in snapshot.ranks}
-    host = min(max((len(name) for name in hosts), default=0), 16) + 2 if len(hosts) > 1 else 0
+    host = min(max(map(len, ("host", *hosts))), 16) + 2 if len(hosts) > 1 else 0
     place = max((len(describe_place(rank.coordinates)) for rank in snapshot.ranks), default=0)
     verdict = max((len(_kinds(rank)) for rank in snapshot.ranks if rank.verdicts), default=0)
     sizes = {
