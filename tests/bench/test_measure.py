@@ -331,6 +331,9 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
     assert [rank for rank, _ in seen] == [0, 1] * 2
     assert [len(report) for report in reports] == [2, 2]
     assert now[0] == pytest.approx(100.1)
+    launch.follow_ranks([Child(*[None] * 80, 0)], [reader], reports, lambda *_: None)  # type: ignore[list-item]
+    assert now[0] == pytest.approx(100.1 + 8.0)  # while nobody has failed, ranks take as long as they take
+    now[0] = 100.1
     launch.follow_ranks([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
     assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
 

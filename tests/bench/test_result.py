@@ -99,6 +99,7 @@ def test_an_algorithm_that_was_asked_for_is_named_and_only_direct_has_a_share_of
         assert f" ringside symm {algorithm} " in table.rows(found)[2]
         assert [row.limit_share is not None for row in found.rows] == [False] * 3 + [has_share] + [False] * 2
     assert table.ratios(result)[0].split() == ["symmetric", "private"]
+    assert [line.split()[4] for line in table.ratios(result)[2:]] == ["4.00", "1678%"]  # the first has no share
     assert " ringside symm " in table.rows(result)[2]
 
 
