@@ -78,7 +78,7 @@ class StepCollector:
         listeners: Iterable[Listener] = (),
         groups: JobGroups | None = None,
         clock: Callable[[], float] = time.time,
-        rest: Callable[[], None] = lambda: None,
+        rest: Callable[[], None] | None = None,
     ) -> None:
         self._rest = rest
         self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
@@ -172,7 +172,8 @@ class StepCollector:
                 except Exception:  # a job is worth more than a kind of verdict
                     self._watchers.remove(watcher)
                     _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
-            self._rest()
+            if self._rest is not None:
+                self._rest()
         self._ended.extend(finding.verdict for finding in findings if finding.ended)
         # Records before events: a reader that knows of a verdict finds the steps it rests on.
         if self._writer is not None and done:

@@ -233,8 +233,7 @@ class WaitMeter:
         if began is None and self.device is not None:
             issued.over = self.device.mark_here()  # training may come to need it later
             return
-        issued.is_waited_for = True
-        self.seen[issued.key, issued.nth] = 0
+        self.count_as_waited(issued)
         if began is None:
             return  # training goes on meanwhile
         ended = self._moment()
@@ -243,6 +242,11 @@ class WaitMeter:
         if len(self._waits) < MOST_ISSUED:
             self._waits.append((issued.key, began, ended))
         self._on_wait(began, ended)
+
+    def count_as_waited(self, issued: Issued) -> None:
+        """A wait for this, or for something else that ends with it, is seen."""
+        issued.is_waited_for = True
+        self.seen[issued.key, issued.nth] = 0
 
     def _moment(self) -> Any:
         return self.now() if self.device is None else self.device.mark()
@@ -337,8 +341,9 @@ class WaitMeter:
         place = (issued.key, issued.nth)
         if place in self.seen or math.isnan(next_at):
             return issued.key, 0.0, 0.0
-        if math.isnan(over):  # it does not tell; a message that is sent is seldom waited for
-            return issued.key, 0.0, max(next_at - arrived - seen, 0.0) if issued.number else 0.0
+        if math.isnan(over):  # it does not tell; a message that is sent is seldom waited for, but by a device's queue
+            may_wait = issued.number or self.device is not None
+            return issued.key, 0.0, max(next_at - arrived - seen, 0.0) if may_wait else 0.0
         if len(self.places) > MOST_PLACES:
             self.places.clear()
         until_next = next_at - arrived - seen

@@ -147,8 +147,10 @@ class _GroupHooks:
         self._works: MutableMapping[Any, Issued] = weakref.WeakKeyDictionary()
         self._newest: Any = None
         self._under_way: Issued | None = None
-        # On a device torch sends several messages as one (`batch_isend_irecv`), whose Work nobody tells of.
-        self._batched: tuple[Issued, bool] | None = None  # and whether it is received
+        # On a device torch may send several messages as one (`batch_isend_irecv`), whose Work nobody tells of: a wait
+        # for an unknown work is one for what was issued since the last such wait, or for the same as that.
+        self._batched: list[tuple[Issued, bool]] = []  # and whether it is received
+        self._message: Issued | None = None
         self._events: CudaEvents | None = None
         self._ends: _Ends | None = None
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -219,10 +221,14 @@ class _GroupHooks:
         events.stream = torch.cuda.default_stream(device)
         self.meter.use_device(self._session.use_device_events(events))
 
-    def _add_message(self, issued: Issued, *, is_received: bool) -> None:
-        """A message is issued on a device; the next wait for a work that is not known is one for it."""
-        if is_received or self._batched is None or not self._batched[1]:
-            self._batched = issued, is_received
+    def _batch_is_waited_for(self) -> Issued | None:
+        """Return what a wait for an unknown work is ascribed to: a message that is received, if there is one."""
+        batch, self._batched = self._batched, []
+        if batch:
+            self._message = max(reversed(batch), key=lambda one: one[1])[0]
+            for issued, _ in batch:
+                self.meter.count_as_waited(issued)
+        return self._message
 
     def _watch_end(self, work: Any, issued: Issued) -> None:
         """Nobody may wait in Python for what was issued: when it is over is all that is to be learnt of it."""
@@ -254,8 +260,8 @@ class _GroupHooks:
         @functools.wraps(stock)
         def wait(work: Any, *args: Any, **named: Any) -> Any:
             issued = works.pop(work, None)
-            if issued is None and self._batched is not None:
-                (issued, _), self._batched = self._batched, None
+            if issued is None:
+                issued = self._guard.run(self._batch_is_waited_for)
             if issued is None:
                 return stock(work, *args, **named)
             self._newest = None
@@ -315,7 +321,7 @@ class _GroupHooks:
             if isinstance(work, RingsideWork):
                 work.watched = issued
             elif is_message and meter.device is not None:
-                self._add_message(issued, is_received=name == "recv")
+                self._batched.append((issued, name == "recv"))
             elif work is not None:
                 works[work] = issued
                 if meter.device is not None and not meter.is_seen(issued):
@@ -339,7 +345,7 @@ class _GroupHooks:
             issued, self._under_way = self._under_way, None
             work = args.work
             if issued is not None and args.name.name in MESSAGES and meter.device is not None:
-                self._add_message(issued, is_received=args.name.name == "RECV")
+                self._batched.append((issued, args.name.name == "RECV"))
                 return
             if issued is None or work is None:
                 return
