@@ -174,6 +174,8 @@ class Draft:
         waits = [min(times.wait_seconds, exposed) for exposed, times in syncs]
         sums = GroupSums() if phases.groups is None else phases.groups.work_out()
         exposed = min(phases.exposed + sums.unseen_seconds, self.seconds)
+        # In groups that are watched, what hides behind computing is not seen.
+        unknown = math.nan if sums.uses and not syncs else 0.0
         self._record = StepRecord(
             step=self.step,
             rank=self.rank,
@@ -183,8 +185,8 @@ class Draft:
             # Who came last in groups is found by comparing ranks.
             wait_seconds=math.nan if sums.uses else sum(waits),
             exposed_seconds=exposed,
-            sync_seconds=sum(times.sync_seconds for _, times in syncs),
-            wire_seconds=sum(times.wire_seconds for _, times in syncs),
+            sync_seconds=sum((times.sync_seconds for _, times in syncs), unknown),
+            wire_seconds=sum((times.wire_seconds for _, times in syncs), unknown),
             data_seconds=phases.data,
             forward_seconds=phases.forward,
             backward_seconds=phases.backward,
@@ -196,7 +198,7 @@ class Draft:
             collectives=sum(times.collectives for _, times in syncs) + sum(use.count for use in sums.uses),
             overhead_seconds=phases.overhead,
             loss=phases.loss,
-            busy_seconds=sum(times.busy_seconds for _, times in syncs),
+            busy_seconds=sum((times.busy_seconds for _, times in syncs), unknown),
             latency_seconds=syncs[-1][1].latency_seconds if syncs else 0.0,
             compute_seconds=max(phases.compute - sums.unseen_seconds, 0.0),
             unclear_seconds=sums.unclear_seconds,

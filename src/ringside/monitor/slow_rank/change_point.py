@@ -385,8 +385,10 @@ class LevelShift:
 
     def _judge(self, index: int, rows: Floats, steps: int, least: Floats) -> Floats:
         length = SHIFT_LENGTHS[index]
-        found = compare(rows, length)
+        found = compare(rows, length, least[1])
         self._remember(index, found.height, steps)
+        if not np.any(found.height >= least[1]):
+            return np.full(self._shape, -np.inf)
         since = rows[-length:]
         level = median(since)
         with np.errstate(invalid="ignore"):
@@ -405,7 +407,7 @@ class LevelShift:
         self._seen[index] = np.maximum(SHIFT_FADING**EVERY * self._seen[index], then)
 
 
-def compare(rows: Floats, length: int) -> Difference:
+def compare(rows: Floats, length: int, least: Floats | float = -np.inf) -> Difference:
     """Hold the level of the last `length` rows against that of the rows before.
 
     Levels are means of what is left when single steps are cut at 2.5 standard deviations of the core. The error of a
@@ -415,6 +417,7 @@ def compare(rows: Floats, length: int) -> Difference:
     Args:
         rows: Log excess, [steps, jobs, ranks]; NaN where missing.
         length: How many of the rows are after the supposed change.
+        least: Where no height is as much, the error, which takes longest, is not worked out and NaN.
 
     Returns:
         Height, its standard error, the degrees of freedom of that, and the middle between both levels; heights are NaN
@@ -431,7 +434,8 @@ def compare(rows: Floats, length: int) -> Difference:
     cores = [np.nan_to_num(core - mean) for core, mean in zip(cores, means, strict=True)]
     levels = [middle + mean for middle, mean in zip(medians, means, strict=True)]
     height = np.where(enough, levels[1] - levels[0], np.nan)
-    error, freedom = _error(cores, counts)
+    unknown = np.full_like(height, np.nan)
+    error, freedom = _error(cores, counts) if np.any(height >= least) else (unknown, unknown)
     return Difference(height, error, freedom, levels[0] + (levels[1] - levels[0]) / 2.0)
 
 

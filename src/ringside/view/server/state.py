@@ -217,9 +217,8 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     share = f"{percent(exposed / step, 1)} of a step; " if step > 0 else ""
     # Communication that backward computation hid.
     hidden = max(1.0 - exposed / sync, 0.0) if sync > 0 else math.nan
-    overlapped = (
-        "not measured where Ringside only watches" if math.isnan(sync) else f"of {duration(sync)} communication"
-    )
+    is_unseen = math.isnan(sync) and step > 0  # of a model that is only watched, or of groups
+    overlapped = "not measured where Ringside only watches" if is_unseen else f"of {duration(sync)} communication"
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
     each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a cost"
     return [
