@@ -164,7 +164,7 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
     culprits = {rank for verdict in verdicts for rank in verdict.ranks}
     rank_rows = summary["ranks"]
     places = [describe_place(rank.get("coordinates") or {}) for rank in rank_rows]
-    with_places = [[place] for place in places] if any(places) else [[] for _ in places]
+    has_places = any(places)
     return Findings(
         verdicts=verdicts,
         questions=read_answers(summary["questions"]),
@@ -175,10 +175,10 @@ def _read_run(folder: str, files: dict[str, Source]) -> Findings:
         sheets=[
             Sheet(
                 title=f"Ranks of the run {folder} (medians over the run)",
-                columns=[*(name.removesuffix("_median") for name in RANK_FIELDS), *(["place"] if any(places) else [])],
+                columns=[*(name.removesuffix("_median") for name in RANK_FIELDS), *(["place"] if has_places else [])],
                 rows=[
-                    [*(rank[name] for name in RANK_FIELDS), *place]
-                    for rank, place in zip(rank_rows, with_places, strict=True)
+                    [*(rank[name] for name in RANK_FIELDS), *([place] if has_places else [])]
+                    for rank, place in zip(rank_rows, places, strict=True)
                 ],
                 culprits=[index for index, rank in enumerate(rank_rows) if rank["rank"] in culprits],
             )

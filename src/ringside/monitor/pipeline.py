@@ -203,17 +203,19 @@ class BubbleLedger:
 
     def _add(self, record: StepRecord) -> None:
         own_stage = self._stage_of.get(record.rank)
+        if own_stage is None:
+            return
         messages: defaultdict[int, int] = defaultdict(int)
         waited = elsewhere = 0.0
         for use in record.groups:
             stage = self._stage_of.get(use.peer)
-            if stage is None or own_stage is None:
+            if stage is None:
                 elsewhere += use.blocked_seconds
             else:
                 waited += use.blocked_seconds
                 messages[stage] += use.count
         for stage, count in messages.items():
-            self._messages[min(own_stage or 0, stage), max(own_stage or 0, stage)].append(count)
+            self._messages[min(own_stage, stage), max(own_stage, stage)].append(count)
         seconds = record.step_seconds - elsewhere - record.optimizer_seconds - record.data_seconds
         if messages and 0.0 <= waited <= seconds and seconds > 0.0:
             self._shares[record.rank].append(waited / seconds)

@@ -166,6 +166,7 @@ class WaitMeter:
         self.device = device
         self._issued, self._waits = [], []
         self._uses.clear()
+        self._routed_bytes = 0
         self.seen.clear()
         self.places.clear()
 
@@ -228,17 +229,15 @@ class WaitMeter:
     def waited_for(self, issued: Issued, began: Any) -> None:
         """A wait that began at a moment (`wait_begins`) is over now."""
         self.moves += 1
+        ended = None if began is None else self._moment()
         if self.device is not None:
+            # In another queue: training may come to need it later.
+            issued.over = self.device.mark_here() if began is None else ended
             self.unfinished.append(issued)
-        if began is None and self.device is not None:
-            issued.over = self.device.mark_here()  # training may come to need it later
-            return
-        self.count_as_waited(issued)
+        if began is not None or self.device is None:
+            self.count_as_waited(issued)
         if began is None:
             return  # training goes on meanwhile
-        ended = self._moment()
-        if self.device is not None:
-            issued.over = ended
         if len(self._waits) < MOST_ISSUED:
             self._waits.append((issued.key, began, ended))
         self._on_wait(began, ended)
@@ -256,8 +255,7 @@ class WaitMeter:
         key = (name, -1)
         waited = [one for one in self._issued if one.key == key and one.number > after and not one.is_waited_for]
         for issued in waited:
-            issued.is_waited_for = True
-            self.seen[key, issued.nth] = 0
+            self.count_as_waited(issued)
             if self.device is not None and issued.over is math.nan:
                 issued.over = ended
         if waited:

@@ -392,12 +392,17 @@ class _Ends:
                     self._is_new.clear()
                 while self._new:
                     pending.append(self._new.popleft())
-                # One that Python has waited for meanwhile has told by itself.
-                over = [one for one in pending if one[1].is_waited_for or one[0].is_completed()]
-                for _, issued in over:
-                    if not issued.is_waited_for:
-                        issued.ended()
-                pending = [one for one in pending if one not in over]
+                # No name here holds a work that is over, and its tensors with it.
+                pending = [one for one in pending if not _is_over(*one)]
+
+
+def _is_over(work: Any, issued: Issued) -> bool:
+    """Return whether a work is over, and note when; one that Python has waited for meanwhile has told by itself."""
+    if not issued.is_waited_for:
+        if not work.is_completed():
+            return False
+        issued.ended()
+    return True
 
 
 def size_of(tensors: Any) -> int:

@@ -315,8 +315,9 @@ class SlowRankWatcher:
         own, (samples, routed) = np.full(self._ranks, np.nan), np.zeros((2, self._ranks))
         for rank, record in row.items():
             own[rank], samples[rank], routed[rank] = record.own_seconds, record.samples, record.routed_bytes
-        known = (work if work.any() else None for work in (samples, routed))
-        findings = self._detector.update(own, next(known), step=step, routed=next(known))
+        findings = self._detector.update(
+            own, samples if samples.any() else None, step=step, routed=routed if routed.any() else None
+        )
         for meter in self._meters.values():
             meter.add(own[None])
         events = []

@@ -61,17 +61,13 @@ class CudaEvents:
             _check(self._runtime.cudaStreamIsCapturing(ctypes.c_void_p(self.stream.cuda_stream), ctypes.byref(status)))
             if status.value:
                 return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(self.stream)
-        return event
+        return _record(self.stream)
 
     def mark_here(self) -> torch.cuda.Event | None:
         """Set a mark on this thread's current stream; None: that is being captured."""
         if torch.cuda.is_current_stream_capturing():
             return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return _record(torch.cuda.current_stream(self._device))
 
     def mark_alone(self) -> torch.cuda.Event | None:
         """Set a mark on a stream of our own: one of torch's pool may be somebody else's, too."""
@@ -80,9 +76,7 @@ class CudaEvents:
                 handle = ctypes.c_void_p()
                 _check(self._runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), _NON_BLOCKING))
                 self._alone = torch.cuda.ExternalStream(handle.value, self._device)  # type: ignore[no-untyped-call]
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record(self._alone)
-            return event
+            return _record(self._alone)
 
     def is_training(self) -> bool:
         """Return whether the current stream is the one that training uses."""
@@ -142,6 +136,12 @@ def runtime_in(maps: str) -> str | None:
     """Return the path of the CUDA runtime among a process's mappings (/proc/self/maps); None: there is none."""
     found = _RUNTIME.search(maps)
     return found and found.group().strip()
+
+
+def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
 
 
 def _check(status: int) -> None:
