@@ -1,10 +1,11 @@
 """What `ringside.watch()` costs: whole FSDP2 steps, watched and not, in turn in the same processes; and our code alone.
 
 Two ranks train the same model in blocks, every second one watched. The difference is the median over pairs of blocks,
-with its quartiles. *Per collective* is what our code does for one that is waited for, without torch's part.
+with its 95% interval. *Per collective* is what our code does for one that is waited for, without torch's part.
 
     python -m bench.monitor.group_cost
     python -m bench.monitor.group_cost --backend gloo                 # torch 2.14 or newer
+    python -m bench.monitor.group_cost --batch 6000                   # longer steps
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import time
 from typing import Any
 
 from bench.common import make_parser, module_command, run_ranks_here
+from bench.monitor.whole_step import interval
 
 BLOCKS, STEPS = 40, 12
 """Blocks, and steps in each; the first step of a block is not counted."""
 
 
-def measure(backend: str, run_dir: str) -> dict[str, Any] | None:
+def measure(backend: str, batch: int, run_dir: str) -> dict[str, Any] | None:
     """Train in blocks on this rank; on rank 0 return seconds per step of each block."""
     import torch
     import torch.distributed as dist
@@ -40,7 +42,7 @@ def measure(backend: str, run_dir: str) -> dict[str, Any] | None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
-        model(torch.randn(256, 256)).sum().backward()
+        model(torch.randn(batch, 256)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -91,23 +93,24 @@ def main() -> None:
     """Run the blocks and print what they come to."""
     parser = make_parser("bench.monitor.group_cost", __doc__)
     parser.add_argument("--backend", default="ringside")
+    parser.add_argument("--batch", type=int, default=256, help="samples per rank and step (default: 256)")
     parser.add_argument("--rank", help="run as one rank, with this run directory")
     options = parser.parse_args()
     if options.rank:
-        result = measure(options.backend, options.rank)
+        result = measure(options.backend, options.batch, options.rank)
         if result is not None:
             print(json.dumps(result))
         return
     with tempfile.TemporaryDirectory() as folder:
-        words = ("--backend", options.backend, "--rank", f"{folder}/run")
+        words = ("--backend", options.backend, "--batch", str(options.batch), "--rank", f"{folder}/run")
         result = run_ranks_here(module_command("bench.monitor.group_cost", *words), 2)
     blocks = result["blocks"]
     pairs = [watched - free for free, watched in zip(blocks[::2], blocks[1::2], strict=True)]
-    low, middle, high = statistics.quantiles(pairs, n=4)
+    low, middle, high = interval(pairs)
     step = statistics.median(blocks[::2])
     print(
         f"{options.backend}: step {step * 1e3:.2f} ms with {result['collectives']} collectives; watched "
-        f"{middle * 1e6:+.0f} µs ({middle / step:+.2%}), quartiles {low * 1e6:+.0f} to {high * 1e6:+.0f} µs; "
+        f"{middle * 1e6:+.0f} µs ({middle / step:+.2%}), 95% interval {low * 1e6:+.0f} to {high * 1e6:+.0f} µs; "
         f"our own code {per_collective():.2f} µs per collective"
     )
 

@@ -7,6 +7,7 @@ Printed are the median of the paired differences and its 95% interval (by order 
 
     python -m bench.monitor.whole_step                      # 60 pairs of blocks of 10 steps, 8 pairs of runs
     python -m bench.monitor.whole_step --runs 0 --pairs 200 --json /tmp/whole_step.json
+    python -m bench.monitor.whole_step --lab 2x4                      # blocks alone, on 2 lab hosts of 4 ranks each
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import ROOT, make_parser, module_command, run_ranks_here
+from bench.common import RANKS_LIMIT_S, ROOT, last_json, make_parser, module_command, run_ranks_here
 
 GOAL = 0.01
 """The interval's upper end lies below so much of a step."""
@@ -156,6 +157,8 @@ def main() -> None:
     """Run what is asked for and print what it comes to."""
     parser = make_parser("bench.monitor.whole_step", __doc__)
     parser.add_argument("--ranks", type=int, default=2, help="on this host (default: 2)")
+    parser.add_argument("--lab", metavar="HOSTSxRANKS", help="on hosts of the network lab, such as 2x4")
+    parser.add_argument("--rate", default="1gbit", help="of a lab's links (default: 1gbit)")
     parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks (default: 60)")
     parser.add_argument("--steps", type=int, default=10, help="steps in a block (default: 10)")
     parser.add_argument("--runs", type=int, default=8, help="pairs of whole runs (default: 8; 0: none)")
@@ -174,12 +177,21 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         words = ("--pairs", str(options.pairs), "--steps", str(options.steps), "--rank", f"{folder}/run")
-        found = run_ranks_here(module_command("bench.monitor.whole_step", *words), options.ranks)
+        command = module_command("bench.monitor.whole_step", *words)
+        if options.lab:
+            from ringside.lab import Lab
+
+            hosts, _, per_host = options.lab.partition("x")
+            with Lab(hosts=int(hosts), ranks_per_host=int(per_host or 1), rate=options.rate) as lab:
+                done = lab.run(command, {"OMP_NUM_THREADS": "1"}, timeout_s=RANKS_LIMIT_S, after_failure_s=5.0).check()
+            found = last_json(done.ranks[0].stdout)
+        else:
+            found = run_ranks_here(command, options.ranks)
         rows.append({**summarize("blocks", found["pairs"]), "own_seconds": found["own_seconds"]})
         print_row(rows[-1])
         print(f"the monitor's own figure: {found['own_seconds'] * 1e6:.0f} µs per step", flush=True)
         pairs = []
-        for number in range(options.runs):
+        for number in range(0 if options.lab else options.runs):
             seconds = {}
             for is_watched in (bool(number % 2), not number % 2):
                 run_dir = f"{folder}/{number}-{is_watched}"

@@ -1,12 +1,14 @@
 """A rank that pauses again and again: named from how often, and by nothing that happens to all ranks alike."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 from ringside.monitor import StepRecord, Verdict, detect
 from ringside.monitor.collector import StepCollector
+from ringside.monitor.run.records import Vitals
 from ringside.monitor.slow_rank.detector import Detector
 from ringside.monitor.slow_rank.pauses import rejudge_pauses, stands_out
 from ringside.monitor.verdict import headline
@@ -138,3 +140,56 @@ def test_what_is_said_of_it_is_finite():
     assert "30.0 s longer" in verdict.cause
     (verdict,) = detect(1e-3 * pausing(2))
     assert "200 µs longer" in verdict.cause
+
+
+def pausing_and_writing(written, *, ranks=4, batch=3):
+    """The verdict on a rank that pauses, of records whose batches carry what was written in them.
+
+    Args:
+        written: From a rank, and whether it pauses in a step, to the bytes it writes in that step; None: not known.
+        ranks: How many.
+        batch: Steps to a batch.
+    """
+    own = pausing(ranks, 460)
+    collector = StepCollector(ranks, clock=lambda: 0.0)
+    pauses = own[:, 1] > 0.25
+    for step, row in enumerate(own):
+        for rank, seconds in enumerate(row):
+            vitals = None
+            if step % batch == 0:
+                inside = range(step, min(step + batch, len(own)))
+                bytes_each = [written(rank, rank == 1 and bool(pauses[each])) for each in inside]
+                whole = None if None in bytes_each else sum(bytes_each)
+                vitals = Vitals(seconds=float(own[inside, :].max(axis=1).sum()), written_bytes=whole)
+            record = StepRecord(
+                step=step, rank=rank, ended_unix=0, step_seconds=float(row.max()), own_seconds=float(seconds),
+                vitals=vitals,
+            )  # fmt: skip
+            collector.add([record])
+    (verdict,) = collector.verdicts
+    return verdict
+
+
+def test_what_a_rank_that_pauses_writes_alone_is_named():
+    verdict = pausing_and_writing(lambda rank, pauses: 50_000_000 if pauses else 1000 * rank)
+    assert re.search(r"as fast as ever; it writes (49|50)\.\d MB to storage each time$", verdict.cause)
+    assert "async_save" in verdict.advice
+    assert verdict.evidence["written_bytes_per_pause"] == pytest.approx(50e6, rel=0.05)
+    assert verdict.evidence["others_written_bytes_per_pause"] == pytest.approx(30_000, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("what", "written"),
+    [
+        ("not known", lambda rank, pauses: None),
+        ("nothing", lambda rank, pauses: 0),
+        ("little", lambda rank, pauses: 900_000 * pauses),
+        ("all the time", lambda rank, pauses: 5_000_000 * (rank == 1)),
+        ("another rank more than half as much", lambda rank, pauses: 50_000_000 * pauses + 2_600_000 * (rank == 2)),
+    ],
+)
+def test_what_it_does_not_write_alone_and_in_its_pauses_is_not_named(what, written):
+    verdict = pausing_and_writing(written)
+    assert verdict.cause.endswith("between those it is as fast as ever"), what
+    assert "garbage collection" in verdict.advice
+    assert "written_bytes_per_pause" not in verdict.evidence

@@ -120,6 +120,20 @@ def test_what_the_process_used(machine: Machine) -> None:
     assert (second.major_faults, second.swapped_in_pages) == (20, 64)
 
 
+def test_what_the_process_wrote_to_storage(machine: Machine) -> None:
+    machine.write("proc/self/io", "wchar: 900\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n")
+    signs = watch(machine)
+    machine.write("proc/self/io", "wchar: 9000\nwrite_bytes: 12288\ncancelled_write_bytes: 4096\n")
+    machine.time += 1.0
+    first = signs.since()
+    machine.write("proc/self/io", "")  # as a kernel without it has it
+    machine.time += 1.0
+    second = signs.since()
+    assert first is not None
+    assert second is not None
+    assert (first.written_bytes, second.written_bytes) == (8192, None)
+
+
 def test_want_of_memory_is_that_of_its_own_cgroup_where_it_has_one(machine: Machine) -> None:
     def pressure(path: str, total_s: float) -> None:
         line = "{} avg10=0.00 avg60=0.27 avg300=1.02 total={}\n"

@@ -27,11 +27,12 @@ from ringside.monitor.run.table import (
     throttled_share,
     waited_share,
 )
+from ringside.monitor.slow_rank.pauses import is_of_pauses
 from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.stats import Floats, known_median, log_excess, share_of
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.vitals.gpu import CAPPED, HOT, IDLE, SET, name_reasons
-from ringside.text import duration, percent
+from ringside.text import duration, percent, size
 
 # -------------------------------------------------------------------------------------------------
 # The verdict with its cause.
@@ -68,7 +69,7 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable) -> 
     """Return a `slow_rank` verdict with its cause: what held it up, the phase that grew, running slowly or not running.
 
     Args:
-        verdict: A verdict on one rank.
+        verdict: A verdict on one rank. That it pauses is explained by what it alone writes meanwhile.
         episode: The records of its episode.
         before: The records before it.
 
@@ -78,6 +79,8 @@ def explain_verdict(verdict: Verdict, episode: StepTable, before: StepTable) -> 
     """
     if verdict.kind != "slow_rank" or not len(episode):
         return verdict
+    if is_of_pauses(verdict):
+        return _explain_pauses(verdict, episode)
     rank = verdict.ranks[0]
     extra = extra_phase_seconds(rank, episode)
     total = sum(max(value, 0.0) for value in extra.values())
@@ -120,6 +123,44 @@ def extra_phase_seconds(rank: int, table: StepTable) -> dict[str, float]:
         seconds = table[f"{phase}_seconds"]
         extra[phase] = known_median(seconds[:, rank]) - known_median(np.delete(seconds, rank, axis=1).ravel())
     return extra
+
+
+WRITTEN_BYTES, ALONE, TOGETHER = 1e6, 0.5, 0.8
+"""A rank that pauses writes a checkpoint, or the like, if it is so much per pause, no other rank writes more than this
+share of it, and so much of it is written in batches of records with a pause in them."""
+
+WRITING_ADVICE = (
+    "It writes files in those steps: write them beside training (torch.distributed.checkpoint.async_save), on all "
+    "ranks at once, or less often."
+)
+
+
+def _explain_pauses(verdict: Verdict, episode: StepTable) -> Verdict:
+    rank, vitals, own = verdict.ranks[0], episode.vitals, episode["own_seconds"][:, verdict.ranks[0]]
+    with np.errstate(invalid="ignore"):
+        late = own > float(verdict.evidence["pause_bar_seconds"])
+    mine = vitals.owners == rank
+    written, seconds, steps = vitals["written_bytes"][mine], vitals["seconds"][mine], vitals.steps[mine]
+    rates = vitals.mean(vitals["written_bytes"] / vitals["seconds"])
+    pauses = np.count_nonzero(late & ~np.append(False, late[:-1]))
+    if not (pauses and rates[rank] > 0):
+        return verdict
+    # A batch begins with the step that carries its vitals; it is sent at any time, so in the middle of a pause as well.
+    paused, typical = episode.steps[late], float(verdict.evidence["own_seconds"])
+    until = steps + np.ceil(seconds / typical)
+    has_pause = np.searchsorted(paused, until) > np.searchsorted(paused, steps - 1)
+    # What is kept of a long run is a sample, of steps and of batches alike.
+    each = float(rates[rank] * np.nansum(episode["step_seconds"][:, rank]) / pauses)
+    others = np.delete(rates, rank)
+    most = float(np.fmax.reduce(others, initial=0.0) / rates[rank])
+    if each < WRITTEN_BYTES or most > ALONE or np.nansum(written[has_pause]) < TOGETHER * np.nansum(written):
+        return verdict
+    return msgspec.structs.replace(
+        verdict,
+        cause=f"{verdict.cause}; it writes {size(each)} to storage each time",
+        evidence={**verdict.evidence, "written_bytes_per_pause": each, "others_written_bytes_per_pause": most * each},
+        advice=WRITING_ADVICE,
+    )
 
 
 def _with_signs(

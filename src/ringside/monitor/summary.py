@@ -332,7 +332,7 @@ def _review_beside(verdict: Verdict, table: StepTable) -> Verdict:
         return verdict
     again = rejudge(verdict, episode["own_seconds"], episode["samples"], episode["routed_bytes"])
     again = msgspec.structs.replace(again, cost_rank_seconds=again.cost_rank_seconds * table.stride)
-    return again if is_of_pauses(again) else explain_verdict(again, episode, table.before(verdict.since_step))
+    return explain_verdict(again, episode, table.before(verdict.since_step))
 
 
 def _is_open_change(verdict: Verdict) -> bool:

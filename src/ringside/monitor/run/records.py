@@ -37,6 +37,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         preemptions: Involuntary context switches.
         major_faults: Page faults for which something was read from a disk.
         swapped_in_pages: Pages the whole machine read back from swap; read where there were major faults.
+        written_bytes: Bytes that the process wrote to storage (or left to the kernel to write).
         throttled_seconds: How long its cgroup stood still because a CPU quota was used up.
         quota_cpus: That quota.
         steal_ratio: Of the time in which its CPUs had work, the share that the hypervisor gave to others.
@@ -58,6 +59,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: Count | None = None
     major_faults: Count | None = None
     swapped_in_pages: Count | None = None
+    written_bytes: Count | None = None
     throttled_seconds: float | None = None
     quota_cpus: float | None = None
     steal_ratio: float | None = None

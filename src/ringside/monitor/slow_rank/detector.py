@@ -337,10 +337,9 @@ class SlowRankWatcher:
         for rank in lasted if step % LOOK_AGAIN else list(self._minor):
             if self._is_material(self._minor[rank]):
                 verdict = msgspec.structs.replace(self._minor.pop(rank), detected_step=step)
-                if not is_of_pauses(verdict):
-                    table = tabulate((record for row in self._recent for record in row.values()), self._ranks)
-                    since = verdict.since_step
-                    verdict = explain_verdict(verdict, table.between(since), table.before(since))
+                table = tabulate((record for row in self._recent for record in row.values()), self._ranks)
+                since = verdict.since_step
+                verdict = explain_verdict(verdict, table.between(since), table.before(since))
                 self._meters[rank] = meter_of(verdict)
                 self._open[rank] = verdict
                 events.append(VerdictEvent(verdict, ended=False))

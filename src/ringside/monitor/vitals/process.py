@@ -6,6 +6,7 @@
 | throttled by a CPU quota | `cpu.stat` of its cgroups, v1 and v2 | no quota, or no cgroup to be seen |
 | steal | `/proc/stat`, of the CPUs it may run on | |
 | page faults from disk, preemptions | `getrusage` | |
+| bytes written to storage | `/proc/self/io` | kernels without CONFIG_TASK_IO_ACCOUNTING |
 | want of memory | `memory.pressure` of its cgroup, else `/proc/pressure/memory` | kernels without PSI |
 | clock, temperature and power of its GPU | NVML (`gpu.py`) | no GPU, no `nvidia-ml-py` |
 
@@ -88,12 +89,14 @@ class VitalSigns:
         self._threads = _Threads(root / "proc/self/task")
         self._stat = KeptFile(root / "proc/stat")
         self._swap = KeptFile(root / "proc/vmstat")
+        self._io = KeptFile(root / "proc/self/io")
         self._root = root
         self._pressure: KeptFile | None = None
         self._used: Used | None = None
         self._ticks: tuple[float, float] | None = None
         self._stalled: float | None = None
         self._swapped: float | None = None
+        self._written: float | None = None
         self._reading_s = 0.0
         self.restart()
 
@@ -114,7 +117,7 @@ class VitalSigns:
 
     def close(self) -> None:
         """Give all descriptors back."""
-        for part in (self._cgroup, self._threads, self._stat, self._swap, self._pressure, self.gpu):
+        for part in (self._cgroup, self._threads, self._stat, self._swap, self._io, self._pressure, self.gpu):
             if part is not None:
                 part.close()
 
@@ -143,6 +146,9 @@ class VitalSigns:
                     known["swapped_in_pages"] = int(self._swapped - swapped)
 
         known |= self._threads.read()
+        written, self._written = self._written, parse_figures(self._io.read()).get("write_bytes:")
+        if written is not None and self._written is not None:
+            known["written_bytes"] = int(self._written - written)
 
         # Throttled time as the process feels it. The kernel adds it up over CPUs. Threads that always want a CPU run on
         # cpu / running time of them and stand still on as many, so of the time the share throttled / (cpu + throttled)
