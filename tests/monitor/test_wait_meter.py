@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from tests.support.waiting import Clock
 
+from ringside.monitor.device_marks import DeviceEvents
 from ringside.monitor.run.records import Group, GroupUse
-from ringside.monitor.step_clock import DeviceEvents, Draft, GroupSums, StepClock
+from ringside.monitor.step_clock import Draft, GroupSums, StepClock
 from ringside.monitor.wait_meter import FEWEST, Issued, WaitMeter, WatchedGroup
 
 from .device import FakeDevice

@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringside.isolation import Guard
+from ringside.monitor.device_marks import DeviceEvents
 from ringside.monitor.run.records import Group, GroupUse
-from ringside.monitor.step_clock import DeviceEvents, GroupSums
+from ringside.monitor.step_clock import GroupSums
 
 MOST_ISSUED = 20_000
 """Of a step with more (a long evaluation in it) the rest is counted and not looked into."""

@@ -29,7 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors
 
 from ringside.engine.runtime.interrupts import ctrl_c
-from ringside.monitor.step_clock import DeviceEvents, StepClock, SyncTimes, Told
+from ringside.monitor.device_marks import DeviceEvents
+from ringside.monitor.step_clock import StepClock, SyncTimes, Told
 from ringside.pytorch.ddp.backward import FollowedBackward, queue_callback
 from ringside.pytorch.recording.parameter_digests import shared_parameters
 

@@ -22,11 +22,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ringside.isolation import Guard, Listeners
+from ringside.monitor.device_marks import DeviceEvents, Marker
 from ringside.monitor.hang import attribution as hang_judge
 from ringside.monitor.links import sampler as links
 from ringside.monitor.links.sampler import LinkSampler
 from ringside.monitor.run.records import StepRecord, Vitals
-from ringside.monitor.step_clock import DeviceEvents, Draft, Marker, StepClock, UnreachedSteps
+from ringside.monitor.step_clock import Draft, StepClock, UnreachedSteps
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.vitals.gpu import open_gpu
 from ringside.monitor.vitals.process import VitalSigns

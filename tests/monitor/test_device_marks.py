@@ -7,17 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from ringside.monitor.device_marks import MOST_LAPS, DeviceEvents
 from ringside.monitor.run.records import StepRecord
-from ringside.monitor.step_clock import (
-    KEPT,
-    LOOKS,
-    MOST_LAPS,
-    DeviceEvents,
-    StepClock,
-    SyncTimes,
-    Told,
-    UnreachedSteps,
-)
+from ringside.monitor.step_clock import KEPT, LOOKS, StepClock, SyncTimes, Told, UnreachedSteps
 
 from .device import FakeDevice
 
