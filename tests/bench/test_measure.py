@@ -163,7 +163,7 @@ def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock:
 def test_what_is_checked_is_this_ranks_and_what_is_timed_begins_at_zero(clock: Work) -> None:
     engine = Engine(clock, 0.001)
     meter(engine, rounds=1, iterations=1).case(64, "warm", 1)
-    own, other = check.contribution(0, 2, "float32", "sum")[0], OTHER[0]
+    own, other = check.whole_numbers(0, 2, "float32", "sum")[0], OTHER[0]
     assert engine.firsts == [own, *(number * other for number in range(5 + 1))]
 
 
@@ -210,7 +210,7 @@ def test_memory_begins_at_a_cache_line() -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"])
 def test_the_expected_result_is_that_of_the_contributions(ranks: int, op: str) -> None:
-    parts = [check.contribution(rank, ranks, "int64", op).tolist() for rank in range(ranks)]
+    parts = [check.whole_numbers(rank, ranks, "int64", op).tolist() for rank in range(ranks)]
     fold = {
         "sum": sum, "avg": lambda column: sum(column) // ranks, "prod": np.prod, "min": min, "max": max,
         "band": np.bitwise_and.reduce, "bor": np.bitwise_or.reduce, "bxor": np.bitwise_xor.reduce,
@@ -247,7 +247,7 @@ def test_a_mean_of_whole_numbers_is_cut_and_one_of_others_is_not() -> None:
 
 
 def test_what_is_wrong_is_counted_over_many_periods() -> None:
-    period = check.contribution(0, 1, "uint8", "sum")
+    period = check.to_storage(check.whole_numbers(0, 1, "uint8", "sum"), "uint8")
     array = np.empty(130 * check.PERIOD + 5, np.uint8)
     check.fill(array, period)
     assert check.count_wrong(array, period) == 0
@@ -343,12 +343,12 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if given:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
-        with (tmp_path / "log").open("wb") as log:
-            script = "echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$; echo $$ >&2"
-            child = launch.start_rank(["sh", "-c", script], {"RANK": "7"}, log.fileno())
-        assert child.wait(60) == 0
-        told, session, pid = (tmp_path / "log").read_text().splitlines()
-        assert (told, int(session)) == (expected, int(pid))
+        script = f"(echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$) > {tmp_path}/told; echo $$ >&2; exit 1"
+        monkeypatch.setattr(launch, "rank_commands", lambda *_, s=script: [(["sh", "-c", s], {"RANK": "7"})])
+        with pytest.raises(RingsideError, match="its last words") as failure:
+            launch.run_ranks(BenchPlan(key="test", ranks=1, sizes_bytes=(4,)))
+        told, session = (tmp_path / "told").read_text().splitlines()
+        assert (told, int(session)) == (expected, int(str(failure.value).rpartition(" ")[-1]))
 
 
 def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

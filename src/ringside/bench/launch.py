@@ -50,7 +50,13 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         try:
             with (directory / _LOG).open("wb") as log:
                 for command, environment in rank_commands(plan, directory):
-                    processes.append(start_rank(command, environment, log.fileno()))
+                    # One compute thread per rank, as torchrun does; a session of its own: Ctrl-C reaches only the parent.
+                    env, null = {"OMP_NUM_THREADS": "1", **os.environ, **environment}, subprocess.DEVNULL
+                    rank = subprocess.Popen(
+                        command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True,
+                        preexec_fn=die_with_parent,
+                    )  # fmt: skip
+                    processes.append(rank)
             follow_ranks(processes, readers, reports, observe)
             if not all(any(isinstance(m, Done) for m in report) for report in reports):
                 raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
@@ -75,15 +81,6 @@ def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Map
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = [find_mpirun() or "mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker]
     return [(command, dict.fromkeys((MPI_MEMORY, MPI_4_MEMORY), str(_mpi_memory(directory))))]
-
-
-def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
-    """Start a rank; `log` is the descriptor that takes what it writes."""
-    # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
-    env, null = {"OMP_NUM_THREADS": "1", **os.environ, **environment}, subprocess.DEVNULL
-    return subprocess.Popen(
-        command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
-    )
 
 
 def follow_ranks(
