@@ -50,7 +50,7 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         try:
             with (directory / _LOG).open("wb") as log:
                 for command, environment in rank_commands(plan, directory):
-                    # One compute thread per rank, as torchrun does; a session of its own: Ctrl-C reaches only the parent.
+                    # One compute thread per rank, as torchrun does; a session of its own: Ctrl-C is for the parent.
                     env, null = {"OMP_NUM_THREADS": "1", **os.environ, **environment}, subprocess.DEVNULL
                     rank = subprocess.Popen(
                         command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True,
