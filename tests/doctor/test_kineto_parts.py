@@ -50,6 +50,13 @@ def test_kernels(name, kind):
     assert names.kernel_collective(name) == kind
 
 
+def annotated(args: msgspec.Raw, name: str = "gloo:all_reduce") -> list[TracedCollective]:
+    """The collectives of a trace with one annotation."""
+    collector = names.TraceCollector()
+    collector.add_batch([names.TraceEvent(ph="X", cat="user_annotation", name=name, dur=1.0, args=args)])
+    return collector.trace("a.json", 0.0).collectives
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("nccl:all_reduce", "all_reduce"), ("gloo:all_reduce", "all_reduce"), ("nccl:_all_gather_base", "all_gather"),
@@ -57,14 +64,17 @@ def test_kernels(name, kind):
      ("Optimizer.step#SGD.step", ""), ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter")],
 )  # fmt: skip
 def test_annotations(name, kind):
-    assert names.annotated_collective(name) == kind
+    found = annotated(msgspec.Raw(b"{}"), name)
+    assert [collective.kind for collective in found] == ([kind] if kind else [])
 
 
 def test_shapes_types_and_ranks():
     assert names.count_elements([[530442]]) == 530442
     assert names.count_elements([[[2, 3], [4]], [], []]) == 10
     assert names.count_elements("no shape") == 0
-    assert [names.dtype_bytes(name) for name in ("Float", "c10::BFloat16", "Half", "double", "?")] == [4, 2, 2, 8, 4]
+    for dtype, size in (("Float", 4), ("c10::BFloat16", 2), ("Half", 2), ("double", 8), ("?", 4)):
+        (collective,) = annotated(msgspec.Raw(msgspec.json.encode({"In msg nelems": 3, "dtype": dtype})))
+        assert (collective.elements, collective.nbytes) == (3, 3 * size)
     assert plain_ranks("[0, 1, 12]") == plain_ranks([0, 1, 12]) == (0, 1, 12)
     assert plain_ranks(None) == ()
     assert plain_ranks([0, "1", 2.5, 3]) == (0, 3)
