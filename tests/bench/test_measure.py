@@ -263,7 +263,9 @@ def test_what_is_wrong_is_counted_over_many_periods() -> None:
 
 def told(*reports: list[Message], log: str = "", returned: tuple[int | None, ...] = ()) -> str:
     processes: Any = [SimpleNamespace(returncode=status) for status in returned or (0,) * len(reports)]
-    return launch.what_happened(processes, list(reports), log)
+    ranks = launch.BenchRanks([], processes)
+    ranks.reports = list(reports)
+    return ranks.what_happened(log)
 
 
 def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
@@ -314,7 +316,10 @@ class Child:
 
 def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
     children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
-    launch.end_ranks(children)
+    closed: list[str] = []
+    reader: Any = SimpleNamespace(close=lambda: closed.append("closed"))
+    launch.BenchRanks([reader], children).end()
+    assert closed == ["closed"]
     assert [child.told for child in children] == [
         ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
     ]  # fmt: skip
@@ -326,15 +331,19 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
         monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))  # fmt: skip
     seen: list[Any] = []
     reader: Any = SimpleNamespace(read=lambda: [WorkerHello(len(seen))])
-    reports: Any = [[], []]
-    launch.follow_ranks([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
+
+    def ranks_of(*children: Any) -> launch.BenchRanks:
+        return launch.BenchRanks([reader] * len(children), list(children))
+
+    ranks = ranks_of(Child(None, 0), Child(0))
+    ranks.follow(lambda rank, message: seen.append((rank, message)))
     assert [rank for rank, _ in seen] == [0, 1] * 2
-    assert [len(report) for report in reports] == [2, 2]
+    assert [len(report) for report in ranks.reports] == [2, 2]
     assert now[0] == pytest.approx(100.1)
-    launch.follow_ranks([Child(*[None] * 80, 0)], [reader], reports, lambda *_: None)  # type: ignore[list-item]
+    ranks_of(Child(*[None] * 80, 0)).follow(lambda *_: None)
     assert now[0] == pytest.approx(100.1 + 8.0)  # while nobody has failed, ranks take as long as they take
     now[0] = 100.1
-    launch.follow_ranks([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
+    ranks_of(Child(None), Child(None, None, 1)).follow(lambda *_: None)
     assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
 
 
