@@ -31,6 +31,14 @@ from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedStep
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 
 
+def collectives_of(category: str, name: str, **args: Any) -> list[TracedCollective]:
+    """What a trace with one event holds."""
+    collector = names.TraceCollector()
+    raw = msgspec.Raw(msgspec.json.encode(args))
+    collector.add_batch([names.TraceEvent(ph="X", cat=category, name=name, dur=1.0, args=raw)])
+    return collector.trace("a.json", 0.0).collectives
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -47,14 +55,7 @@ PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12
     ],
 )
 def test_kernels(name, kind):
-    assert names.kernel_collective(name) == kind
-
-
-def annotated(args: msgspec.Raw, name: str = "gloo:all_reduce") -> list[TracedCollective]:
-    """The collectives of a trace with one annotation."""
-    collector = names.TraceCollector()
-    collector.add_batch([names.TraceEvent(ph="X", cat="user_annotation", name=name, dur=1.0, args=args)])
-    return collector.trace("a.json", 0.0).collectives
+    assert [collective.kind for collective in collectives_of("kernel", name)] == ([kind] if kind else [])
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,7 @@ def annotated(args: msgspec.Raw, name: str = "gloo:all_reduce") -> list[TracedCo
      ("Optimizer.step#SGD.step", ""), ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter")],
 )  # fmt: skip
 def test_annotations(name, kind):
-    found = annotated(msgspec.Raw(b"{}"), name)
-    assert [collective.kind for collective in found] == ([kind] if kind else [])
+    assert [collective.kind for collective in collectives_of("user_annotation", name)] == ([kind] if kind else [])
 
 
 def test_shapes_types_and_ranks():
@@ -73,7 +73,7 @@ def test_shapes_types_and_ranks():
     assert names.count_elements([[[2, 3], [4]], [], []]) == 10
     assert names.count_elements("no shape") == 0
     for dtype, size in (("Float", 4), ("c10::BFloat16", 2), ("Half", 2), ("double", 8), ("?", 4)):
-        (collective,) = annotated(msgspec.Raw(msgspec.json.encode({"In msg nelems": 3, "dtype": dtype})))
+        (collective,) = collectives_of("kernel", "ncclKernel_Generic", **{"In msg nelems": 3, "dtype": dtype})
         assert (collective.elements, collective.nbytes) == (3, 3 * size)
     assert plain_ranks("[0, 1, 12]") == plain_ranks([0, 1, 12]) == (0, 1, 12)
     assert plain_ranks(None) == ()

@@ -29,11 +29,10 @@ from rich.text import Text
 
 from ringside.doctor.examine import examine
 from ringside.doctor.files.progress import OnStream
-from ringside.doctor.files.walk import natural_key
 from ringside.doctor.findings import Findings, as_json, is_enough_to_judge
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.text import counted
+from ringside.text import counted, natural_key
 from ringside.view.doctor_text import files_line, overall_headline, standing_lines
 from ringside.view.mesh_text import chain_line
 from ringside.view.tui.console import SafeConsole

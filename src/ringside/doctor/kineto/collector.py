@@ -115,12 +115,6 @@ def collective_name(name: str) -> str:
     return next((kind for kind, spelling in _SPELLINGS.items() if re.fullmatch(spelling, joined)), plain)
 
 
-def kernel_collective(name: str) -> str:
-    """Return which collective a device kernel carries out; empty where it is none (then it is work)."""
-    match = _KERNEL.search(name)
-    return collective_name(match[1] or "generic") if match else ""
-
-
 def count_elements(dims: object) -> int:
     """Return how many elements the shapes in an event's `Input Dims` have in all.
 
@@ -201,10 +195,12 @@ class TraceCollector:
                             self.rank = plain_count(arguments.rank)
                 self._threads.append(_intervals(work))
             elif category in DEVICE_WORK:
-                kinds = {name: kernel_collective(name) for name in {activity.name for activity in complete}}
+                # Which kernels carry out a collective, and which one; all others are work.
+                matches = {name: _KERNEL.search(name) for name in {activity.name for activity in complete}}
+                kinds = {name: collective_name(match[1] or "generic") for name, match in matches.items() if match}
                 work = []
                 for activity in complete:
-                    if kinds[activity.name] and activity.cat == "kernel":
+                    if activity.name in kinds and activity.cat == "kernel":
                         of_kernel = collective_arguments(activity.args)
                         self._kernels.append((activity.ts, activity.ts + activity.dur, kinds[activity.name], of_kernel))
                     else:
