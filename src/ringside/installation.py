@@ -12,28 +12,24 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent
 
 
-def namesake(site: Path) -> str:
-    """Return the directory of metadata of the other `ringside` in a directory of packages; empty if there is none."""
-    metadata = (".dist-info", ".egg-info")
-    try:
-        return next((name for name in os.listdir(site) if name.startswith("ringside-") and name.endswith(metadata)), "")
-    except OSError:  # a package in a zip file, or a directory that only the importer may read
-        return ""
-
-
 def warn_of_namesake() -> None:
     """Log one sentence if the other `ringside` is installed over this one, or below it.
 
     It is one listing of the directory that holds the package, a fraction of a millisecond: `import ringside` can pay
     it, and cannot pay importlib.metadata.
     """
-    if found := namesake(PACKAGE.parent):
+    try:
+        beside = os.listdir(PACKAGE.parent)
+    except OSError:  # a package in a zip file, or a directory that only the importer may read
+        return
+    metadata = [name for name in beside if name.startswith("ringside-") and name.endswith((".dist-info", ".egg-info"))]
+    if metadata:
         import logging
 
         logging.getLogger("ringside").warning(
             "another package called ringside (%s) is installed in %s and shares files with torch-ringside: run "
             "`pip uninstall ringside torch-ringside`, then install torch-ringside again",
-            found.rsplit(".", 1)[0],
+            metadata[0].rsplit(".", 1)[0],
             PACKAGE.parent,
         )
 

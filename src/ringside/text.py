@@ -241,6 +241,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if len(near) == 1 else ""
 
 
+def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
+    """Return a key that sorts `dump_2` before `dump_10`."""
+    # No name makes a number that takes long to compare.
+    pieces = re.findall("[0-9]+|[^0-9]", name + "\0")
+    return tuple((0, int(piece[:18])) if "0" <= piece[0] <= "9" else (1, piece) for piece in pieces)
+
+
 # -------------------------------------------------------------------------------------------------
 # Sizes and counts as people write them, read in one way: `1GB` is 10^9, `1GiB` and `1G` are 2^30.
 

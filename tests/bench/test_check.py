@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringside.bench.plan import ITEM_BYTES
-from ringside.bench.worker import PERIOD, contribution, count_wrong, expected, fill, to_storage
+from ringside.bench.worker import PERIOD, count_wrong, expected, fill, to_storage, whole_numbers
 
 LENGTH = 3 * PERIOD + 17
 
@@ -14,7 +14,7 @@ def reduced(ranks: int, dtype: str) -> np.ndarray:
     array = np.zeros(LENGTH, dtype)
     for rank in range(ranks):
         own = np.empty(LENGTH, dtype)
-        fill(own, contribution(rank, ranks, dtype, "sum"))
+        fill(own, to_storage(whole_numbers(rank, ranks, dtype, "sum"), dtype))
         array += own
     return array
 
@@ -36,7 +36,7 @@ def test_every_wrong_element_is_counted():
 def test_a_missing_rank_makes_every_element_wrong():
     array = reduced(3, "float32")
     own = np.empty(LENGTH, "float32")
-    fill(own, contribution(1, 3, "float32", "sum"))
+    fill(own, to_storage(whole_numbers(1, 3, "float32", "sum"), "float32"))
     assert count_wrong(array - own, expected(3, "float32", "sum")) == LENGTH
 
 
@@ -47,7 +47,7 @@ def test_an_element_from_a_wrong_place_is_seen(shift: int):
 
 
 def test_ranks_differ_from_each_other():
-    a, b = (contribution(rank, 2, "float32", "sum") for rank in (0, 1))
+    a, b = (whole_numbers(rank, 2, "float32", "sum") for rank in (0, 1))
     assert np.count_nonzero(a != b) > 0.9 * PERIOD
 
 

@@ -163,7 +163,7 @@ def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock:
 def test_what_is_checked_is_this_ranks_and_what_is_timed_begins_at_zero(clock: Work) -> None:
     engine = Engine(clock, 0.001)
     meter(engine, rounds=1, iterations=1).case(64, "warm", 1)
-    own, other = check.contribution(0, 2, "float32", "sum")[0], OTHER[0]
+    own, other = check.whole_numbers(0, 2, "float32", "sum")[0], OTHER[0]
     assert engine.firsts == [own, *(number * other for number in range(5 + 1))]
 
 
@@ -210,7 +210,7 @@ def test_memory_begins_at_a_cache_line() -> None:
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max", "band", "bor", "bxor"])
 def test_the_expected_result_is_that_of_the_contributions(ranks: int, op: str) -> None:
-    parts = [check.contribution(rank, ranks, "int64", op).tolist() for rank in range(ranks)]
+    parts = [check.whole_numbers(rank, ranks, "int64", op).tolist() for rank in range(ranks)]
     fold = {
         "sum": sum, "avg": lambda column: sum(column) // ranks, "prod": np.prod, "min": min, "max": max,
         "band": np.bitwise_and.reduce, "bor": np.bitwise_or.reduce, "bxor": np.bitwise_xor.reduce,
@@ -247,7 +247,7 @@ def test_a_mean_of_whole_numbers_is_cut_and_one_of_others_is_not() -> None:
 
 
 def test_what_is_wrong_is_counted_over_many_periods() -> None:
-    period = check.contribution(0, 1, "uint8", "sum")
+    period = check.to_storage(check.whole_numbers(0, 1, "uint8", "sum"), "uint8")
     array = np.empty(130 * check.PERIOD + 5, np.uint8)
     check.fill(array, period)
     assert check.count_wrong(array, period) == 0
@@ -263,7 +263,9 @@ def test_what_is_wrong_is_counted_over_many_periods() -> None:
 
 def told(*reports: list[Message], log: str = "", returned: tuple[int | None, ...] = ()) -> str:
     processes: Any = [SimpleNamespace(returncode=status) for status in returned or (0,) * len(reports)]
-    return launch.what_happened(processes, list(reports), log)
+    ranks = launch.BenchRanks([], processes)
+    ranks.reports = list(reports)
+    return ranks.what_happened(log)
 
 
 def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
@@ -314,7 +316,10 @@ class Child:
 
 def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
     children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
-    launch.end_ranks(children)
+    closed: list[str] = []
+    reader: Any = SimpleNamespace(close=lambda: closed.append("closed"))
+    launch.BenchRanks([reader], children).end()
+    assert closed == ["closed"]
     assert [child.told for child in children] == [
         ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
     ]  # fmt: skip
@@ -326,15 +331,19 @@ def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypat
         monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))  # fmt: skip
     seen: list[Any] = []
     reader: Any = SimpleNamespace(read=lambda: [WorkerHello(len(seen))])
-    reports: Any = [[], []]
-    launch.follow_ranks([Child(None, 0), Child(0)], [reader, reader], reports, lambda rank, m: seen.append((rank, m)))  # type: ignore[list-item]
+
+    def ranks_of(*children: Any) -> launch.BenchRanks:
+        return launch.BenchRanks([reader] * len(children), list(children))
+
+    ranks = ranks_of(Child(None, 0), Child(0))
+    ranks.follow(lambda rank, message: seen.append((rank, message)))
     assert [rank for rank, _ in seen] == [0, 1] * 2
-    assert [len(report) for report in reports] == [2, 2]
+    assert [len(report) for report in ranks.reports] == [2, 2]
     assert now[0] == pytest.approx(100.1)
-    launch.follow_ranks([Child(*[None] * 80, 0)], [reader], reports, lambda *_: None)  # type: ignore[list-item]
+    ranks_of(Child(*[None] * 80, 0)).follow(lambda *_: None)
     assert now[0] == pytest.approx(100.1 + 8.0)  # while nobody has failed, ranks take as long as they take
     now[0] = 100.1
-    launch.follow_ranks([Child(None), Child(None, None, 1)], [reader, reader], reports, lambda *_: None)  # type: ignore[list-item]
+    ranks_of(Child(None), Child(None, None, 1)).follow(lambda *_: None)
     assert now[0] == pytest.approx(100.1 + 0.2 + 3.0, abs=0.15)
 
 
@@ -343,12 +352,12 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if given:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
-        with (tmp_path / "log").open("wb") as log:
-            script = "echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$; echo $$ >&2"
-            child = launch.start_rank(["sh", "-c", script], {"RANK": "7"}, log.fileno())
-        assert child.wait(60) == 0
-        told, session, pid = (tmp_path / "log").read_text().splitlines()
-        assert (told, int(session)) == (expected, int(pid))
+        script = f"(echo $OMP_NUM_THREADS $RANK; ps -o sid= -p $$) > {tmp_path}/told; echo $$ >&2; exit 1"
+        monkeypatch.setattr(launch, "rank_commands", lambda *_, s=script: [(["sh", "-c", s], {"RANK": "7"})])
+        with pytest.raises(RingsideError, match="its last words") as failure:
+            launch.run_ranks(BenchPlan(key="test", ranks=1, sizes_bytes=(4,)))
+        told, session = (tmp_path / "told").read_text().splitlines()
+        assert (told, int(session)) == (expected, int(str(failure.value).rpartition(" ")[-1]))
 
 
 def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -121,6 +121,11 @@ class Terminal(io.StringIO):
         return True
 
 
+def without_textual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textual", None)
+    monkeypatch.delitem(sys.modules, "ringside.view.tui.app", raising=False)
+
+
 @pytest.mark.parametrize(
     ("term", "stdin", "stdout", "drawn"),
     [
@@ -131,8 +136,26 @@ class Terminal(io.StringIO):
         ("xterm", Terminal(), io.StringIO(), False),
     ],
 )
-def test_what_can_be_drawn_on(term: str | None, stdin: io.StringIO, stdout: io.StringIO, drawn: bool) -> None:
-    assert command.can_draw({} if term is None else {"TERM": term}, stdin, stdout) is drawn
+def test_what_can_be_drawn_on(
+    run: Path,
+    term: str | None,
+    stdin: io.StringIO,
+    stdout: io.StringIO,
+    drawn: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_textual(monkeypatch)
+    monkeypatch.delenv("TERM", raising=False)
+    if term is not None:
+        monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    if drawn:
+        with pytest.raises(UsageError, match="the live screen needs textual"):
+            call(str(run))
+    else:
+        assert call(str(run)) == 0
+        assert "rank 2 is 30% slower" in stdout.getvalue()
 
 
 def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,9 +233,10 @@ def test_other_locales_raise_no_unicode_error(run: Path, environment: dict[str, 
 
 
 def test_without_textual_one_sentence_says_what_to_install(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "textual", None)
-    monkeypatch.delitem(sys.modules, "ringside.view.tui.app", raising=False)
-    monkeypatch.setattr(command, "can_draw", lambda *_: True)
+    without_textual(monkeypatch)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", Terminal())
     with pytest.raises(UsageError, match=r"pip install 'torch-ringside\[tui\]'"):
         call(str(run))
     assert call(str(run), "--once") == 0

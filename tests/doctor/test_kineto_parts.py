@@ -31,6 +31,14 @@ from ringside.doctor.kineto.trace import RankTrace, TracedCollective, TracedStep
 PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12)
 
 
+def collectives_of(category: str, name: str, **args: Any) -> list[TracedCollective]:
+    """What a trace with one event holds."""
+    collector = names.TraceCollector()
+    raw = msgspec.Raw(msgspec.json.encode(args))
+    collector.add_batch([names.TraceEvent(ph="X", cat=category, name=name, dur=1.0, args=raw)])
+    return collector.trace("a.json", 0.0).collectives
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -47,7 +55,7 @@ PIECES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12
     ],
 )
 def test_kernels(name, kind):
-    assert names.kernel_collective(name) == kind
+    assert [collective.kind for collective in collectives_of("kernel", name)] == ([kind] if kind else [])
 
 
 @pytest.mark.parametrize(
@@ -57,14 +65,16 @@ def test_kernels(name, kind):
      ("Optimizer.step#SGD.step", ""), ("nccl:reduce_scatter_tensor_coalesced", "reduce_scatter")],
 )  # fmt: skip
 def test_annotations(name, kind):
-    assert names.annotated_collective(name) == kind
+    assert [collective.kind for collective in collectives_of("user_annotation", name)] == ([kind] if kind else [])
 
 
 def test_shapes_types_and_ranks():
     assert names.count_elements([[530442]]) == 530442
     assert names.count_elements([[[2, 3], [4]], [], []]) == 10
     assert names.count_elements("no shape") == 0
-    assert [names.dtype_bytes(name) for name in ("Float", "c10::BFloat16", "Half", "double", "?")] == [4, 2, 2, 8, 4]
+    for dtype, size in (("Float", 4), ("c10::BFloat16", 2), ("Half", 2), ("double", 8), ("?", 4)):
+        (collective,) = collectives_of("kernel", "ncclKernel_Generic", **{"In msg nelems": 3, "dtype": dtype})
+        assert (collective.elements, collective.nbytes) == (3, 3 * size)
     assert plain_ranks("[0, 1, 12]") == plain_ranks([0, 1, 12]) == (0, 1, 12)
     assert plain_ranks(None) == ()
     assert plain_ranks([0, "1", 2.5, 3]) == (0, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ringside.doctor import Findings, Limits, examine, gather
-from ringside.doctor.files.walk import natural_key
+from ringside.text import natural_key
 
 from .dumps import call, world, write
 from .nccl_logs import job_log

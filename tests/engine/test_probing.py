@@ -21,7 +21,7 @@ from ringside.engine.probe.links import (
     slowest_of_ring,
     suspect_links,
 )
-from ringside.engine.probe.prober import Effort, Probe, Prober, rate_together, remeasure_slow_links
+from ringside.engine.probe.prober import Effort, Probe, Prober, arrival_rate, remeasure_slow_links
 from ringside.engine.probe.reachability import answering, own_address, unreachable
 from ringside.engine.settings import usable_cores
 
@@ -208,8 +208,8 @@ def test_what_arrives_together_is_one_rate():
         HopTiming(1, 0, 2, 300, 5.0, 5.0, 5.0),
         HopTiming(1, 0, 3, 300, 5.0, 5.0, 9.0),
     ]
-    assert rate_together(hops, 100) == pytest.approx(100.0)
-    assert rate_together([], 100) == 0.0
+    assert arrival_rate(hops, 100) == pytest.approx(100.0)
+    assert arrival_rate([], 100) == 0.0
 
 
 def test_the_cluster_knows_who_shares_cores():

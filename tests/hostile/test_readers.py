@@ -23,7 +23,7 @@ from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings
 from ringside.doctor.flight_recorder.dump import P2P
-from ringside.doctor.kineto.collector import TraceEvent, kernel_collective
+from ringside.doctor.kineto.collector import TraceCollector, TraceEvent
 from ringside.doctor.nccl_log.communicators import Communicators
 from ringside.doctor.nccl_log.faults import TorchLines, fault_of, is_abort
 from ringside.doctor.nccl_log.lines import Line, nccl_lines
@@ -230,7 +230,7 @@ def scanned(text: bytes) -> None:
     [
         lambda n: scanned(b'{"traceEvents": [' + b" " * n),
         lambda n: scanned(b'{"traceEvents": [{"ph": "X"}' + b" " * n),
-        lambda n: kernel_collective("nccl" * n + " Kernel"),
+        lambda n: TraceCollector().add_batch([TraceEvent(ph="X", cat="kernel", name="nccl" * n + " Kernel")]),
         lambda n: commands.main(["predict", "--preset", "p5", "--model", "1" * n + "x"]),
         lambda n: P2P.search("send " + "1" * n),
         lambda n: tables_osu.read("# OSU MPI" + "a" * n, "x"),

@@ -27,7 +27,6 @@ from ringside.lab import namespaces as names
 from ringside.lab import network as shaping
 from ringside.lab.iproute2 import parse_delay, parse_rate, payload_bytes_per_second
 from ringside.lab.namespaces import LabName
-from ringside.lab.network import bytes_by_device
 from ringside.lab.processes import RankPlacement, RankProcesses, RankResult, RunResult, default_environment
 from ringside.lab.wiring import mesh, star
 
@@ -138,7 +137,8 @@ def test_links_with_a_delay_are_joined_by_a_process_which_does_not_outlive_a_ref
     ],
 )
 def test_sizes_that_belong_to_a_rate(rate: float, piece: int, bucket: int, queue: int) -> None:
-    assert (shaping.piece_bytes(rate), shaping.bucket_bytes(rate), shaping.queue_bytes(rate)) == (piece, bucket, queue)
+    assert (shaping.piece_bytes(rate), shaping.bucket_bytes(rate)) == (piece, bucket)
+    assert shaping.limit("lab0", rate)[-1].endswith(f" burst {bucket} limit {queue}")
 
 
 def test_the_ends_of_what_is_a_rate_or_a_delay() -> None:
@@ -198,9 +198,11 @@ def test_why_there_is_no_lab_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (tools.delay_unavailable() == "") is able
 
 
-def test_counters_of_the_kernel_are_read_by_device() -> None:
+def test_counters_of_the_kernel_are_read_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Inter-|   Receive\n face |bytes packets\n  lo: 1 0 0 0 0 0 0 0 2 0\nlab0:30 1 1 1 1 1 1 1 40 9 9\n"
-    assert bytes_by_device(text) == {"lo": (1, 2), "lab0": (30, 40)}
+    monkeypatch.setattr(network, "inside", lambda *_: text)
+    counted = [network.interface_bytes("h0", devices) for devices in (["lo"], ["lab0"], ["lo", "lab0"])]
+    assert counted == [(1, 2), (30, 40), (31, 42)]
 
 
 def test_names_say_when_their_owner_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.groups import JobGroups, Mesh
-from ringside.monitor.pipeline import BubbleLedger, StageWatcher, least_bubble, schedule_of
+from ringside.monitor.pipeline import BubbleLedger, StageWatcher, schedule_of
 from ringside.monitor.run.directory import RunReader, RunWriter
-from ringside.monitor.run.records import Group, Row, StepRecord, summary_notes
+from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord, summary_notes
 from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import headline
 
@@ -104,11 +104,6 @@ def test_the_schedule_follows_from_the_messages(
     assert schedule_of(stages, messages) == expected
 
 
-def test_the_least_bubble() -> None:
-    assert least_bubble(4, 8) == pytest.approx(3 / 11)
-    assert least_bubble(4, 8, 2) == pytest.approx(3 / 19)
-
-
 def piped(seconds: np.ndarray, micro_batches: int, steps: int = 20) -> list[Row]:
     ranks, rows = Ranks(len(seconds), 0, jitter=0.0), []
     for _ in range(steps):
@@ -135,6 +130,29 @@ def test_stages_of_one_weight_wait_as_long_as_the_schedule_makes_them(micro_batc
     assert found.words.endswith(
         f"(least possible with 4 stages and {micro_batches} micro-batches: {found.least_ratio:.0%})."
     )
+
+
+@pytest.mark.parametrize(("chunks", "least"), [(1, 3 / 11), (2, 3 / 19)])
+def test_the_least_bubble_is_smaller_with_several_chunks(chunks: int, least: float) -> None:
+    sent = {(0, 1): 16 * chunks, (1, 2): 16 * chunks, (2, 3): 16 * chunks, (0, 3): 16 * (chunks - 1)}
+    rows = []
+    for step in range(10, 20):
+        uses: dict[int, list[GroupUse]] = {rank: [] for rank in range(4)}
+        for (a, b), count in sent.items():
+            for rank, peer in ((a, b), (b, a)):
+                uses[rank] += [GroupUse("pp", peer, count, 8, 0.1)] if count else []
+        rows.append(
+            {
+                rank: StepRecord(
+                    step=step, rank=rank, ended_unix=0.0, step_seconds=1.0, own_seconds=1.0, groups=tuple(own)
+                )
+                for rank, own in uses.items()
+            }
+        )
+    found = ledger_of(rows).total()
+    assert found is not None
+    assert (found.micro_batches, found.chunks) == (8, chunks)
+    assert found.least_ratio == pytest.approx(least)
 
 
 def test_stages_that_are_uneven_wait_longer() -> None:

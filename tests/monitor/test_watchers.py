@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo
-from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook, severity_of
+from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.judge import standard_watchers
 from ringside.monitor.run.directory import RunReader, RunWriter
@@ -80,11 +80,6 @@ def test_a_jobs_verdict_reaches_events_alerts_and_the_summary_and_is_over(tmp_pa
     (verdict,) = finish_run(tmp_path / "run", render_report)["verdicts"]
     assert verdict["evidence"]["until_step"] == pytest.approx(200, abs=2)
     assert verdict["cost_rank_seconds"] == pytest.approx(2 * 150 * 0.2, rel=0.05)
-
-
-def test_severities_of_the_jobs_kinds() -> None:
-    kinds = ("communication_bound", "small_collectives", "input_bound", "slow_link")
-    assert [severity_of(kind) for kind in kinds] == ["info", "info", "warning", "warning"]
 
 
 def test_wires_find_their_peers_and_are_written_with_them(tmp_path: Path, make_info: Info) -> None:

@@ -21,7 +21,7 @@ from ringside.predict.laws.fabric import (
     law,
     nvls_rate,
 )
-from ringside.predict.laws.knowledge import named_topology, sized_like
+from ringside.predict.laws.knowledge import Knowledge, named_topology
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
 from ringside.predict.topology.files import preset, presets
@@ -197,13 +197,13 @@ def test_words_that_name_nothing_stand_for_nothing(cluster):
 
 
 def test_racks_are_hosts_where_nvlink_spans_them():
-    found = sized_like(preset("gb200-nvl72"), Table("t", (), ranks=144, hosts=36))
+    found = Knowledge("gb200-nvl72").topology(Table("t", (), ranks=144, hosts=36))
     assert (found.hosts, found.ranks) == (2, 144)
-    assert sized_like(preset("gb200-nvl72"), Table("t", (), ranks=100, hosts=1)).ranks_per_host == (100,)
+    assert Knowledge("gb200-nvl72").topology(Table("t", (), ranks=100, hosts=1)).ranks_per_host == (100,)
     for ranks, hosts, sizes in ((0, 0, (8, 8)), (20, 5, (4,) * 5), (3, 5, (1, 1, 1)), (16, 0, (8, 8))):
-        assert sized_like(preset("dgx-h100"), Table("t", (), ranks=ranks, hosts=hosts)).ranks_per_host == sizes
+        assert Knowledge("dgx-h100").topology(Table("t", (), ranks=ranks, hosts=hosts)).ranks_per_host == sizes
     assert named_topology(Table("t", (), ranks=1, hosts=1, cluster="h100")) is None
-    assert sized_like(preset("dgx-h100"), Table("t", (), ranks=20, hosts=3)).ranks_per_host == (7, 7, 6)
+    assert Knowledge("dgx-h100").topology(Table("t", (), ranks=20, hosts=3)).ranks_per_host == (7, 7, 6)
 
 
 def test_the_nvls_law_holds_on_the_published_sweep_over_gpu_counts():

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 import ringside  # noqa: E402
 from ringside.monitor.run.directory import RunReader  # noqa: E402
 from ringside.monitor.run.records import StepRecord  # noqa: E402
-from ringside.pytorch.ddp import attached_model  # noqa: E402
-from ringside.pytorch.ddp.cuda_events import marker_of, runtime_in  # noqa: E402
+from ringside.pytorch.ddp import attached_model, cuda_events  # noqa: E402
+from ringside.pytorch.ddp.cuda_events import events_of, marker_of  # noqa: E402
 
 from .training import Said, build, ddp_ranks, group, small_attachment, steps  # noqa: E402
 
@@ -126,10 +126,14 @@ MAPS = """\
 
 
 @pytest.mark.parametrize("name", ["libcudart.so.12", "libcudart-9335f6a2.so.12", "libcudart.so.13.0.96"])
-def test_the_runtime_that_torch_has_loaded_is_found(name: str) -> None:
-    path = runtime_in(MAPS.format(name=name))
-    assert path == f"/usr/lib/python3/site-packages/nvidia/cuda_runtime/lib/{name}"
-    assert runtime_in(MAPS.format(name="libcudnn.so.9")) is None
+def test_the_runtime_that_torch_has_loaded_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_events, "CudaEvents", lambda device, runtime: (str(device), runtime))
+    monkeypatch.setattr(cuda_events.ctypes, "CDLL", lambda path: path)
+    loaded = [name, "libcudnn.so.9"]
+    monkeypatch.setattr(cuda_events.Path, "read_text", lambda _: MAPS.format(name=loaded.pop(0)))
+    device = torch.device("cuda")
+    assert events_of(device) == ("cuda", f"/usr/lib/python3/site-packages/nvidia/cuda_runtime/lib/{name}")
+    assert events_of(device) is None
 
 
 # ------------------------------------------------------------------------------------------------ on a GPU

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
 from ringside.engine.net.rank_map import RankInfo, RankMap, make_rank_map, own_rank_info  # noqa: E402
@@ -143,17 +142,23 @@ def test_what_cannot_be_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_whoever_launched_the_job_may_have_made_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[Any, ...]] = []
-    for name, value in {"MASTER_ADDR": "node-0", "MASTER_PORT": "7", "TORCHELASTIC_RESTART_COUNT": "2"}.items():
+    environment = {"MASTER_ADDR": "node-0", "MASTER_PORT": "7", "TORCHELASTIC_RESTART_COUNT": "2", "WORLD_SIZE": "2"}
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(probing, "TCPStore", lambda *words, **how: given.append(words) or dist.HashStore())
+
+    def lost(part: str, _: Any) -> Any:
+        raise RuntimeError(parts.append(part))
+
+    parts: list[str] = []
+    monkeypatch.setattr(probing, "TCPStore", lambda *words, **how: given.append(words))
+    monkeypatch.setattr(probing, "PrefixStore", lost)
     for rank, agent, makes in (("0", "", True), ("1", "", False), ("0", "True", False)):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-        store: Any = probing.job_store(4.0)
+        assert probe_job(patience_s=4.0).trouble.endswith(f" (rank {rank}) does not reach rank 0 at node-0:7")
         assert given[-1][:4] == ("node-0", 7, None, makes)
         assert given[-1][4].total_seconds() == 4.0
-        store.set("key", "value")
-        assert store.underlying_store.get("ringside/probe/2/key") == b"value"
+        assert parts[-1] == "ringside/probe/2"
 
 
 # ------------------------------------------------------------------------------------------------ what is decided anew

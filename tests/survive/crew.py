@@ -24,7 +24,7 @@ from ringside.errors import StoreGoneError
 from ringside.processes import start_time
 from ringside.survive import driver, train
 from ringside.survive.cluster import known_workers
-from ringside.survive.cluster.failpoints import Failpoints, parse_trap
+from ringside.survive.cluster.failpoints import Failpoint, Failpoints
 from ringside.survive.cluster.peers import Peer, PeerPlace
 from ringside.survive.cluster.registers import MemoryRegisters
 from ringside.survive.connection import StoreConnection
@@ -120,7 +120,7 @@ class Crew:
             return Shared(local.rank, self.ranks, self.registers, self.registers, store)
 
         def laid(rank: int, _: Any) -> Failpoints:
-            traps = tuple(map(parse_trap, filter(None, self.traps.split(";"))))
+            traps = tuple(map(Failpoint.parse, filter(None, self.traps.split(";"))))
 
             def spring(_: int) -> None:
                 local.process.kill()

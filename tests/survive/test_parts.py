@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 from tests.support.thread_transport import Switchboard, Threads
 
+from ringside.commands import run
 from ringside.commands.demo_kill import MARK, KillStory
-from ringside.commands.run import keeper_command
 from ringside.engine.dtypes import dtype_code
 from ringside.engine.transports.base import LinkError, LinkFailure
 from ringside.errors import MismatchError, RingsideError, StoreGoneError, UsageError
@@ -23,7 +23,7 @@ from ringside.launch.torchrun import parse_command_line
 from ringside.processes import start_time
 from ringside.survive.all_reduce.between_hosts import cut_off, way_around
 from ringside.survive.audit import SampleDigests, committed
-from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints, parse_trap
+from ringside.survive.cluster.failpoints import PHASES, Failpoint, Failpoints
 from ringside.survive.cluster.known_workers import KnownWorkers, claim_member, is_gone, refuse_to_be_left_alone
 from ringside.survive.cluster.links import PairwiseTransport, ReachabilityProbe, ReachabilityResponder, knock_name
 from ringside.survive.cluster.peers import BEATS_S, Patience, PeerPlace, PeerWait, Superseded, own_place
@@ -415,7 +415,7 @@ def test_a_trap_is_of_one_incarnation_and_of_the_rank_that_it_names():
 
 def test_a_trap_springs_once_where_it_was_laid():
     sprung = []
-    traps = tuple(map(parse_trap, ("kill:rank=1,step=3,phase=mid_chunk", "stop:rank=1,epoch=2,phase=rejoin")))
+    traps = tuple(map(Failpoint.parse, ("kill:rank=1,step=3,phase=mid_chunk", "stop:rank=1,epoch=2,phase=rejoin")))
     assert traps[0] == Failpoint(signal.SIGKILL, 1, "mid_chunk", 3)
     here = Failpoints(1, traps, sprung.append)
     for step, phase in ((2, "mid_chunk"), (3, "compute"), (4, "mid_chunk"), (5, "mid_chunk"), (5, "rejoin")):
@@ -432,7 +432,7 @@ def test_a_trap_springs_once_where_it_was_laid():
 )
 def test_traps_that_are_none_are_refused(spec):
     with pytest.raises(UsageError, match=PHASES[-1]):
-        parse_trap(spec)
+        Failpoint.parse(spec)
 
 
 STORE_GONE = StoreGoneError.exit_status
@@ -503,11 +503,16 @@ def test_a_keeper_wants_a_script_and_knows_whether_the_job_has_a_store():
         (["-m", "package.train", "--epochs", "3"], ("ringside.survive", "-m", "package.train", "--epochs", "3")),
     ],
 )
-def test_a_command_line_is_given_to_keepers(words, script):
-    line = keeper_command(parse_command_line(words, ours=()))
-    assert line.script == script
-    assert line.flags.count("-m") == 1
-    assert line.flags[-1] == "-m"
+def test_a_command_line_is_given_to_keepers(words, script, monkeypatch):
+    started = []
+    monkeypatch.setattr(run, "Launch", lambda command, _: started.append(command))
+    monkeypatch.setattr(run, "wait_or_stop", lambda *_: 3)
+    assert run.run_surviving(parse_command_line(words, ours=())) == 3
+    (command,) = started
+    flags, given = command[: -len(script)], command[-len(script) :]
+    assert tuple(given) == script
+    assert flags.count("-m") == 1
+    assert flags[-1] == "-m"
 
 
 def test_the_demo_tells_a_kill_the_healing_and_the_return_once():

@@ -25,7 +25,7 @@ from ringside.schedule import (
     two_tree,
 )
 from ringside.view.schedule import layout as drawing_layout
-from ringside.view.schedule.arrange import arrange_vertices, columns_of
+from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.frames import ScheduleFrames, ScheduleShape, hosts_of, shape_of
 from ringside.view.schedule.layout import GraphLayout, Pills
 
@@ -82,7 +82,7 @@ def test_hosts_are_found_through_combinators():
 @pytest.mark.parametrize("n", [2, 5, 8, 15, 16, 33])
 def test_trees_of_a_two_tree_cross_nowhere_and_stand_above_each_other(n: int):
     for number, branch in enumerate(shape(two_tree(n)).trees if n > 2 else ()):
-        columns = columns_of(branch, range(n))
+        columns = branch.columns(range(n))
         assert len(set(columns.values())) == n
         assert all(columns[rank] == rank for rank in range(1, n))
         assert columns[0] == (n if number and n % 2 else 0)

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ringside.errors import UsageError
 from ringside.monitor.alerts.counters import MetricCounters, MetricsSnapshot
-from ringside.monitor.alerts.live import AlertService, AlertSettings, Endpoint, parse_endpoint
+from ringside.monitor.alerts.live import AlertService, AlertSettings, Endpoint
 from ringside.monitor.collector import StepCollector
 from ringside.view.export.prometheus import PLACES, RANKS_SHOWN, WORST_SHOWN, MetricsServer, render
 
@@ -283,13 +283,13 @@ def test_a_port_that_is_taken_is_said_once(tmp_path: Path, caplog: pytest.LogCap
     ],
 )
 def test_endpoints(text: str, token: str, endpoint: tuple[str, int, str]) -> None:
-    assert parse_endpoint(text, token) == endpoint
+    assert Endpoint.parse(text, token) == endpoint
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0:80", "[::]:80", "10.0.0.5:80", "x", "1.2.3:4", "70000", "-1", "host:80", ""])
 def test_endpoints_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match=r"--metrics-port|RINGSIDE_METRICS_TOKEN"):
-        parse_endpoint(text)
+        Endpoint.parse(text)
 
 
 def test_what_the_environment_asks_for_in_vain_is_said_and_the_rest_holds(

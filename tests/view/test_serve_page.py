@@ -21,8 +21,8 @@ pytest.importorskip("uvicorn")
 from tests.view.served import LIMIT_S, serving
 
 from ringside.text import digits, duration, signed_percent
-from ringside.view.server.feed import PageFeed, packed_rows
-from ringside.view.server.history import Rows
+from ringside.view.server.feed import PageFeed
+from ringside.view.server.state import packed
 
 
 def rows(page: Any) -> int:
@@ -294,8 +294,19 @@ class Large(PageFeed):
         )
         lines |= {"exposed": line / 2, "backward": line}
         done = since + len(steps)
-        found = Rows(steps.astype(float), late, lines, np.full(len(steps), 700, np.int32), done, done < STEPS)
-        return msgspec.json.encode({"epoch": self.epoch, "ranks": RANKS, "stride": 1, **packed_rows(found)})
+        found = {
+            "epoch": self.epoch,
+            "ranks": RANKS,
+            "stride": 1,
+            "rows": len(steps),
+            "steps": packed(steps, np.float64),
+            "late": packed(late, np.uint8),
+            "worst": packed(np.full(len(steps), 700), np.int32),
+            "lines": {name: packed(values, np.float32) for name, values in lines.items()},
+            "since": done,
+            "more": done < STEPS,
+        }
+        return msgspec.json.encode(found)
 
 
 FRAMES = """async () => {

@@ -27,7 +27,6 @@ from ringside.view.tui.rank_table import (
     arrange_ranks,
     fit_columns,
     heading_line,
-    matches_filter,
     rank_line,
 )
 from ringside.view.tui.source import Local, Open, Snapshot, take_snapshot
@@ -79,7 +78,7 @@ def test_order_puts_what_is_not_known_last(sort: str, reverse: bool, expected: l
     ],
 )  # fmt: skip
 def test_filters(wanted: str, expected: bool) -> None:
-    assert matches_filter(rank(12, host="node-3.cluster", verdicts=("slow_rank",)), wanted) is expected
+    assert SortOrder(filter=wanted).shows(rank(12, host="node-3.cluster", verdicts=("slow_rank",))) is expected
 
 
 def test_lines_of_blocks_share_one_scale_and_noise_stays_low(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -44,22 +46,18 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
         if "mpi" in plan.peers:
             _mpi_memory(directory).mkdir(mode=0o700)
         (directory / PLAN).write_bytes(msgspec.json.encode(plan))
-        readers = [MessageReader(directory, rank) for rank in range(plan.ranks)]
-        reports: Reports = [[] for _ in readers]
-        processes: list[subprocess.Popen[bytes]] = []
+        ranks = BenchRanks([MessageReader(directory, rank) for rank in range(plan.ranks)])
         try:
             with (directory / _LOG).open("wb") as log:
                 for command, environment in rank_commands(plan, directory):
-                    processes.append(start_rank(command, environment, log.fileno()))
-            follow_ranks(processes, readers, reports, observe)
-            if not all(any(isinstance(m, Done) for m in report) for report in reports):
-                raise RingsideError(what_happened(processes, reports, (directory / _LOG).read_text(errors="replace")))
+                    ranks.start(command, environment, log)
+            ranks.follow(observe)
+            if not all(any(isinstance(m, Done) for m in report) for report in ranks.reports):
+                raise RingsideError(ranks.what_happened((directory / _LOG).read_text(errors="replace")))
         finally:
-            end_ranks(processes)
-            for reader in readers:
-                reader.close()
+            ranks.end()
             shutil.rmtree(_mpi_memory(directory), ignore_errors=True)
-        return reports
+        return ranks.reports
 
 
 def _mpi_memory(directory: Path) -> Path:
@@ -77,69 +75,81 @@ def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Map
     return [(command, dict.fromkeys((MPI_MEMORY, MPI_4_MEMORY), str(_mpi_memory(directory))))]
 
 
-def start_rank(command: list[str], environment: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
-    """Start a rank; `log` is the descriptor that takes what it writes."""
-    # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
-    env, null = {"OMP_NUM_THREADS": "1", **os.environ, **environment}, subprocess.DEVNULL
-    return subprocess.Popen(
-        command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
-    )
+@dataclass
+class BenchRanks:
+    """The processes of a run, and what their ranks have said.
 
+    Attributes:
+        readers: Of each rank's messages.
+        processes: One per rank; with MPI the mpirun that starts them.
+        reports: The messages of each rank so far.
+    """
 
-def follow_ranks(
-    processes: list[subprocess.Popen[bytes]], readers: list[MessageReader], reports: Reports, observe: Observer
-) -> None:
-    """Read messages until every process ended, or one failed and the others had time to say what they saw."""
-    deadline = float("inf")
-    while True:
-        ended = [process.poll() for process in processes]
-        for rank, reader in enumerate(readers):
-            for message in reader.read():
-                reports[rank].append(message)
-                observe(rank, message)
-        if all(status is not None for status in ended) or time.monotonic() > deadline:
-            return
-        if any(status not in (None, 0) for status in ended):
-            deadline = min(deadline, time.monotonic() + _GRACE_S)
-        time.sleep(POLL_S)
+    readers: list[MessageReader]
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    reports: Reports = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.reports = [[] for _ in self.readers]
 
-def end_ranks(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End what still runs: politely, so that mpirun ends its ranks, then for good."""
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    for process in processes:
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()  # its ranks, if it has any, follow: they die with their parent
-            process.wait()
+    def start(self, command: list[str], environment: Mapping[str, str], log: IO[bytes]) -> None:
+        """Start a process; `log` takes what it writes."""
+        # One compute thread per rank, as torchrun does; a session of its own, so that Ctrl-C reaches only the parent.
+        env, null = {"OMP_NUM_THREADS": "1", **os.environ, **environment}, subprocess.DEVNULL
+        process = subprocess.Popen(
+            command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+        )
+        self.processes.append(process)
 
+    def follow(self, observe: Observer) -> None:
+        """Read messages until every process ended, or one failed and the others had time to say what they saw."""
+        deadline = float("inf")
+        while True:
+            ended = [process.poll() for process in self.processes]
+            for rank, reader in enumerate(self.readers):
+                for message in reader.read():
+                    self.reports[rank].append(message)
+                    observe(rank, message)
+            if all(status is not None for status in ended) or time.monotonic() > deadline:
+                return
+            if any(status not in (None, 0) for status in ended):
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+            time.sleep(POLL_S)
 
-# ---------------------------------------------------------------------------------------------- what went wrong
+    def end(self) -> None:
+        """End what still runs: politely, so that mpirun ends its ranks, then for good."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its ranks, if it has any, follow: they die with their parent
+                process.wait()
+        for reader in self.readers:
+            reader.close()
 
-
-def what_happened(processes: list[subprocess.Popen[bytes]], reports: Reports, log: str) -> str:
-    """Return in one line which rank failed, how, and during what."""
-    # A rank that a signal ended before its time: mpirun writes which it was; without it, our children tell.
-    killed = None
-    by_mpirun = re.search(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", log)
-    if by_mpirun is not None:
-        killed = int(by_mpirun[1]), int(by_mpirun[2])
-    elif len(processes) > 1:
-        codes = [process.returncode for process in processes]
-        killed = next(((rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0), None)
-    if killed is not None:
-        rank, number = killed
-        return f"rank {rank} died ({signal_name(number)}) {_during(reports[rank])}; the other ranks were ended"
-    failures = [(rank, m) for rank, report in enumerate(reports) for m in report if isinstance(m, Failed)]
-    # A rank that misses another tells of a consequence; prefer the cause.
-    for rank, failure in sorted(failures, key=lambda item: bool(item[1].lost)):
-        return f"rank {rank} failed {_during(reports[rank])}: {failure.error}: {failure.message}"
-    words = [line for line in log.splitlines() if line.strip()]
-    silent = [rank for rank, report in enumerate(reports) if not any(isinstance(m, Done) for m in report)]
-    return f"rank {silent[0]} ended {_during(reports[silent[0]])}; its last words: {words[-1] if words else 'none'}"
+    def what_happened(self, log: str) -> str:
+        """Return in one line which rank failed, how, and during what."""
+        # A rank that a signal ended before its time: mpirun writes which it was; without it, our children tell.
+        killed, reports = None, self.reports
+        by_mpirun = re.search(r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)", log)
+        if by_mpirun is not None:
+            killed = int(by_mpirun[1]), int(by_mpirun[2])
+        elif len(self.processes) > 1:
+            codes = [process.returncode for process in self.processes]
+            killed = next(((rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0), None)
+        if killed is not None:
+            rank, number = killed
+            return f"rank {rank} died ({signal_name(number)}) {_during(reports[rank])}; the other ranks were ended"
+        failures = [(rank, m) for rank, report in enumerate(reports) for m in report if isinstance(m, Failed)]
+        # A rank that misses another tells of a consequence; prefer the cause.
+        for rank, failure in sorted(failures, key=lambda item: bool(item[1].lost)):
+            return f"rank {rank} failed {_during(reports[rank])}: {failure.error}: {failure.message}"
+        words = [line for line in log.splitlines() if line.strip()]
+        silent = [rank for rank, report in enumerate(reports) if not any(isinstance(m, Done) for m in report)]
+        return f"rank {silent[0]} ended {_during(reports[silent[0]])}; its last words: {words[-1] if words else 'none'}"
 
 
 def _during(report: list[Message]) -> str:

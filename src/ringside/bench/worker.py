@@ -42,11 +42,6 @@ _BITWISE = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor
 _FOLDS = {"sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, **_BITWISE}
 
 
-def contribution(rank: int, ranks: int, dtype: str, op: str) -> Array:
-    """Return one period of a rank's tensor, shape [PERIOD], in the dtype it is stored as."""
-    return to_storage(whole_numbers(rank, ranks, dtype, op), dtype)
-
-
 def expected(ranks: int, dtype: str, op: str) -> Array:
     """Return one period of the result on every rank, shape [PERIOD], in the dtype it is stored as."""
     wide = "int64" if "int" in dtype else "float64"
@@ -143,7 +138,7 @@ class BenchMeter:
         self._comm, self._plan, self._contenders = comm, plan, contenders
         self._pools = {"symmetric": comm.empty(plan.pool_bytes, np.uint8), "private": aligned(plan.pool_bytes)}
         self.sweep = aligned(plan.limit_bytes)
-        self._own = contribution(comm.rank, plan.ranks, plan.dtype, plan.op)
+        self._own = to_storage(whole_numbers(comm.rank, plan.ranks, plan.dtype, plan.op), plan.dtype)
         self._expected = expected(plan.ranks, plan.dtype, plan.op)
 
     def case(self, size_bytes: int, cache: str, buffers: int) -> list[Sample]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -33,7 +32,7 @@ from ringside.doctor.files.progress import OnStream
 from ringside.doctor.findings import Findings, as_json, is_enough_to_judge
 from ringside.errors import UsageError
 from ringside.files import write_user_file
-from ringside.text import counted
+from ringside.text import counted, natural_key
 from ringside.view.doctor_text import files_line, overall_headline, standing_lines
 from ringside.view.mesh_text import chain_line
 from ringside.view.tui.console import SafeConsole
@@ -42,7 +41,6 @@ from ringside.view.verdict_text import checks, finding_text, what_if_line
 HELP = "explain a run that failed or crawled, from traces, dumps and logs"
 HEALTHY, VERDICTS, NOTHING_READABLE, NOT_ENOUGH = 0, 1, 3, 4
 SHOWN_NOTES = 12
-_NUMBER = re.compile(r"([0-9]+)")
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +132,7 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         console.print(Text(files_line(findings)))
         return
     # One line per file, in the order of their numbers: those left out first. Where nothing could be read, why.
-    notes = sorted(findings.notes, key=lambda note: (note.used, _in_order(note.file)))
+    notes = sorted(findings.notes, key=lambda note: (note.used, natural_key(note.file)))
     shown = notes if verbose else notes[:SHOWN_NOTES]
     for note in shown:
         kind = f"{note.kind}, " if note.kind else ""
@@ -142,8 +140,3 @@ def print_findings(findings: Findings, console: Console, *, verbose: bool = Fals
         console.print(Text(f"{sign} {note.file}: {kind}{note.text}", style="" if note.used else "yellow"))
     if len(notes) > len(shown):
         console.print(Text(f"… and {counted(len(notes) - len(shown), 'more file')} (-v lists them)"))
-
-
-def _in_order(name: str) -> list[tuple[int, str]]:
-    """A key that sorts `_dump_2` before `_dump_10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in _NUMBER.split(name)]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ringside.commands.options import host_count, write_output
 from ringside.errors import UsageError
-from ringside.schedule import ALGORITHMS, COLLECTIVES, Schedule, by_name, hierarchical, pipelined, relabel
+from ringside.schedule import ALGORITHMS, COLLECTIVES, by_name, hierarchical, pipelined, relabel
 from ringside.text import counted, parse_ranks_per_host
 from ringside.view.schedule.drawing import schedule_html, schedule_sheet
 from ringside.view.schedule.text import schedule_text
@@ -50,19 +50,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the picture and print its path, or print the terminal form."""
-    schedule = requested_schedule(args)
-    title = f"{args.algorithm}, {counted(schedule.ranks, 'rank')}{_how(args)}"
-    if args.text:
-        _deliver(schedule_text(schedule, args.algorithm + _how(args)), args.output)
-    elif args.svg:
-        _deliver(schedule_sheet(schedule, title), args.output or Path(f"{args.algorithm}-{schedule.ranks}.svg"))
-    else:
-        _deliver(schedule_html(schedule, title), args.output or Path(f"{args.algorithm}-{schedule.ranks}.html"))
-    return 0
-
-
-def requested_schedule(args: argparse.Namespace) -> Schedule:
-    """Return the schedule that the arguments describe; raise `UsageError` where they do not fit together."""
+    # The schedule that the arguments describe.
     name, ranks = args.algorithm, args.ranks
     by_name(name, 1)  # a wrong name is told before a missing number
     if args.hosts is not None or args.ranks_per_host is not None:
@@ -85,7 +73,17 @@ def requested_schedule(args: argparse.Namespace) -> Schedule:
         except ValueError:
             raise UsageError(f"--order takes numbers such as 0,2,1,3, not {args.order!r}") from None
         schedule = relabel(schedule, order)
-    return pipelined(schedule, args.segments) if args.segments != 1 else schedule
+    if args.segments != 1:
+        schedule = pipelined(schedule, args.segments)
+    # In the form that is requested.
+    title = f"{name}, {counted(schedule.ranks, 'rank')}{_how(args)}"
+    if args.text:
+        _deliver(schedule_text(schedule, name + _how(args)), args.output)
+    elif args.svg:
+        _deliver(schedule_sheet(schedule, title), args.output or Path(f"{name}-{schedule.ranks}.svg"))
+    else:
+        _deliver(schedule_html(schedule, title), args.output or Path(f"{name}-{schedule.ranks}.html"))
+    return 0
 
 
 def _host_sizes(args: argparse.Namespace) -> list[int]:

@@ -164,20 +164,17 @@ def run_surviving(line: CommandLine) -> int:
     others = sorted(line.ours.keys() - {SURVIVE, *VERBOSE, *QUIET})
     if others:
         raise UsageError(f"{SURVIVE} records nothing yet: leave out {', '.join(others)}")
-    line = keeper_command(line)
+    # A keeper takes the script's place in torchrun's command line, and is given the script.
+    module = ["-m"] if line.names & {"-m", "--module"} else []
+    flags = [flag for flag in line.flags if flag not in ("-m", "--module")]
+    script = ("ringside.survive", *module, *line.script)
+    line = CommandLine((*flags, "-m"), line.names | {"-m"}, script, line.ours)
     status: int | None = None
     with stop_requests() as stop:
         launch = Launch(with_defaults(line, _processes()), os.environ)
         while status is None:
             status = wait_or_stop(launch, _POLL_S, stop)
     return status
-
-
-def keeper_command(line: CommandLine) -> CommandLine:
-    """Return a command line in which keepers run its script."""
-    module = [] if not line.names & {"-m", "--module"} else ["-m"]
-    flags = tuple(flag for flag in line.flags if flag not in ("-m", "--module"))
-    return CommandLine((*flags, "-m"), line.names | {"-m"}, ("ringside.survive", *module, *line.script), line.ours)
 
 
 def start_line(line: CommandLine, path: Path, environ: Mapping[str, str]) -> str:

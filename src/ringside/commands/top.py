@@ -25,7 +25,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -62,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     """Show a run until the user quits, or once."""
     source, remark = choose_run(args.run)
     order = SortOrder(sort=args.sort, reverse=args.reverse, filter=args.filter)
-    if args.json or args.once or not can_draw(os.environ, sys.stdin, sys.stdout):
+    # A screen needs a terminal at both ends, and one that knows where its cursor is.
+    is_screen = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    if args.json or args.once or not is_screen:
         if remark:
             print(in_ascii(remark), file=sys.stderr)
         return print_once(source, order, sys.stdout, as_data=args.json, all_ranks=args.all)
@@ -103,11 +104,6 @@ def choose_run(run: str | None) -> tuple[RunSource, str]:
             "a run directory"
         )
     return Local(found[0], at_once=AT_ONCE), f"no job runs on this machine; this is the newest under {RUNS}/"
-
-
-def can_draw(environment: Mapping[str, str], stdin: TextIO, stdout: TextIO) -> bool:
-    """Whether a screen can be drawn: both ends are a terminal, and one that knows where its cursor is."""
-    return stdin.isatty() and stdout.isatty() and environment.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
 def print_once(source: RunSource, order: SortOrder, stream: TextIO, *, as_data: bool, all_ranks: bool = False) -> int:

@@ -75,7 +75,28 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the difference, and write its page."""
-    change, rates = change_of(args), Rates(_rate(args, "price"), _rate(args, "watts"))
+    slower = {}
+    for text in args.slow_rank:
+        match = _SLOWER.match(text.strip())
+        if match is None:
+            raise UsageError(f"--slow-rank {text}: a rank and by how much its work grows, such as 3=12%")
+        slower[int(match[1])] = float(match[2]) / 100.0
+    change = StepChange(
+        slower=slower,
+        repaired=tuple(args.repair),
+        slow_links=tuple(map(link_of, args.slow_link)),
+        lost_rails=tuple(args.lose_rail),
+        oversubscription=args.oversubscribe,
+        sharp=args.sharp,
+        bucket_bytes=size_bytes(args.bucket, "--bucket") if args.bucket else None,
+        hosts=args.to_hosts,
+        algorithm=args.to_algorithm,
+    )
+    if change == StepChange():
+        raise UsageError(
+            "nothing to change: add --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ..."
+        )
+    rates = Rates(_rate(args, "price"), _rate(args, "watts"))
     step = step_of(args, change)
     if step.algorithm != AUTO:
         option(lawful(step.topology), step.algorithm)  # raises with a list of what there is
@@ -89,9 +110,6 @@ def run(args: argparse.Namespace) -> int:
     if args.html is not None:
         write_page(args.html, what_if_page(answer, change, (played(answer.before), after), rates))
     return 0
-
-
-# ------------------------------------------------------------------------------------------- what is requested
 
 
 def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
@@ -117,32 +135,6 @@ def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
     if not (args.preset or args.topology or change.of_work):
         raise UsageError(f"missing the network of {args.run}: --preset, or --topology FILE (ringside probe -o)")
     return replace(recorded_step(run, hardware_of(run, args)), algorithm=args.algorithm)
-
-
-def change_of(args: argparse.Namespace) -> StepChange:
-    """Return the change that the arguments describe; raise `UsageError` where there is none, or it cannot be read."""
-    slower = {}
-    for text in args.slow_rank:
-        match = _SLOWER.match(text.strip())
-        if match is None:
-            raise UsageError(f"--slow-rank {text}: a rank and by how much its work grows, such as 3=12%")
-        slower[int(match[1])] = float(match[2]) / 100.0
-    change = StepChange(
-        slower=slower,
-        repaired=tuple(args.repair),
-        slow_links=tuple(map(link_of, args.slow_link)),
-        lost_rails=tuple(args.lose_rail),
-        oversubscription=args.oversubscribe,
-        sharp=args.sharp,
-        bucket_bytes=size_bytes(args.bucket, "--bucket") if args.bucket else None,
-        hosts=args.to_hosts,
-        algorithm=args.to_algorithm,
-    )
-    if change == StepChange():
-        raise UsageError(
-            "nothing to change: add --slow-rank 3=12%, --slow-link 7:8=4, --lose-rail 0, --to-hosts 32, ..."
-        )
-    return change
 
 
 def _rate(args: argparse.Namespace, name: str) -> float | None:

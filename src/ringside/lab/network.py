@@ -43,11 +43,6 @@ def bucket_bytes(rate: float) -> int:
     return max(int(rate / 8 * _BUCKET_S), 2 * piece_bytes(rate))
 
 
-def queue_bytes(rate: float) -> int:
-    """Return how much may wait at each end of a link of that rate in bit/s."""
-    return max(int(rate / 8 * _QUEUE_S), 64 * _FRAME_BYTES)
-
-
 def limit(device: str, rate: float | None) -> list[str]:
     """Return the commands for `tc` that give a device a rate in bit/s, or none.
 
@@ -56,7 +51,8 @@ def limit(device: str, rate: float | None) -> list[str]:
     unlimited = f"qdisc replace dev {device} root pfifo limit 1000"
     if rate is None:
         return [unlimited]
-    sizes = f"burst {bucket_bytes(rate)} limit {queue_bytes(rate)}"
+    queue_bytes = max(int(rate / 8 * _QUEUE_S), 64 * _FRAME_BYTES)
+    sizes = f"burst {bucket_bytes(rate)} limit {queue_bytes}"
     return [unlimited, f"qdisc replace dev {device} root tbf rate {rate:.0f}bit {sizes}"]
 
 
@@ -165,13 +161,8 @@ def interface_bytes(namespace: str, devices: Iterable[str]) -> tuple[int, int]:
     A piece that TCP hands down at once (GSO) counts with one header, for it is never cut up inside one machine.
     """
     text = inside(namespace, Path("/proc/thread-self/net/dev").read_text)
-    table = bytes_by_device(text)
-    found = [table[device] for device in devices]
-    return sum(received for received, _ in found), sum(sent for _, sent in found)
-
-
-def bytes_by_device(text: str) -> dict[str, tuple[int, int]]:
-    """Return (received, sent) bytes of each interface, from the content of /proc/net/dev."""
     rows = (line.partition(":") for line in text.splitlines() if ":" in line)
-    numbers = {name.strip(): rest.split() for name, _, rest in rows}
-    return {name: (int(row[0]), int(row[8])) for name, row in numbers.items()}
+    counters = {name.strip(): numbers.split() for name, _, numbers in rows}
+    found = [counters[device] for device in devices]
+    # Of a row's sixteen counters eight are of what was received, bytes first, and eight of what was sent.
+    return sum(int(row[0]) for row in found), sum(int(row[8]) for row in found)

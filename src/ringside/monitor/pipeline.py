@@ -230,7 +230,9 @@ class BubbleLedger:
         if schedule is None:
             return Bubbles(stages=stages, waiting_ratio=waiting, words=f"{words}.")
         micro_batches, chunks = schedule
-        least = least_bubble(stages, micro_batches, chunks)
+        # Of GPipe, 1F1B and interleaved 1F1B: Narayanan et al., Efficient Large-Scale Language Model Training on GPU
+        # Clusters Using Megatron-LM, section 2.2.
+        least = (stages - 1) / (chunks * micro_batches + stages - 1)
         parts = f"{stages} stages" + (f" of {chunks} chunks" if chunks > 1 else "")
         words += f" (least possible with {parts} and {counted(micro_batches, 'micro-batch', 'micro-batches')}: "
         words += f"{percent(least)})"
@@ -267,11 +269,3 @@ def schedule_of(stages: int, messages: Mapping[tuple[int, int], int]) -> tuple[i
     if twice <= 0 or twice % 2 or count % twice:
         return None
     return twice // 2, count // twice
-
-
-def least_bubble(stages: int, micro_batches: int, chunks: int = 1) -> float:
-    """Return the share of its time that a rank waits at least, by GPipe, 1F1B or (several chunks) interleaved 1F1B.
-
-    Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM, section 2.2.
-    """
-    return (stages - 1) / (chunks * micro_batches + stages - 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import msgspec
 
@@ -180,16 +180,16 @@ class ReplicaCheck:
         return self._names[index] if index < len(self._names) else f"number {index}"
 
 
-def find_odd_ranks(digests: Mapping[int, int]) -> tuple[tuple[int, ...], bool]:
+def find_odd_ranks(values: Mapping[int, Hashable]) -> tuple[tuple[int, ...], bool]:
     """Return the ranks outside the largest group that agrees, and True; where none is the largest, all, and False.
 
     Args:
-        digests: Digest by rank; at least two differ.
+        values: What each rank has, such as a digest; at least two differ.
     """
-    (right, most), (_, second) = Counter(digests.values()).most_common(2)
+    (right, most), (_, second) = Counter(values.values()).most_common(2)
     if most == second:
-        return tuple(sorted(digests)), False
-    return tuple(sorted(rank for rank, digest in digests.items() if digest != right)), True
+        return tuple(sorted(values)), False
+    return tuple(sorted(rank for rank, value in values.items() if value != right)), True
 
 
 # -------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from ringside.errors import UsageError
 from ringside.isolation import Guard
 from ringside.monitor.wait_meter import Issued, WaitMeter, WatchedGroup
 from ringside.pytorch.ddp.cuda_events import CudaEvents, events_of
+from ringside.pytorch.process_group.arguments import first_tensor
 from ringside.pytorch.process_group.collectives import TABLE
 from ringside.pytorch.process_group.group import RingsideGroup
 from ringside.pytorch.process_group.work import RingsideWork
@@ -198,7 +199,7 @@ class _GroupHooks:
 
         Of an all-to-all `other_side` is what comes for what goes, or the other way round: its splits make them differ.
         """
-        first, meter = first_of(tensors), self.meter
+        first, meter = first_tensor(tensors), self.meter
         is_on_host = first is not None and first.is_cpu
         if first is not None and not is_on_host and meter.device is None and not meter.is_muted:
             self._use_device(first.device)
@@ -410,10 +411,3 @@ def size_of(tensors: Any) -> int:
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
     return sum(map(size_of, tensors)) if isinstance(tensors, (list, tuple)) else 0
-
-
-def first_of(tensors: Any) -> torch.Tensor | None:
-    """Return the first tensor of a list of them however nested; None: there is none."""
-    while isinstance(tensors, (list, tuple)) and tensors:
-        tensors = tensors[0]
-    return tensors if isinstance(tensors, torch.Tensor) else None

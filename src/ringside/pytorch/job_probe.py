@@ -86,24 +86,19 @@ def probe_job(
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if size < 2:
         raise UsageError(f"there are no links among {size} ranks: start at least 2")
+    # A part of the job's store: torchrun's agent has made one, elsewhere rank 0 does.
+    part = f"ringside/probe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    makes_it = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    patience = datetime.timedelta(seconds=patience_s)
     try:
-        store = job_store(patience_s)
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = PrefixStore(part, TCPStore(host, port, None, makes_it, patience, wait_for_workers=False))
     except (RuntimeError, OSError, ValueError):
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         return ProbeOutcome(
             rank, size, trouble=f"{socket.gethostname()} (rank {rank}) does not reach rank 0 at {where}"
         )
     return _Job(store, rank, size, patience_s).probe(every_rank, tuple(order), THOROUGH if thorough else QUICK)
-
-
-def job_store(patience_s: float) -> Store:
-    """Return a part of the job's store; torchrun's agent has made one, elsewhere rank 0 does."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    makes_it = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    patience = datetime.timedelta(seconds=patience_s)
-    store = TCPStore(host, port, None, makes_it, patience, wait_for_workers=False)
-    name = f"ringside/probe/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-    return PrefixStore(name, store)
 
 
 class _Job:

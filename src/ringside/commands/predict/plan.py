@@ -72,7 +72,32 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what synchronisation would cost; 1 where the model fits no way."""
-    found = plan(plan_question(args))
+    if args.run:
+        # What a recorded run did, over the hardware that arguments name.
+        if args.bytes or args.compute_seconds is not None:
+            raise UsageError(f"--run {args.run} gives what it synchronised and computed: omit the others")
+        recorded = Run(args.run)
+        step = recorded_step(recorded, hardware_of(recorded, args))
+        _, parameters = gradient_bytes(args)
+        question = PlanQuestion(
+            step.topology, step.size_bytes, compute_s=step.work_s, measured=step.measured, ran=step.buckets
+        )
+    else:
+        topology = hardware(args)
+        nbytes, parameters = gradient_bytes(args)
+        question = PlanQuestion(topology, nbytes, compute_s=args.compute_seconds)
+    memory_bytes = DEVICE_BYTES.get(question.topology.name)
+    question = replace(
+        question,
+        parameters=parameters,
+        dtype=args.dtype,
+        algorithm=args.algorithm,
+        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else memory_bytes,
+        batch_per_rank=args.batch_per_rank,
+        accumulated=args.accumulate,
+        base_batch=args.base_batch,
+    )
+    found = plan(question)
     if args.json:
         print(json.dumps(to_json(found), indent=1))
     else:
@@ -89,38 +114,6 @@ def write_page(path: Path, page: str) -> None:
     """Write a page and print its path on stderr: stdout has the answer."""
     write_output(path, page)
     print(f"written: {path}", file=sys.stderr)
-
-
-def plan_question(args: argparse.Namespace) -> PlanQuestion:
-    """Return the question that the arguments ask.
-
-    Raises:
-        UsageError: They contradict each other, or a figure cannot be.
-    """
-    if args.run:
-        # What a recorded run did, over the hardware that arguments name.
-        if args.bytes or args.compute_seconds is not None:
-            raise UsageError(f"--run {args.run} gives what it synchronised and computed: omit the others")
-        run = Run(args.run)
-        step = recorded_step(run, hardware_of(run, args))
-        _, parameters = gradient_bytes(args)
-        question = PlanQuestion(
-            step.topology, step.size_bytes, compute_s=step.work_s, measured=step.measured, ran=step.buckets
-        )
-    else:
-        topology = hardware(args)
-        nbytes, parameters = gradient_bytes(args)
-        question = PlanQuestion(topology, nbytes, compute_s=args.compute_seconds)
-    return replace(
-        question,
-        parameters=parameters,
-        dtype=args.dtype,
-        algorithm=args.algorithm,
-        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else DEVICE_BYTES.get(question.topology.name),
-        batch_per_rank=args.batch_per_rank,
-        accumulated=args.accumulate,
-        base_batch=args.base_batch,
-    )
 
 
 def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:

@@ -71,23 +71,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, check and score the tables; print the verdict first."""
-    scores = requested_scores(args)
-    if args.json:
-        print(json.dumps(to_json(scores, points=args.points), indent=1))
-    else:
-        wide = None if sys.stdout.isatty() else 160  # a file or a pipe has no width of its own
-        print_scores(scores, SafeConsole(file=sys.stdout, highlight=False, width=wide))
-    if args.html is not None:
-        write_page(args.html, score_page(scores))
-    return 0 if any(not score.refused for score in scores) else 1
-
-
-def requested_scores(args: argparse.Namespace) -> list[Score]:
-    """Return the scores that the arguments ask for.
-
-    Raises:
-        UsageError: Nothing to read, or options that exclude each other.
-    """
     if bool(args.fit) != bool(args.test) or (args.fit and (args.paths or args.fit_below)):
         raise UsageError("--fit A.csv ... needs --test B.csv ..., and neither TABLE nor --fit-below beside them")
     if not args.fit and not args.paths:
@@ -96,17 +79,27 @@ def requested_scores(args: argparse.Namespace) -> list[Score]:
     if args.fit_below is not None and not limit:
         raise UsageError(f"--fit-below {args.fit_below}: a size such as 16M or 1G")
     paths = [*args.paths, *args.fit, *args.test, *args.p2p]
-    tables, known, refused = read_checked_tables(paths, args.preset or "auto", args.ranks, args.hosts)
+    tables, known, scores = read_checked_tables(paths, args.preset or "auto", args.ranks, args.hosts)
     if args.fit:
         # a table belongs to the side on which its file, or its folder, was named
         sides = ({str(path) for path, _ in _files(names)} for names in (args.fit, args.test))
         fit, test = ([table for table in tables if table.path in side] for side in sides)
-        return [*refused, *(scoring.other_scale(scoring.same_cluster(fit, table), table, known) for table in test)]
-    if limit is not None:
-        return [*refused, *(scoring.larger_sizes(table, known, limit) for table in tables)]
-    if args.preset:
-        return [*refused, *(scoring.preset_only(table, known) for table in tables)]
-    return [*refused, *(scoring.hold_out(table, known) for table in tables)]
+        scores += [scoring.other_scale(scoring.same_cluster(fit, table), table, known) for table in test]
+    elif limit is not None:
+        scores += [scoring.larger_sizes(table, known, limit) for table in tables]
+    elif args.preset:
+        scores += [scoring.preset_only(table, known) for table in tables]
+    else:
+        scores += [scoring.hold_out(table, known) for table in tables]
+    # The verdict first.
+    if args.json:
+        print(json.dumps(to_json(scores, points=args.points), indent=1))
+    else:
+        wide = None if sys.stdout.isatty() else 160  # a file or a pipe has no width of its own
+        print_scores(scores, SafeConsole(file=sys.stdout, highlight=False, width=wide))
+    if args.html is not None:
+        write_page(args.html, score_page(scores))
+    return 0 if any(not score.refused for score in scores) else 1
 
 
 def read_checked_tables(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import io
 import os
-import re
 import shutil
 import tarfile
 import tempfile
@@ -35,7 +34,7 @@ from ringside.doctor.files.source import (
     buffered,
 )
 from ringside.doctor.findings import Note
-from ringside.text import size
+from ringside.text import natural_key, size
 
 # -------------------------------------------------------------------------------------------------
 # Adding files: what is packed is unpacked, archives are looked into, everything within bounds.
@@ -291,13 +290,6 @@ def _folder(folder: Path, walk: Walk, depth: int) -> Iterator[Path]:
             yield from _folder(folder / entry.name, walk, depth + 1)
         elif entry.is_file():
             yield folder / entry.name
-
-
-def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Return a key that sorts `dump_2` before `dump_10`."""
-    # No name makes a number that takes long to compare.
-    pieces = re.findall("[0-9]+|[^0-9]", name + "\0")
-    return tuple((0, int(piece[:18])) if "0" <= piece[0] <= "9" else (1, piece) for piece in pieces)
 
 
 def _add_file(path: Path, walk: Walk, seen: set[tuple[int, int]]) -> None:

@@ -115,23 +115,6 @@ def collective_name(name: str) -> str:
     return next((kind for kind, spelling in _SPELLINGS.items() if re.fullmatch(spelling, joined)), plain)
 
 
-def kernel_collective(name: str) -> str:
-    """Return which collective a device kernel carries out; empty where it is none (then it is work)."""
-    match = _KERNEL.search(name)
-    return collective_name(match[1] or "generic") if match else ""
-
-
-def annotated_collective(name: str) -> str:
-    """Return which collective an annotation such as `nccl:all_reduce` or `gloo:all_reduce` is of; empty where none."""
-    match = _ANNOTATION.match(name)
-    return collective_name(match[1]) if match else ""
-
-
-def dtype_bytes(name: str) -> int:
-    """Return the size of one element, from any of PyTorch's names of a type; 4 where it is not known."""
-    return _SIZES.get(name.lower(), 4)
-
-
 def count_elements(dims: object) -> int:
     """Return how many elements the shapes in an event's `Input Dims` have in all.
 
@@ -212,10 +195,12 @@ class TraceCollector:
                             self.rank = plain_count(arguments.rank)
                 self._threads.append(_intervals(work))
             elif category in DEVICE_WORK:
-                kinds = {name: kernel_collective(name) for name in {activity.name for activity in complete}}
+                # Which kernels carry out a collective, and which one; all others are work.
+                matches = {name: _KERNEL.search(name) for name in {activity.name for activity in complete}}
+                kinds = {name: collective_name(match[1] or "generic") for name, match in matches.items() if match}
                 work = []
                 for activity in complete:
-                    if kinds[activity.name] and activity.cat == "kernel":
+                    if activity.name in kinds and activity.cat == "kernel":
                         of_kernel = collective_arguments(activity.args)
                         self._kernels.append((activity.ts, activity.ts + activity.dur, kinds[activity.name], of_kernel))
                     else:
@@ -240,7 +225,8 @@ class TraceCollector:
                         number = int(event.name[len(STEP) :])
                         known = steps.get(number, (start, end))
                         steps[number] = (min(known[0], start), max(known[1], end))
-                    elif kind := annotated_collective(event.name):
+                    elif match := _ANNOTATION.match(event.name):
+                        kind = collective_name(match[1])
                         where = "device" if on_device else "launch" if event.name.startswith(LAUNCHED) else "thread"
                         self._annotated.append((start, end, kind, collective_arguments(event.args), where))
 
@@ -329,7 +315,7 @@ class TraceCollector:
             start_s=start / 1e6 + self._base_s,
             end_s=end / 1e6 + self._base_s,
             elements=elements,
-            nbytes=elements * dtype_bytes(dtype),
+            nbytes=elements * _SIZES.get(dtype.lower(), 4),
             group=str(args.group) if args.group is not None else "",
             ranks=plain_ranks(args.ranks),
             seq=args.seq if isinstance(args.seq, int) and args.seq < MOST_ELEMENTS else -1,

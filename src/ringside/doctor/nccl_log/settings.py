@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ringside.doctor.findings import verdict_of_files
 from ringside.doctor.nccl_log.lines import Line
+from ringside.monitor.replicas import find_odd_ranks
 from ringside.monitor.verdict import Verdict
 from ringside.text import rank_list
 
@@ -161,10 +162,7 @@ def _disagree(setting: str, by_rank: Mapping[int, str]) -> list[Verdict]:
     counts = Counter(by_rank.values()).most_common()
     if len(counts) < 2:
         return []
-    # A tie decides nothing: then all differ.
-    majority = counts[0][0]
-    tie = counts[0][1] == counts[1][1]
-    different = sorted(rank for rank, value in by_rank.items() if value != majority or tie)
+    different, _ = find_odd_ranks(by_rank)
     values = "; ".join(
         f"{value or 'not set'} on {rank_list(rank for rank, own in by_rank.items() if own == value)}"
         for value, _ in counts[:4]
@@ -175,4 +173,4 @@ def _disagree(setting: str, by_rank: Mapping[int, str]) -> list[Verdict]:
         else f"Install the same {setting.removesuffix(' version')} on every host."
     )
     cause = f"{setting} differs between ranks: {values}"
-    return [verdict_of_files("mismatch", different, cause, {"what": setting, "values": values}, advice)]
+    return [verdict_of_files("mismatch", list(different), cause, {"what": setting, "values": values}, advice)]

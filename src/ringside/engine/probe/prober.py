@@ -230,7 +230,7 @@ class Prober:
                     found[0, a, b] = found[0, b, a] = np.median(trips) / 2
             for direction in (pairs, back):
                 for hop in self._run([_one_way(direction)], [2 * segment]):
-                    found[1, self.vertices.index(hop.src), self._me] = _rate_of(hop, segment)
+                    found[1, self.vertices.index(hop.src), self._me] = arrival_rate([hop], segment)
         latency, rates = self.total(found)
         return latency, rates
 
@@ -252,7 +252,7 @@ class Prober:
                     mine = [pair for pair in quick if self._me in pair]
                     size = int(sizes[mine[0]]) if mine else 0
                     for hop in self._run([_one_way(quick)], [size]) if quick else []:
-                        seen[self.vertices.index(hop.src)].append(_rate_of(hop, segment))
+                        seen[self.vertices.index(hop.src)].append(arrival_rate([hop], segment))
         found = np.zeros((3, *sizes.shape))
         for src, got in seen.items():
             low, middle, upper, high = np.percentile(got, (10, 50, 75, 90))
@@ -273,7 +273,7 @@ class Prober:
         segment = self.across.exchange.segment_bytes
         quick = known * max(0.1, 10 * self.effort.bulk_s) > 3 * segment
         hops = self._run([_one_way([link])], [(3 if quick else 2) * segment])
-        return _rate_of(hops[-1], segment) if hops else 0.0
+        return arrival_rate(hops[-1:], segment)
 
     def _network(self, latency: Floats, rates: Floats) -> CostNetwork:
         """Return the network of these links, with what a vertex carries together and the cost of adding up."""
@@ -309,7 +309,7 @@ class Prober:
         # Segments along all links that are not slow.
         fast = rates >= 0.5 * float(np.median(rates[off]))
         turn = [(v, w, v) for v, w, _ in everybody if fast[v, w]]
-        found[0, self._me] = rate_together(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
+        found[0, self._me] = arrival_rate(self._run([turn], [3 * segment] * n), segment) if self._me >= 0 else 0.0
         together, per_message = self.total(found)
         # Per message of a turn in which every vertex sends and takes n - 1, beyond those of a ping.
         turn_s, ping_s = float(per_message.sum()), float(np.median(latency[off]))
@@ -430,15 +430,11 @@ class Prober:
         return mine[::-1]
 
 
-def _rate_of(hop: HopTiming, segment: int) -> float:
-    """Return bytes per second from the first segment's arrival to the last's."""
-    return (hop.size_bytes - segment) / max(hop.last - hop.first, 1e-7)
+def arrival_rate(hops: Sequence[HopTiming], segment: int) -> float:
+    """Return bytes per second of messages, from the first segment's arrival to the last's; 0: there are none.
 
-
-def rate_together(hops: Sequence[HopTiming], segment: int) -> float:
-    """Return bytes per second of messages that arrive beside each other, from the first segment to the last; 0: none.
-
-    They are waited for one after the other, so of a later one alone only that it had come by then is known.
+    Those that arrive beside each other are waited for one after the other, so of a later one alone only that it had
+    come by then is known.
     """
     if not hops:
         return 0.0

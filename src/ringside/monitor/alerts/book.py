@@ -32,12 +32,13 @@ MOST_FIRING = 64
 """More alerts than this at the same time are counted and not sent: they have one cause, which has been sent."""
 
 FATAL_KINDS = frozenset({"dead_rank", "hang", "mismatch", "diverged"})
-"""The end of the run does not resolve these: it may well be their consequence."""
+"""The job stands or is wrong. The end of the run does not resolve these: it may well be their consequence."""
 
 MOST_UNIX = 1e11
 """Wall-clock seconds of the year 5138: what is beyond, or no number, is damage, and dated now."""
 
 MINOR_KINDS = frozenset({"communication_bound", "small_collectives", "stage_imbalance"})
+"""No rank is at fault."""
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,10 +169,11 @@ class AlertBook:
                 self.suppressed += 1
                 return []
         identity = f"{self._run}|{self._run_dir}|{subject}|{verdict.detected_step}"
+        severity = "critical" if verdict.kind in FATAL_KINDS else "info" if verdict.kind in MINOR_KINDS else "warning"
         alert = self._firing[subject] = Alert(
             status=FIRING,
             fingerprint=earlier.fingerprint if earlier else hashlib.sha256(identity.encode()).hexdigest()[:16],
-            severity=severity_of(verdict.kind),
+            severity=severity,
             text=_text(verdict),
             run=self._run,
             run_dir=self._run_dir,
@@ -197,11 +199,6 @@ class AlertBook:
             verdict=verdict,
         )
         self._ending[subject] = self._now() + self._keep_firing_s, ended
-
-
-def severity_of(kind: str) -> str:
-    """Return `critical` where the job stands or is wrong, `info` where no rank is at fault, else `warning`."""
-    return "critical" if kind in FATAL_KINDS else "info" if kind in MINOR_KINDS else "warning"
 
 
 def as_text(name: str) -> str:

@@ -42,6 +42,31 @@ class Endpoint(NamedTuple):
     port: int
     token: str = ""
 
+    @classmethod
+    def parse(cls, text: str, token: str = "") -> Endpoint:
+        """Return where to serve: `9464` (this host alone can ask), `10.0.0.5:9464`, `0.0.0.0:9464`, `[::]:9464`.
+
+        Raises:
+            UsageError: It cannot be read, or others could ask and there is no token.
+        """
+        host, _, port = text.strip().rpartition(":")
+        try:
+            address = ipaddress.ip_address(host.strip("[]") or "127.0.0.1")
+            number = int(port)
+        except ValueError:
+            raise UsageError(
+                f"--metrics-port takes a port or ADDRESS:PORT with a numeric address, such as 9464 or 10.0.0.5:9464, "
+                f"not {text!r}"
+            ) from None
+        if not 0 <= number <= 65535:
+            raise UsageError(f"there is no port {number}: --metrics-port takes 0 (any that is free) to 65535")
+        if not address.is_loopback and not token:
+            raise UsageError(
+                f"metrics at {address} could be read by others: set {METRICS_TOKEN} and have Prometheus send it "
+                "(authorization: credentials), or give the port alone to serve this host only"
+            )
+        return cls(str(address), number, token)
+
 
 @dataclass(frozen=True)
 class AlertSettings:
@@ -65,33 +90,8 @@ class AlertSettings:
         hooks, port = environ.get(ON_VERDICT, ""), environ.get(METRICS_PORT, "")
         return cls(
             tuple(parse_hooks(hooks)) if hooks.strip() else (),
-            parse_endpoint(port, environ.get(METRICS_TOKEN, "")) if port.strip() else None,
+            Endpoint.parse(port, environ.get(METRICS_TOKEN, "")) if port.strip() else None,
         )
-
-
-def parse_endpoint(text: str, token: str = "") -> Endpoint:
-    """Return where to serve: `9464` (this host alone can ask), `10.0.0.5:9464`, `0.0.0.0:9464`, `[::]:9464`.
-
-    Raises:
-        UsageError: It cannot be read, or others could ask and there is no token.
-    """
-    host, _, port = text.strip().rpartition(":")
-    try:
-        address = ipaddress.ip_address(host.strip("[]") or "127.0.0.1")
-        number = int(port)
-    except ValueError:
-        raise UsageError(
-            f"--metrics-port takes a port or ADDRESS:PORT with a numeric address, such as 9464 or 10.0.0.5:9464, "
-            f"not {text!r}"
-        ) from None
-    if not 0 <= number <= 65535:
-        raise UsageError(f"there is no port {number}: --metrics-port takes 0 (any that is free) to 65535")
-    if not address.is_loopback and not token:
-        raise UsageError(
-            f"metrics at {address} could be read by others: set {METRICS_TOKEN} and have Prometheus send it "
-            "(authorization: credentials), or give the port alone to serve this host only"
-        )
-    return Endpoint(str(address), number, token)
 
 
 # -------------------------------------------------------------------------------------------------

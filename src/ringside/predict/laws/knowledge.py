@@ -74,17 +74,6 @@ def named_topology(table: Table) -> Topology | None:
     return _networked(sized, text) if hosts > 1 else sized
 
 
-def sized_like(topology: Topology, table: Table) -> Topology:
-    """Return a topology with the hosts and ranks of a table; racks where its hosts are racks."""
-    ranks = table.ranks or topology.ranks
-    full = topology.ranks_per_host[0]
-    hosts = table.hosts or -(-ranks // full)
-    if full > 16:
-        hosts = min(hosts, -(-ranks // full))
-    hosts = max(1, min(hosts, ranks))
-    return topology.sized(hosts, _per_host(ranks, hosts))
-
-
 def _per_host(ranks: int, hosts: int) -> Sequence[int]:
     """Return the ranks of every host, as equal as they can be."""
     return [ranks // hosts + (host < ranks % hosts) for host in range(hosts)]
@@ -162,7 +151,15 @@ class Knowledge:
         """Return the topology of a table; None where its words name none."""
         if self.preset == "auto":
             return named_topology(table)
-        return sized_like(load_topology(self.preset), table)
+        # With the hosts and ranks of the table; racks where the preset's hosts are racks.
+        topology = load_topology(self.preset)
+        ranks, full = table.ranks or topology.ranks, topology.ranks_per_host[0]
+        needed = -(-ranks // full)
+        hosts = table.hosts or needed
+        if full > 16:
+            hosts = min(hosts, needed)
+        hosts = max(1, min(hosts, ranks))
+        return topology.sized(hosts, _per_host(ranks, hosts))
 
     def law(self, table: Table) -> Law | None:
         """Return the law of a table; None where nothing is known of its hardware."""

@@ -127,34 +127,31 @@ class GroupCommunicator(Collectives):
         self.local: HostCommunicator | None = None
         self._between: BetweenHosts | None = None
         _at_exit.add(self)
+        roster, several, switch = self.roster, len(self.roster.hosts) > 1, options.switch
         try:
-            self._open()
+            if switch and not several:
+                raise UsageError(
+                    "switch=True needs ranks on several hosts: on one host there is no switch to reduce at"
+                )
+            if roster.local_size > 1:
+                key = roster.keys[roster.host]
+                self.local = HostCommunicator(key, roster.local_rank, roster.local_size, self.settings)
+            if self.local is not None and not several:
+                # All ranks share memory: the host's communicator is called straight, without a call through this one.
+                local, members = self.local, vars(Collectives).items()
+                names = [name for name, value in members if callable(value) and not name.startswith("_")]
+                for name in (*names, "barrier", "empty", "split", "submit"):
+                    setattr(self, name, getattr(local, name))
+                self.all_reduce = OneHost(local, options, device).all_reduce  # type: ignore[method-assign]
+                self.log: AcrossLog | CollectiveLog = local.log
+            else:
+                across = open_across(store, roster, self.settings, self.local, switch=switch)
+                self._between = BetweenHosts(across, options)
+                self.log = self._between.log
+                self._between.start()
         except BaseException:
             self._close(0.0)
             raise
-
-    def _open(self) -> None:
-        several = len(self.roster.hosts) > 1
-        switch = self._options.switch
-        if switch and not several:
-            raise UsageError("switch=True needs ranks on several hosts: on one host there is no switch to reduce at")
-        roster = self.roster
-        if roster.local_size > 1:
-            key = roster.keys[roster.host]
-            self.local = HostCommunicator(key, roster.local_rank, roster.local_size, self.settings)
-        if self.local is not None and not several:
-            # All ranks share memory: the host's communicator is called straight, without a call through this one.
-            local = self.local
-            names = [name for name, value in vars(Collectives).items() if callable(value) and not name.startswith("_")]
-            for name in (*names, "barrier", "empty", "split", "submit"):
-                setattr(self, name, getattr(local, name))
-            self.all_reduce = OneHost(local, self._options, self._device).all_reduce  # type: ignore[method-assign]
-            self.log: AcrossLog | CollectiveLog = local.log
-            return
-        across = open_across(self._store, self.roster, self.settings, self.local, switch=switch)
-        self._between = BetweenHosts(across, self._options)
-        self.log = self._between.log
-        self._between.start()
 
     # -------------------------------------------------------------------------------------------- collectives
 

@@ -122,20 +122,14 @@ def events_of(device: torch.device) -> CudaEvents | None:
     """Return what sets marks on a CUDA device; None: the host's clock has to do."""
     if device.type != "cuda":
         return None
-    path = runtime_in(Path("/proc/self/maps").read_text())
-    if path is None:  # a build for AMD's, or with the runtime linked in
+    loaded = _RUNTIME.search(Path("/proc/self/maps").read_text())
+    if loaded is None:  # a build for AMD's, or with the runtime linked in
         _log.warning(
             "steps on this GPU are timed by the host's clock, which shows when work was queued: torch has loaded no "
             "libcudart, without which events cannot be asked for beside graph captures"
         )
         return None
-    return CudaEvents(device, ctypes.CDLL(path))
-
-
-def runtime_in(maps: str) -> str | None:
-    """Return the path of the CUDA runtime among a process's mappings (/proc/self/maps); None: there is none."""
-    found = _RUNTIME.search(maps)
-    return found and found.group().strip()
+    return CudaEvents(device, ctypes.CDLL(loaded.group().strip()))
 
 
 def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:

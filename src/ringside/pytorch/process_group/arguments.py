@@ -94,6 +94,13 @@ def normalize(options: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tup
     return (*tensors, opts)
 
 
+def first_tensor(tensors: Any) -> torch.Tensor | None:
+    """Return the first tensor of a list of them however nested; None: there is none."""
+    while isinstance(tensors, (list, tuple)) and tensors:
+        tensors = tensors[0]
+    return tensors if isinstance(tensors, torch.Tensor) else None
+
+
 def limit_of(opts: Any) -> float | None:
     """Return the timeout of a call, seconds; None: the group's own."""
     timeout: timedelta = opts.timeout

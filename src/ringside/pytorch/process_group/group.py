@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.shm.memory import Storage
 from ringside.pytorch.process_group import collectives
-from ringside.pytorch.process_group.arguments import limit_of, normalize
+from ringside.pytorch.process_group.arguments import first_tensor, limit_of, normalize
 from ringside.pytorch.process_group.collectives import MOST_RANKS
 from ringside.pytorch.process_group.counters import GroupCounters
 from ringside.pytorch.process_group.engine import Engine, SharedBuckets
@@ -269,12 +269,10 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
 
 def _is_ours(args: Any) -> bool:
     """Tell whether the tensors of a call are in the memory of the host (a barrier has none: its options say)."""
-    first = args[0]
-    while isinstance(first, (list, tuple)) and first:
-        first = first[0]
-    if isinstance(first, torch.Tensor):
-        return first.is_cpu
-    return _is_ours(args[1:]) if len(args) > 1 else getattr(first, "device", None) in (None, CPU)
+    tensor = first_tensor(args[0])
+    if tensor is not None:
+        return tensor.is_cpu
+    return _is_ours(args[1:]) if len(args) > 1 else getattr(args[0], "device", None) in (None, CPU)
 
 
 for _collective, (_options, *_names) in collectives.TABLE.items():

@@ -83,12 +83,8 @@ def two_tree(n: int) -> Schedule:
     """
     if n <= 1:
         return replace(tree(1), name="two_tree", ranks=n)
-    return striped([tree(n), relabel(tree(n), second_order(n))], name="two_tree")
-
-
-def second_order(n: int) -> list[int]:
-    """Return which rank plays each rank of the first tree in the second."""
-    return [n - 1 - r for r in range(n)] if n % 2 == 0 else [(r + 1) % n for r in range(n)]
+    second = [n - 1 - r for r in range(n)] if n % 2 == 0 else [(r + 1) % n for r in range(n)]
+    return striped([tree(n), relabel(tree(n), second)], name="two_tree")
 
 
 # -------------------------------------------------------------------------------------------------

@@ -57,6 +57,27 @@ class Failpoint:
     epoch: int = 1
     incarnation: int = 1
 
+    @classmethod
+    def parse(cls, spec: str) -> Failpoint:
+        """Return the trap that words describe.
+
+        Raises:
+            UsageError: They describe none.
+        """
+        kind, _, rest = spec.partition(":")
+        given = dict(part.split("=", 1) for part in rest.split(",") if "=" in part)
+        try:
+            phase = given.pop("phase")
+            numbers = {name: int(value) for name, value in given.items()}
+            if kind not in _SIGNALS or phase not in PHASES:
+                raise ValueError
+            return cls(_SIGNALS[kind], phase=phase, **numbers)
+        except (KeyError, ValueError, TypeError):
+            raise UsageError(
+                f"no trap {spec!r}: write kill: or stop:, then rank=, phase= and step= (phase: one of "
+                f"{', '.join(PHASES)})"
+            ) from None
+
 
 @dataclass
 class Failpoints:
@@ -78,7 +99,7 @@ class Failpoints:
     @classmethod
     def of_environment(cls, rank: int, environ: Mapping[str, str]) -> Failpoints:
         """Return what RINGSIDE_SURVIVE_TRAP asks for."""
-        return cls(rank, tuple(parse_trap(spec) for spec in filter(None, environ.get(TRAP, "").split(";"))))
+        return cls(rank, tuple(map(Failpoint.parse, filter(None, environ.get(TRAP, "").split(";")))))
 
     def reached(self, phase: str) -> None:
         """Let happen what is to happen to this process there."""
@@ -87,23 +108,3 @@ class Failpoints:
             if here == there and phase == trap.phase and self.step >= trap.step:
                 self.traps = tuple(other for other in self.traps if other is not trap)
                 self.spring(trap.signum)
-
-
-def parse_trap(spec: str) -> Failpoint:
-    """Return the trap that words describe.
-
-    Raises:
-        UsageError: They describe none.
-    """
-    kind, _, rest = spec.partition(":")
-    given = dict(part.split("=", 1) for part in rest.split(",") if "=" in part)
-    try:
-        phase = given.pop("phase")
-        numbers = {name: int(value) for name, value in given.items()}
-        if kind not in _SIGNALS or phase not in PHASES:
-            raise ValueError
-        return Failpoint(_SIGNALS[kind], phase=phase, **numbers)
-    except (KeyError, ValueError, TypeError):
-        raise UsageError(
-            f"no trap {spec!r}: write kill: or stop:, then rank=, phase= and step= (phase: one of {', '.join(PHASES)})"
-        ) from None

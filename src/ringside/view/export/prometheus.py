@@ -23,7 +23,6 @@ from prometheus_client.registry import Collector
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import RANK_FIELDS, STEP_BUCKETS_S, MetricsSnapshot
 from ringside.monitor.alerts.live import Endpoint
-from ringside.monitor.stats import Floats
 from ringside.view.server.guard import bind, is_called, own_names
 from ringside.view.tui.console import printable_lines
 
@@ -105,11 +104,15 @@ def _job_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
 
 
 def _rank_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
-    shown = ranks_shown(figures.rank_recent["own_seconds"])
+    # Of many ranks those that are slowest over the last steps have series of their own.
+    own = figures.rank_recent["own_seconds"]
+    shown = np.arange(len(own))
+    if len(own) > RANKS_SHOWN:
+        shown = np.sort(np.argsort(-np.nan_to_num(own), kind="stable")[:WORST_SHOWN])
     for name in RANK_FIELDS:
         totals = figures.rank_totals[name]
         family = CounterMetricFamily(f"ringside_rank_{name}", f"A rank's seconds of {WHAT[name]}.", labels=["rank"])
-        yield _labelled(family, [([str(rank)], float(totals[rank])) for rank in shown])
+        yield _labelled(family, [([str(rank)], float(totals[rank])) for rank in shown.tolist()])
     # However many ranks there are: how the last steps spread over all of them.
     for name in RANK_FIELDS:
         text = f"Seconds per step over the last steps, over all ranks: {WHAT[name]}."
@@ -120,18 +123,6 @@ def _rank_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:
             GaugeMetricFamily(f"ringside_recent_{name}", text, labels=["of"]),
             [([statistic], float(np.quantile(known, quantile))) for statistic, quantile in spread],
         )
-
-
-def ranks_shown(own: Floats) -> list[int]:
-    """Return the ranks that have series of their own, ascending.
-
-    Args:
-        own: Mean own seconds over the last steps, [ranks]; NaN = unknown.
-    """
-    if len(own) <= RANKS_SHOWN:
-        return list(range(len(own)))
-    worst = np.argsort(-np.nan_to_num(own), kind="stable")[:WORST_SHOWN]
-    return sorted(int(rank) for rank in worst)
 
 
 def _verdict_metrics(figures: MetricsSnapshot) -> Iterator[Metric]:

@@ -207,7 +207,7 @@ def _beside(sizes: Sizes, vertex: int, parts: tuple[int, ...]) -> GraphNode:
 
 
 def _place_tree(sizes: Sizes, tree: Tree, ranks: Sequence[int], *, alone: bool) -> list[GraphNode]:
-    column = columns_of(tree, ranks)
+    column = tree.columns(ranks)
     boxes = {rank: (_centred if alone and len(ranks) <= 8 else _beside)(sizes, rank, tree.parts) for rank in ranks}
     depth = {rank: tree.depth(rank) for rank in ranks}
     wide, high = (2 * extent for extent in _box_corners(boxes[tree.root])[-1])
@@ -218,28 +218,6 @@ def _place_tree(sizes: Sizes, tree: Tree, ranks: Sequence[int], *, alone: bool) 
     pitch = max((wide + 14) / nearest, 40 if len(ranks) <= 16 else 24)
     level = high + (58 if len(ranks) <= 16 else 46)
     return [_moved(boxes[rank], pitch * column[rank], level * depth[rank]) for rank in ranks]
-
-
-def columns_of(tree: Tree, ranks: Sequence[int]) -> dict[int, int]:
-    """Return every rank's column: by rank where each subtree is a run of ranks, perhaps round the end, else by branch.
-
-    So the ranks of the two in-order trees of a two-tree stand above each other, and no two links cross.
-    """
-    n = len(ranks)
-    subtrees = [tree.below(rank) for rank in ranks]
-    for turn in range(n):
-        spans = [[(rank - turn) % n for rank in below] for below in subtrees]
-        if all(max(span) - min(span) + 1 == len(span) for span in spans):
-            return {rank: turn + (rank - turn) % n for rank in ranks}
-    return {rank: column for column, rank in enumerate(_in_order(tree, tree.root))}
-
-
-def _in_order(tree: Tree, rank: int) -> list[int]:
-    children = tree.children(rank)
-    half = len(children) // 2
-    before = [r for child in children[:half] for r in _in_order(tree, child)]
-    after = [r for child in children[half:] for r in _in_order(tree, child)]
-    return [*before, rank, *after]
 
 
 def _turn_second(

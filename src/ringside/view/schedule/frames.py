@@ -318,6 +318,28 @@ class Tree:
         """Return a rank and all its descendants."""
         return [rank, *(r for child in self.children(rank) for r in self.below(child))]
 
+    def in_order(self, rank: int) -> list[int]:
+        """Return a rank and all its descendants from left to right, itself in the middle of its children."""
+        children = self.children(rank)
+        half = len(children) // 2
+        before = [r for child in children[:half] for r in self.in_order(child)]
+        after = [r for child in children[half:] for r in self.in_order(child)]
+        return [*before, rank, *after]
+
+    def columns(self, ranks: Sequence[int]) -> dict[int, int]:
+        """Return every rank's column: by rank where each subtree is a run of ranks, perhaps round the end, else by
+        branch.
+
+        So the ranks of the two in-order trees of a two-tree stand above each other, and no two links cross.
+        """
+        n = len(ranks)
+        subtrees = [self.below(rank) for rank in ranks]
+        for turn in range(n):
+            spans = [[(rank - turn) % n for rank in below] for below in subtrees]
+            if all(max(span) - min(span) + 1 == len(span) for span in spans):
+                return {rank: turn + (rank - turn) % n for rank in ranks}
+        return {rank: column for column, rank in enumerate(self.in_order(self.root))}
+
 
 @dataclass(frozen=True)
 class ScheduleShape:

@@ -26,7 +26,7 @@ from ringside.monitor.run.directory import RUN, RunReader, runs_under
 from ringside.monitor.run.records import RunInfo
 from ringside.monitor.run.registry import Entry, running_runs
 from ringside.view.run.live import QUIET_S, LiveRun
-from ringside.view.server.history import History, Rows
+from ringside.view.server.history import History
 from ringside.view.server.state import packed, page_state
 
 POLL_S = 0.3
@@ -84,7 +84,17 @@ class PageFeed:
         """
         with self._guard:
             rows = self._history.since(since if epoch == self.epoch else 0)
-            return msgspec.json.encode({**self._place(), **packed_rows(rows)})
+            found = {
+                **self._place(),
+                "rows": len(rows.steps),
+                "steps": packed(rows.steps, np.float64),
+                "late": packed(rows.late, np.uint8),
+                "worst": packed(rows.worst, np.int32),
+                "lines": {name: packed(values, np.float32) for name, values in rows.lines.items()},
+                "since": rows.serial,
+                "more": rows.more,
+            }
+            return msgspec.json.encode(found)
 
     def rank(self, rank: int) -> bytes | None:
         """Return one rank's times over all steps, as JSON of base64; None where there is no such rank."""
@@ -175,19 +185,6 @@ class PageFeed:
         last = time.time() - self._live.age_s()
         return msgspec.json.encode({**content, **self._place(), "serial": self._history.serial, "state": stage,
                                     "last_record_unix": last, "trouble": self._trouble})  # fmt: skip
-
-
-def packed_rows(rows: Rows) -> dict[str, Any]:
-    """Return rows as `PageFeed.rows` sends them."""
-    return {
-        "rows": len(rows.steps),
-        "steps": packed(rows.steps, np.float64),
-        "late": packed(rows.late, np.uint8),
-        "worst": packed(rows.worst, np.int32),
-        "lines": {name: packed(values, np.float32) for name, values in rows.lines.items()},
-        "since": rows.serial,
-        "more": rows.more,
-    }
 
 
 # -------------------------------------------------------------------------------------------------

@@ -34,17 +34,35 @@ class SortOrder:
         sort: One of `SORTS`; times and excess begin with the largest, ranks with 0, where a mesh is known by it: its
             first stage, and in that beside each other those that do the same work.
         reverse: The other way round.
-        filter: See `matches_filter`.
+        filter: Which ranks: `3`, `8-15`, a part of a host's name or of a verdict's kind, `pp1` or `pp=1` of a
+            coordinate; any of several between commas or spaces; all where there is nothing to find.
     """
 
     sort: str = "excess"
     reverse: bool = False
     filter: str = ""
 
+    def shows(self, rank: RankNow) -> bool:
+        """Whether the filter means a rank."""
+        places = {f"{name}{index}".lower() for name, index in rank.coordinates.items()}
+        terms = [term for term in re.split(r"[,\s]+", self.filter.lower()) if term]
+        for term in terms:
+            numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", term)
+            if numbers:
+                if int(numbers[1]) <= rank.rank <= int(numbers[2] or numbers[1]):
+                    return True
+            elif (
+                term.replace("=", "") in places
+                or term in rank.host.lower()
+                or any(term in kind or term in kind.replace("_", "-") for kind in rank.verdicts)
+            ):
+                return True
+        return not terms
+
 
 def arrange_ranks(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
     """Return the ranks to show, in order; what is not known comes last either way."""
-    shown = [rank for rank in ranks if matches_filter(rank, order.filter)]
+    shown = [rank for rank in ranks if order.shows(rank)]
     if order.sort == "rank":
         return sorted(shown, key=lambda rank: place_in_mesh(rank.coordinates, rank.rank), reverse=order.reverse)
     field, sign = _FIELDS[order.sort], 1.0 if order.reverse else -1.0
@@ -54,26 +72,6 @@ def arrange_ranks(ranks: Sequence[RankNow], order: SortOrder) -> list[RankNow]:
         return (False, sign * value) if math.isfinite(value) else (True, 0.0)
 
     return sorted(shown, key=key)
-
-
-def matches_filter(rank: RankNow, filter: str) -> bool:
-    """Whether a rank is meant by a filter: `3`, `8-15`, a part of a host's name or of a verdict's kind, `pp1` or `pp=1`
-    of a coordinate; any of several between commas or spaces; all where there is nothing to find.
-    """
-    places = {f"{name}{index}".lower() for name, index in rank.coordinates.items()}
-    terms = [term for term in re.split(r"[,\s]+", filter.lower()) if term]
-    for term in terms:
-        numbers = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", term)
-        if numbers:
-            if int(numbers[1]) <= rank.rank <= int(numbers[2] or numbers[1]):
-                return True
-        elif (
-            term.replace("=", "") in places
-            or term in rank.host.lower()
-            or any(term in kind or term in kind.replace("_", "-") for kind in rank.verdicts)
-        ):
-            return True
-    return not terms
 
 
 @dataclass(frozen=True)
