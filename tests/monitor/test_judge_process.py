@@ -18,7 +18,7 @@ from ringside.monitor.groups import JobGroups
 from ringside.monitor.judge import YOUNG_STEPS, ProcessJudge
 from ringside.monitor.run.directory import Event
 from ringside.monitor.run.records import Group, GroupUse
-from ringside.processes import hold
+from ringside.processes import hold, signal_mask
 
 STEPS, SLOW = 240, range(60, 150)
 
@@ -196,5 +196,6 @@ def test_it_is_no_rank_and_makes_way_for_those_that_train(monkeypatch: pytest.Mo
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     assert not [item for item in environ if item.startswith((b"RANK=", b"MASTER_PORT="))]
     until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19)
-    assert os.getpgid(pid) != os.getpgid(0)
+    assert signal_mask(pid, "SigIgn") & 1 << (signal.SIGINT - 1)
+    assert os.getsid(pid) == os.getsid(0)  # else it would have as large a share of the processors as all that trains
     judge.finish()

@@ -144,6 +144,13 @@ PATIENCE_S = 10.0
 NICENESS = 19
 """What trains comes first where processors are few; a run is judged in what is left."""
 
+_PROGRAM = f"""
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those that train: it has to judge their last steps
+os.setpriority(os.PRIO_PROCESS, 0, {NICENESS})  # not in a session of its own, where Linux gives it a share of its own
+from ringside.monitor.judge import main
+main()
+"""
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 16
 _LAUNCHER = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
@@ -285,13 +292,12 @@ class ProcessJudge:
         environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ringside.monitor.judge"],
+                [sys.executable, "-c", _PROGRAM],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd="/",
                 env=environ,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C is for those that train: it has to judge their last steps
             )
         except (OSError, ValueError) as error:
             _log.debug("steps are judged where they are collected: no process can be started (%s)", error)
@@ -383,7 +389,6 @@ def _messages(arrived: bytearray) -> Iterator[bytes]:
 
 def main() -> None:
     """Judge what comes by standard input, and answer on standard output, until all is judged."""
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     decode_opening, decode_step = msgspec.msgpack.Decoder(_Opening).decode, msgspec.msgpack.Decoder(_Step).decode
     arrived = bytearray()
     opening = None
@@ -411,7 +416,3 @@ def main() -> None:
             answer = _encode(_Answer([(finding.verdict, finding.ended) for finding in findings], verdicts, is_last))
             sys.stdout.buffer.write(_LENGTH.pack(len(answer)) + answer)
             sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
