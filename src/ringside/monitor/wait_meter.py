@@ -50,31 +50,30 @@ class Issued:
     Args:
         meter: Whose it is.
         key: In which group, and with whom.
-        arrived: The moment at which it was issued: seconds, or on a device how far training had come.
+        nth: Which one of its key it is in the step.
 
     Attributes:
-        nth: Which one of its key it is in the step.
+        arrived: The moment at which it was issued: seconds, or on a device how far training had come.
         number: Which one it is of this rank's collectives in its group, from 1; 0: a message.
         over: The moment at which it was over; NaN: not known.
         next_at: `arrived` of what this rank issued next; NaN: not yet.
         times: `arrived`, `over` and `next_at` in seconds, once they are read.
-        waits: How many waits of the step were seen before it was issued, and before the next thing was.
+        first_wait, next_wait: How many waits of the step were seen before it was issued, and before the next thing was.
         is_inline: Whether it is carried out where it is issued, so that a wait for it begins there.
         is_waited_for: Whether a wait for it was seen.
     """
 
-    __slots__ = (
-        "arrived", "is_inline", "is_waited_for", "key", "meter", "next_at", "nth", "number", "over", "times", "waits"
-    )  # fmt: skip
+    # Training waits while one is made: what is set later, if at all, is the class's until then.
+    arrived: Any = math.nan
+    number = 0
+    over: Any = math.nan
+    next_at: Any = math.nan
+    times = (math.nan, math.nan, math.nan)
+    first_wait = next_wait = 0
+    is_inline = is_waited_for = False
 
-    def __init__(self, meter: WaitMeter, key: Key, arrived: Any) -> None:
-        self.meter, self.key, self.arrived = meter, key, arrived
-        self.nth = self.number = 0
-        self.over: Any = math.nan
-        self.next_at: Any = math.nan
-        self.times = (math.nan, math.nan, math.nan)
-        self.waits = [0, 0]
-        self.is_inline = self.is_waited_for = False
+    def __init__(self, meter: WaitMeter, key: Key, nth: int) -> None:
+        self.meter, self.key, self.nth = meter, key, nth
 
     def timed(self, wait: Callable[..., Any], *args: Any) -> Any:
         """Wait for it."""
@@ -152,7 +151,7 @@ class WaitMeter:
         self.moves = 0
         self.waiting: Issued | None = None
         self.counts: Counter[str] = Counter()
-        self._uses: defaultdict[Key, list[float]] = defaultdict(lambda: [0, 0, 0.0])  # count, bytes, blocked
+        self._uses: defaultdict[Key, list[Any]] = defaultdict(lambda: [0, 0, 0.0])  # count, bytes, blocked
         self._routed_bytes = 0
         self._issued: list[Issued] = []
         self._waits: list[tuple[Key, Any, Any]] = []  # for what, and the moments between which this rank was blocked
@@ -189,29 +188,28 @@ class WaitMeter:
         if self.is_muted:
             return None
         key = (name, peer)
-        issued = Issued(self, key, math.nan)
         use = self._uses[key]
-        issued.nth = int(use[0])
+        issued = Issued(self, key, use[0])
         use[0] += 1
         use[1] += size_bytes
-        self._routed_bytes += size_bytes * is_routed
+        if is_routed:
+            self._routed_bytes += size_bytes
         self.moves += 1
         if peer < 0:
-            self.counts[name] += 1
-            issued.number = self.counts[name]
+            self.counts[name] = issued.number = self.counts[name] + 1
         # The backward pass of a device has a thread of its own.
-        is_training = self.device is not None or threading.get_ident() == self.thread
-        if is_training and len(self._issued) < MOST_ISSUED:
-            before = self._issued[-1] if self._issued else None
+        device, others = self.device, self._issued
+        if (device is not None or threading.get_ident() == self.thread) and len(others) < MOST_ISSUED:
+            before = others[-1] if others else None
             # A mark costs several microseconds: none where the waits on both sides of it are seen.
-            if self.device is None or not (self.is_seen(issued) and (before is None or self.is_seen(before))):
-                issued.arrived = self._moment()
+            if device is None or not (self.is_seen(issued) and (before is None or self.is_seen(before))):
+                issued.arrived = arrived = self.now() if device is None else device.mark()
                 if before is not None:
-                    before.next_at = issued.arrived
-            issued.waits[0] = len(self._waits)
+                    before.next_at = arrived
+            issued.first_wait = seen = len(self._waits)
             if before is not None:
-                before.waits[1] = issued.waits[0]
-            self._issued.append(issued)
+                before.next_wait = seen
+            others.append(issued)
         return issued
 
     def issue_on_host(self, name: str) -> None:
@@ -282,7 +280,7 @@ class WaitMeter:
         issued, self._issued = self._issued, []
         waits, self._waits = self._waits, []
         if issued:
-            issued[-1].next_at, issued[-1].waits[1] = self._moment(), len(waits)
+            issued[-1].next_at, issued[-1].next_wait = self._moment(), len(waits)
         uses = dict(self._uses)
         self._uses.clear()
         routed_bytes, self._routed_bytes = self._routed_bytes, 0
@@ -370,7 +368,7 @@ class StepGroups:
         meter: WaitMeter,
         without_wait: list[Issued],
         waits: list[tuple[Key, Any, Any]],
-        uses: dict[Key, list[float]],
+        uses: dict[Key, list[Any]],
         news: tuple[Group, ...],
         routed_bytes: int,
     ) -> None:
@@ -392,12 +390,14 @@ class StepGroups:
         outstanding = 1 if self._meter.device is None else OUTSTANDING
         for number, issued in enumerate(self._without_wait):
             before = self._without_wait[max(number + 1 - outstanding, 0) : number + 1][::-1]
-            key, waited, more = self._meter.unseen(issued, before, math.fsum(blocked[slice(*issued.waits)]))
+            key, waited, more = self._meter.unseen(
+                issued, before, math.fsum(blocked[issued.first_wait : issued.next_wait])
+            )
             self._uses[key][2] += waited
             unseen += waited
             unclear += more
         uses = tuple(
-            GroupUse(group=name, peer=peer, count=int(count), size_bytes=int(size_bytes), blocked_seconds=seconds)
+            GroupUse(group=name, peer=peer, count=count, size_bytes=size_bytes, blocked_seconds=seconds)
             for (name, peer), (count, size_bytes, seconds) in self._uses.items()
         )
         return GroupSums(uses, unseen, unclear, self._news, self._routed_bytes)
