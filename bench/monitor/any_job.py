@@ -78,10 +78,10 @@ def judge(events: list[dict[str, Any]], episodes: list[Episode]) -> tuple[list[i
     delays: dict[int, int] = {}
     wrong = []
     for event in events:
-        if event["kind"] != "verdict" or event["verdict"]["kind"] == "stage_imbalance":  # it names no rank
-            continue
-        verdict = event["verdict"]
-        rank, step = (verdict["ranks"] or [-1])[0], verdict["detected_step"]
+        verdict = event.get("verdict", {})
+        if event["kind"] != "verdict" or verdict["kind"] == "stage_imbalance" or not verdict["ranks"]:
+            continue  # it names no rank
+        rank, step = verdict["ranks"][0], verdict["detected_step"]
         number = next((n for n, one in enumerate(episodes) if one.first <= step < one.until + OVER_STEPS), None)
         if number is None or episodes[number].rank != rank:
             wrong.append(f"{verdict['kind']} of {rank} at {step}")
