@@ -15,8 +15,7 @@ import numpy as np
 from bench.common import make_parser
 
 from ringside.monitor.alerts.book import AlertBook
-from ringside.monitor.collector import StepCollector
-from ringside.monitor.judge import standard_watchers
+from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.run.directory import FULL_BYTES, RunWriter
 from ringside.monitor.run.records import RunInfo, StepRecord
 

@@ -501,8 +501,7 @@ def _hear_letter(content: bytes) -> None:
 def _hear_records(content: bytes) -> None:
     """What ranks send to rank 0: it collects, judges and counts them."""
     from ringside.monitor.alerts.counters import MetricCounters
-    from ringside.monitor.collector import StepCollector
-    from ringside.monitor.judge import standard_watchers
+    from ringside.monitor.collector import StepCollector, standard_watchers
     from ringside.monitor.run.records import RunInfo
     from ringside.pytorch.recording import record_transport as delivery
     from ringside.view.export.prometheus import render

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ringside.monitor import RunInfo
-from ringside.monitor.judge import Watcher
+from ringside.monitor.collector import Watcher
 from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord
 from ringside.monitor.verdict import Verdict, VerdictEvent
 

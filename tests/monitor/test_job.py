@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from ringside.monitor.collector import standard_watchers
 from ringside.monitor.job.watcher import (
     WARM_UP_STEPS,
     WINDOW_STEPS,
@@ -18,7 +19,6 @@ from ringside.monitor.job.watcher import (
     SmallCollectives,
     reprice,
 )
-from ringside.monitor.judge import standard_watchers
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import least_of_ranks, tabulate
 

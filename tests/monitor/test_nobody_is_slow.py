@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from ringside.monitor.collector import standard_watchers
 from ringside.monitor.groups import JobGroups
-from ringside.monitor.judge import standard_watchers
 from ringside.monitor.run.records import Group, Row
 from ringside.monitor.verdict import Verdict
 

@@ -18,9 +18,9 @@ from ringside.monitor.collector import (
     LARGEST_STEP,
     PENDING_RECORDS,
     StepCollector,
+    standard_watchers,
     with_waits,
 )
-from ringside.monitor.judge import standard_watchers
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Row
 from ringside.monitor.verdict import VerdictEvent

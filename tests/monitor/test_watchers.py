@@ -13,8 +13,7 @@ import pytest
 
 from ringside.monitor import RunInfo
 from ringside.monitor.alerts.book import FIRING, RESOLVED, AlertBook
-from ringside.monitor.collector import StepCollector
-from ringside.monitor.judge import standard_watchers
+from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Row, Wire
 from ringside.monitor.summary import finish_run
@@ -58,6 +57,14 @@ def test_any_watcher_plugs_in_and_one_that_raises_is_dropped_and_said_once(caplo
     assert (good.steps, bad.steps) == (20, 6)
     assert len(caplog.records) == 1
     assert collector.verdicts == []
+
+
+def test_other_threads_may_go_on_after_every_step_that_was_judged() -> None:
+    watcher, rests = Counting(), list[int]()
+    collector = StepCollector(2, watchers=[watcher], rest=lambda: rests.append(watcher.steps))
+    noise = np.random.default_rng(0)
+    collector.add([record for step in range(3) for record in row(step, 2, noise).values()])
+    assert rests == [1, 2, 3]
 
 
 def test_a_jobs_verdict_reaches_events_alerts_and_the_summary_and_is_over(tmp_path: Path, make_info: Info) -> None:

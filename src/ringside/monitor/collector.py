@@ -6,16 +6,21 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
 from ringside.isolation import Listeners
 from ringside.monitor.groups import JobGroups
-from ringside.monitor.judge import Judge, Watcher, Watchers, standard_watchers
+from ringside.monitor.job.watcher import CommunicationBound, InputBound, JobWatcher, SmallCollectives
 from ringside.monitor.links.sampler import LinkMap
+from ringside.monitor.links.watcher import LinkWatcher
+from ringside.monitor.pipeline import StageWatcher
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import Row, StepRecord
+from ringside.monitor.slow_rank.peers import PeersWatcher
 from ringside.monitor.verdict import Verdict, VerdictEvent
 
 BEHIND_STEPS = 20
@@ -48,10 +53,11 @@ class StepCollector:
     Args:
         ranks: Number of ranks.
         writer: Where to write records and events, if anywhere.
-        watchers: What judges every step, or who has watchers of its own; by default `standard_watchers`.
+        watchers: What judges every step; by default `standard_watchers`.
         listeners: Called with every event, in order.
         groups: What is known of the job's process groups; its records add to it.
         clock: Seconds since 1970.
+        rest: Called after every step that was judged: a process that also trains lets its other threads go on here.
 
     Attributes:
         groups: As given, or its own.
@@ -68,18 +74,19 @@ class StepCollector:
         ranks: int,
         writer: RunWriter | None = None,
         *,
-        watchers: Iterable[Watcher] | Judge | None = None,
+        watchers: Iterable[Watcher] | None = None,
         listeners: Iterable[Listener] = (),
         groups: JobGroups | None = None,
         clock: Callable[[], float] = time.time,
+        rest: Callable[[], None] | None = None,
     ) -> None:
+        self._rest = rest
         self.ranks, self.steps, self.late, self.absurd = ranks, 0, 0, 0
         self.newest: int | None = None
         self._listeners = Listeners("events of the run", listeners)
         self._writer, self.clock = writer, clock
         self.groups = groups or JobGroups(ranks)
-        watchers = standard_watchers(ranks, groups=self.groups) if watchers is None else watchers
-        self._judge = Watchers(watchers) if isinstance(watchers, Iterable) else watchers
+        self._watchers = standard_watchers(ranks, groups=self.groups) if watchers is None else list(watchers)
         self._links = LinkMap()
         self._pending: dict[int, Row] = {}
         self._highest = -1
@@ -133,7 +140,7 @@ class StepCollector:
     @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far with their prices so far (of those that are over, the newest hundred)."""
-        return [*self._ended, *self._judge.open]
+        return [*self._ended, *(verdict for watcher in self._watchers for verdict in watcher.open)]
 
     @property
     def lag_steps(self) -> int:
@@ -159,8 +166,14 @@ class StepCollector:
             self.completed.append(row)
             done.extend(row.values())
             self.newest, self.steps = step, self.steps + 1
-            findings += self._judge.update(step, row)
-        findings += self._judge.finish() if everything else self._judge.poll()
+            for watcher in list(self._watchers):
+                try:
+                    findings += watcher.update(step, row)
+                except Exception:  # a job is worth more than a kind of verdict
+                    self._watchers.remove(watcher)
+                    _log.exception("A watcher of the monitor failed and was dropped; the run goes on.")
+            if self._rest is not None:
+                self._rest()
         self._ended.extend(finding.verdict for finding in findings if finding.ended)
         # Records before events: a reader that knows of a verdict finds the steps it rests on.
         if self._writer is not None and done:
@@ -205,3 +218,50 @@ def with_waits(row: Row) -> Row:
         else record
         for rank, record in row.items()
     }
+
+
+# -------------------------------------------------------------------------------------------------
+# What plugs into the collector: watchers of a job, which see every completed step and return what began or ended.
+
+
+class Watcher(Protocol):
+    """Judges some kinds of verdicts. Its memory does not grow with steps."""
+
+    def update(self, step: int, row: Row) -> list[VerdictEvent]:
+        """Take in a completed step, in order; return the episodes that began or ended at it, mostly none.
+
+        A verdict that ended has its final price, and `until_step` in its evidence.
+        """
+
+    @property
+    def open(self) -> list[Verdict]:
+        """The verdicts whose episodes are not over, with their prices so far."""
+
+
+def standard_watchers(ranks: int, hosts: Sequence[str] = (), groups: JobGroups | None = None) -> list[Watcher]:
+    """Return the watchers of every job: ranks' own times, links between hosts, the job as a whole, and its stages.
+
+    A job is bound by communication only where neither a slow link nor small collectives explain it.
+
+    Args:
+        ranks: Number of ranks.
+        hosts: Host of each rank, in rank order, where it is known.
+        groups: What is known of the job's process groups.
+    """
+    groups = groups or JobGroups(ranks)
+    links, small = LinkWatcher(ranks, hosts), SmallCollectives()
+    bound = CommunicationBound(Explained(links, small, groups))
+    return [PeersWatcher(groups), links, JobWatcher(ranks, [small, bound, InputBound()]), StageWatcher(groups)]
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Whether there is, or may be, a narrower reason for communication that takes long: a pipeline has bubbles."""
+
+    links: LinkWatcher
+    small: SmallCollectives
+    groups: JobGroups
+
+    def __call__(self) -> bool:
+        """Return whether there is."""
+        return self.links.suspects or self.small.suspects or self.groups.mesh.has_stages

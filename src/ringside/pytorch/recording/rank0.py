@@ -26,9 +26,8 @@ from ringside.isolation import Guard, Listeners
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.alerts.counters import MetricsSnapshot
 from ringside.monitor.alerts.live import AlertService, Endpoint, Server
-from ringside.monitor.collector import StepCollector
+from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.groups import JobGroups
-from ringside.monitor.judge import ProcessJudge
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister
@@ -39,6 +38,8 @@ from ringside.pytorch.recording.parameter_digests import DigestComparison
 from ringside.pytorch.recording.record_transport import READY, RecordReceiver
 from ringside.pytorch.store import host_name
 from ringside.text import name_ranks
+
+REST_SECONDS = 1e-4
 
 _log = logging.getLogger(__name__)
 
@@ -74,13 +75,17 @@ class Rank0Recorder:
         self._entry = register(self.path, info.world_size, info.started_unix)
         self._alerts = AlertService(info, self.path, serve=_serve_metrics)
         groups = JobGroups(info.world_size)
-        # While this thread holds the interpreter lock, training on rank 0 waits for it, and all ranks for that one.
+        watchers = standard_watchers(info.world_size, info.hosts, groups)
+        listeners = [self._on_event, self._alerts.record]
+        # While this thread holds the interpreter lock, training on rank 0 waits for it (5 ms at most): every rank does.
+        # A thread that only yields takes the lock again before another has woken up: this one sleeps.
         self.collector = StepCollector(
             info.world_size,
             self._writer,
-            watchers=ProcessJudge(info.world_size, info.hosts, groups),
-            listeners=[self._on_event, self._alerts.record],
+            watchers=watchers,
+            listeners=listeners,
             groups=groups,
+            rest=lambda: time.sleep(REST_SECONDS),
         )
         self.collector.note("started", **({"metrics": self._alerts.url} if self._alerts.url else {}))
         self._lock = threading.RLock()
