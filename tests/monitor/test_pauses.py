@@ -176,6 +176,9 @@ def test_what_a_rank_that_pauses_writes_alone_is_named():
     assert "async_save" in verdict.advice
     assert verdict.evidence["written_bytes_per_pause"] == pytest.approx(50e6, rel=0.05)
     assert verdict.evidence["others_written_bytes_per_pause"] == pytest.approx(30_000, rel=0.2)
+    again = rejudge_pauses(verdict, pausing(4))  # without records that show it
+    assert "garbage collection" in again.advice
+    assert "written_bytes_per_pause" not in again.evidence
 
 
 @pytest.mark.parametrize(
@@ -183,6 +186,7 @@ def test_what_a_rank_that_pauses_writes_alone_is_named():
     [
         ("not known", lambda rank, pauses: None),
         ("nothing", lambda rank, pauses: 0),
+        ("not known of another rank", lambda rank, pauses: None if rank == 3 else 50_000_000 * pauses),
         ("little", lambda rank, pauses: 900_000 * pauses),
         ("all the time", lambda rank, pauses: 5_000_000 * (rank == 1)),
         ("another rank more than half as much", lambda rank, pauses: 50_000_000 * pauses + 2_600_000 * (rank == 2)),

@@ -27,7 +27,7 @@ from ringside.monitor.run.table import (
     throttled_share,
     waited_share,
 )
-from ringside.monitor.slow_rank.pauses import is_of_pauses
+from ringside.monitor.slow_rank.pauses import WRITING_EVIDENCE, is_of_pauses
 from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.stats import Floats, known_median, log_excess, share_of
 from ringside.monitor.verdict import Verdict
@@ -143,7 +143,8 @@ def _explain_pauses(verdict: Verdict, episode: StepTable) -> Verdict:
     written, seconds, steps = vitals["written_bytes"][mine], vitals["seconds"][mine], vitals.steps[mine]
     rates = vitals.mean(vitals["written_bytes"] / vitals["seconds"])
     pauses = np.count_nonzero(late & ~np.append(False, late[:-1]))
-    if not (pauses and rates[rank] > 0):
+    others = np.delete(rates, rank)
+    if not (pauses and rates[rank] > 0 and np.isfinite(others).all()):
         return verdict
     # A batch begins with the step that carries its vitals; it is sent at any time, so in the middle of a pause as well.
     paused, typical = episode.steps[late], float(verdict.evidence["own_seconds"])
@@ -151,14 +152,13 @@ def _explain_pauses(verdict: Verdict, episode: StepTable) -> Verdict:
     has_pause = np.searchsorted(paused, until) > np.searchsorted(paused, steps - 1)
     # What is kept of a long run is a sample, of steps and of batches alike.
     each = float(rates[rank] * np.nansum(episode["step_seconds"][:, rank]) / pauses)
-    others = np.delete(rates, rank)
-    most = float(np.fmax.reduce(others, initial=0.0) / rates[rank])
+    most = float(others.max(initial=0.0) / rates[rank])
     if each < WRITTEN_BYTES or most > ALONE or np.nansum(written[has_pause]) < TOGETHER * np.nansum(written):
         return verdict
     return msgspec.structs.replace(
         verdict,
         cause=f"{verdict.cause}; it writes {size(each)} to storage each time",
-        evidence={**verdict.evidence, "written_bytes_per_pause": each, "others_written_bytes_per_pause": most * each},
+        evidence={**verdict.evidence, **dict(zip(WRITING_EVIDENCE, (each, most * each), strict=True))},
         advice=WRITING_ADVICE,
     )
 

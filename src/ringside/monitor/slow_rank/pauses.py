@@ -220,6 +220,9 @@ ADVICE = (
     "ranks in the same step), checkpoints, evaluation, logging; do it on all ranks at once, or beside training."
 )
 
+WRITING_EVIDENCE = ("written_bytes_per_pause", "others_written_bytes_per_pause")
+"""What the cause adds to the evidence where the rank writes in its pauses (`ringside.monitor.causes`)."""
+
 
 def judge_pauses(rank: int, rhythm: Rhythm, ranks: int, *, since_step: int, detected_step: int) -> Verdict:
     """Return the verdict on a rank that pauses.
@@ -265,10 +268,13 @@ def rejudge_pauses(verdict: Verdict, own: ArrayLike) -> Verdict:
         return verdict
     typical = float(np.nanmedian(mine))
     extra = float((mine[late] - typical).sum())
+    # Whether it writes meanwhile is for all these steps to say, too.
+    kept = {name: value for name, value in verdict.evidence.items() if name not in WRITING_EVIDENCE}
     again = msgspec.structs.replace(
         verdict,
         excess_ratio=extra / max(len(times) * typical, 1e-9),
-        evidence={**verdict.evidence, "own_seconds": typical},
+        evidence={**kept, "own_seconds": typical},
+        advice=ADVICE,
         cost_rank_seconds=spared_rank_seconds(times, without_pauses(verdict, times)),
     )
     return _in_words(again, count, extra, len(times))
