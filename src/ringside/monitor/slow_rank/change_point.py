@@ -31,6 +31,7 @@ from ringside.monitor.stats import (
     core_scale,
     divergence,
     how_often_again,
+    known_or_0,
     median,
     no_less_than_usual,
     student,
@@ -162,7 +163,12 @@ class ChangePoint:
         self._after, before = (np.array(side) for side in zip(*PAIRS, strict=True))
         self.span = self._after + before
         self._lengths = sorted({AROUND, *WINDOWS, *self._after.tolist(), *before.tolist()})
-        self._slots = [(self._lengths.index(after), self._lengths.index(ahead)) for after, ahead in PAIRS]
+        # By pair, where the medians of its two windows lie, and by window of `WINDOWS`.
+        self._late, self._early = (
+            np.array([self._lengths.index(w) for w in side]) for side in zip(*PAIRS, strict=True)
+        )
+        self._windows = np.array([self._lengths.index(length) for length in WINDOWS])
+        self._pairs = np.arange(len(PAIRS))
         self._kept, self._rare = kept, math.log(len(PAIRS) / chance)
         self._medians = np.full((kept, len(self._lengths), *shape), np.nan)
         self._around = np.full((kept, *shape), np.nan)
@@ -193,16 +199,15 @@ class ChangePoint:
         """
         self._append_medians(excess, steps, warm_up)
         row, kept = steps % self._kept, self._kept
-        after = np.stack([self._medians[row, late] for late, _ in self._slots])
-        places = zip(self._after, self._slots, strict=True)
-        before = np.stack([self._medians[(steps - int(length)) % kept, early] for length, (_, early) in places])
+        after = self._medians[row, self._late]
+        before = self._medians[(steps - self._after) % kept, self._early]
         self._remember(np.where(clean, np.abs(after - before), np.nan), steps)
         jumps = after - np.maximum(before, least[0] - least[1])  # who was below the usual may come back to it
         with np.errstate(invalid="ignore"):
             bar = np.maximum(RAREST * self._seen, least[1])
             found = (jumps >= bar) & (after >= least[0]) & (self._looks >= 1.5 * self._after.reshape(-1, 1, 1))
         found &= is_new(steps, self._after, relief)
-        for pair, job, rank in np.argwhere(found):
+        for pair, job, rank in np.argwhere(found) if found.any() else ():
             window = excess[np.arange(steps - int(self._after[pair]) + 1, steps + 1) % kept, job, rank]
             known = self._known(len(window), steps, job, rank)
             place = pair, job, rank
@@ -214,12 +219,12 @@ class ChangePoint:
 
     def _lasts(self, excess: Floats, steps: int, warm_up: int, least: Floats, relief: NDArray[np.int64]) -> Floats:
         """Return the level of ranks whose excess has lasted, [jobs, ranks]; else -inf."""
-        medians = self._medians[steps % self._kept][[self._lengths.index(length) for length in WINDOWS]]
+        medians = self._medians[steps % self._kept, self._windows]
         jumps = self._lasting.update(excess, medians, steps, relief, warm_up)
         with np.errstate(invalid="ignore"):
             found = (jumps >= least[1]) & (medians >= least[0])
         found &= is_new(steps, np.array(WINDOWS), relief)
-        for index, job, rank in np.argwhere(found):
+        for index, job, rank in np.argwhere(found) if found.any() else ():
             window = excess[np.arange(steps - WINDOWS[index] + 1, steps + 1) % self._kept, job, rank]
             known, jump = self._known(len(window), steps, job, rank), float(jumps[index, job, rank])
             sure = self._lasting.is_sure(index, job, rank, jump)
@@ -243,24 +248,21 @@ class ChangePoint:
 
     def _append_medians(self, excess: Floats, steps: int, warm_up: int) -> None:
         row = steps % self._kept
+        newest = excess[np.arange(max(steps - self._lengths[-1], warm_up) + 1, steps + 1) % self._kept]
         for index, length in enumerate(self._lengths):
-            count = min(length, steps - warm_up) if length == AROUND else length
-            if steps - count < warm_up:
-                self._medians[row, index] = np.nan
-                continue
-            self._medians[row, index] = median(excess[np.arange(steps - count + 1, steps + 1) % self._kept])
+            is_there = length <= len(newest) or length == AROUND
+            self._medians[row, index] = median(newest[-length:]) if is_there else np.nan
         self._around[row] = excess[row] - self._medians[row, self._lengths.index(AROUND)]
 
     def _remember(self, sizes: Floats, steps: int) -> None:
         """Let the greatest of what was seen a while ago count; what may be an episode's beginning not yet."""
         known = np.isfinite(sizes)
         self._past[steps % self._kept] = np.where(known, sizes, 0.0).max(axis=2, keepdims=True)
-        for pair, length in enumerate(self._after):
-            then = steps - int(length)
-            if then > 0:
-                past = self._past[then % self._kept, pair]
-                self._looks[pair] += past > 0.0
-                self._seen[pair] = np.maximum(FADING * self._seen[pair], past)
+        began = steps > self._after
+        pairs, then = self._pairs[began], (steps - self._after[began]) % self._kept
+        past = self._past[then, pairs]
+        self._looks[pairs] += past > 0.0
+        self._seen[pairs] = np.maximum(FADING * self._seen[pairs], past)
 
     def _is_news(self, window: Floats, level: float, jump: float, known: Floats, *, sure: bool = False) -> bool:
         """Whether so many late steps of a window are more than the late steps seen before explain.
@@ -402,7 +404,7 @@ class LevelShift:
     def _remember(self, index: int, height: Floats, steps: int) -> None:
         """Let the greatest of what was seen at least a window ago count; keep what is seen now."""
         slots, now = len(self._recent), steps // EVERY
-        self._recent[now % slots, index] = np.nan_to_num(np.abs(height)).max(axis=1, keepdims=True)
+        self._recent[now % slots, index] = known_or_0(np.abs(height)).max(axis=1, keepdims=True)
         then = self._recent[(now - SHIFT_LENGTHS[index] // EVERY) % slots, index]
         self._seen[index] = np.maximum(SHIFT_FADING**EVERY * self._seen[index], then)
 
@@ -431,7 +433,7 @@ def compare(rows: Floats, length: int, least: Floats | float = -np.inf) -> Diffe
     enough = (counts[0] >= SHIFT_FEWEST) & (2 * counts[1] >= length)
     cores = [np.clip(residuals, -limit, limit) for residuals in away]
     means = [np.nansum(core, axis=0) / np.maximum(count, 1) for core, count in zip(cores, counts, strict=True)]
-    cores = [np.nan_to_num(core - mean) for core, mean in zip(cores, means, strict=True)]
+    cores = [known_or_0(core - mean) for core, mean in zip(cores, means, strict=True)]
     levels = [middle + mean for middle, mean in zip(medians, means, strict=True)]
     height = np.where(enough, levels[1] - levels[0], np.nan)
     unknown = np.full_like(height, np.nan)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.stats import Floats
+from ringside.monitor.stats import Floats, known_or_0
 
 PRIOR_VARIANCE = 0.03**2
 PRIOR_STEPS = 4.0
@@ -241,7 +241,7 @@ class AR1Variance:
         self._square += gain * ((share * step.residual**2).sum(1, keepdims=True) - self._square)
         self._core += gain * ((share * step.core**2).sum(1, keepdims=True) - self._core)
         self._lagged += gain * ((share * step.core * self._previous).sum(2, keepdims=True) - self._lagged)
-        self._previous = np.stack([step.core, self._previous[0]])
+        self._previous = np.array([step.core, self._previous[0]])
         average(self._means, self._means_seen, step.wandered, step.weight)
 
     def variances(self) -> Floats:
@@ -442,7 +442,7 @@ def autocorrelation(residuals: Floats, scale: Floats) -> Floats:
         scale: Standard deviations of their core, [...].
     """
     limit = CUT * np.maximum(scale, 1e-6)
-    core = np.nan_to_num(np.minimum(np.maximum(residuals, -limit), limit))
+    core = known_or_0(np.minimum(np.maximum(residuals, -limit), limit))
     known = np.maximum(np.sum(~np.isnan(residuals), axis=0), 1)
     first, second = (raised_autocorrelation(core, lag, known, CORE_SURE) for lag in (1, 2))
     variance = long_run(first, decay(first, second, known))

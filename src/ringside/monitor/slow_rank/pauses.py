@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.monitor.price import spared_rank_seconds
-from ringside.monitor.stats import Floats, divergence, median, usable
+from ringside.monitor.stats import Floats, divergence, known_or_0, median, usable
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration
 
@@ -124,7 +124,7 @@ class Pauses:
 
     def _count(self, own: Floats, busy: NDArray[np.bool_]) -> None:
         slot, before = self.steps % KEPT, (self.steps - 1) % KEPT
-        times = np.nan_to_num(own)
+        times = known_or_0(own)
         ordered = np.sort(times, axis=-1)
         slowest, second = ordered[:, -1:], ordered[:, -2:][:, :1]  # a rank alone is both, and so never late
         others = np.where(times >= slowest, second, slowest)

@@ -28,6 +28,9 @@ PERSISTENCE = 6
 WINDOWS = (6, 12, 24, 48, 96, 192)
 """Steps whose mean excess is judged: short ones find much at once, long ones find little in noise."""
 
+_LENGTHS = np.array(WINDOWS)
+_BY_WINDOW = _LENGTHS.reshape(-1, 1, 1)
+
 SHORT = 12
 """Of windows up to here two in three steps must be late by half of what their mean must reach, of longer ones half."""
 
@@ -123,11 +126,10 @@ class WindowTest:
 
         Both are [windows, jobs, ranks]; a mean is NaN where less than half of the window is known.
         """
-        begins = np.maximum(end - np.array(WINDOWS), 0)
+        begins = np.maximum(end - _LENGTHS, 0)
         inside = self._sums[end % KEPT] - self._sums[begins % KEPT]
         total, late, known = inside[:, 0], inside[:, 1], inside[:, 2]
-        lengths = np.array(WINDOWS).reshape(-1, 1, 1)
-        enough = (known >= PERSISTENCE) & (2 * known >= lengths)
+        enough = (known >= PERSISTENCE) & (2 * known >= _BY_WINDOW)
         means = np.where(enough, total / np.maximum(known, 1.0), np.nan)
         return means, (late >= PERSISTENCE) & (2 * late > known)
 
@@ -160,7 +162,8 @@ class WindowTest:
         if self._jumps is None or self._shifts is None:
             return np.full(self.open.shape, np.nan)
         usual = np.maximum(self.usual, 0.0)
-        least = np.stack([usual + EFFECT, np.full_like(usual, EFFECT)])
+        least = np.full((2, *usual.shape), EFFECT)
+        least[0] += usual
         clean = self._is_clean(self.steps - self._jumps.span)
         relief = self._mirrored(self.relief)
         jumped = self._jumps.update(self._excess, self.steps, WARM_UP, clean, least, relief)
@@ -169,7 +172,7 @@ class WindowTest:
 
     def _open(self, means: Floats, late: NDArray[np.bool_], jumped: Floats) -> NDArray[np.bool_]:
         with np.errstate(invalid="ignore"):
-            alarms = (means >= self._bars) & late & is_new(self.steps, np.array(WINDOWS), self.relief)
+            alarms = (means >= self._bars) & late & is_new(self.steps, _LENGTHS, self.relief)
         opened: NDArray[np.bool_] = (alarms.any(axis=0) | np.isfinite(jumped)) & ~self.open
         for job, rank in np.argwhere(opened):
             alarms[:, job, rank] &= self._is_carried_by_most(int(job), int(rank))
@@ -197,8 +200,7 @@ class WindowTest:
 
     def _close(self, means: Floats, opened: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """An episode ends when the mean of a window inside it is surely nearer to the usual than to the excess."""
-        lengths = np.array(WINDOWS).reshape(-1, 1, 1)
-        inside = lengths <= self.steps - self.onset
+        inside = self.steps - self.onset >= _BY_WINDOW
         with np.errstate(invalid="ignore"):
             missing = (means <= self._height - CERTAIN * self._errors) & inside
         closed: NDArray[np.bool_] = (missing.any(axis=0) | self._is_mended()) & self.open & ~opened
@@ -255,7 +257,7 @@ class WindowTest:
             return
         if self._learnt == AGAIN + 1:
             self._again.begin(self._excess[np.arange(AGAIN + 1, AGAIN + FIRST_LOOK + 1)])
-        means = np.where((self._learnt - np.array(WINDOWS) >= AGAIN).reshape(-1, 1, 1), means, np.nan)
+        means = np.where((self._learnt - _LENGTHS >= AGAIN).reshape(-1, 1, 1), means, np.nan)
         self._again.learn(excess, weight, means)
         if self._learnt > 10 * AGAIN:  # by now the first steps weigh nothing
             self._again = None
@@ -263,7 +265,7 @@ class WindowTest:
     def _past(self, end: int) -> Floats:
         """The means of windows that ended some time ago; NaN where they reach into the warm-up or an episode."""
         means, _ = self._window_means(end)
-        return np.where(self._is_clean(end - np.array(WINDOWS)), means, np.nan)
+        return np.where(self._is_clean(end - _LENGTHS), means, np.nan)
 
     def _differences(self, end: int) -> Floats:
         """Means of windows, by scale, minus those of the windows right before; NaN likewise."""
@@ -289,7 +291,11 @@ class WindowTest:
 
     def _mirrored(self, values: NDArray[Any]) -> NDArray[Any]:
         """The greatest of all ranks for each of very few, since the others' excess mirrors a culprit's."""
-        return np.broadcast_to(values.max(axis=1, keepdims=True), values.shape) if values.shape[1] <= 3 else values
+        if values.shape[1] > 3:
+            return values
+        mirrored = np.empty_like(values)
+        mirrored[:] = values.max(axis=1, keepdims=True)
+        return mirrored
 
 
 # -------------------------------------------------------------------------------------------------
