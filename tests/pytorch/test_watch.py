@@ -85,7 +85,7 @@ def takes_a_lock_twice() -> None:
 
 
 def keeps_the_gil() -> None:
-    ctypes.PyDLL(None).sleep(5)
+    ctypes.PyDLL(None).sleep(30)  # the signal that asks for its stacks ends it
 
 
 def calls_another_collective() -> None:
