@@ -27,7 +27,7 @@ from ringside.monitor.run.table import (
     throttled_share,
     waited_share,
 )
-from ringside.monitor.slow_rank.pauses import WRITING_EVIDENCE, is_of_pauses
+from ringside.monitor.slow_rank.pauses import WRITING_EVIDENCE, find_pauses, is_of_pauses
 from ringside.monitor.slow_rank.window_test import WARM_UP
 from ringside.monitor.stats import Floats, known_median, log_excess, share_of
 from ringside.monitor.verdict import Verdict
@@ -136,13 +136,11 @@ WRITING_ADVICE = (
 
 
 def _explain_pauses(verdict: Verdict, episode: StepTable) -> Verdict:
-    rank, vitals, own = verdict.ranks[0], episode.vitals, episode["own_seconds"][:, verdict.ranks[0]]
-    with np.errstate(invalid="ignore"):
-        late = own > float(verdict.evidence["pause_bar_seconds"])
+    rank, vitals = verdict.ranks[0], episode.vitals
+    late, pauses = find_pauses(verdict, episode["own_seconds"])
     mine = vitals.owners == rank
     written, seconds, steps = vitals["written_bytes"][mine], vitals["seconds"][mine], vitals.steps[mine]
     rates = vitals.mean(vitals["written_bytes"] / vitals["seconds"])
-    pauses = np.count_nonzero(late & ~np.append(False, late[:-1]))
     others = np.delete(rates, rank)
     if not (pauses and rates[rank] > 0 and np.isfinite(others).all()):
         return verdict

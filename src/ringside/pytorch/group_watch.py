@@ -199,11 +199,7 @@ class _GroupHooks:
 
         Of an all-to-all `other_side` is what comes for what goes, or the other way round: its splits make them differ.
         """
-        meter = self.meter
-        # Most have one tensor. Training waits for this, and its computing has left the caches cold: every call shows.
-        while tensors.__class__ is list and len(tensors) == 1:
-            tensors = tensors[0]
-        first = tensors if isinstance(tensors, torch.Tensor) else first_tensor(tensors)
+        first, meter = first_tensor(tensors), self.meter
         if first is not None:
             if not first.is_cpu:
                 if meter.device is None and not meter.is_muted:
@@ -211,10 +207,8 @@ class _GroupHooks:
             elif meter.device is not None:
                 meter.issue_on_host(watched.name)
                 return None
-        size_bytes = first.nbytes if first is tensors and first is not None else size_of(tensors)
-        if other_side is None:
-            return meter.issue(watched.name, peer, size_bytes)
-        return meter.issue(watched.name, peer, max(size_bytes, size_of(other_side)), is_routed=True)
+        size_bytes = max(size_of(tensors), size_of(other_side))
+        return meter.issue(watched.name, peer, size_bytes, is_routed=other_side is not None)
 
     def _use_device(self, device: torch.device) -> None:
         """The first tensor on a device: from now on its clock counts."""

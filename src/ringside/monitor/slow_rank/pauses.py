@@ -260,10 +260,9 @@ def rejudge_pauses(verdict: Verdict, own: ArrayLike) -> Verdict:
         verdict: What was found.
         own: Own times in seconds since the first pause, float [steps, ranks].
     """
-    times, rank = usable(own), verdict.ranks[0]
-    mine = times[:, rank]
-    late = np.isfinite(mine) & (mine > float(verdict.evidence["pause_bar_seconds"]))
-    count = int(np.count_nonzero(late & ~np.append(False, late[:-1])))
+    times = usable(own)
+    mine = times[:, verdict.ranks[0]]
+    late, count = find_pauses(verdict, times)
     if not count:
         return verdict
     typical = float(np.nanmedian(mine))
@@ -280,12 +279,23 @@ def rejudge_pauses(verdict: Verdict, own: ArrayLike) -> Verdict:
     return _in_words(again, count, extra, len(times))
 
 
+def find_pauses(verdict: Verdict, own: Floats) -> tuple[NDArray[np.bool_], int]:
+    """Return which steps of the culprit are late, bool [steps], and how many pauses they are.
+
+    Args:
+        verdict: That it pauses.
+        own: Own times in seconds, [steps, ranks]; NaN where missing.
+    """
+    with np.errstate(invalid="ignore"):
+        late: NDArray[np.bool_] = own[:, verdict.ranks[0]] > float(verdict.evidence["pause_bar_seconds"])
+    return late, int(np.count_nonzero(late & ~np.append(False, late[:-1])))
+
+
 def without_pauses(verdict: Verdict, own: Floats) -> Floats:
     """Return own times, [steps, ranks], with the late steps of the culprit as long as its typical one."""
     repaired: Floats = own.copy()
     rank = verdict.ranks[0]
-    with np.errstate(invalid="ignore"):
-        late = repaired[:, rank] > float(verdict.evidence["pause_bar_seconds"])
+    late, _ = find_pauses(verdict, own)
     repaired[late, rank] = np.minimum(repaired[late, rank], float(verdict.evidence["own_seconds"]))
     return repaired
 
