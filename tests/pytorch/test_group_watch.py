@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
-from ringside.pytorch.process_group.group import RingsideGroup  # noqa: E402
+from ringside.pytorch.process_group.carrier import Carrier, carrier_of  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.session import RecordingSettings  # noqa: E402
 
@@ -141,10 +141,10 @@ def groups_that_come_and_go(path: str) -> dict[str, Any]:
         dist.irecv(received, 0).wait()
         assert received.tolist() == [1.0, 1.0]
     one_step(parameter, optimizer)
-    world = dist.group.WORLD
-    watched = [name for name in vars(world) if getattr(RingsideGroup, name, None) is not None]
+    world = carrier_of(dist.group.WORLD)
+    watched = [name for name in vars(world) if getattr(Carrier, name, None) is not None]
     watch.off()
-    left = [name for name in vars(world) if getattr(RingsideGroup, name, None) is not None]
+    left = [name for name in vars(world) if getattr(Carrier, name, None) is not None]
     restored = c10d._register_process_group is register and dist.Work.wait is wait
     one_step(parameter, optimizer)
     steps = watch.session.clock.step

@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 
 from ringside.errors import DeadlineError, UsageError  # noqa: E402
 from ringside.pytorch.process_group.arguments import normalize  # noqa: E402
+from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.collectives import TABLE, all_gather, broadcast  # noqa: E402
 
 from .process_groups import on_both, on_ours  # noqa: E402
@@ -87,6 +88,7 @@ def at_once_or_later(x: torch.Tensor, group: Any, later: bool) -> None:
 def short_limits(rank: int) -> list[str]:
     """Give one call a timeout, then the whole group one, that rank 1 does not keep; nothing is broken by it."""
     group, heard, x = dist.new_group([0, 1]), [], torch.ones(3)
+    engine = carrier_of(group).engine
     options = dist.AllreduceOptions()
     options.timeout, options.asyncOp = datetime.timedelta(milliseconds=20), False
     late = [lambda: group.allreduce([x], options), lambda: group.allreduce(x, timeout=options.timeout).wait()]
@@ -106,7 +108,7 @@ def short_limits(rank: int) -> list[str]:
                 at_once_or_later(x, group, later)
         dist.barrier()
         if rank == 1:
-            group.engine.run(lambda: group.engine.inside.all_reduce(torch.ones(3), algorithm="one_shot"))
+            engine.run(lambda: engine.inside.all_reduce(torch.ones(3), algorithm="one_shot"))
         dist.barrier()
     group.set_timeout(datetime.timedelta(seconds=30))
     dist.all_reduce(x, group=group)

@@ -18,7 +18,9 @@ from ringside.autoload import ringside_backend  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
 from ringside.pytorch import carried  # noqa: E402
 from ringside.pytorch.process_group import creation as process_group_making  # noqa: E402
+from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.collectives import TABLE  # noqa: E402
+from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -69,6 +71,10 @@ NATIVE = ["allreduce", "broadcast", "reduce", "allgather", "all_gather_single", 
 NATIVE += ["reduce_scatter_single", "gather", "scatter", "alltoall", "all_to_all_single", "allreduce_coalesced"]
 
 
+OLDER = pytest.mark.skipif(IS_BACKEND, reason="from torch 2.14 on the group is torch's own, and NCCL a backend of it")
+
+
+@OLDER
 @pytest.mark.skipif(not hasattr(dist, "all_gather_single"), reason="names of torch 2.13")
 def test_tensors_that_are_not_on_the_cpu_go_to_the_native_group():
     with alone("cpu:ringside,cuda:nccl") as group:
@@ -86,6 +92,7 @@ def test_tensors_that_are_not_on_the_cpu_go_to_the_native_group():
         assert sum(carried()["ringside"].values()) == len(NATIVE)
 
 
+@OLDER
 def test_a_barrier_follows_its_device():
     with alone("ringside") as group:
         real, group.native = group.native, Recorder()
@@ -98,18 +105,41 @@ def test_a_barrier_follows_its_device():
         assert carried() == {"native": {"barrier": 1}, "ringside": {"barrier": 1}}
 
 
+@pytest.mark.skipif(not IS_BACKEND, reason="backends in Python are for torch 2.14 and newer")
+@pytest.mark.parametrize(("asked", "made"), [("ringside", ["cpu"]), ("cpu:ringside,cuda:gloo", [])])
+def test_nccl_stands_beside_ours_where_there_is_a_gpu_and_nobody_else_named_it(monkeypatch, asked, made):
+    calls = []
+
+    def stand_in(options: Any, _: Any) -> Any:
+        calls.append(options.group_size)
+        return dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options.timeout)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setitem(c10d.Backend._plugins, "NCCL", c10d.Backend._BackendPlugin(stand_in, True))
+    with alone(asked) as group:
+        assert len(calls) == len(made)
+        assert {device.type for device in group._device_types} == {"cpu", "cuda"}
+        assert carrier_of(group) is not None
+        assert isinstance(group._get_backend(torch.device("cuda")), dist.ProcessGroupGloo)
+
+
 def test_every_method_of_torch_that_moves_data_is_ours():
     ours = {name for _, *names in TABLE.values() for name in names} | {"send", "recv", "recv_anysource"}
     words = ("gather", "reduce", "scatter", "alltoall", "all_to_all", "broadcast", "barrier", "send", "recv")
-    theirs = {name for name in dir(dist.ProcessGroup) if any(word in name for word in words) and "__" not in name}
-    assert theirs <= ours | {"monitored_barrier"}
+    theirs = {
+        name
+        for name in dir(c10d.C10DBackend if IS_BACKEND else dist.ProcessGroup)
+        if any(word in name for word in words) and "__" not in name
+    }
+    assert theirs <= ours | {"monitored_barrier", "allreduce_sparse"}  # which torch calls for NCCL's alone
 
 
 def test_torch_finds_the_backend_by_its_entry_point():
     root = Path(__file__).resolve().parents[2]
     assert 'ringside = "ringside.autoload.ringside_backend:register"' in (root / "pyproject.toml").read_text()
     ringside_backend.register()  # again does no harm
-    assert dist.Backend.backend_capability["ringside"] == ["cpu", "cuda"]
+    assert dist.Backend.backend_capability["ringside"] == (["cpu"] if IS_BACKEND else ["cpu", "cuda"])
 
 
 def test_a_torch_that_is_too_old_is_named_in_one_line(monkeypatch):

@@ -30,6 +30,7 @@ import ringside  # noqa: E402
 from ringside.engine.shm.log import PATHS  # noqa: E402
 from ringside.fsdp import SharedAllGather, SharedReduceScatter  # noqa: E402
 from ringside.pytorch import carried  # noqa: E402
+from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, on_both  # noqa: E402
@@ -74,7 +75,7 @@ def large_ddp() -> Tensors:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 512), nn.Linear(512, 4)))
     parameters = train(model, steps=6)
     if dist.get_backend() == "ringside":
-        rows = dist.group.WORLD.engine.inside.log.drain()
+        rows = carrier_of(dist.group.WORLD).engine.inside.log.drain()
         assert sum(PATHS[row.path] == "push" for row in rows) >= 3, rows
     return parameters
 

@@ -35,7 +35,9 @@ def register() -> None:
 
 def _register(c10d: ModuleType) -> None:
     if NAME not in c10d.Backend.backend_list:
-        c10d.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu", "cuda"])
+        # From torch 2.14 on what is made is a backend for CPUs, in a group of torch's own that has NCCL beside it.
+        devices = ["cpu"] if hasattr(c10d.Backend, "_ensure_backend_registered") else ["cpu", "cuda"]
+        c10d.Backend.register_backend(NAME, make, extended_api=True, devices=devices)
 
 
 def make(options: Any, backend_options: Any) -> Any:

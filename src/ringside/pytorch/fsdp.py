@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ringside.pytorch.process_group.group import RingsideGroup
+from ringside.pytorch.process_group.carrier import carrier_of
 from ringside.pytorch.shared_storage import empty_shared, storage_of
 
 _ALONE = 2  # the buffer's own tensor, and the storage that asks
@@ -71,9 +71,10 @@ class SharedReduceScatter(_SharedBuffers):
     ) -> Any:
         """Reduce the input over the group and give this rank its part; FSDP2 calls it."""
         storage = storage_of(input_tensor)
-        if storage is None or not isinstance(group, RingsideGroup):
+        carrier = carrier_of(group) if storage is not None else None
+        if storage is None or carrier is None:
             return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        return group.reduce_scatter_shared(output_tensor, input_tensor, storage, op, async_op=async_op)
+        return carrier.reduce_scatter_shared(output_tensor, input_tensor, storage, op, async_op=async_op)
 
 
 class SharedAllGather(_SharedBuffers):
@@ -84,6 +85,7 @@ class SharedAllGather(_SharedBuffers):
     ) -> Any:
         """Give every rank the inputs of all ranks; FSDP2 calls it, and its input is a part of the output already."""
         storage = storage_of(output_tensor)
-        if storage is None or not isinstance(group, RingsideGroup):
+        carrier = carrier_of(group) if storage is not None else None
+        if storage is None or carrier is None:
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
-        return group.all_gather_shared(output_tensor, input_tensor, storage, async_op=async_op)
+        return carrier.all_gather_shared(output_tensor, input_tensor, storage, async_op=async_op)

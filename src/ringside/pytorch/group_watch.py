@@ -30,9 +30,9 @@ from ringside.isolation import Guard
 from ringside.monitor.wait_meter import Issued, WaitMeter, WatchedGroup
 from ringside.pytorch.ddp.cuda_events import CudaEvents, events_of
 from ringside.pytorch.process_group.arguments import first_tensor
+from ringside.pytorch.process_group.carrier import Carrier, carrier_of
 from ringside.pytorch.process_group.collectives import TABLE
-from ringside.pytorch.process_group.group import RingsideGroup
-from ringside.pytorch.process_group.work import RingsideWork
+from ringside.pytorch.process_group.work import OwnWork
 from ringside.pytorch.recording import session as sessions
 from ringside.pytorch.recording.session import Session
 
@@ -44,7 +44,7 @@ ALL_TO_ALL = frozenset({"ALLTOALL", "ALLTOALL_BASE", "alltoall", "alltoall_base"
 LOOK_SECONDS = 0.001
 """How often a collective on a GPU that is waited for in C++ is asked whether it is over."""
 OWN_METHODS = [name for _, *names in TABLE.values() for name in names] + ["send", "recv"]
-"""What our own process group is called by."""
+"""What the carrier of our own process group is called by."""
 
 _log = logging.getLogger(__name__)
 _current: Watch | None = None
@@ -129,7 +129,7 @@ def watch_unasked(*, run_dir: str | os.PathLike[str] | None = None) -> Watch | N
 
 def shows(group: Any) -> bool:
     """Return whether a group tells what is issued in it: ours does, and every one of torch ≥ 2.14."""
-    return isinstance(group, RingsideGroup) or hasattr(group, "register_pre_hook")
+    return hasattr(group, "register_pre_hook") or carrier_of(group) is not None
 
 
 class _GroupHooks:
@@ -180,10 +180,11 @@ class _GroupHooks:
             self._ends.close()
         hooked, self._hooked = list(self._hooked), weakref.WeakSet()
         for group in hooked:
-            if isinstance(group, RingsideGroup):
+            carrier = carrier_of(group)
+            if carrier is not None:
                 for name in OWN_METHODS:
-                    vars(group).pop(name, None)
-            else:
+                    vars(carrier).pop(name, None)
+            if _tells_by_hooks(group, carrier):
                 self._guard.run(group.unregister_pre_hook, HOOK_ID)
                 self._guard.run(group.unregister_post_hook, HOOK_ID)
 
@@ -278,16 +279,17 @@ class _GroupHooks:
             return
         of_group = weakref.ref(group)
         watched = WatchedGroup(group.group_name, group.group_desc, lambda: dist.get_process_group_ranks(of_group()))
-        if isinstance(group, RingsideGroup):
+        carrier = carrier_of(group)
+        if carrier is not None:
             # In the place of its methods, of this group alone: one that nobody watches pays nothing.
             for name in OWN_METHODS:
-                if hasattr(group, name):
-                    setattr(group, name, self._watched_method(of_group, watched, name))
-        elif shows(group):
-            before, after = self._hooks_of(watched)
+                if hasattr(type(carrier), name):
+                    setattr(carrier, name, self._watched_method(weakref.ref(carrier), watched, name))
+        if _tells_by_hooks(group, carrier):
+            before, after = self._hooks_of(watched, carrier)
             group.register_pre_hook(HOOK_ID, before)
             group.register_post_hook(HOOK_ID, after)
-        else:
+        elif carrier is None:
             if not self._is_blind_said:
                 self._is_blind_said = True
                 _log.log(
@@ -301,8 +303,8 @@ class _GroupHooks:
         self._hooked.add(group)
         self.meter.add(watched)
 
-    def _watched_method(self, of_group: Any, watched: WatchedGroup, name: str) -> Callable[..., Any]:
-        stock, works, guard = getattr(RingsideGroup, name), self._works, self._guard
+    def _watched_method(self, of_carrier: Any, watched: WatchedGroup, name: str) -> Callable[..., Any]:
+        stock, works, guard = getattr(type(of_carrier()), name), self._works, self._guard
         is_message = name in ("send", "recv")
         meter = self.meter
 
@@ -312,15 +314,15 @@ class _GroupHooks:
 
         @functools.wraps(stock)
         def method(*args: Any, **named: Any) -> Any:
-            group = of_group()
+            carrier = of_carrier()
             issued = guard.run(issue, args)
             if issued is None:
-                return stock(group, *args, **named)
+                return stock(carrier, *args, **named)
             if not (is_message or getattr(named.get("opts", args[-1] if args else None), "asyncOp", True)):
                 issued.is_inline = True
-                return issued.timed(functools.partial(stock, group, **named), *args)
-            work = stock(group, *args, **named)
-            if isinstance(work, RingsideWork):
+                return issued.timed(functools.partial(stock, carrier, **named), *args)
+            work = stock(carrier, *args, **named)
+            if isinstance(work, OwnWork):
                 work.watched = issued
             elif is_message and meter.device is not None:
                 self._batched.append((issued, name == "recv"))
@@ -332,10 +334,13 @@ class _GroupHooks:
 
         return method
 
-    def _hooks_of(self, watched: WatchedGroup) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    def _hooks_of(self, watched: WatchedGroup, carrier: Carrier | None) -> tuple[Callable[[Any], None], ...]:
         meter, guard, works = self.meter, self._guard, self._works
 
         def issue(args: Any) -> None:
+            first = first_tensor(args.input_tensors or args.output_tensors)
+            if carrier is not None and (first is None or first.is_cpu):
+                return  # the carrier's method tells of it
             peer = watched.ranks[args.root] if args.name.name in MESSAGES else -1
             other_side = args.output_tensors if args.name.name in ALL_TO_ALL else None
             tensors = args.input_tensors or args.output_tensors
@@ -357,6 +362,11 @@ class _GroupHooks:
                 self._watch_end(work, issued)
 
         return functools.partial(guard.run, issue), functools.partial(guard.run, issued)
+
+
+def _tells_by_hooks(group: Any, carrier: Carrier | None) -> bool:
+    """Return whether a group's hooks tell something: not where all that it carries is told of by its carrier."""
+    return hasattr(group, "register_pre_hook") and (carrier is None or len(group._device_types) > 1)
 
 
 class _Ends:

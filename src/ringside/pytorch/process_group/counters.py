@@ -7,10 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
-
-from ringside.errors import UsageError
-
 
 class GroupCounters:
     """Collectives by name and engine.
@@ -62,25 +58,3 @@ class GroupCounters:
         if unseen > 0:
             table.setdefault("gloo", {})["unseen"] = unseen
         return table
-
-
-def carried(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
-    """Return which engine carried how many of which collectives of a `ringside` process group, on this rank.
-
-    Args:
-        group: The process group; None: the default group.
-
-    Returns:
-        Such as `{"ringside": {"all_reduce": 12}, "gloo": {"send": 3}}`.
-
-    Raises:
-        UsageError: It is a group of another backend.
-    """
-    group = group if group is not None else dist.distributed_c10d._get_default_group()
-    counters = getattr(group, "counters", None)
-    if not isinstance(counters, GroupCounters):
-        raise UsageError(
-            f"a group of the backend {dist.get_backend(group)!r} does not count; make it with "
-            'init_process_group("ringside") or new_group(backend="ringside")'
-        )
-    return counters.table()

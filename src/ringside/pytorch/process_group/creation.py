@@ -20,20 +20,25 @@ from torch.distributed import distributed_c10d as c10d
 
 from ringside.autoload.after_import import after_import
 from ringside.errors import UnsupportedError
+from ringside.pytorch.process_group.backend import RingsideBackend, answer_for_works, options_of
+from ringside.pytorch.process_group.carrier import Carrier, carrier_of
 from ringside.pytorch.process_group.group import RingsideGroup
 
 NEEDED = ("_set_default_backend", "_register_backend", "shutdown", "abort")
 
+IS_BACKEND = hasattr(c10d.Backend, "_ensure_backend_registered")
+"""Whether a backend can be written in Python (torch ≥ 2.14, which finds them by entry points, too)."""
 
-def make(options: Any, pg_options: Any) -> RingsideGroup:
-    """Make a group.
+
+def make(options: Any, pg_options: Any) -> Carrier:
+    """Make what torch is to use: a backend of the group that it makes, or (torch ≤ 2.13) a group.
 
     Args:
-        options: torch's: `store`, `group_rank`, `group_size` and `timeout`.
+        options: torch's: `store`, `group_rank`, `group_size`, `timeout`, `process_group`, ...
         pg_options: The caller's; they are for other backends and mean nothing here.
 
     Raises:
-        MismatchError, DeadlineError: As `RingsideGroup`.
+        MismatchError, DeadlineError: As `Carrier`.
         UnsupportedError: torch is too old.
     """
     missing = [name for name in NEEDED if not hasattr(dist.ProcessGroup, name)]
@@ -43,7 +48,15 @@ def make(options: Any, pg_options: Any) -> RingsideGroup:
             '(2.7 is the first that will do): use init_process_group("gloo") and ringside.attach(model)'
         )
     _change_torch()
-    return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
+    if not IS_BACKEND:
+        return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
+    if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
+        # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.
+        nccl = c10d.Backend._plugins["NCCL"].creator_fn(options, None)
+        options.process_group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+    own = options_of(options.timeout)
+    own.global_ranks_in_group, own.group_name = options.global_ranks_in_group, options.group_id
+    return RingsideBackend(options.store, options.group_rank, options.group_size, own)
 
 
 _stock: dict[str, Callable[..., Any]] = {}
@@ -52,10 +65,13 @@ _stock: dict[str, Callable[..., Any]] = {}
 
 @functools.cache
 def _change_torch() -> None:
-    _patch(c10d, "monitored_barrier", _monitored_barrier)
-    dist.monitored_barrier = c10d.monitored_barrier
-    if hasattr(c10d, "_set_pg_timeout"):
-        _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
+    if IS_BACKEND:
+        answer_for_works()
+    else:
+        _patch(c10d, "monitored_barrier", _monitored_barrier)
+        dist.monitored_barrier = c10d.monitored_barrier
+        if hasattr(c10d, "_set_pg_timeout"):
+            _patch(c10d, "_set_pg_timeout", _set_pg_timeout)
     after_import("torch.nn.parallel.distributed", _change_ddp)
     # Traced, our methods would end in errors, or in calls of the engine with numbers that are none.
     after_import("torch._dynamo.trace_rules", lambda rules: rules.add("ringside"))
@@ -91,7 +107,7 @@ def _set_pg_timeout(timeout: timedelta, group: Any = None) -> None:
 def _register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
     """DDP's C++ hook for halves wants futures that Python cannot make; its twin in Python does the same."""
     halves = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
-    if halves and isinstance(self.process_group, RingsideGroup):
+    if halves and carrier_of(self.process_group) is not None:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
         self.register_comm_hook(self.process_group, fp16_compress_hook)
@@ -102,7 +118,8 @@ def _register_builtin_comm_hook(self: Any, comm_hook_type: Any) -> None:
 def _ddp_init_helper(self: Any, parameters: Any, sparse: Any, names: Any, static_graph: bool) -> None:
     """Where DDP makes its buckets it knows nothing of groups; over one of ours peers are to map them."""
     make = functools.partial(_stock["_ddp_init_helper"], self, parameters, sparse, names, static_graph)
-    if isinstance(self.process_group, RingsideGroup) and self.process_group.shares_buckets:
+    carrier = carrier_of(self.process_group)
+    if carrier is not None and carrier.shares_buckets:
         from ringside.pytorch.ddp.bucket_memory import make_reducer
 
         make_reducer(self, make, static_graph)

@@ -21,7 +21,50 @@ from ringside.errors import DeadlineError
 Future = torch.futures.Future
 
 
-class RingsideWork(dist.Work):
+class OwnWork(dist.Work):
+    """A work of ours that can be found behind the one that torch's C++ gives out for it (torch ≥ 2.14).
+
+    C++ asks it for its future: on a thread that looks for a work, one found this way notes itself instead.
+
+    Attributes:
+        watched: Times the first wait, where the group is watched (`ringside.pytorch.group_watch`).
+    """
+
+    class _Search(threading.local):
+        is_on = False
+        found: OwnWork | None = None
+
+    _search = _Search()
+    _nobodys: Future[list[torch.Tensor]] = Future()
+    watched: Any = None
+
+    @classmethod
+    def behind(cls, work: Any) -> OwnWork | None:
+        """Return the work of ours that `work` passes calls on to; None: it is somebody else's."""
+        search = cls._search
+        search.is_on, search.found = True, None
+        try:
+            work.get_future()
+        except Exception:  # somebody else's, which has none
+            return None
+        finally:
+            search.is_on = False
+        found, search.found = search.found, None
+        return found
+
+    def get_future(self) -> Future[list[torch.Tensor]]:
+        """Return a future of the tensors that hold the result; waiting for it raises what went wrong."""
+        if self._search.is_on:
+            self._search.found = self
+            return self._nobodys
+        return self.future()
+
+    def future(self) -> Future[list[torch.Tensor]]:
+        """As `get_future`."""
+        raise NotImplementedError
+
+
+class RingsideWork(OwnWork):
     """A collective of the process group, under way or done.
 
     Args:
@@ -30,9 +73,6 @@ class RingsideWork(dist.Work):
         outputs: The tensors that hold the result when it is done.
         turn: Its place among the group's collectives; None: it is done.
         limit_s: Longest wait where `wait` is given none, seconds; None: as long as the engine lets it.
-
-    Attributes:
-        watched: Times the first wait, where the group is watched (`ringside.pytorch.group_watch`).
     """
 
     def __init__(
@@ -48,7 +88,6 @@ class RingsideWork(dist.Work):
         self._name, self._rank, self._outputs, self._turn = name, rank, outputs, turn
         self._future: Future[list[torch.Tensor]] | None = None
         self._guard = threading.Lock()
-        self.watched: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Return True when it is done; without a timeout it may run here.
@@ -98,8 +137,8 @@ class RingsideWork(dist.Work):
         """Return this rank: no collective has a single source (what receives from anybody is Gloo's)."""
         return self._rank
 
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """Return a future of the tensors that hold the result; waiting for it raises what went wrong."""
+    def future(self) -> Future[list[torch.Tensor]]:
+        """Return a future of the result, one for each call."""
         # One future for all callers, completed by the thread that runs the collective; each call returns a check of it.
         with self._guard:
             fresh = self._future is None
@@ -131,7 +170,7 @@ def _complete(future: Future[list[torch.Tensor]], outputs: list[torch.Tensor], w
         future.set_result(outputs)
 
 
-class Coalesced(dist.Work):
+class Coalesced(OwnWork):
     """Several works as one: done when all are."""
 
     def __init__(self, works: list[Any]) -> None:
@@ -148,7 +187,7 @@ class Coalesced(dist.Work):
         """Tell whether all are done."""
         return all(work.is_completed() for work in self._works)
 
-    def get_future(self) -> Any:
+    def future(self) -> Any:
         """Return a future of all their results, one list."""
         return torch.futures.collect_all([work.get_future() for work in self._works]).then(_join)
 

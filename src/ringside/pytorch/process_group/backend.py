@@ -1,0 +1,193 @@
+"""`"ringside"` from torch 2.14 on: a backend of c10d's, written in Python, for the CPU tensors of a process group.
+
+The group itself is torch's own, so all that torch does around a backend works with ours: hooks of groups, the flight
+recorder, the health check, `split_group`, NCCL beside it for tensors on GPUs.
+
+torch's C++ gives out a work of its own for each of a Python backend, of which it passes on `wait` and `get_future`
+alone; `answer_for_works` has the rest answered as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch.distributed.distributed_c10d import Store
+
+from ringside.errors import UnsupportedError
+from ringside.pytorch.process_group.carrier import Carrier, own_part
+from ringside.pytorch.process_group.work import Coalesced, OwnWork
+
+
+class RingsideBackend(Carrier, Backend):
+    """A backend whose collectives of CPU tensors are run by Ringside's engine.
+
+    Args:
+        store: A part of the job's store that only groups of this name use.
+        rank: This rank.
+        size: Number of ranks.
+        options: torch's `Backend.Options` of it; its timeout is the longest wait for other ranks in one collective.
+
+    Raises:
+        DeadlineError, MismatchError: As `Carrier`.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, options: Any) -> None:
+        Backend.__init__(self, rank, size)
+        self._options = options
+        self._open(own_part(store, rank), rank, size, options._timeout)
+
+    @property
+    def options(self) -> Any:
+        """What torch gives to the backends of groups that are split off."""
+        return self._options
+
+    def carry_elsewhere(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Refuse tensors that are not in the memory of the host: on GPUs the group has NCCL for them."""
+        raise UnsupportedError(
+            f"{name}: the backend ringside carries tensors on CPUs; "
+            'for those on GPUs make the group with "cpu:ringside,cuda:nccl"'
+        )
+
+    # ----------------------------------------------------------------------------------- between two ranks
+
+    def send(self, tensors: list[torch.Tensor], dst_rank: int, tag: int) -> Any:
+        """Send a tensor to one rank (Gloo)."""
+        return GlooWork(self.counters.through_gloo("send", self._gloo.send, tensors, dst_rank, tag))
+
+    def recv(self, tensors: list[torch.Tensor], src_rank: int, tag: int) -> Any:
+        """Receive a tensor of one rank (Gloo)."""
+        return GlooWork(self.counters.through_gloo("recv", self._gloo.recv, tensors, src_rank, tag))
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Any:
+        """Receive a tensor of any rank (Gloo)."""
+        return GlooWork(self.counters.through_gloo("recv_anysource", self._gloo.recv_anysource, tensors, tag))
+
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks; rank 0 raises an error that names those that did not come (Gloo)."""
+        limit = opts if isinstance(opts, timedelta) else opts.timeout
+        self.counters.through_gloo("monitored_barrier", self._gloo.monitored_barrier, limit, wait_all_ranks)
+
+    def start_coalescing(self) -> None:
+        """Several collectives follow, whose works `end_coalescing` gives out as one."""
+        self._coalesced = []
+
+    def end_coalescing(self) -> Coalesced:
+        """Return the works since `start_coalescing` as one."""
+        works, self._coalesced = self._coalesced or [], None
+        return Coalesced(works)
+
+    # What torch asks whether a backend can do it. Where Python has no answer, its C++ asks itself for ever.
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = _supports_time_estimate = False
+
+    # -------------------------------------------------------------------------------------------- life
+
+    def split(self, store: Store, ranks: Sequence[int], opts: Any) -> RingsideBackend | None:
+        """Return the backend of a group of some of these ranks; None: this one is not among them.
+
+        Args:
+            store: Of the new group.
+            ranks: Its members, as ranks of this group.
+            opts: Its options; None: a copy of ours.
+        """
+        ranks = list(ranks)
+        if self._rank not in ranks:
+            return None
+        options = opts or options_of(self._options._timeout)
+        return RingsideBackend(store, ranks.index(self._rank), len(ranks), options)
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Take part in making a group without this rank: nothing is to be done."""
+
+    def eager_connect_single_device(self, device: torch.device | None) -> None:
+        """Connect: this is done when the backend is made."""
+
+    def shutdown(self) -> None:
+        """Finish what is under way, within seconds, and close; called by `destroy_process_group`."""
+        self.engine.close()
+        self._gloo.shutdown()
+
+    def abort(self) -> None:
+        """Close at once: what is under way fails here and at the peers."""
+        self.engine.abort()
+        self._gloo.abort()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Have collectives from now on raise `DeadlineError` after that time; the one that was waited for goes on.
+
+        Waits that were longer than what the group was made with would end with that all the same.
+        """
+        self.limit_s = timeout.total_seconds()
+        self._options._timeout = timeout
+        self._gloo.set_timeout(timeout)
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Agree on a first number of a collective: all ranks count from 0."""
+
+    def __repr__(self) -> str:
+        return f"<ringside backend, rank {self._rank} of {self.size()}, carried {self.counters.table()}>"
+
+
+def options_of(timeout: timedelta) -> Any:
+    """Return torch's options of a backend of ours."""
+    return Backend.Options("ringside", timeout=timeout)
+
+
+# -------------------------------------------------------------------------------------------------
+# Works: what torch's C++ makes of those of a Python backend.
+
+
+class GlooWork(OwnWork):
+    """A message that Gloo carries for us.
+
+    Args:
+        work: Gloo's.
+
+    Attributes:
+        work: Gloo's.
+    """
+
+    def __init__(self, work: Any) -> None:
+        super().__init__()
+        self.work = work
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for it, as Gloo does."""
+        if self.watched is not None:
+            watched, self.watched = self.watched, None
+            return bool(watched.timed(self.wait, timeout))
+        return bool(self.work.wait(timeout))
+
+    def future(self) -> Any:
+        """Return Gloo's future of it."""
+        return self.work.get_future()
+
+
+_ANSWERED = ("is_completed", "is_success", "exception", "result", "source_rank", "_source_rank")
+_UNKNOWN = 100
+"""c10d's type of what a work is one of, where nobody has said it: of every Python backend's."""
+
+
+@functools.cache
+def answer_for_works() -> None:
+    """Have the methods of a work that C++ does not pass on asked of the one of ours behind it, if there is one."""
+    for name in _ANSWERED:
+        setattr(dist.Work, name, _answered(name, getattr(dist.Work, name)))
+
+
+def _answered(name: str, stock: Any) -> Any:
+    @functools.wraps(stock)
+    def answer(work: Any) -> Any:
+        if isinstance(work, GlooWork):
+            return getattr(work.work, name)()
+        is_pythons = type(work) is dist.Work and work._get_op_type() == _UNKNOWN  # type: ignore[attr-defined]
+        own = OwnWork.behind(work) if is_pythons else None
+        return stock(work) if own is None else getattr(own, name)()
+
+    return answer

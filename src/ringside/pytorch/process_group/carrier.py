@@ -1,0 +1,252 @@
+"""What a process group of ours carries, whichever class torch knows it by (`group`, `backend`).
+
+torch calls a collective by several names (since 2.13 `all_gather_single`, before `_allgather_base`), from Python by
+attribute and from C++ through a trampoline. So every method that torch has is here, under all its names.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ringside.engine.shm.memory import Storage
+from ringside.errors import UsageError
+from ringside.pytorch.process_group import collectives
+from ringside.pytorch.process_group.arguments import first_tensor, limit_of, normalize
+from ringside.pytorch.process_group.collectives import MOST_RANKS
+from ringside.pytorch.process_group.counters import GroupCounters
+from ringside.pytorch.process_group.engine import Engine, SharedBuckets
+from ringside.pytorch.process_group.work import RingsideWork
+
+CPU = torch.device("cpu")
+
+
+class Carrier:
+    """The collectives of CPU tensors of one group, run by Ringside's engine; a base of what torch calls.
+
+    Collectives with `async_op=True` run in the order of their calls on a thread of the group's own; all others run on
+    the thread that calls, after those. Messages between two ranks (`send`, `recv`) are Gloo's. Making a group is a
+    collective of its ranks.
+
+    Attributes:
+        counters: Which engine ran which collectives.
+        engine: Runs those of CPU tensors.
+        limit_s: The longest wait that `set_timeout` has set since, seconds; None: none was.
+    """
+
+    counters: GroupCounters
+    engine: Engine
+    limit_s: float | None
+
+    def _open(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        """Make what carries: Gloo's part first, so that ranks meet there.
+
+        Args:
+            store: A part of the job's store that only this group, made this once, uses.
+            rank: This rank.
+            size: Number of ranks.
+            timeout: Longest wait for other ranks in one collective; torch's default lets RINGSIDE_TIMEOUT_S decide.
+
+        Raises:
+            DeadlineError: A rank did not come.
+            MismatchError: Ranks run different versions or have different settings; names who differs.
+        """
+        self._rank = rank
+        self._gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
+        self.counters = GroupCounters(self._gloo)
+        self._coalesced: list[Any] | None = None
+        self.limit_s = None
+        _alive.add(self)
+        limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
+        self.engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
+        self._posts = self.engine.inside is not None and size <= MOST_RANKS
+        self._buckets = SharedBuckets(self.engine.inside) if self.engine.inside is not None and size > 1 else None
+
+    def execute(self, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork:
+        """Run a collective of CPU tensors, here and now, or (`asyncOp`) where it is waited for or in background.
+
+        Args:
+            collective: Which one.
+            args: Tensors, then options, as torch's process groups take them.
+        """
+        engine, name = self.engine, collective.__name__
+        now = engine.is_here or not getattr(args[-1], "asyncOp", True)
+        plan = collective(engine.inside or engine.communicator, *args)
+        outputs, job = next(plan), functools.partial(next, plan, None)
+        self.counters.add(name, "ringside")
+        limit_s = limit_of(args[-1]) or self.limit_s
+        if engine.is_here or (now and limit_s is None):
+            engine.run(job)
+            work = RingsideWork(name, self._rank, outputs)
+        else:
+            # A bucket of DDP's is summed where it lies.
+            bucket = None
+            if not now and collective is collectives.all_reduce and self._buckets is not None and len(args[0]) == 1:
+                bucket = self._buckets.job(args[0][0]) if args[-1].reduceOp == dist.ReduceOp.SUM else None
+            turn = engine.start(bucket or job, sum(out.numel() * out.element_size() for out in outputs))
+            work = RingsideWork(name, self._rank, outputs, turn, limit_s)
+            if now:
+                work.wait()
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _post(self, tensors: list[torch.Tensor], opts: Any) -> RingsideWork | None:
+        """Start a small all-reduce that the waiting thread finishes, or this call; None: it is not that, or not now.
+
+        Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
+        """
+        engine = self.engine
+        if not self._posts or engine.is_here or self.limit_s or limit_of(opts):
+            return None
+        small = collectives.small(engine.inside, tensors, opts)
+        turn = None if small is None else engine.post(*small)
+        if turn is None:
+            return None
+        self.counters.add("all_reduce", "ringside")
+        work = RingsideWork("all_reduce", self._rank, tensors, turn)
+        if not opts.asyncOp:
+            turn.wait()
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    @property
+    def shares_buckets(self) -> bool:
+        """Whether there are other ranks, all on this host, that could map a bucket."""
+        return self._buckets is not None
+
+    def reduce_scatter_shared(
+        self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, op: Any, *, async_op: bool = False
+    ) -> RingsideWork:
+        """Reduce a tensor that other ranks can map, and give each rank its part.
+
+        Args:
+            output: This rank's part, [numel / size].
+            tensor: [numel]; not changed.
+            storage: The storage it lies in (`ringside.pytorch.shared_storage.storage_of`).
+            op: A `ReduceOp`.
+            async_op: Carry it out in the background.
+        """
+        options = c10d.ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = op, async_op
+        return self.execute(collectives.reduce_scatter_shared, (output, tensor, storage, options))
+
+    def all_gather_shared(
+        self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, *, async_op: bool = False
+    ) -> RingsideWork:
+        """Give every rank the tensors of all ranks, into one that other ranks can map.
+
+        Args:
+            output: [numel * size].
+            tensor: [numel]; may be this rank's part of the output.
+            storage: The storage that the output lies in.
+            async_op: Carry it out in the background.
+        """
+        options = AllgatherOptions()
+        options.asyncOp = async_op
+        return self.execute(collectives.all_gather_shared, (output, tensor, storage, options))
+
+    def carry_elsewhere(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Carry out a collective whose tensors are not in the memory of the host, or refuse it."""
+        raise NotImplementedError
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.counters.total()
+
+    def getBackendName(self) -> str:
+        """Return `ringside`."""
+        return "ringside"
+
+
+def own_part(store: Store, rank: int) -> Store:
+    """Return a part of a group's store that only this making of it uses, so that it never meets what an old one left.
+
+    A group may be made again under its old name, on all ranks equally often.
+    """
+    return PrefixStore(str(store.add(f"ringside/made/{rank}", 1)), store)
+
+
+_alive: weakref.WeakSet[Carrier] = weakref.WeakSet()
+_inherited: list[Carrier] = []
+
+
+# In a forked child Gloo's destructor would wait for threads that only the parent has: kept alive, it never runs there.
+os.register_at_fork(after_in_child=functools.partial(_inherited.extend, _alive))
+
+
+def _method(name: str, collective: collectives.Collective, options: Any) -> Callable[..., Any]:
+    """Return what a process group does when torch calls it by `name`: its own collective, or the native group's."""
+
+    # The one collective that tensor parallelism waits for at small sizes has a path of its own.
+    posts = collective is collectives.all_reduce
+
+    def method(self: Carrier, *args: Any, **named: Any) -> Any:
+        if posts and len(args) == 2 and args[1].__class__ is options:
+            work = self._post(*args)
+            if work is not None:
+                return work
+        args = normalize(options, args, named)
+        if _is_ours(args):
+            return self.execute(collective, args)
+        self.counters.add(collective.__name__, "native")
+        return self.carry_elsewhere(name, args)
+
+    method.__name__, method.__doc__ = name, collective.__doc__
+    return method
+
+
+def _is_ours(args: Any) -> bool:
+    """Tell whether the tensors of a call are in the memory of the host (a barrier has none: its options say)."""
+    tensor = first_tensor(args[0])
+    if tensor is not None:
+        return tensor.is_cpu
+    return _is_ours(args[1:]) if len(args) > 1 else getattr(args[0], "device", None) in (None, CPU)
+
+
+for _collective, (_options, *_names) in collectives.TABLE.items():
+    for _name in _names:
+        setattr(Carrier, _name, _method(_name, _collective, _options))
+
+
+def carrier_of(group: Any) -> Carrier | None:
+    """Return what carries the CPU tensors of a process group; None: it is none of ours."""
+    if isinstance(group, Carrier):
+        return group
+    if CPU not in getattr(group, "_device_types", ()):
+        return None
+    backend = group._get_backend(CPU)
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return backend if isinstance(backend, Carrier) else None
+
+
+def carried(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, int]]:
+    """Return which engine carried how many of which collectives of a `ringside` process group, on this rank.
+
+    Args:
+        group: The process group; None: the default group.
+
+    Returns:
+        Such as `{"ringside": {"all_reduce": 12}, "gloo": {"send": 3}}`.
+
+    Raises:
+        UsageError: It is a group of another backend.
+    """
+    group = group if group is not None else dist.distributed_c10d._get_default_group()
+    carrier = carrier_of(group)
+    if carrier is None:
+        raise UsageError(
+            f"a group of the backend {dist.get_backend(group)!r} does not count; make it with "
+            'init_process_group("ringside") or new_group(backend="ringside")'
+        )
+    return carrier.counters.table()
