@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,10 +138,20 @@ def test_every_method_of_torch_that_moves_data_is_ours():
 
 
 def test_torch_finds_the_backend_by_its_entry_point():
-    root = Path(__file__).resolve().parents[2]
-    assert 'ringside = "ringside.autoload.ringside_backend:register"' in (root / "pyproject.toml").read_text()
     ringside_backend.register()  # again does no harm
     assert dist.Backend.backend_capability["ringside"] == (["cpu"] if IS_BACKEND else ["cpu", "cuda"])
+
+
+LOADED = "import sys, torch; print(*(name for name in sys.modules if name.partition('.')[0] == 'ringside'))"
+
+
+def test_torch_alone_loads_nothing_of_ours_where_it_looks_backends_up_itself():
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGSIDE_")}
+    done = subprocess.run([sys.executable, "-c", LOADED], env=environ, capture_output=True, text=True, check=True)
+    assert ("ringside" in done.stdout.split()) is not IS_BACKEND
+    environ["RINGSIDE_AS_GLOO"] = "1"
+    done = subprocess.run([sys.executable, "-c", LOADED], env=environ, capture_output=True, text=True, check=True)
+    assert "ringside" in done.stdout.split()
 
 
 def test_a_torch_that_is_too_old_is_named_in_one_line(monkeypatch):

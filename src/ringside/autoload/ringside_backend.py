@@ -1,7 +1,8 @@
 """Makes "ringside" a backend of torch.distributed, without loading anything before somebody makes a group.
 
-torch calls `register` when it is imported, by the entry point `torch.backends` (since 2.5); `import ringside` calls
-`offer`, for older ones and where TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from it.
+torch calls `register` by an entry point: when somebody asks for the backend (since 2.14), or when torch is imported
+(since 2.5, by way of `ringside_entry`); `import ringside` calls `offer`, for older ones and where
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from it.
 """
 
 from __future__ import annotations

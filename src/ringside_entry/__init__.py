@@ -1,0 +1,18 @@
+"""What torch loads when it is imported, by the entry point `torch.backends` (since 2.5): so little that nobody pays.
+
+From torch 2.14 on torch looks up the backend "ringside" by itself when somebody asks for it, so nothing of the package
+is loaded here unless "gloo" is to be served by it. A torch that cannot look it up is told of it at once.
+"""
+
+import os
+import sys
+
+
+def register() -> None:
+    """Tell torch of the backend, where it would not find it."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if hasattr(getattr(c10d, "Backend", None), "_ensure_backend_registered") and not os.environ.get("RINGSIDE_AS_GLOO"):
+        return
+    from ringside.autoload import ringside_backend
+
+    ringside_backend.register()
