@@ -226,7 +226,6 @@ def carrier_of(group: Any) -> Carrier | None:
     if CPU not in getattr(group, "_device_types", ()):
         return None
     backend = group._get_backend(CPU)
-    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
     return backend if isinstance(backend, Carrier) else None
 
 

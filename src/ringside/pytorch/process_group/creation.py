@@ -48,7 +48,8 @@ def make(options: Any, pg_options: Any) -> Carrier:
             '(2.7 is the first that will do): use init_process_group("gloo") and ringside.attach(model)'
         )
     _change_torch()
-    if not IS_BACKEND:
+    # The wrapper that torch puts around a backend when it is to check every call does not take one in Python (2.15).
+    if not IS_BACKEND or c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
         return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
     if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
         # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.

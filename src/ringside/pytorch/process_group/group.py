@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from ringside.errors import UnsupportedError
 from ringside.pytorch.process_group.carrier import CPU, Carrier, own_part
 from ringside.pytorch.process_group.work import Coalesced
 
@@ -93,6 +94,10 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
         return Coalesced(works)
 
     # -------------------------------------------------------------------------------------------- life
+
+    def split_group(self, *args: Any, **named: Any) -> Any:
+        """Refuse to be split: torch's C++ would ask for backends that there are not."""
+        raise UnsupportedError(f"split_group is not served here (torch {torch.__version__}): use new_group")
 
     def shutdown(self) -> None:
         """Finish what is under way, within seconds, and close; called by `destroy_process_group`."""
