@@ -21,7 +21,7 @@ from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
-from .process_groups import LIMIT_S, on_both, on_ours, under  # noqa: E402
+from .process_groups import LIMIT_S, OF_TODAY, on_both, on_ours, under  # noqa: E402
 from .training import same_bits  # noqa: E402
 
 pytestmark = pytest.mark.native
@@ -211,6 +211,7 @@ def all_cases(rank: int) -> tuple[dict[str, list[torch.Tensor]], dict[str, Any]]
     return results, carried() if dist.get_backend() == "ringside" else {}
 
 
+@OF_TODAY
 @pytest.mark.core
 def test_every_collective_gives_the_bits_of_gloo_and_none_falls_through():
     ours, theirs = on_both(3, all_cases)

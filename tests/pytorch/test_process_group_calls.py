@@ -17,7 +17,7 @@ from ringside.pytorch.process_group.arguments import normalize  # noqa: E402
 from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.collectives import TABLE, all_gather, broadcast  # noqa: E402
 
-from .process_groups import on_both, on_ours  # noqa: E402
+from .process_groups import OF_TODAY, on_both, on_ours  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -64,6 +64,7 @@ def forms(rank: int) -> list[Tensors]:
     return got
 
 
+@OF_TODAY
 def test_both_signatures_of_every_method_do_as_with_gloo():
     ours, theirs = on_both(2, forms)
     for mine, gloo in zip(ours, theirs, strict=True):
@@ -116,6 +117,7 @@ def short_limits(rank: int) -> list[str]:
     return heard
 
 
+@OF_TODAY
 def test_a_call_and_a_living_group_can_be_given_a_shorter_timeout():
     first, second = on_ours(2, short_limits)
     assert len(first) == 3
@@ -215,6 +217,7 @@ def matrix(rank: int) -> dict[str, list[list[int]] | None]:
     return results
 
 
+@OF_TODAY
 @pytest.mark.core
 def test_every_dtype_and_reduction_that_gloo_has_is_there_to_the_bit():
     ours, theirs = on_both(2, matrix)

@@ -15,7 +15,7 @@ from ringside.pytorch.process_group.counters import GroupCounters  # noqa: E402
 from ringside.pytorch.shared_storage import storage_of  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
-from .process_groups import backend, on_ours  # noqa: E402
+from .process_groups import OF_TODAY, backend, on_ours  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -238,6 +238,7 @@ def buffers_of_fsdp(rank: int) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not True}
 
 
+@OF_TODAY
 def test_fsdps_buffers_are_used_again_and_reduced_where_they_lie() -> None:
     assert on_ours(RANKS, buffers_of_fsdp) == [{}] * RANKS
 

@@ -33,7 +33,7 @@ from ringside.pytorch import carried  # noqa: E402
 from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
-from .process_groups import LIMIT_S, on_both  # noqa: E402
+from .process_groups import LIMIT_S, OF_TODAY, on_both  # noqa: E402
 from .training import same_bits  # noqa: E402
 
 pytestmark = pytest.mark.native
@@ -229,6 +229,7 @@ def all_jobs(rank: int) -> tuple[dict[str, Tensors], dict[str, Any]]:
     return results, carried() if dist.get_backend() == "ringside" else {}
 
 
+@OF_TODAY
 def test_two_ranks_train_to_the_bit_as_on_gloo():
     ours, theirs = on_both(2, all_jobs)
     for (mine, engines), (gloo, _) in zip(ours, theirs, strict=True):
@@ -259,6 +260,7 @@ def meshes(rank: int) -> list[Tensors]:
     return results
 
 
+@OF_TODAY
 def test_meshes_of_four_ranks_train_as_on_gloo():
     ours, theirs = on_both(4, meshes)
     for mine, gloo in zip(ours, theirs, strict=True):

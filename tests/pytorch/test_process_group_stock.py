@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from ringside.pytorch import carried  # noqa: E402
 from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 
-from .process_groups import on_both, on_ours  # noqa: E402
+from .process_groups import OF_TODAY, on_both, on_ours  # noqa: E402
 from .training import same_bits  # noqa: E402
 
 pytestmark = pytest.mark.native
@@ -88,6 +88,7 @@ def compiled(rank: int) -> dict[str, Tensors]:
     return results
 
 
+@OF_TODAY
 def test_compiled_code_whose_graphs_break_at_collectives_runs_as_on_gloo():
     ours, theirs = on_both(2, compiled)
     for mine, gloo in zip(ours, theirs, strict=True):

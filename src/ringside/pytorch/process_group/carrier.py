@@ -115,7 +115,7 @@ class Carrier:
             return None
         self.counters.add("all_reduce", "ringside")
         work = RingsideWork("all_reduce", self._rank, tensors, turn)
-        if not opts.asyncOp:
+        if not getattr(opts, "asyncOp", True):  # there is none up to torch 2.7: there all are waited for
             turn.wait()
         if self._coalesced is not None:
             self._coalesced.append(work)

@@ -115,7 +115,8 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
         Waits that were longer than what the group was made with would end with that all the same.
         """
         self.limit_s = timeout.total_seconds()
-        self.native.set_timeout(timeout)
+        if hasattr(self.native, "set_timeout"):  # where it is not, torch has told the backends
+            self.native.set_timeout(timeout)
 
     def get_group_store(self) -> Store:
         """Return the part of the job's store that this group was made with."""
