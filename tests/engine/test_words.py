@@ -150,7 +150,7 @@ def test_causes_become_errors_that_name_the_culprit_and_its_host() -> None:
     assert "rank 3 on host right died" in str(explained(LinkFailure("lost", 3)))
     odd = explained(LinkFailure("disagreed", 2, "this and that"))
     assert (type(odd), odd.ranks) == (MismatchError, (2,))
-    assert "different things: this and that (rank 2 on host right differs)" in str(odd)
+    assert "collectives on ranks: this and that (rank 2 on host right differs)" in str(odd)
     own = ClosedError("mine")
     assert explained(LinkFailure("left", 1), own) is own
     other = explained(LinkFailure("left", 1), OSError("no memory"))

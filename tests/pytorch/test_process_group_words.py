@@ -18,7 +18,7 @@ from tests.support.ranks import ROOT, Team  # noqa: E402
 from .groups import meeting_point  # noqa: E402
 from .process_groups import backend  # noqa: E402
 
-pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:.*_set_pg_timeout:FutureWarning")]
+pytestmark = pytest.mark.native
 
 OWN, BRIEF, LONG = timedelta(seconds=1), timedelta(milliseconds=100), timedelta(seconds=30)
 NOTHING = timedelta(0)
@@ -36,7 +36,7 @@ def limited(group: Any) -> None:
 
 def set_to(timeout: timedelta) -> Callable[[Any], None]:
     def barrier(group: Any) -> None:
-        dist.distributed_c10d._set_pg_timeout(timeout, group)
+        group.set_timeout(timeout)
         dist.barrier(group)
 
     return barrier
@@ -47,7 +47,7 @@ def receive(group: Any) -> None:
 
 
 def destroyed(group: Any) -> None:
-    dist.distributed_c10d._set_pg_timeout(BRIEF, group)
+    group.set_timeout(BRIEF)
     dist.destroy_process_group(group)
     group.allreduce([torch.ones(3)]).wait()
 
