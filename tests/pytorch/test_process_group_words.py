@@ -16,7 +16,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import ROOT, Team  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
-from .process_groups import backend  # noqa: E402
+from .process_groups import LIMIT_S, backend  # noqa: E402
 
 pytestmark = pytest.mark.native
 
@@ -149,7 +149,7 @@ def test_messages_are_as_the_table_says_and_have_the_words_that_code_looks_for()
     with meeting_point() as path, Team(2) as ours, Team(2) as glooss:
         ours.start(every_error, path, "ringside")
         glooss.start(every_error, path, "gloo")
-        said, gloo_said = (team.finish_one(0).value for team in (ours, glooss))
+        said, gloo_said = (team.finish_one(0, LIMIT_S).value for team in (ours, glooss))
     table = rows()
     assert list(table) == list(said) == list(gloo_said)
     for case, (theirs, own) in table.items():
