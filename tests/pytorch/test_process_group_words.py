@@ -112,6 +112,7 @@ def every_error(path: str, name: str) -> dict[str, tuple[bool, str]]:
     """Have rank 0 run into every case; at the end rank 1 dies."""
     heard = {}
     with backend(path, name) as rank:
+        dist.barrier()  # the first group is made within a second
         for case, (call, other, timeout, _) in CASES.items():
             checked = case == DIFFERENT and name == "gloo"
             dist.set_debug_level(dist.DebugLevel.DETAIL if checked else dist.DebugLevel.OFF)
@@ -146,11 +147,12 @@ def has(text: str, cell: str) -> bool:
 
 
 def test_messages_are_as_the_table_says_and_have_the_words_that_code_looks_for():
-    with meeting_point() as path, Team(2) as ours, Team(2) as glooss:
+    with meeting_point() as path, Team(2) as ours, Team(2) as stock:
         ours.start(every_error, path, "ringside")
-        glooss.start(every_error, path, "gloo")
-        said, gloo_said = (team.finish_one(0, LIMIT_S).value for team in (ours, glooss))
-    table = rows()
+        stock.start(every_error, path, "gloo")
+        heard = [team.finish_one(0, LIMIT_S) for team in (ours, stock)]
+    assert all(outcome.ok for outcome in heard), [outcome.trace for outcome in heard]
+    table, said, gloo_said = rows(), heard[0].value, heard[1].value
     assert list(table) == list(said) == list(gloo_said)
     for case, (theirs, own) in table.items():
         (_, text), (_, gloos) = said[case], gloo_said[case]
