@@ -249,6 +249,19 @@ def natural_key(name: str) -> tuple[tuple[int, int | str], ...]:
 
 
 # -------------------------------------------------------------------------------------------------
+# The words of torch and Gloo for what goes wrong between ranks: code in the wild looks for them in messages.
+
+CLOSED = "Connection closed by peer"
+MISMATCH = "Detected mismatch between collectives on ranks"
+NOT_DONE = "Operation timed out!"
+
+
+def timed_out(timeout_s: float) -> str:
+    """Return that a wait of so many seconds was too short: `Timed out waiting 1500ms`."""
+    return f"Timed out waiting {1000 * timeout_s:.0f}ms"
+
+
+# -------------------------------------------------------------------------------------------------
 # Sizes and counts as people write them, read in one way: `1GB` is 10^9, `1GiB` and `1G` are 2^30.
 
 _SIZE = re.compile(r"^((?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e\+?[0-9]+)?)\s*(?:([kmgtp])(ib?|b)?|b)?$", re.IGNORECASE)

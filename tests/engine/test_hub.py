@@ -65,7 +65,7 @@ def test_who_does_not_take_part_is_named_to_all(monkeypatch: pytest.MonkeyPatch)
     with hubs(3) as made:
         found = together([partial(made[rank].exchange, 1, timeout_s=0.1) for rank in (0, 2)])
         assert kinds(found) == [(DeadlineError, (1,))] * 2
-        assert str(found[0]) == str(found[1]) == "rank 1 did not take part in exchanging memory in time"
+        assert str(found[0]) == str(found[1]) == "Timed out: rank 1 did not take part in exchanging memory"
         assert not made[0].sockets
     monkeypatch.setattr(rendezvous, "GRACE_S", 0.1)
     with hubs(3) as made:

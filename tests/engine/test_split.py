@@ -163,7 +163,7 @@ def test_a_death_is_told_in_the_ranks_of_the_group() -> None:
     assert outcomes[3].exit_status == -signal.SIGKILL
     assert outcomes[0].ok, outcomes[0]
     assert outcomes[2].ok, outcomes[2]
-    assert "on rank 0 of a sub-group (of ranks 1 and 3): rank 1 died or left" in outcomes[1].value
+    assert "on rank 0 of a sub-group (of ranks 1 and 3): Connection closed by peer: rank 1 died" in outcomes[1].value
 
 
 def test_errors_of_a_sub_group_say_whose_ranks_they_count() -> None:

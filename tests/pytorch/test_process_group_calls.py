@@ -95,7 +95,7 @@ def short_limits(rank: int) -> list[str]:
     late = [lambda: group.allreduce([x], options), lambda: group.allreduce(x, timeout=options.timeout).wait()]
     for way in late:
         if rank == 0:
-            with pytest.raises(DeadlineError, match=r"all_reduce on rank 0 is not done after 0\.02 s") as caught:
+            with pytest.raises(DeadlineError, match="all_reduce on rank 0: Timed out waiting 20ms") as caught:
                 way()
             heard.append(str(caught.value))
         dist.barrier()
@@ -105,7 +105,7 @@ def short_limits(rank: int) -> list[str]:
     dist.distributed_c10d._set_pg_timeout(datetime.timedelta(milliseconds=30), group)
     for later in (False, True):
         if rank == 0:
-            with pytest.raises(DeadlineError, match=r"not done after 0\.03 s"):
+            with pytest.raises(DeadlineError, match="Timed out waiting 30ms"):
                 at_once_or_later(x, group, later)
         dist.barrier()
         if rank == 1:

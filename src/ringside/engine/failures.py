@@ -9,7 +9,7 @@ from ringside._core.enums import Algorithm, Status
 from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, RingsideError, UsageError
-from ringside.text import name_ranks
+from ringside.text import CLOSED, MISMATCH, name_ranks, timed_out
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _NAMES = {Algorithm.automatic: "", Algorithm.program: "a schedule"}  # of algorithms, as callers write them
@@ -32,17 +32,17 @@ def error_of(failure: dict[str, Any], collective: str, rank: int, timeout_s: flo
         for caller, call in enumerate(failure["calls"]):
             sides.setdefault(_describe_call(*call), []).append(caller)
         calls = "; ".join(f"{name_ranks(callers)} called {call}" for call, callers in sides.items())
-        return MismatchError(f"collective {seq}: ranks called different things: {calls}", ranks)
+        return MismatchError(f"collective {seq}: {MISMATCH}: {calls}", ranks)
     if status == Status.peer_lost:
         # Ranks that are missing and not dead gave up because of the dead ones: they are victims.
         victims = [other for other in failure["missing"] if other not in ranks]
         gave_up = f"so {name_ranks(victims)} gave up too; " if victims else ""
         return PeerLostError(
-            f"{where}: {name_ranks(ranks)} died or left, {gave_up}restart from the last checkpoint", ranks
+            f"{where}: {CLOSED}: {name_ranks(ranks)} died or left, {gave_up}restart from the last checkpoint", ranks
         )
     if status == Status.deadline:
         return DeadlineError(
-            f"{where}: {name_ranks(ranks)} did not arrive within {timeout_s:g} s, though alive; "
+            f"{where}: {timed_out(timeout_s)}: {name_ranks(ranks)} did not arrive, though alive; "
             "look at what it does, or raise RINGSIDE_TIMEOUT_S",
             ranks,
         )

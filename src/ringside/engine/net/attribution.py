@@ -6,6 +6,7 @@ from ringside.engine.net.exchange.signature import SignatureMismatch
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.transports.base import NOBODY, LinkError, LinkFailure
 from ringside.errors import ClosedError, DeadlineError, MismatchError, PeerLostError, SyncError
+from ringside.text import CLOSED, MISMATCH, timed_out
 
 _RESTART = "restart from the last checkpoint"
 
@@ -44,16 +45,16 @@ def explain(label: str, cause: LinkFailure, error: BaseException, rank_map: Rank
     where = f"{label} on {rank_map.describe(rank_map.rank)}"
     culprit, ranks = _name(cause.vertex, rank_map), [cause.vertex] if cause.vertex != NOBODY else []
     if cause.kind == "disagreed":
-        return MismatchError(f"{where}: ranks called different things: {cause.detail} ({culprit} differs)", ranks)
+        return MismatchError(f"{where}: {MISMATCH}: {cause.detail} ({culprit} differs)", ranks)
     if cause.kind == "late":
-        text = f"{culprit} did not send within {timeout_s:g} s, though it is still connected"
+        text = f"{timed_out(timeout_s)}: {culprit} did not send, though it is still connected"
         return DeadlineError(f"{where}: {text}; look at what it does, or raise RINGSIDE_TIMEOUT_S", ranks)
     # This rank was the first: what it raised itself is what there is to report.
     if cause.vertex == rank_map.rank:
         return error if isinstance(error, SyncError) else ClosedError(f"{where}: {type(error).__name__}: {error}")
     if cause.kind == "left":
-        return PeerLostError(f"{where}: {culprit} gave up; {_RESTART}", ranks)
-    return PeerLostError(f"{where}: {culprit} died or cannot be reached; {_RESTART}", ranks)
+        return PeerLostError(f"{where}: {CLOSED}: {culprit} gave up; {_RESTART}", ranks)
+    return PeerLostError(f"{where}: {CLOSED}: {culprit} died or cannot be reached; {_RESTART}", ranks)
 
 
 def _name(vertex: int, rank_map: RankMap) -> str:

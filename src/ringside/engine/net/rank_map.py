@@ -17,6 +17,7 @@ import msgspec
 
 from ringside.errors import DeadlineError, MismatchError, UsageError
 from ringside.processes import machine_id
+from ringside.text import timed_out
 
 
 class Store(Protocol):
@@ -134,7 +135,7 @@ def exchange_rank_infos(
             store.wait([f"offer/{r}"], timedelta(seconds=max(deadline - time.monotonic(), 0.01)))
         except RuntimeError as error:
             raise DeadlineError(
-                f"rank {r} did not make the communicator within {timeout_s:g} s; every rank of the group has to, or "
+                f"{timed_out(timeout_s)}: rank {r} did not make the communicator; every rank of the group has to, or "
                 f"raise RINGSIDE_TIMEOUT_S ({str(error).partition(chr(10))[0]})",
                 [r],
             ) from None

@@ -28,7 +28,7 @@ from ringside.engine.shm.rendezvous import meet
 from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
-from ringside.text import did_you_mean, name_ranks
+from ringside.text import CLOSED, did_you_mean, name_ranks
 
 # As plain ints, which the core takes and gives, and which compare fastest.
 _OK, _UNSUITED = int(Status.ok), int(Status.unsuited)
@@ -304,7 +304,7 @@ class HostCommunicator(Collectives):
             dead = [r for r in members if has_ended(self._hub.pidfds[r])]
             if not dead:
                 raise
-            raise PeerLostError(f"split on rank {self.rank}: {name_ranks(dead)} died", dead) from None
+            raise PeerLostError(f"split on rank {self.rank}: {CLOSED}: {name_ranks(dead)} died", dead) from None
 
     # -------------------------------------------------------------------------------------------- life
 

@@ -27,7 +27,7 @@ import msgspec
 from ringside.decoding import UNDECODABLE
 from ringside.engine.shm.meeting_place import connect, credentials, listening
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, RingsideError, UnsupportedError, UsageError
-from ringside.text import name_ranks
+from ringside.text import CLOSED, name_ranks
 
 PROTOCOL = 1
 _MAX_MESSAGE = 1 << 24
@@ -156,21 +156,25 @@ class Hub:
                 return
             dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready]
             if dead:
-                raise PeerLostError(f"{name_ranks(dead)} died while ranks exchanged memory", dead)
+                raise PeerLostError(f"{CLOSED}: {name_ranks(dead)} died while ranks exchanged memory", dead)
             left = [others[fd] for fd in ready if fd in others]
             if left:
-                raise PeerLostError(f"{name_ranks(left)} left while ranks exchanged memory", left)
+                raise PeerLostError(f"{CLOSED}: {name_ranks(left)} left while ranks exchanged memory", left)
             if time.monotonic() > deadline:
-                raise DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
+                raise _late(peer)
 
     def _lost(self, peer: int, error: Exception) -> PeerLostError | DeadlineError:
         if isinstance(error, TimeoutError):
-            return DeadlineError(f"rank {peer} did not take part in exchanging memory in time", [peer])
+            return _late(peer)
         # A dying process closes its sockets before its pidfd becomes readable, and a rank that noticed it closes its
         # own in turn: wait a little for the one that really died.
         ready = _readable(self.pidfds, DEATH_GRACE_S)
         dead = [rank for rank, fd in enumerate(self.pidfds) if fd in ready] or [peer]
-        return PeerLostError(f"{name_ranks(dead)} died or left while ranks exchanged memory ({error})", dead)
+        return PeerLostError(f"{CLOSED}: {name_ranks(dead)} died or left while ranks exchanged memory ({error})", dead)
+
+
+def _late(peer: int) -> DeadlineError:
+    return DeadlineError(f"Timed out: rank {peer} did not take part in exchanging memory", [peer])
 
 
 def meet(key: str, rank: int, ranks: int, settings: tuple[int, ...], *, timeout_s: float) -> Hub:
@@ -250,10 +254,10 @@ def _accept(servers: Mapping[int, socket.socket], hub: Hub, deadline: float) -> 
         ready = _readable((*servers, *hub.pidfds), max(0.0, deadline - time.monotonic()))
         dead = [rank for rank, fd in enumerate(hub.pidfds) if fd in ready]
         if dead:
-            raise PeerLostError(f"{name_ranks(dead)} died while ranks waited for each other to start", dead)
+            raise PeerLostError(f"{CLOSED}: {name_ranks(dead)} died while ranks waited for each other to start", dead)
         if not ready:
             missing = [r for r in range(1, hub.ranks) if r not in hub.sockets]
-            raise DeadlineError(f"{name_ranks(missing)} did not come to the rendezvous in time", missing)
+            raise DeadlineError(f"Timed out: {name_ranks(missing)} did not come to the rendezvous", missing)
         for server in [server for fd, server in servers.items() if fd in ready]:
             sock, _ = server.accept()
             try:
@@ -284,7 +288,7 @@ def _connect(key: str, rank: int, ranks: int, settings: tuple[int, ...], deadlin
     pause = 0.001
     while (sock := connect(key)) is None:
         if time.monotonic() > deadline:
-            raise DeadlineError("rank 0 did not come to the rendezvous in time (is it on this host?)", [0])
+            raise DeadlineError("Timed out: rank 0 did not come to the rendezvous (is it on this host?)", [0])
         time.sleep(pause)  # rank 0 is not there yet, and no descriptor that could be polled
         pause = min(pause * 1.5, 0.05)
     hub = Hub(rank, ranks, {0: sock}, [])

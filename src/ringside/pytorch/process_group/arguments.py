@@ -101,10 +101,10 @@ def first_tensor(tensors: Any) -> torch.Tensor | None:
     return tensors if isinstance(tensors, torch.Tensor) else None
 
 
-def limit_of(opts: Any) -> float | None:
-    """Return the timeout of a call, seconds; None: the group's own."""
+def limit_of(opts: Any, own_s: float | None) -> float | None:
+    """Return the timeout of a call, seconds, which may be 0; where it has none, `own_s`."""
     timeout: timedelta = opts.timeout
-    return timeout.total_seconds() if timeout.days >= 0 and timeout else None
+    return timeout.total_seconds() if timeout.days >= 0 else own_s
 
 
 # -------------------------------------------------------------------------------------------------

@@ -65,9 +65,9 @@ class Carrier:
         self._gloo: Any = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout=timeout)
         self.counters = GroupCounters(self._gloo)
         self._coalesced: list[Any] | None = None
-        self.limit_s = None
+        self.limit_s = None if timeout else 0.0
         _alive.add(self)
-        limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
+        limit_s = timeout.total_seconds() if timeout and timeout != c10d.default_pg_timeout else None
         self.engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
         self._posts = self.engine.inside is not None and size <= MOST_RANKS
         self._buckets = SharedBuckets(self.engine.inside) if self.engine.inside is not None and size > 1 else None
@@ -84,17 +84,17 @@ class Carrier:
         plan = collective(engine.inside or engine.communicator, *args)
         outputs, job = next(plan), functools.partial(next, plan, None)
         self.counters.add(name, "ringside")
-        limit_s = limit_of(args[-1]) or self.limit_s
+        limit_s = limit_of(args[-1], self.limit_s) if engine.size > 1 else None
         if engine.is_here or (now and limit_s is None):
             engine.run(job)
-            work = RingsideWork(name, self._rank, outputs)
+            work = RingsideWork(name, engine, outputs)
         else:
             # A bucket of DDP's is summed where it lies.
             bucket = None
             if not now and collective is collectives.all_reduce and self._buckets is not None and len(args[0]) == 1:
                 bucket = self._buckets.job(args[0][0]) if args[-1].reduceOp == dist.ReduceOp.SUM else None
             turn = engine.start(bucket or job, sum(out.numel() * out.element_size() for out in outputs))
-            work = RingsideWork(name, self._rank, outputs, turn, limit_s)
+            work = RingsideWork(name, engine, outputs, turn, limit_s)
             if now:
                 work.wait()
         if self._coalesced is not None:
@@ -107,14 +107,14 @@ class Carrier:
         Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
         """
         engine = self.engine
-        if not self._posts or engine.is_here or self.limit_s or limit_of(opts):
+        if not self._posts or engine.is_here or limit_of(opts, self.limit_s) is not None:
             return None
         small = collectives.small(engine.inside, tensors, opts)
         turn = None if small is None else engine.post(*small)
         if turn is None:
             return None
         self.counters.add("all_reduce", "ringside")
-        work = RingsideWork("all_reduce", self._rank, tensors, turn)
+        work = RingsideWork("all_reduce", engine, tensors, turn)
         if not getattr(opts, "asyncOp", True):  # there is none up to torch 2.7: there all are waited for
             turn.wait()
         if self._coalesced is not None:

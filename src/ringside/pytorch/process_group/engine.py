@@ -66,6 +66,10 @@ class Engine(Closeable):
         """Tell whether the caller is inside a collective, as in a callback of a future: no other thread can run one."""
         return self._turns.is_here
 
+    def absent(self) -> list[int]:
+        """Return the ranks that have not arrived where this one waits, as far as that is known: inside a host."""
+        return [] if self.inside is None else self.inside.absent()
+
     def run(self, job: Callable[[], None]) -> None:
         """Run a collective now, after those called before it; raise what goes wrong."""
         if self._closed or self._is_forked():

@@ -17,6 +17,8 @@ import torch.distributed as dist
 
 from ringside.engine.runtime.queue import QueuedCollective
 from ringside.errors import DeadlineError
+from ringside.pytorch.process_group.engine import Engine
+from ringside.text import NOT_DONE, name_ranks, timed_out
 
 Future = torch.futures.Future
 
@@ -69,7 +71,7 @@ class RingsideWork(OwnWork):
 
     Args:
         name: Of the collective, as users call it.
-        rank: This rank.
+        engine: Of the group.
         outputs: The tensors that hold the result when it is done.
         turn: Its place among the group's collectives; None: it is done.
         limit_s: Longest wait where `wait` is given none, seconds; None: as long as the engine lets it.
@@ -78,14 +80,14 @@ class RingsideWork(OwnWork):
     def __init__(
         self,
         name: str,
-        rank: int,
+        engine: Engine,
         outputs: list[torch.Tensor],
         turn: QueuedCollective | None = None,
         limit_s: float | None = None,
     ) -> None:
         super().__init__()
         self._limit_s = limit_s
-        self._name, self._rank, self._outputs, self._turn = name, rank, outputs, turn
+        self._name, self._engine, self._outputs, self._turn = name, engine, outputs, turn
         self._future: Future[list[torch.Tensor]] | None = None
         self._guard = threading.Lock()
 
@@ -107,8 +109,11 @@ class RingsideWork(OwnWork):
         seconds = timeout.total_seconds() if timeout else 0.0
         limit_s = seconds if seconds > 0 else self._limit_s
         if not self._turn.wait(limit_s):
+            absent = self._engine.absent()
+            who = f": {name_ranks(absent)} did not arrive" if absent else ""
+            late = f"{NOT_DONE} It is not done after {seconds:g} s" if seconds > 0 else timed_out(self._limit_s or 0.0)
             raise DeadlineError(
-                f"{self._name} on rank {self._rank} is not done after {limit_s:g} s; it is still under way: wait longer"
+                f"{self._name} on rank {self._engine.rank}: {late}{who}; it is still under way: wait longer", absent
             )
         return True
 
@@ -135,7 +140,7 @@ class RingsideWork(OwnWork):
 
     def source_rank(self) -> int:
         """Return this rank: no collective has a single source (what receives from anybody is Gloo's)."""
-        return self._rank
+        return self._engine.rank
 
     def future(self) -> Future[list[torch.Tensor]]:
         """Return a future of the result, one for each call."""
@@ -159,7 +164,7 @@ class RingsideWork(OwnWork):
 
     def __repr__(self) -> str:
         state = "failed" if self.exception() else "done" if self.is_completed() else "under way"
-        return f"<ringside {self._name} on rank {self._rank}, {state}>"
+        return f"<ringside {self._name} on rank {self._engine.rank}, {state}>"
 
 
 def _complete(future: Future[list[torch.Tensor]], outputs: list[torch.Tensor], watched: Any) -> None:
