@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._C._distributed_c10d import BuiltinCommHookType  # noqa: E402
-from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed import fsdp as torch_fsdp  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ringside.pytorch import carried  # noqa: E402
@@ -82,7 +82,7 @@ def compiled(rank: int) -> dict[str, Tensors]:
     for function in (waited_for_later, all_kinds, between_two):
         results[function.__name__] = [torch.compile(function, backend="aot_eager")(torch.ones(3) + rank)]
     results["ddp"] = trained(torch.compile(DistributedDataParallel(mlp()), backend="aot_eager"))
-    results["fsdp2"] = trained(torch.compile(fully_shard(mlp()), backend="aot_eager"))
+    results["fsdp2"] = trained(torch.compile(torch_fsdp.fully_shard(mlp()), backend="aot_eager"))
     if dist.get_backend() == "ringside":
         assert set(carried().get("gloo", ())) == {("send", "recv")[rank]}
     return results

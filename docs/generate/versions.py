@@ -1,0 +1,76 @@
+"""docs/versions.md: what works with which torch, made by running the tests of each capability with each.
+
+    python -m docs.generate.versions PYTHON... > docs/versions.md
+
+Each PYTHON is an interpreter whose environment has one torch, this package and what tests need, as `make test-newest`
+and `make test-oldest` set it up (build/newest, build/oldest). It takes some minutes per interpreter; what is under way
+is said on stderr. The exit status is 1 where a test failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CAPABILITIES = {
+    "attach": ["tests/pytorch/test_attach.py"],
+    "watch": ["tests/pytorch/test_group_watch.py"],
+    "process group": sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/pytorch/test_process_group*.py")),
+    "in place of gloo": ["tests/pytorch/test_as_gloo.py"],
+    "survive": ["tests/survive/test_state.py", "tests/survive/test_memory.py", "tests/survive/test_together.py"],
+    "doctor, flight recorder": ["tests/doctor/test_dumps_of_this_torch.py"],
+}
+
+_HEAD = """# Versions of torch
+
+Made by running the tests of each capability with each torch (`python -m docs.generate.versions`): CPython 3.11, x86-64,
+no GPU.
+*Not* lists why tests were skipped: what this torch does not have, or what there is nothing to compare with.
+
+| torch | capability | tests passed | |
+|---|---|---|---|
+"""
+
+
+def main() -> int:
+    """Print the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pythons", nargs="+", metavar="PYTHON")
+    failed, page = 0, _HEAD
+    for python in parser.parse_args().pythons:
+        told = subprocess.run(
+            [python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
+        )
+        torch = told.stdout.strip().partition("+")[0]
+        for capability, files in CAPABILITIES.items():
+            print(f"torch {torch}: {capability} ...", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                report = Path(folder) / "report.xml"
+                command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+                subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+                cases = [*ElementTree.parse(report).getroot().iter("testcase")]
+            broken = [str(case.get("name")) for case in cases if {"failure", "error"} & {part.tag for part in case}]
+            skips = Counter(str(part.get("message")) for case in cases for part in case.iter("skipped"))
+            passed = len(cases) - len(broken) - skips.total()
+            reasons = "; ".join(f"{reason} ({count})" if passed else reason for reason, count in skips.items())
+            if broken:
+                verdict = f"**fails**: {', '.join(broken)}"
+            elif passed:
+                verdict = f"works; not: {reasons}" if reasons else "works"
+            else:
+                verdict = f"no: {reasons}"
+            page += f"| {torch} | {capability} | {passed} | {verdict} |\n"
+            failed += len(broken)
+    print(page, end="")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
