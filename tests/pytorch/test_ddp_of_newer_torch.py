@@ -52,12 +52,12 @@ def trained(group: Any, is_lazy: bool, by_hand: bool, are_views: bool, engine: s
 def every_way(rank: int) -> list[str]:
     """Train in every combination on Gloo alone, over our group, and attached; return those that came to other bits."""
     gloo, different = dist.new_group(backend="gloo"), []
-    for asked in itertools.product((False, True), repeat=3):
-        usual, _ = trained(gloo, *asked, "")
+    for is_lazy, by_hand, are_views in itertools.product((False, True), repeat=3):
+        usual, _ = trained(gloo, is_lazy, by_hand, are_views, "")
         for group, engine in ((None, ""), (gloo, "ringside"), (gloo, "native"), (None, "ringside")):
-            found, carrier = trained(group, *asked, engine)
+            found, carrier = trained(group, is_lazy, by_hand, are_views, engine)
             if not torch.equal(found, usual) or (engine == "ringside" and carrier != "ringside"):
-                different.append(f"{asked} {group} {engine}")
+                different.append(f"{is_lazy} {by_hand} {are_views} {group} {engine}")
     return different
 
 
