@@ -41,6 +41,7 @@ OTHERS = {
     ("tests/hostile/test_timeouts_of_the_group.py", "_set_pg_timeout"): "torch.distributed's",
     ("tests/integrations/test_debug_server.py", "_server"): "of PyTorch's debug server",
     ("tests/pytorch/test_group_watch.py", "_register_process_group"): "torch.distributed's",
+    ("tests/pytorch/test_process_group_backend.py", "_timeout"): "of torch's options of a backend",
     ("tests/pytorch/test_process_group_calls.py", "_set_pg_timeout"): "torch.distributed's",
     ("tests/pytorch/test_process_group_devices.py", "_end_coalescing"): "a torch process group's",
     ("tests/pytorch/test_process_group_devices.py", "_start_coalescing"): "a torch process group's",

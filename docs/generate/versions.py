@@ -43,17 +43,29 @@ def main() -> int:
     """Print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs="+", metavar="PYTHON")
+    parser.add_argument("--only", choices=CAPABILITIES, action="append", help="this capability alone (may be repeated)")
+    asked = parser.parse_args()
     failed, page = 0, _HEAD
-    for python in parser.parse_args().pythons:
+    for python in asked.pythons:
         told = subprocess.run(
             [python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=True
         )
         torch = told.stdout.strip().partition("+")[0]
-        for capability, files in CAPABILITIES.items():
+        for capability in asked.only or CAPABILITIES:
             print(f"torch {torch}: {capability} ...", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 report = Path(folder) / "report.xml"
-                command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *files]
+                command = [
+                    python,
+                    "-m",
+                    "pytest",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    f"--junitxml={report}",
+                    *CAPABILITIES[capability],
+                ]
+                command += CAPABILITIES[capability]
                 subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
                 cases = [*ElementTree.parse(report).getroot().iter("testcase")]
             broken = [str(case.get("name")) for case in cases if {"failure", "error"} & {part.tag for part in case}]
