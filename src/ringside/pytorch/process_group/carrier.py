@@ -67,8 +67,12 @@ class Carrier:
         self._coalesced: list[Any] | None = None
         self.limit_s = None
         _alive.add(self)
-        limit_s = None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
-        self.engine = Engine(PrefixStore("engine", store), rank, size, limit_s)
+        self._begin(PrefixStore("engine", store), None if timeout == c10d.default_pg_timeout else timeout.total_seconds())
+
+    def _begin(self, store: Store, limit_s: float | None) -> None:
+        """Open the engine."""
+        size = self._gloo.size()
+        self.engine = Engine(store, self._rank, size, limit_s)
         self._posts = self.engine.inside is not None and size <= MOST_RANKS
         self._buckets = SharedBuckets(self.engine.inside) if self.engine.inside is not None and size > 1 else None
 
