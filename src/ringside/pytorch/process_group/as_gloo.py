@@ -39,7 +39,7 @@ from ringside._version import __version__
 NAME = "ringside_gloo"
 """The backend by which torch up to 2.13 makes such a group; `get_backend` says "gloo" all the same."""
 
-_LONGEST_PAUSE_S = 0.02
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
 _log = logging.getLogger("ringside")
 
 
@@ -54,7 +54,7 @@ class Lazy(Carrier):
     _last: Begun | None = None
 
     def _begin(self, store: Store, limit_s: float | None) -> None:
-        self._where, self._process, self._opening = (store, limit_s), os.getpid(), threading.Lock()
+        self._where, self._process, self._opening = (Polled(store), limit_s), os.getpid(), threading.Lock()
         self._is_closed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -191,6 +191,51 @@ class GlooGroup(Lazy, RingsideGroup):
         return "gloo"
 
 
+class Polled(Store):
+    """A store whose waits ask again and again: torch's keep all other threads of the process from it meanwhile.
+
+    Ranks that open several groups on several threads, in any order, would wait for each other.
+
+    Args:
+        store: Where everything is.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def set(self, key: str, value: Any) -> None:
+        """As `Store.set`."""
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """As `Store.get`."""
+        self.wait([key])
+        return self._store.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """As `Store.add`."""
+        return self._store.add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        """As `Store.check`."""
+        return self._store.check(keys)
+
+    def delete_key(self, key: str) -> bool:
+        """As `Store.delete_key`."""
+        return self._store.delete_key(key)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+        """As `Store.wait`."""
+        limit = self._store.timeout if timeout is None else timeout
+        deadline, pause_s = time.monotonic() + limit.total_seconds(), _SHORTEST_PAUSE_S
+        while not self._store.check(keys):
+            if time.monotonic() > deadline:
+                raise torch.distributed.DistStoreError(f"wait timeout after {limit.total_seconds():g} s, keys: {', '.join(keys)}")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
 def make_backend(stock: Callable[..., Any], options: Any, backend_options: Any) -> Any:
     """Make a backend for "gloo" (torch ≥ 2.14): ours, where all ranks have it.
 
@@ -281,7 +326,7 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
         return False  # Gloo does nothing there, as fast as can be
     part = own_part(PrefixStore("as_gloo", store), rank)
     part.set(str(rank), msgspec.json.encode(_own(timeout)).decode())
-    deadline, pause_s = time.monotonic() + timeout.total_seconds(), 0.0002
+    deadline, pause_s = time.monotonic() + timeout.total_seconds(), _SHORTEST_PAUSE_S
     while not part.check([str(r) for r in range(size)]):
         absent = [r for r in range(size) if not part.check([str(r)])]
         # A rank that is only late may have announced itself since, and Gloo's key may be its own later one.
