@@ -127,7 +127,8 @@ def absent(path: str) -> tuple[str, Any]:
 def test_a_rank_that_does_not_come_is_named():
     with meeting_point() as path:
         (text, ranks), _ = on_ranks(2, absent, path, limit_s=LIMIT_S)
-    assert text.startswith("Timed out after 1 s: rank 1 did not") and tuple(ranks) == (1,)
+    assert text.startswith("Timed out after 1 s: rank 1 did not")
+    assert tuple(ranks) == (1,)
 
 
 def lives(rank: int) -> list[Any]:
@@ -136,7 +137,8 @@ def lives(rank: int) -> list[Any]:
     x = torch.ones(2)
     dist.all_reduce(x, group=gone)
     carrier = carrier_of(unused)
-    assert carrier is not None and "engine" not in vars(carrier)
+    assert carrier is not None
+    assert "engine" not in vars(carrier)
     dist.destroy_process_group(gone)
     child = os.fork()
     if child == 0:
@@ -266,4 +268,5 @@ def test_a_torch_that_makes_groups_otherwise_is_left_alone(monkeypatch, caplog):
 
     monkeypatch.setattr(c10d, "_new_process_group_helper", otherwise)
     ringside_backend._serve_gloo(c10d)
-    assert c10d._new_process_group_helper is otherwise and '"gloo" stays Gloo' in caplog.text
+    assert c10d._new_process_group_helper is otherwise
+    assert '"gloo" stays Gloo' in caplog.text

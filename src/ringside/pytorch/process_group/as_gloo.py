@@ -8,6 +8,7 @@ all ranks stay on Gloo, and the first that has Ringside says why.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import logging
 import os
@@ -25,6 +26,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside import _core
+from ringside._version import __version__
 from ringside.errors import ClosedError, DeadlineError
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.process_group import creation
@@ -34,12 +36,12 @@ from ringside.pytorch.process_group.collectives import Collective
 from ringside.pytorch.process_group.group import RingsideGroup
 from ringside.pytorch.process_group.work import OwnWork
 from ringside.text import name_ranks
-from ringside._version import __version__
 
 NAME = "ringside_gloo"
 """The backend by which torch up to 2.13 makes such a group; `get_backend` says "gloo" all the same."""
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0002, 0.02
+_STAYS = "a group of the backend gloo stays on Gloo"
 _log = logging.getLogger("ringside")
 
 
@@ -124,10 +126,8 @@ class Begun(OwnWork):
             self.begun.set_result(begin())
         except BaseException as error:
             self.begun.set_exception(error)
-        try:
+        with contextlib.suppress(BaseException):  # `future` raises it
             self.begun.result().get_future().wait()
-        except BaseException:
-            pass  # `future` raises it
         self._future.set_result([])
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -231,7 +231,9 @@ class Polled(Store):
         deadline, pause_s = time.monotonic() + limit.total_seconds(), _SHORTEST_PAUSE_S
         while not self._store.check(keys):
             if time.monotonic() > deadline:
-                raise torch.distributed.DistStoreError(f"wait timeout after {limit.total_seconds():g} s, keys: {', '.join(keys)}")
+                raise torch.distributed.DistStoreError(
+                    f"wait timeout after {limit.total_seconds():g} s, keys: {', '.join(keys)}"
+                )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -333,7 +335,10 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
         stock = [r for r in absent if store.check([f"0/{r}"]) and not part.check([str(r)])]
         if stock:
             if rank == min(set(range(size)) - set(stock)):
-                _say(logging.WARNING, f"a group of the backend gloo stays on Gloo: without Ringside are {name_ranks(stock)}")
+                _say(
+                    logging.WARNING,
+                    f"a group of the backend gloo stays on Gloo: without Ringside are {name_ranks(stock)}",
+                )
             return False
         if time.monotonic() > deadline:
             raise DeadlineError(
@@ -351,7 +356,7 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
                 why = f"{name} {getattr(own, name)}, where rank 0 has {getattr(first, name)}"
         if why:
             if rank == 0:
-                _say(logging.WARNING, f"a group of the backend gloo stays on Gloo: rank {r} on host {own.host}: {why}")
+                _say(logging.WARNING, f"{_STAYS}: rank {r} on host {own.host}: {why}")
             return False
     return True
 

@@ -67,7 +67,9 @@ class Carrier:
         self._coalesced: list[Any] | None = None
         self.limit_s = None
         _alive.add(self)
-        self._begin(PrefixStore("engine", store), None if timeout == c10d.default_pg_timeout else timeout.total_seconds())
+        self._begin(
+            PrefixStore("engine", store), None if timeout == c10d.default_pg_timeout else timeout.total_seconds()
+        )
 
     def _begin(self, store: Store, limit_s: float | None) -> None:
         """Open the engine."""
@@ -110,8 +112,10 @@ class Carrier:
 
         Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
         """
+        if not self._posts:
+            return None
         engine = self.engine
-        if not self._posts or engine.is_here or self.limit_s or limit_of(opts):
+        if engine.is_here or self.limit_s or limit_of(opts):
             return None
         small = collectives.small(engine.inside, tensors, opts)
         turn = None if small is None else engine.post(*small)

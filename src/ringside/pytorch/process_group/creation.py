@@ -59,9 +59,12 @@ def make(options: Any, pg_options: Any) -> Carrier:
 def missing() -> str:
     """Return in words what this torch lacks for a process group of ours; "": nothing."""
     lacks = [name for name in NEEDED if not hasattr(dist.ProcessGroup, name)]
-    return lacks and (
-        f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {lacks[0]} "
-        "(2.7 is the first that will do)"
+    return (
+        lacks
+        and (
+            f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {lacks[0]} "
+            "(2.7 is the first that will do)"
+        )
     ) or ""
 
 
