@@ -76,7 +76,7 @@ def _serve_gloo(c10d: ModuleType) -> None:
 
         return as_gloo.make_group(maker, {**dict(zip(HELPER, args, strict=False)), **named})
 
-    c10d._new_process_group_helper = make_group
+    vars(c10d)[maker.__name__] = make_group
 
 
 def _make_for_gloo(stock: Any, options: Any, backend_options: Any) -> Any:

@@ -225,9 +225,9 @@ class Polled(Store):
         """As `Store.delete_key`."""
         return self._store.delete_key(key)
 
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """As `Store.wait`."""
-        limit = self._store.timeout if timeout is None else timeout
+        limit = c10d.default_pg_timeout if timeout is None else timeout
         deadline, pause_s = time.monotonic() + limit.total_seconds(), _SHORTEST_PAUSE_S
         while not self._store.check(keys):
             if time.monotonic() > deadline:
