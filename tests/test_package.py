@@ -82,7 +82,9 @@ ENTRANCES = {
         "score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if"
     ),
-    "pytorch": "fsdp job_probe process_group.creation recording.parameter_digests recording.session",
+    "pytorch": (
+        "fsdp job_probe process_group.as_gloo process_group.creation recording.parameter_digests recording.session"
+    ),
     "schedule": "algorithms.doubling algorithms.ring combine",
     "survive": "",
     "view": (

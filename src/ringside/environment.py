@@ -44,6 +44,7 @@ FOR_USERS = (
         "(`init_process_group(timeout=...)`, `new_group(timeout=...)`) or communicator counts before it",
         "1800",
     ),
+    Variable("RINGSIDE_AS_GLOO", "`1`: serves the process groups that a program makes by the name `gloo`", "`0`"),
     Variable("RINGSIDE_ISA", "`baseline`, `avx2` or `avx512`: no better kernels than these", "the best there are"),
     Variable("RINGSIDE_MACHINE", "equal values mean: these ranks can share memory", "the machine's own id"),
     Variable("RINGSIDE_HOST", "what a rank calls its host", "the host's name"),

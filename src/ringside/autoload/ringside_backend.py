@@ -7,6 +7,9 @@ TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from it.
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -16,6 +19,13 @@ from ringside.installation import warn_of_namesake
 
 NAME = "ringside"
 TARGET = "torch.distributed.distributed_c10d"
+HELPER = (
+    *("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
+    *("backend_options", "timeout", "pg_tag", "device_id", "group_desc"),
+)
+"""What torch's maker of groups takes, from 2.7 to 2.13."""
+
+_log = logging.getLogger("ringside")
 
 
 def offer() -> None:
@@ -39,6 +49,41 @@ def _register(c10d: ModuleType) -> None:
         # From torch 2.14 on what is made is a backend for CPUs, in a group of torch's own that has NCCL beside it.
         devices = ["cpu"] if hasattr(c10d.Backend, "_ensure_backend_registered") else ["cpu", "cuda"]
         c10d.Backend.register_backend(NAME, make, extended_api=True, devices=devices)
+        off = os.environ.get("RINGSIDE", "").lower() in ("off", "0")
+        if os.environ.get("RINGSIDE_AS_GLOO", "0").lower() not in ("", "off", "0") and not off:
+            _serve_gloo(c10d)
+
+
+def _serve_gloo(c10d: ModuleType) -> None:
+    """Have the engine carry the groups that are made by the name "gloo"."""
+    if hasattr(c10d.Backend, "_ensure_backend_registered"):
+        c10d.Backend._ensure_backend_registered("gloo")
+        stock = c10d.Backend._plugins["GLOO"]
+        creator, devices = functools.partial(_make_for_gloo, stock), c10d.Backend.backend_capability["gloo"]
+        # Of the type CUSTOM: what is of the type GLOO DDP's C++ takes for a ProcessGroupGloo, which ours is not.
+        c10d.Backend.register_backend("gloo", creator, extended_api=True, devices=devices)
+        return
+    # There "gloo" is a branch in torch's one maker of groups, which asks nobody.
+    maker = c10d._new_process_group_helper
+    names = maker.__code__.co_varnames[: maker.__code__.co_argcount]
+    if names != HELPER:
+        _log.warning('this torch makes its groups otherwise than is known here: "gloo" stays Gloo, not Ringside')
+        return
+
+    @functools.wraps(maker)
+    def make_group(*args: Any, **named: Any) -> Any:
+        from ringside.pytorch.process_group import as_gloo
+
+        return as_gloo.make_group(maker, {**dict(zip(HELPER, args, strict=False)), **named})
+
+    vars(c10d)[maker.__name__] = make_group
+
+
+def _make_for_gloo(stock: Any, options: Any, backend_options: Any) -> Any:
+    """Make what torch is to use for "gloo", from torch 2.14 on."""
+    from ringside.pytorch.process_group import as_gloo
+
+    return as_gloo.make_backend(stock.creator_fn, options, backend_options)
 
 
 def make(options: Any, backend_options: Any) -> Any:

@@ -18,6 +18,8 @@ options of ours, before the script:
                          (JSON on stdin), and again when it is resolved
   --digest-every STEPS   compare all ranks' parameters to the bit every so many
                          steps; 0: never (default: 100)
+  --as-gloo              have Ringside serve the process groups that the script
+                         makes by the name gloo (RINGSIDE_AS_GLOO=1)
   --survive              start a keeper per rank, which starts its worker again
                          when it dies: for scripts that train with
                          ringside.survive.training; nothing is recorded
@@ -81,6 +83,7 @@ OURS = ("--run-dir", "--digest-every", *ALERTS)
 VERBOSE = {"-v": 1, "--verbose": 1, "-vv": 2}
 QUIET = ("-q", "--quiet")
 SURVIVE = "--survive"
+AS_GLOO = "--as-gloo"
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
 _POLL_S = 0.2
 _log = logging.getLogger(__name__)
@@ -90,8 +93,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments: all words are taken as they are, for most of them are torchrun's or the script's."""
     parser.usage = (
         "ringside run [-n N] [--run-dir DIR] [--on-verdict HOOK]\n"
-        "                    [--digest-every STEPS] [--survive] [--metrics-port PORT]\n"
-        "                    [-v | -q] [torchrun flags] train.py [arguments]"
+        "                    [--digest-every STEPS] [--as-gloo] [--survive]\n"
+        "                    [--metrics-port PORT] [-v | -q] [torchrun flags] train.py [arguments]"
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(print_help=parser.print_help)
@@ -103,11 +106,13 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = parse_command_line(args.words, ours=OURS, switches=(SURVIVE, *VERBOSE, *QUIET))
+    line = parse_command_line(args.words, ours=OURS, switches=(AS_GLOO, SURVIVE, *VERBOSE, *QUIET))
     quiet = not line.ours.keys().isdisjoint(QUIET)
     set_verbosity("run", max((VERBOSE.get(flag, 0) for flag in line.ours), default=0), quiet=quiet)
     line.check_script()
     line.check_ranks()
+    if AS_GLOO in line.ours:
+        os.environ["RINGSIDE_AS_GLOO"] = "1"
     if SURVIVE in line.ours:
         return run_surviving(line)
     alerts = {name: line.ours[flag] for flag, name in ALERTS.items() if flag in line.ours}
@@ -161,7 +166,7 @@ def run_surviving(line: CommandLine) -> int:
     Raises:
         UsageError: It asks for what is not done here.
     """
-    others = sorted(line.ours.keys() - {SURVIVE, *VERBOSE, *QUIET})
+    others = sorted(line.ours.keys() - {AS_GLOO, SURVIVE, *VERBOSE, *QUIET})
     if others:
         raise UsageError(f"{SURVIVE} records nothing yet: leave out {', '.join(others)}")
     # A keeper takes the script's place in torchrun's command line, and is given the script.

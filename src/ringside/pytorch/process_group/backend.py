@@ -100,7 +100,7 @@ class RingsideBackend(Carrier, Backend):
         if self._rank not in ranks:
             return None
         options = opts or options_of(self._options._timeout)
-        return RingsideBackend(store, ranks.index(self._rank), len(ranks), options)
+        return type(self)(store, ranks.index(self._rank), len(ranks), options)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Take part in making a group without this rank: nothing is to be done."""

@@ -41,15 +41,11 @@ def make(options: Any, pg_options: Any) -> Carrier:
         MismatchError, DeadlineError: As `Carrier`.
         UnsupportedError: torch is too old.
     """
-    missing = [name for name in NEEDED if not hasattr(dist.ProcessGroup, name)]
-    if missing:
-        raise UnsupportedError(
-            f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {missing[0]} "
-            '(2.7 is the first that will do): use init_process_group("gloo") and ringside.attach(model)'
-        )
-    _change_torch()
-    # The wrapper that torch puts around a backend when it is to check every call does not take one in Python (2.15).
-    if not IS_BACKEND or c10d.get_debug_level() == c10d.DebugLevel.DETAIL:
+    too_old = missing()
+    if too_old:
+        raise UnsupportedError(f'{too_old}: use init_process_group("gloo") and ringside.attach(model)')
+    change_torch()
+    if not IS_BACKEND or checks_every_call():
         return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
     if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
         # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.
@@ -60,12 +56,29 @@ def make(options: Any, pg_options: Any) -> Carrier:
     return RingsideBackend(options.store, options.group_rank, options.group_size, own)
 
 
+def missing() -> str:
+    """Return in words what this torch lacks for a process group of ours; "": nothing."""
+    lacks = next((name for name in NEEDED if not hasattr(dist.ProcessGroup, name)), None)
+    if lacks is None:
+        return ""
+    return (
+        f"the process group needs a newer torch than {torch.__version__}, whose ProcessGroup has no {lacks} "
+        "(2.7 is the first that will do)"
+    )
+
+
+def checks_every_call() -> bool:
+    """Tell whether torch puts its wrapper around backends, which does not take one in Python (2.15)."""
+    return bool(c10d.get_debug_level() == c10d.DebugLevel.DETAIL)
+
+
 _stock: dict[str, Callable[..., Any]] = {}
 """What was in the place of each function and method below."""
 
 
 @functools.cache
-def _change_torch() -> None:
+def change_torch() -> None:
+    """Have the parts of torch that know its own backends by name know groups of ours as well; once."""
     if IS_BACKEND:
         answer_for_works()
     else:

@@ -27,6 +27,7 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
         rank: This rank.
         size: Number of ranks.
         timeout: Longest wait for other ranks in one collective; torch's default lets RINGSIDE_TIMEOUT_S decide.
+        gpus: What carries tensors on GPUs: `nccl`, `gloo`, or "" for nothing.
 
     Attributes:
         native: The same ranks as torch's own process group: Gloo and, where there are GPUs, NCCL.
@@ -35,7 +36,7 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
         DeadlineError, MismatchError: As `Carrier`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, gpus: str = "nccl") -> None:
         dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]  # torch makes no subclass with a store
         self._store = store
         store = own_part(store, rank)
@@ -44,12 +45,16 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
         for group in (self, self.native):
             group._register_backend(CPU, dist.ProcessGroup.BackendType.GLOO, self._gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        if torch.cuda.is_available() and dist.is_nccl_available():
+        cuda = torch.device("cuda")
+        if gpus == "gloo":
+            for group in (self, self.native):
+                group._register_backend(cuda, dist.ProcessGroup.BackendType.GLOO, self._gloo)
+        elif gpus and torch.cuda.is_available() and dist.is_nccl_available():
             nccl_options = dist.ProcessGroupNCCL.Options()
             nccl_options._timeout = timeout
             nccl = dist.ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, nccl_options)
             for group in (self, self.native):
-                group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+                group._register_backend(cuda, dist.ProcessGroup.BackendType.NCCL, nccl)
 
     def carry_elsewhere(self, name: str, args: tuple[Any, ...]) -> Any:
         """Give a collective of tensors on GPUs to NCCL."""

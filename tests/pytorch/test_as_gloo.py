@@ -1,0 +1,270 @@
+"""`RINGSIDE_AS_GLOO=1`: programs that ask for "gloo" get the engine, with Gloo's results, where all ranks have it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not hasattr(torch.distributed.ProcessGroup, "_set_default_backend"):
+    pytest.skip("torch is too old for a process group of ours", allow_module_level=True)
+import torch.distributed as dist  # noqa: E402
+from tests.support.ranks import on_ranks, place  # noqa: E402
+from torch.distributed import distributed_c10d as c10d  # noqa: E402
+
+from ringside.autoload import ringside_backend  # noqa: E402
+from ringside.errors import ClosedError, DeadlineError  # noqa: E402
+from ringside.pytorch.process_group import as_gloo  # noqa: E402
+from ringside.pytorch.process_group.carrier import carried, carrier_of  # noqa: E402
+from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
+
+from .groups import meeting_point  # noqa: E402
+from .process_groups import LIMIT_S, backend  # noqa: E402
+
+
+def served(path: str, lacking: tuple[int, ...], function: Any, *args: Any) -> Any:
+    """Run `function(rank, *args)` in a default group made by the name "gloo"; ranks in `lacking` lack Ringside."""
+    if place().rank not in lacking:
+        ringside_backend._serve_gloo(c10d)
+    with backend(path, "gloo", 30.0) as rank:
+        return function(rank, *args)
+
+
+def on_served(size: int, lacking: tuple[int, ...], function: Any, *args: Any) -> list[Any]:
+    with meeting_point() as path:
+        results: list[Any] = on_ranks(size, served, path, lacking, function, *args, limit_s=LIMIT_S)
+        return results
+
+
+def is_ours(group: Any = None) -> bool:
+    return carrier_of(group or c10d._get_default_group()) is not None
+
+
+def operations(rank: int) -> list[Any]:
+    """What CPU groups are used for."""
+    size = dist.get_world_size()
+    group = dist.new_group(backend="gloo")
+    found: list[Any] = [dist.get_backend(), dist.get_backend(group), dist.get_backend_config(group)]
+    ints = torch.arange(4 * size, dtype=torch.int32).reshape(4, size) * (rank + 1)
+    dist.all_reduce(ints, group=group)
+    later = [torch.full((5,), float(rank + i)) for i in range(6)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in later]
+    for work in works:
+        work.wait()
+    into = torch.empty(3 * size, dtype=torch.int64)
+    dist.all_gather_into_tensor(into, torch.full((3,), rank), group=group)
+    lists = [torch.empty(2) for _ in range(size)]
+    dist.all_gather(lists, torch.full((2,), rank / 3))
+    root = torch.full((7,), rank + 0.5)
+    dist.broadcast(root, 1)
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank}, group=group)
+    told: list[Any] = ["words", 3] if rank == 0 else [None, None]
+    dist.broadcast_object_list(told, 0)
+    dist.barrier()
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=20))
+    got = torch.zeros(3)
+    if rank == 1:
+        dist.send(torch.full((3,), 8.0), 0)
+    elif rank == 0:
+        dist.recv(got)
+    return [*found, ints, *later, into, *lists, root, objects, told, got]
+
+
+def equal(a: Any, b: Any) -> bool:
+    return bool(torch.equal(a, b)) if isinstance(a, torch.Tensor) else bool(a == b)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_operations_of_cpu_groups_give_what_gloo_gives(size):
+    ours, theirs = on_served(size, (), operations), on_served(size, tuple(range(size)), operations)
+    for mine, stock in zip(ours, theirs, strict=True):
+        assert all(equal(a, b) for a, b in zip(mine, stock, strict=True))
+
+
+def kinds(rank: int) -> tuple[bool, dict[str, Any]]:
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    return is_ours(), carried() if is_ours() else {"sum": x.tolist()}
+
+
+def test_the_engine_carries_it():
+    assert on_served(2, (), kinds) == [(True, {"ringside": {"all_reduce": 1}})] * 2
+
+
+@pytest.mark.parametrize("lacking", [(0,), (1,), (0, 2)])
+def test_where_a_rank_lacks_us_all_stay_on_gloo(lacking):
+    assert on_served(3, lacking, kinds) == [(False, {"sum": [3.0] * 3})] * 3
+
+
+def another_version(path: str) -> bool:
+    if place().rank == 1:
+        as_gloo.__version__ = "9.9"  # type: ignore[attr-defined]
+    return bool(served(path, (), kinds)[0])
+
+
+def test_where_versions_differ_all_stay_on_gloo():
+    with meeting_point() as path:
+        assert on_ranks(2, another_version, path, limit_s=LIMIT_S) == [False, False]
+
+
+def absent(path: str) -> tuple[str, Any]:
+    """Rank 1 does not come."""
+    ringside_backend._serve_gloo(c10d)
+    if place().rank == 1:
+        return "", None
+    with pytest.raises(DeadlineError) as caught, backend(path, "gloo", 1.0):
+        pass
+    return str(caught.value), caught.value.ranks
+
+
+def test_a_rank_that_does_not_come_is_named():
+    with meeting_point() as path:
+        (text, ranks), _ = on_ranks(2, absent, path, limit_s=LIMIT_S)
+    assert text.startswith("Timed out waiting 1000ms: rank 1 did not make")
+    assert tuple(ranks) == (1,)
+
+
+def lives(rank: int) -> list[Any]:
+    """Groups made and destroyed while others live; one never used; a forked child."""
+    kept, gone, unused = (dist.new_group(backend="gloo") for _ in range(3))
+    x = torch.ones(2)
+    dist.all_reduce(x, group=gone)
+    assert carrier_of(unused) is not None
+    dist.destroy_process_group(gone)
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(x, group=unused)
+        except ClosedError:
+            os._exit(7)
+        os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    dist.all_reduce(x, group=kept)
+    dist.destroy_process_group(unused)
+    return [x.tolist(), status]
+
+
+def test_groups_end_apart_from_others_and_a_fork_is_refused():
+    assert on_served(2, (), lives) == [[[4.0, 4.0], 7]] * 2
+
+
+def crossed(rank: int) -> list[float]:
+    """Two groups whose first collectives are begun in another order on each rank."""
+    groups = [dist.new_group(backend="gloo") for _ in range(2)]
+    tensors = [torch.full((4,), float(rank + i)) for i in range(2)]
+    order = (0, 1) if rank == 0 else (1, 0)
+    works = [dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order]
+    for work in works:
+        work.wait()
+    more = torch.ones(1)
+    for group in groups:
+        dist.all_reduce(more, group=group)
+    return [tensors[0][0].item(), tensors[1][0].item(), more.item()]
+
+
+def test_what_is_begun_asynchronously_waits_for_nobody():
+    assert on_served(2, (), crossed) == [[1.0, 3.0, 4.0]] * 2
+
+
+def waiting(rank: int) -> list[float]:
+    """CPU seconds of a rank that waits for a late one: in a message, an all-reduce, a barrier; and of idle groups."""
+    x, used = torch.ones(4), []
+    dist.all_reduce(x)
+    for wait in (lambda: dist.recv(x, 1) if rank == 0 else dist.send(x, 0), lambda: dist.all_reduce(x), dist.barrier):
+        dist.barrier()
+        before = time.process_time()
+        if rank == 1:
+            time.sleep(1.5)
+        wait()
+        used.append(time.process_time() - before)
+    before = time.process_time()
+    time.sleep(1.5)
+    return [*used, time.process_time() - before]
+
+
+def test_waiting_takes_no_core():
+    ours, theirs = on_served(2, (), waiting)[0], on_served(2, (0, 1), waiting)[0]
+    # A rank that spun would use all of the 1.5 s.
+    assert all(mine < 10 * stock + 0.3 for mine, stock in zip(ours, theirs, strict=True)), (ours, theirs)
+
+
+def trained(rank: int, folder: str) -> list[Any]:
+    """DDP, FSDP2, DTensor, and a checkpoint of it."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    make = lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))  # noqa: E731
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    replicated, sharded = DistributedDataParallel(make()), make()
+    fully_shard(sharded, mesh=mesh)
+    for model in (replicated, sharded):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.full((2, 8), rank + 1.0)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    spread = distribute_tensor(torch.arange(12.0).reshape(4, 3), mesh, [Shard(0)])
+    state = {"model": sharded.state_dict(), "spread": spread}
+    dcp.save(state, checkpoint_id=folder + "/now")
+    dcp.async_save(state, checkpoint_id=folder + "/later").result()
+    back = {"spread": torch.distributed.tensor.zeros(4, 3, device_mesh=mesh, placements=[Shard(0)])}
+    dcp.load(back, checkpoint_id=folder + "/later")
+    return [
+        *(p.detach() for p in replicated.parameters()),
+        *(p.full_tensor().detach() for p in sharded.parameters()),
+        back["spread"].full_tensor(),
+    ]
+
+
+def test_training_and_checkpoints_give_what_gloo_gives(tmp_path):
+    ours = on_served(2, (), trained, str(tmp_path / "ours"))
+    theirs = on_served(2, (0, 1), trained, str(tmp_path / "gloo"))
+    for mine, stock in zip(ours, theirs, strict=True):
+        assert all(equal(a, b) for a, b in zip(mine, stock, strict=True))
+
+
+def divided(rank: int) -> tuple[bool, str, float]:
+    part = dist.split_group(split_ranks=[[0, 1]])
+    x = torch.ones(1)
+    dist.all_reduce(x, group=part)
+    return is_ours(part), dist.get_backend(part), x.item()
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15" or not IS_BACKEND, reason="torch splits CPU groups from 2.15 on")
+def test_a_group_that_is_split_off_is_served_too():
+    assert on_served(2, (), divided) == [(True, "gloo", 2.0)] * 2
+
+
+ASKED = """
+import torch, torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+print(hasattr(c10d._new_process_group_helper, "__wrapped__") or "GLOO" in c10d.Backend._plugins)
+"""
+
+
+@pytest.mark.parametrize(("environ", "serves"), [({}, True), ({"RINGSIDE": "off"}, False)])
+def test_the_variable_asks_for_it_and_off_leaves_torch_alone(environ, serves):
+    asked = {**os.environ, "RINGSIDE_AS_GLOO": "1", **environ}
+    done = subprocess.run([sys.executable, "-c", ASKED], env=asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(serves)]
+
+
+@pytest.mark.skipif(IS_BACKEND, reason="there the name is registered anew")
+def test_a_torch_that_makes_groups_otherwise_is_left_alone(monkeypatch, caplog):
+    def otherwise(size: int) -> None: ...
+
+    monkeypatch.setattr(c10d, "_new_process_group_helper", otherwise)
+    ringside_backend._serve_gloo(c10d)
+    assert c10d._new_process_group_helper is otherwise
+    assert '"gloo" stays Gloo' in caplog.text
