@@ -69,7 +69,12 @@ def main() -> int:
                 subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
                 cases = [*ElementTree.parse(report).getroot().iter("testcase")]
             broken = [str(case.get("name")) for case in cases if {"failure", "error"} & {part.tag for part in case}]
-            skips = Counter(str(part.get("message")) for case in cases for part in case.iter("skipped"))
+            # Of a module that is skipped whole the reason stands in a tuple, at its end.
+            skips = Counter(
+                part.get("message", "").replace("collection skipped", (part.text or "").split("Skipped: ")[-1][:-2])
+                for case in cases
+                for part in case.iter("skipped")
+            )
             passed = len(cases) - len(broken) - skips.total()
             reasons = "; ".join(f"{reason} ({count})" if passed else reason for reason, count in skips.items())
             if broken:

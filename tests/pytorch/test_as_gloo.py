@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -18,9 +19,9 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
+import ringside  # noqa: E402
 from ringside.autoload import ringside_backend  # noqa: E402
 from ringside.errors import ClosedError, DeadlineError  # noqa: E402
-from ringside.pytorch.process_group import as_gloo  # noqa: E402
 from ringside.pytorch.process_group.carrier import carried, carrier_of  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 
@@ -31,7 +32,7 @@ from .process_groups import LIMIT_S, backend  # noqa: E402
 def served(path: str, lacking: tuple[int, ...], function: Any, *args: Any) -> Any:
     """Run `function(rank, *args)` in a default group made by the name "gloo"; ranks in `lacking` lack Ringside."""
     if place().rank not in lacking:
-        ringside_backend._serve_gloo(c10d)
+        ringside_backend.serve_gloo(c10d)
     with backend(path, "gloo", 30.0) as rank:
         return function(rank, *args)
 
@@ -104,9 +105,9 @@ def test_where_a_rank_lacks_us_all_stay_on_gloo(lacking):
 
 
 def another_version(path: str) -> bool:
-    if place().rank == 1:
-        as_gloo.__version__ = "9.9"  # type: ignore[attr-defined]
-    return bool(served(path, (), kinds)[0])
+    version = "9.9" if place().rank == 1 else ringside.__version__
+    with mock.patch("ringside.pytorch.process_group.as_gloo.__version__", version):
+        return bool(served(path, (), kinds)[0])
 
 
 def test_where_versions_differ_all_stay_on_gloo():
@@ -116,7 +117,7 @@ def test_where_versions_differ_all_stay_on_gloo():
 
 def absent(path: str) -> tuple[str, Any]:
     """Rank 1 does not come."""
-    ringside_backend._serve_gloo(c10d)
+    ringside_backend.serve_gloo(c10d)
     if place().rank == 1:
         return "", None
     with pytest.raises(DeadlineError) as caught, backend(path, "gloo", 1.0):
@@ -265,6 +266,6 @@ def test_a_torch_that_makes_groups_otherwise_is_left_alone(monkeypatch, caplog):
     def otherwise(size: int) -> None: ...
 
     monkeypatch.setattr(c10d, "_new_process_group_helper", otherwise)
-    ringside_backend._serve_gloo(c10d)
+    ringside_backend.serve_gloo(c10d)
     assert c10d._new_process_group_helper is otherwise
     assert '"gloo" stays Gloo' in caplog.text

@@ -24,7 +24,13 @@ from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.collectives import TABLE  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 
-pytestmark = pytest.mark.native
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(
+        not hasattr(dist.ProcessGroup, "_set_default_backend"),
+        reason="refused in one line: the process group needs torch 2.7",
+    ),
+]
 
 
 class Recorder:
@@ -94,14 +100,7 @@ def test_tensors_that_are_not_on_the_cpu_go_to_the_native_group():
         assert sum(carried()["ringside"].values()) == len(NATIVE)
 
 
-WITH_GROUPS = pytest.mark.skipif(
-    not hasattr(dist.ProcessGroup, "_set_default_backend"),
-    reason="refused in one line: the process group needs torch 2.7",
-)
-
-
 @OLDER
-@WITH_GROUPS
 def test_a_barrier_follows_its_device():
     with alone("ringside") as group:
         real, group.native = group.native, Recorder()
@@ -152,7 +151,6 @@ def test_torch_finds_the_backend_by_its_entry_point():
 LOADED = "import sys, torch; print(*(name for name in sys.modules if name.partition('.')[0] == 'ringside'))"
 
 
-@WITH_GROUPS
 def test_torch_alone_loads_nothing_of_ours_where_it_looks_backends_up_itself():
     environ = {name: value for name, value in os.environ.items() if not name.startswith("RINGSIDE_")}
     done = subprocess.run([sys.executable, "-c", LOADED], env=environ, capture_output=True, text=True, check=True)

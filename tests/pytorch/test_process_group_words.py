@@ -16,9 +16,9 @@ import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import ROOT, Team  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
-from .process_groups import LIMIT_S, backend  # noqa: E402
+from .process_groups import LIMIT_S, OF_TODAY, backend  # noqa: E402
 
-pytestmark = [pytest.mark.native, pytest.mark.thorough]
+pytestmark = [pytest.mark.native, pytest.mark.thorough, OF_TODAY]
 
 OWN, BRIEF, LONG = timedelta(seconds=1), timedelta(milliseconds=100), timedelta(seconds=30)
 NOTHING = timedelta(0)

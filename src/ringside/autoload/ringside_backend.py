@@ -51,10 +51,10 @@ def _register(c10d: ModuleType) -> None:
         c10d.Backend.register_backend(NAME, make, extended_api=True, devices=devices)
         off = os.environ.get("RINGSIDE", "").lower() in ("off", "0")
         if os.environ.get("RINGSIDE_AS_GLOO", "0").lower() not in ("", "off", "0") and not off:
-            _serve_gloo(c10d)
+            serve_gloo(c10d)
 
 
-def _serve_gloo(c10d: ModuleType) -> None:
+def serve_gloo(c10d: ModuleType) -> None:
     """Have the engine carry the groups that are made by the name "gloo"."""
     if hasattr(c10d.Backend, "_ensure_backend_registered"):
         c10d.Backend._ensure_backend_registered("gloo")
