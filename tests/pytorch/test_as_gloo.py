@@ -28,6 +28,13 @@ from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, backend  # noqa: E402
 
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.skipif(
+        not hasattr(dist.AllreduceOptions, "asyncOp"), reason="refused in one line: torch 2.13 and newer were tested"
+    ),
+]
+
 
 def served(path: str, lacking: tuple[int, ...], function: Any, *args: Any) -> Any:
     """Run `function(rank, *args)` in a default group made by the name "gloo"; ranks in `lacking` lack Ringside."""

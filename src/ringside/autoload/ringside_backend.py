@@ -23,7 +23,7 @@ HELPER = (
     *("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name"),
     *("backend_options", "timeout", "pg_tag", "device_id", "group_desc"),
 )
-"""What torch's maker of groups takes, from 2.7 to 2.13."""
+"""What torch's maker of groups takes, up to 2.13."""
 
 _log = logging.getLogger("ringside")
 
@@ -66,8 +66,8 @@ def serve_gloo(c10d: ModuleType) -> None:
     # There "gloo" is a branch in torch's one maker of groups, which asks nobody.
     maker = c10d._new_process_group_helper
     names = maker.__code__.co_varnames[: maker.__code__.co_argcount]
-    if names != HELPER:
-        _log.warning('this torch makes its groups otherwise than is known here: "gloo" stays Gloo, not Ringside')
+    if names != HELPER or not hasattr(c10d.AllreduceOptions, "asyncOp"):  # up to 2.7 it came to a standstill
+        _log.warning('RINGSIDE_AS_GLOO is not for this torch: "gloo" stays Gloo (torch 2.13 and newer were tested)')
         return
 
     @functools.wraps(maker)
