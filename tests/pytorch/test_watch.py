@@ -52,7 +52,9 @@ def job(port: int, path: str, engine: str, limit_s: float, culprit: int, case: s
         await_meeting(attachment.session.watch)
         dist.barrier()
         say("ready")
-        if rank == culprit:
+        if rank == culprit and case == "gil":
+            keeps_the_gil(f"{path}.gate")
+        elif rank == culprit:
             CASES[case]()
         steps(ddp, optimizer, rank, 6)
         dist.barrier()
@@ -84,8 +86,9 @@ def takes_a_lock_twice() -> None:
     lock.acquire(timeout=PATIENCE_S)
 
 
-def keeps_the_gil() -> None:
-    ctypes.PyDLL(None).sleep(30)  # the signal that asks for its stacks ends it
+def keeps_the_gil(gate: str) -> None:
+    """Read from a pipe until the test, which has the stacks then, writes to it; a read goes on after their signal."""
+    ctypes.PyDLL(None).read(os.open(gate, os.O_RDWR), ctypes.create_string_buffer(1), 1)
 
 
 def calls_another_collective() -> None:
@@ -96,7 +99,6 @@ CASES: dict[str, Callable[[], None]] = {
     "stopped": waits_for_a_word,
     "never": loops,
     "deadlock": takes_a_lock_twice,
-    "gil": keeps_the_gil,
     "different": calls_another_collective,
     "dead": waits_for_a_word,
 }
@@ -181,9 +183,12 @@ def test_rank_that_does_not_come(tmp_path: Path, engine: str, case: str, why: st
 
 @pytest.mark.noisy
 def test_rank_whose_python_does_not_run_gives_its_stacks(tmp_path: Path) -> None:
-    path = tmp_path / "run"
+    path, gate = tmp_path / "run", tmp_path / "run.gate"
+    os.mkfifo(gate)
     with Team(2) as team:
         begin(team, path, "ringside", "gil", limit_s=2.5)
+        await_event(path, "stacks")
+        gate.write_bytes(b".")
         assert [outcome.value for outcome in team.finish()] == [12, 12]
     check(only_verdict(path), "hang", "no_answer")
     assert "in keeps_the_gil" in (path / "stacks" / "hang-1-rank-1.txt").read_text()

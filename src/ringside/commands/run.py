@@ -94,7 +94,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "ringside run [-n N] [--run-dir DIR] [--on-verdict HOOK]\n"
         "                    [--digest-every STEPS] [--as-gloo] [--survive]\n"
-        "                    [--metrics-port PORT] [-v | -q] [torchrun flags] train.py [arguments]"
+        "                    [--metrics-port PORT] [-v | -q]\n"
+        "                    [torchrun flags] train.py [arguments]"
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.set_defaults(print_help=parser.print_help)
