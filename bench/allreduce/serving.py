@@ -81,10 +81,11 @@ def _run_rank(blocks: int, calls: int, vllm: str | None) -> None:
     groups = {"gloo": dist.group.WORLD, "ringside": dist.new_group(backend="ringside")}
     summed, own, everybody = torch.zeros(4, size, dtype=torch.int32), torch.zeros(6, dtype=torch.int64), None
     everybody = torch.zeros(size * 6, dtype=torch.int64)
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from 2.13 on
     sides: dict[str, dict[str, Call]] = {"all_reduce": {}, "all_gather": {}}
     for side, group in groups.items():
         sides["all_reduce"][side] = lambda group=group: dist.all_reduce(summed, group=group)
-        sides["all_gather"][side] = lambda group=group: dist.all_gather_into_tensor(everybody, own, group=group)
+        sides["all_gather"][side] = lambda group=group: all_gather(everybody, own, group=group)
     if vllm:
         torch.ops.load_library(vllm)
         theirs: Any = torch.ops._C

@@ -1,6 +1,6 @@
 """Asynchronous collectives of the process group: carried out by whoever waits, and all the same when nobody does.
 
-Each on one host, where a small all-reduce is told at the call, and between two, where it is not.
+Each on one host, where a small collective is told at the call, and between two, where it is not.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,49 @@ def later(numel: int, group: Any = None) -> tuple[Any, torch.Tensor]:
 
 
 # ------------------------------------------------------------------------------------------------ who waits
+
+
+def small_gathers(rank: int) -> list[str]:
+    """Gather few elements of each dtype, of which those of rank 1 are strided and so not told at the call."""
+    wrong = []
+    for dtype in (torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int32):
+        for numel in (0, 1, SMALL, 200):
+            rows = [torch.arange(2 * numel).add(1 + r).remainder(3).to(dtype)[::2] for r in (0, 1)]
+            own = rows[rank] if rank == 1 else rows[rank].contiguous()
+            outs = [torch.full((2 * numel,), 0, dtype=dtype) for _ in range(3)]
+            works = [gather(out, own, async_op=True) for out in outs[:2]]
+            gather(outs[2], own)  # after those, whoever waits
+            for work in reversed(works):
+                work.wait()
+            if not all(torch.equal(out, torch.cat(rows)) for out in outs):
+                wrong.append(f"{numel} of {dtype}: {outs}")
+    own = torch.ones(SMALL)
+    gather(torch.empty(2 * SMALL), own, async_op=True)  # nobody keeps work or output
+    return wrong
+
+
+def gather(out: torch.Tensor, x: torch.Tensor, async_op: bool = False) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # its newer name is not there in all versions
+        return dist.all_gather_into_tensor(out, x, async_op=async_op)
+
+
+@WHERE
+def test_small_gathers_some_told_at_the_call(hosts):
+    assert on_hosts(hosts, small_gathers) == [[], []]
+
+
+def gathers_of_different_sizes(rank: int) -> tuple[str, str]:
+    error = caught(lambda: gather(torch.empty(2 * (SMALL + rank)), torch.ones(SMALL + rank)))
+    dist.barrier()
+    return error
+
+
+def test_small_gathers_of_different_sizes_are_refused_on_both():
+    calls = "; ".join(f"rank {r} called all_gather(float32, shape ({SMALL + r},))" for r in (0, 1))
+    for kind, message in on_hosts(1, gathers_of_different_sizes):
+        assert kind == "MismatchError"
+        assert message.endswith(calls)
 
 
 def mixed(rank: int) -> list[Any]:

@@ -132,6 +132,23 @@ int post(Communicator& c, uintptr_t data, size_t count, int dtype, int op, doubl
   return code(c.post(r));
 }
 
+// The same of a small all-gather, of `lane` elements from every rank; `unsuited` where it is not small.
+int post_all_gather(Communicator& c, uintptr_t data, uintptr_t out, size_t lane, int dtype) {
+  int64_t bounds[kMaxRanks + 1];
+  for (int q = 0; q <= c.ranks(); ++q) bounds[q] = int64_t(lane) * q;
+  const int64_t dims = int64_t(lane);
+  Request r;
+  r.kind = Kind::all_gather;
+  r.data = reinterpret_cast<unsigned char*>(data);
+  r.out = reinterpret_cast<unsigned char*>(out);
+  r.count = lane * size_t(c.ranks());
+  r.dtype = DType(dtype);
+  r.bounds = bounds;
+  r.dims = &dims;
+  r.ndims = 1;
+  return code(c.post(r));
+}
+
 // Every other collective that moves data; `kind` tells which, `bounds` is empty where it has no lanes.
 int collective(Communicator& c, int kind, uintptr_t data, uintptr_t out, size_t count, int dtype, int op, int algorithm,
                double scale, bool own_scale, int root, uint32_t tag, std::vector<int64_t> bounds, nb::handle shape,
@@ -452,6 +469,7 @@ NB_MODULE(_native, m) {
       .def("all_reduce_array", &all_reduce_array)
       .def("resume", &blocking<&Communicator::resume>)
       .def("post", &post)
+      .def("post_all_gather", &post_all_gather)
       .def("finish_posted", &blocking<&Communicator::finish_posted>)
       .def("barrier", &blocking<&Communicator::barrier>)
       .def("agree_on_empty", &agree_on_empty)

@@ -418,14 +418,21 @@ Status Communicator::all_reduce(const Request& r) {
   return start(r);
 }
 
-// A small all-reduce in two parts: tell the others, without waiting for anybody, and later wait and reduce. The tensor
-// must be left alone in between, and no other collective may come.
+// A small all-reduce or all-gather in two parts: tell the others, without waiting for anybody, and later wait and reduce
+// or copy. The tensors must be left alone in between, and no other collective may come. Other ranks may carry it out in
+// one part: what lies in the arena is the same.
 Status Communicator::post(const Request& r) {
   std::lock_guard<std::mutex> lock(busy_);
   bytes_ = r.count * size_of(r.dtype);
   divisor_ = double(ranks_);
   pending_ = r;
-  return arrive(r.kind, r, describe(r, Algorithm::one_shot), r.data, bytes_);
+  if (r.bounds == nullptr) return arrive(r.kind, r, describe(r, Algorithm::one_shot), r.data, bytes_);
+  if (!usable()) return broken_ ? failure_.status : Status::closed;
+  if (!are_inline(bytes_)) return Status::unsuited;
+  set_bounds(r.bounds);
+  pending_.bounds = bounds_.data();
+  place_inline(r);
+  return arrive(r.kind, r, describe(r, Algorithm::one_shot), nullptr, 0);
 }
 
 Status Communicator::finish_posted() {
@@ -433,7 +440,8 @@ Status Communicator::finish_posted() {
   if (!usable()) return broken_ ? failure_.status : Status::closed;
   patience_ = settings_.patience;
   const Status met = await(Turn::last);
-  return met == Status::ok ? take_one_shot(pending_) : met;
+  if (met != Status::ok) return met;
+  return pending_.bounds == nullptr ? take_one_shot(pending_) : take_inline(pending_);
 }
 
 // Meet without a payload and carry it out, unless some rank's memory must become known to the others first.

@@ -123,7 +123,7 @@ class Communicator {
 #endif
 
   Status all_reduce(const Request& request);  // and reduce, where the request has a root
-  Status post(const Request& request);     // the first part of a small all-reduce: waits for nobody
+  Status post(const Request& request);     // the first part of a small all-reduce or all-gather: waits for nobody
   Status finish_posted();                  // the second
   Status lanes(const Request& request);       // every other collective that moves data
   Status resume();                         // after Status::exchange, once the regions were added
@@ -232,7 +232,11 @@ class Communicator {
 
   // lanes.cpp
   Status lanes_alone(const Request& request);
+  void set_bounds(const int64_t* bounds);
+  bool are_inline(size_t bytes) const;  // lanes that travel next to the flags
   Status lanes_inline(const Request& request);
+  void place_inline(const Request& request);
+  Status take_inline(const Request& request);
   Status lanes_mapped(const Request& request);
   Status lanes_staged(const Request& request);
   bool gives(const Request& request, int rank) const;

@@ -54,17 +54,25 @@ size_t Communicator::extent(const Request& r, int rank) const {
   return (r.bounds != nullptr && is_lane_alone(r.kind) ? lane(rank) : gives(r, rank) ? r.count : 0) * size_of(r.dtype);
 }
 
+// Nobody reads the next arrival slot any more; the bounds lie in it so that others can name them.
+void Communicator::set_bounds(const int64_t* bounds) {
+  bounds_.assign(bounds, bounds + ranks_ + 1);
+  memcpy(view_.block(rank_).arrival[(seq_ + 1) & 1].payload, bounds, bounds_.size() * sizeof(int64_t));
+}
+
+bool Communicator::are_inline(size_t bytes) const {
+  return bytes <= std::min(settings_.one_shot_bytes, kInlineBytes - header_bytes());
+}
+
 Status Communicator::lanes(const Request& r) {
   std::lock_guard<std::mutex> lock(busy_);
   if (!usable()) return broken_ ? failure_.status : Status::closed;
-  bounds_.assign(r.bounds, r.bounds + ranks_ + 1);
+  set_bounds(r.bounds);
   bytes_ = r.count * size_of(r.dtype);
   divisor_ = double(ranks_);
   patience_ = r.background ? settings_.background : settings_.patience;
   if (ranks_ == 1) return lanes_alone(r);
-  // Nobody reads the next arrival slot any more; the bounds lie in it so that others can name them.
-  memcpy(view_.block(rank_).arrival[(seq_ + 1) & 1].payload, bounds_.data(), bounds_.size() * sizeof(int64_t));
-  if (bytes_ <= std::min(settings_.one_shot_bytes, kInlineBytes - header_bytes())) return lanes_inline(r);
+  if (are_inline(bytes_)) return lanes_inline(r);
   Request whole = r;
   for (int q = 0; r.kind == Kind::reduce_scatter_in_place && q < ranks_; ++q) {
     if (lane(q) == 0 || lane(q) != size_t(bounds_.back() - bounds_.front())) continue;
@@ -116,22 +124,26 @@ Status Communicator::lanes_alone(const Request& r) {
 
 // Small: what others need of this rank's tensor travels next to the flag, after the bounds.
 Status Communicator::lanes_inline(const Request& r) {
-  const size_t item = size_of(r.dtype), header = header_bytes();
-  const Pattern pattern = pattern_of(r.kind);
-  const size_t own = size_t(bounds_[size_t(rank_)]);
-  if (gives(r, rank_)) {
-    unsigned char* to = view_.block(rank_).arrival[(seq_ + 1) & 1].payload + header;
-    if (pattern == Pattern::spread)
-      memcpy(to, r.data + (is_lane_alone(r.kind) ? 0 : own * item), lane(rank_) * item);
-    else
-      memcpy(to, r.data, r.count * item);
-  }
+  place_inline(r);
   Status s = meet(r.kind, r, describe(r, Algorithm::one_shot), nullptr, 0, Turn::last);
   if (s == Status::ok) s = weigh(r);
-  if (s != Status::ok) return s;
-  take(r, 0, r.count, [&](int q) -> const unsigned char* {
-    return arrival(q).payload + header + (pattern == Pattern::spread ? 0 : own * item);
-  });
+  return s == Status::ok ? take_inline(r) : s;
+}
+
+void Communicator::place_inline(const Request& r) {
+  if (!gives(r, rank_)) return;
+  const size_t item = size_of(r.dtype), own = is_lane_alone(r.kind) ? 0 : size_t(bounds_[size_t(rank_)]);
+  unsigned char* to = view_.block(rank_).arrival[(seq_ + 1) & 1].payload + header_bytes();
+  if (pattern_of(r.kind) == Pattern::spread)
+    memcpy(to, r.data + own * item, lane(rank_) * item);
+  else
+    memcpy(to, r.data, r.count * item);
+}
+
+Status Communicator::take_inline(const Request& r) {
+  const size_t own = pattern_of(r.kind) == Pattern::spread ? 0 : size_t(bounds_[size_t(rank_)]) * size_of(r.dtype);
+  const size_t from = header_bytes() + own;
+  take(r, 0, r.count, [&](int q) -> const unsigned char* { return arrival(q).payload + from; });
   note(Path::one_shot);
   return finish(Status::ok);
 }

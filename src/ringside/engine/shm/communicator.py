@@ -179,10 +179,27 @@ class HostCommunicator(Collectives):
             self._resolve(status, "all_reduce")
         return self._finish_posted
 
-    def _finish_posted(self) -> None:
+    def _finish_posted(self, collective: str = "all_reduce") -> None:
         status = self._core.finish_posted()
         if status != _OK:
-            self._resolve(status, "all_reduce")
+            self._resolve(status, collective)
+
+    def post_all_gather(self, flat: Flat, out: Flat) -> Callable[[], None] | None:
+        """Begin a small all-gather as `post` does an all-reduce; None: it is not small, and nothing was begun.
+
+        Args:
+            flat: The tensor, of as many elements on every rank; other ranks may call `all_gather` instead.
+            out: [size * numel], of the same dtype, apart from it.
+        """
+        status = self._core.post_all_gather(flat.address, out.address, flat.numel, flat.dtype)
+        if status == _UNSUITED:
+            return None
+        if status != _OK:
+            self._resolve(status, "all_gather")
+        return self._finish_posted_gather
+
+    def _finish_posted_gather(self) -> None:
+        self._finish_posted("all_gather")
 
     def all_reduce_storage(self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int) -> None:
         """All-reduce (sum) a tensor that lies in a shareable storage which peers may not have mapped yet.

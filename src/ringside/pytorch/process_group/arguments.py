@@ -120,7 +120,7 @@ _OPS = {
     ReduceOp.BOR: "bor",
     ReduceOp.BXOR: "bxor",
 }
-_ENGINES_OWN = frozenset(getattr(torch, name) for name in DTYPES)
+ENGINES_OWN = frozenset(getattr(torch, name) for name in DTYPES)
 
 
 class Plain(NamedTuple):
@@ -168,7 +168,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 def _flat(tensor: torch.Tensor, moved: bool) -> torch.Tensor:
     flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).view(-1)
-    return flat.view(torch.uint8) if moved and flat.dtype not in _ENGINES_OWN else flat
+    return flat.view(torch.uint8) if moved and flat.dtype not in ENGINES_OWN else flat
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -101,20 +101,21 @@ class Carrier:
             self._coalesced.append(work)
         return work
 
-    def _post(self, tensors: list[torch.Tensor], opts: Any) -> RingsideWork | None:
-        """Start a small all-reduce that the waiting thread finishes, or this call; None: it is not that, or not now.
+    def _post(self, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork | None:
+        """Start a small collective that the waiting thread finishes, or this call; None: it is not that, or not now.
 
         Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
         """
-        engine = self.engine
+        engine, opts = self.engine, args[-1]
         if not self._posts or engine.is_here or limit_of(opts, self.limit_s) is not None:
             return None
-        small = collectives.small(engine.inside, tensors, opts)
+        small = collectives.SMALL[collective](engine.inside, *args)
         turn = None if small is None else engine.post(*small)
         if turn is None:
             return None
-        self.counters.add("all_reduce", "ringside")
-        work = RingsideWork("all_reduce", engine, tensors, turn)
+        name, outputs = collective.__name__, args[0] if isinstance(args[0], list) else [args[0]]
+        self.counters.add(name, "ringside")
+        work = RingsideWork(name, engine, outputs, turn)
         if not getattr(opts, "asyncOp", True):  # there is none up to torch 2.7: there all are waited for
             turn.wait()
         if self._coalesced is not None:
@@ -188,12 +189,11 @@ os.register_at_fork(after_in_child=functools.partial(_inherited.extend, _alive))
 def _method(name: str, collective: collectives.Collective, options: Any) -> Callable[..., Any]:
     """Return what a process group does when torch calls it by `name`: its own collective, or the native group's."""
 
-    # The one collective that tensor parallelism waits for at small sizes has a path of its own.
-    posts = collective is collectives.all_reduce
+    posts = collective in collectives.SMALL  # those have a path of their own
 
     def method(self: Carrier, *args: Any, **named: Any) -> Any:
-        if posts and len(args) == 2 and args[1].__class__ is options:
-            work = self._post(*args)
+        if posts and args and args[-1].__class__ is options and not named:
+            work = self._post(collective, args)
             if work is not None:
                 return work
         args = normalize(options, args, named)

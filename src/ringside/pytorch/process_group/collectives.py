@@ -21,6 +21,7 @@ from ringside.engine.request import CoreRequest, checked_op, equal_bounds
 from ringside.engine.shm.memory import Storage
 from ringside.errors import MismatchError, UnsupportedError, UsageError
 from ringside.pytorch.process_group.arguments import (
+    ENGINES_OWN,
     bounds_of,
     check_list,
     check_own,
@@ -37,7 +38,7 @@ from ringside.pytorch.process_group.arguments import (
 from ringside.text import name_ranks
 
 # -------------------------------------------------------------------------------------------------
-# Small all-reduces of the process group inside a host, which are started at the call.
+# Small all-reduces and all-gathers of the process group inside a host, which are started at the call.
 #
 # The payload is written for the other ranks at the call, which waits for nobody, and the thread that waits for the
 # result reads theirs. Ranks that never meet in a wait still go on, since what they need of this one is there.
@@ -86,13 +87,13 @@ def _all_reduce_one(comm: Any, tensor: Tensor, reduce_op: Any) -> Plan:
     x.write_back()
 
 
-Small = tuple[Flat, int, float]
-"""A tensor, the code of a reduction, and what to multiply with first."""
+Posted = tuple[Callable[..., Callable[[], None] | None], tuple[Any, ...]]
+"""What begins a small collective at the call, and its arguments."""
 
 _codes: dict[tuple[Any, Any], tuple[int, int, int]] = {}
 
 
-def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
+def small_all_reduce(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Posted | None:
     """Return what a host's communicator posts for an all-reduce of one small tensor; None where it is not that."""
     tensor = tensors[0]
     if len(tensors) != 1 or not tensor.is_cpu or tensor.layout is not torch.strided or not is_plain(tensor):
@@ -112,7 +113,7 @@ def small(comm: HostCommunicator, tensors: Tensors, opts: Any) -> Small | None:
     if not is_one_shot(comm, numel * ITEM_BYTES[dtype]):
         return None
     scale = 1.0 if code >= 0 else reduction(reduce_op, tensor.dtype)[1]
-    return Flat(tensor.data_ptr(), numel, dtype, (numel,), tensor), max(code, 0), scale
+    return comm.post, (Flat(tensor.data_ptr(), numel, dtype, (numel,), tensor), max(code, 0), scale)
 
 
 def broadcast(comm: Any, tensors: Tensors, opts: Any) -> Plan:
@@ -156,6 +157,21 @@ def all_gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> P
         lane_of(to.flat, comm).copy_(x)
         comm.all_gather_(to.flat, equal_bounds(x.numel(), comm.size))
     to.write_back()
+
+
+def small_all_gather(comm: HostCommunicator, output: Tensor, tensor: Tensor, opts: Any) -> Posted | None:
+    """Return what a host's communicator posts for an `all_gather_single` of few bytes; None where it is not that."""
+    dtype, numel, total = tensor.dtype, tensor.numel(), output.numel()
+    if dtype not in ENGINES_OWN or total != numel * comm.size or output.nbytes > comm.settings.one_shot_bytes:
+        return None
+    for each in (tensor, output):
+        if not each.is_cpu or each.layout is not torch.strided or each.dtype is not dtype or not is_plain(each):
+            return None
+    if overlap(output, tensor):
+        return None
+    code = dtype_code(dtype)
+    flat = Flat(tensor.data_ptr(), numel, code, (numel,), tensor)
+    return comm.post_all_gather, (flat, Flat(output.data_ptr(), total, code, (total,), output))
 
 
 def all_gather_shared(comm: Any, output: Tensor, tensor: Tensor, storage: Storage, opts: Any) -> Plan:
@@ -451,3 +467,9 @@ TABLE: dict[Collective, tuple[Any, ...]] = {
     all_gather_lists: (c10d.AllgatherOptions, "allgather_coalesced"),
 }
 """Of each: the options that it takes, and what torch calls it, the newest name last. Each is a method of the group."""
+
+SMALL: dict[Collective, Callable[..., Posted | None]] = {
+    all_reduce: small_all_reduce,
+    all_gather_single: small_all_gather,
+}
+"""Those that tensor parallelism and serving wait for at small sizes, in code that leaves the caches cold."""

@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ringside.engine import HostCommunicator
-from ringside.engine.buffers import Flat, flatten
+from ringside.engine.buffers import flatten
 from ringside.engine.dtypes import FLOATING
 from ringside.engine.runtime.lifecycle import AtExit, Closeable
 from ringside.engine.runtime.queue import PATIENCE_S, CollectiveQueue, QueuedCollective
@@ -85,14 +85,16 @@ class Engine(Closeable):
         """
         return self._turns.start(job, PATIENCE_S if size_bytes <= self._patient_bytes else 0.0)
 
-    def post(self, flat: Flat, op: int, scale: float) -> QueuedCollective | None:
-        """Start a small all-reduce, which waits for nobody, here and now; None where something else is under way.
+    def post(self, begin: Callable[..., Callable[[], None] | None], args: tuple[Any, ...]) -> QueuedCollective | None:
+        """Start a small collective, which waits for nobody, here and now; None where something else is under way.
 
-        Arguments as for `post` of the host's communicator. Between hosts nothing is begun ahead: it gained nothing.
+        Between hosts nothing is begun ahead: it gained nothing.
+
+        Args:
+            begin: `post` or `post_all_gather` of the host's communicator.
+            args: Of `begin`.
         """
-        if self._closed or self.inside is None:
-            return None
-        return self._turns.post(self.inside.post, flat, op, scale)
+        return None if self._closed else self._turns.post(begin, *args)
 
     def _release(self, finish_s: float) -> None:
         self._turns.close(self.communicator.close if finish_s else self.communicator.abort, finish_s)
