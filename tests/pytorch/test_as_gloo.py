@@ -242,6 +242,51 @@ def test_training_and_checkpoints_give_what_gloo_gives(tmp_path):
         assert all(equal(a, b) for a, b in zip(mine, stock, strict=True))
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+CUDA = torch.device("cuda")
+
+
+def on_gpus(rank: int) -> list[Any]:
+    """Collectives of tensors on the one GPU that all ranks share, between those of the host's."""
+    found = []
+    for device in ("cpu", "cuda", "cpu", "cuda"):
+        dist.all_reduce(x := torch.full((1000,), float(rank + 1), device=device))
+        dist.broadcast(y := torch.full((3,), float(rank), device=device), 1)
+        parts = [torch.empty(2, device=device) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, torch.full((2,), float(rank), device=device))
+        found += [x.cpu(), y.cpu(), torch.cat(parts).cpu()]
+    return [*found, carried() if is_ours() else {}]
+
+
+@needs_gpu
+def test_tensors_on_gpus_are_left_to_gloo():
+    (*ours, counts), (*theirs, _) = on_served(2, (), on_gpus)[1], on_served(2, (0, 1), on_gpus)[1]
+    assert all(equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    twice = {"all_gather": 2, "all_reduce": 2, "broadcast": 2}
+    assert counts == {"gloo": twice, "ringside": twice}
+
+
+def beside_nccl(rank: int) -> tuple[Any, ...]:
+    """Use the CPU half of such a group, and see whose the other half is. (Two ranks of one GPU: NCCL refuses those.)"""
+    both = dist.new_group(backend="cpu:gloo,cuda:nccl")
+    dist.all_reduce(x := torch.arange(8), group=both)
+    torch.cuda.set_device(0)
+    try:
+        dist.all_reduce(torch.ones(8, device=CUDA), group=both)
+        said = "it works"
+    except dist.DistBackendError as error:
+        said = "NCCL" if "NCCL" in str(error) else str(error)
+    return x.tolist(), is_ours(both), dist.get_backend_config(both), type(both._get_backend(CUDA)).__name__, said
+
+
+@needs_gpu
+def test_the_other_half_of_a_group_is_nccls():
+    for sums, ours, config, other, said in on_served(2, (), beside_nccl):
+        assert sums == [2 * i for i in range(8)]
+        assert (ours, config, other) == (True, "cpu:gloo,cuda:nccl", "ProcessGroupNCCL")
+        assert said in ("NCCL", "it works")
+
+
 def divided(rank: int) -> tuple[bool, str, float]:
     part = dist.split_group(split_ranks=[[0, 1]])
     x = torch.ones(1)

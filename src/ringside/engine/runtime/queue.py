@@ -163,21 +163,12 @@ class CollectiveQueue:
         """Execute a collective here, after those called before it; raise what goes wrong."""
         if self._is_forked():
             raise ClosedError(self._refusal)
-        me = threading.get_ident()
-        if self._executor == me:  # a callback calls it: it is executed inside the other
+        if self.is_here:  # a callback calls it: it is executed inside the other
             job()
             return
         # The usual case: nothing is queued, and nothing has to be.
-        try:
-            if self._claim(me):
-                job()
-                return
-        finally:
-            try:
-                self._release(me)
-            finally:
-                if self._executor == me:
-                    self._release(me)
+        if self.run_if_free(_then_true, job):
+            return
         # Others are before it.
         with self._guard:
             if not self._open:
@@ -189,6 +180,20 @@ class CollectiveQueue:
         except BaseException:
             self.run_soon(queued)  # Ctrl-C came while others were before it: the other ranks count on it
             raise
+
+    def run_if_free(self, job: Callable[..., Any], *args: Any) -> Any:
+        """Execute a collective here and return what `job` does; None: others are before it, or it is in a callback."""
+        me = threading.get_ident()
+        if self._executor == me or self._is_forked():
+            return None
+        try:
+            return job(*args) if self._claim(me) else None
+        finally:
+            try:
+                self._release(me)
+            finally:
+                if self._executor == me:
+                    self._release(me)
 
     def start(self, job: Job, patience_s: float = PATIENCE_S) -> QueuedCollective:
         """Queue a callable that executes a collective, and return what can be waited for; see `enqueue`."""
@@ -232,25 +237,17 @@ class CollectiveQueue:
                 collective, as Ctrl-C may come before it is queued.
             args: Of `begin`; kept as long as it is under way.
         """
-        me = threading.get_ident()
-        if self._executor == me or self._is_forked():
+        queued: QueuedCollective | None = self.run_if_free(self._begin, begin, args)
+        return queued
+
+    def _begin(self, begin: Callable[..., Job | None], args: tuple[Any, ...]) -> QueuedCollective | None:
+        job = begin(*args)
+        if job is None:
             return None
-        try:
-            if not self._claim(me):
-                return None
-            job = begin(*args)
-            if job is None:
-                return None
-            queued = QueuedJob(job, args)
-            with self._guard:
-                self._append(queued, math.inf)
-            return queued
-        finally:
-            try:
-                self._release(me)
-            finally:
-                if self._executor == me:
-                    self._release(me)
+        queued = QueuedJob(job, args)
+        with self._guard:
+            self._append(queued, math.inf)
+        return queued
 
     def _append(self, queued: QueuedCollective, due: float) -> None:
         self._calls += 1
@@ -468,6 +465,11 @@ class CollectiveQueue:
 
     def _is_forked(self) -> bool:
         return self._owner_pid != os.getpid()
+
+
+def _then_true(job: Job) -> bool:
+    job()
+    return True
 
 
 def _nothing() -> None:

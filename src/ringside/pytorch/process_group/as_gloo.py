@@ -42,10 +42,10 @@ _log = logging.getLogger("ringside")
 class GlooBackend(RingsideBackend):
     """What "gloo" is from torch 2.14 on: CPU tensors are Ringside's, others are Gloo's. Arguments as its base."""
 
-    def carry_elsewhere(self, name: str, args: tuple[Any, ...]) -> Any:
+    def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
         """Give a collective of tensors on GPUs to Gloo."""
         _say(logging.INFO, "tensors on GPUs in groups of the backend gloo are carried by Gloo")
-        return GlooWork(self.counters.through_gloo(name, getattr(self._gloo, name), *args))
+        return GlooWork(self.counters.through_gloo(collective, getattr(self._gloo, name), *args))
 
     def getBackendName(self) -> str:
         """Return `gloo`."""

@@ -47,10 +47,10 @@ class RingsideBackend(Carrier, Backend):
         """What torch gives to the backends of groups that are split off."""
         return self._options
 
-    def carry_elsewhere(self, name: str, args: tuple[Any, ...]) -> Any:
+    def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
         """Refuse tensors that are not in the memory of the host: on GPUs the group has NCCL for them."""
         raise UnsupportedError(
-            f"{name}: the backend ringside carries tensors on CPUs; "
+            f"{collective}: the backend ringside carries tensors on CPUs; "
             'for those on GPUs make the group with "cpu:ringside,cuda:nccl"'
         )
 

@@ -102,22 +102,27 @@ class Carrier:
         return work
 
     def _post(self, collective: collectives.Collective, args: tuple[Any, ...]) -> RingsideWork | None:
-        """Start a small collective that the waiting thread finishes, or this call; None: it is not that, or not now.
+        """Run a small collective, or start one that the waiting thread finishes; None: it is not that, or not now.
 
-        Tensor parallelism waits for each of these, in code that leaves the caches cold: every line here shows.
+        Tensor parallelism and serving wait for each of these, in code that leaves the caches cold: every line shows.
         """
         engine, opts = self.engine, args[-1]
-        if not self._posts or engine.is_here or limit_of(opts, self.limit_s) is not None:
+        if not self._posts or limit_of(opts, self.limit_s) is not None:
             return None
         small = collectives.SMALL[collective](engine.inside, *args)
-        turn = None if small is None else engine.post(*small)
-        if turn is None:
+        if small is None:
             return None
+        turn = None
+        if not getattr(opts, "asyncOp", True):  # there is none up to torch 2.7: there all are waited for
+            if not engine.run_begun(*small):
+                return None
+        else:
+            turn = engine.post(*small)
+            if turn is None:
+                return None
         name, outputs = collective.__name__, args[0] if isinstance(args[0], list) else [args[0]]
         self.counters.add(name, "ringside")
         work = RingsideWork(name, engine, outputs, turn)
-        if not getattr(opts, "asyncOp", True):  # there is none up to torch 2.7: there all are waited for
-            turn.wait()
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -158,8 +163,14 @@ class Carrier:
         options.asyncOp = async_op
         return self.execute(collectives.all_gather_shared, (output, tensor, storage, options))
 
-    def carry_elsewhere(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Carry out a collective whose tensors are not in the memory of the host, or refuse it."""
+    def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
+        """Carry out a collective whose tensors are not in the memory of the host, or refuse it.
+
+        Args:
+            collective: Its name.
+            name: What torch calls it by.
+            args: Tensors, then options.
+        """
         raise NotImplementedError
 
     def _get_sequence_number_for_group(self) -> int:
@@ -199,8 +210,7 @@ def _method(name: str, collective: collectives.Collective, options: Any) -> Call
         args = normalize(options, args, named)
         if _is_ours(args):
             return self.execute(collective, args)
-        self.counters.add(collective.__name__, "native")
-        return self.carry_elsewhere(name, args)
+        return self.carry_elsewhere(collective.__name__, name, args)
 
     method.__name__, method.__doc__ = name, collective.__doc__
     return method

@@ -85,6 +85,10 @@ class Engine(Closeable):
         """
         return self._turns.start(job, PATIENCE_S if size_bytes <= self._patient_bytes else 0.0)
 
+    def run_begun(self, begin: Callable[..., Callable[[], None] | None], args: tuple[Any, ...]) -> bool:
+        """Run a small collective now, in the two parts of `post`; False where something else is under way."""
+        return not self._closed and self._turns.run_if_free(_begin_and_finish, begin, args) is not None
+
     def post(self, begin: Callable[..., Callable[[], None] | None], args: tuple[Any, ...]) -> QueuedCollective | None:
         """Start a small collective, which waits for nobody, here and now; None where something else is under way.
 
@@ -101,6 +105,14 @@ class Engine(Closeable):
 
 
 _at_exit = AtExit()
+
+
+def _begin_and_finish(begin: Callable[..., Callable[[], None] | None], args: tuple[Any, ...]) -> bool | None:
+    finish = begin(*args)
+    if finish is None:
+        return None
+    finish()
+    return True
 
 
 # -------------------------------------------------------------------------------------------------

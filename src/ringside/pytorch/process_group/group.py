@@ -38,7 +38,7 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, gpus: str = "nccl") -> None:
         dist.ProcessGroup.__init__(self, rank, size)  # type: ignore[call-arg]  # torch makes no subclass with a store
-        self._store = store
+        self._store, self._gpus = store, gpus
         store = own_part(store, rank)
         self.native = dist.ProcessGroup(store, rank, size)
         self._open(store, rank, size, timeout)
@@ -56,9 +56,13 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
             for group in (self, self.native):
                 group._register_backend(cuda, dist.ProcessGroup.BackendType.NCCL, nccl)
 
-    def carry_elsewhere(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Give a collective of tensors on GPUs to NCCL."""
-        return getattr(self.native, name)(*args)
+    def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
+        """Give a collective of tensors on GPUs to NCCL, or Gloo."""
+        call = getattr(self.native, name)
+        if self._gpus == "gloo":
+            return self.counters.through_gloo(collective, call, *args)
+        self.counters.add(collective, "native")
+        return call(*args)
 
     # ----------------------------------------------------------------------------------- between two ranks
 
