@@ -298,7 +298,7 @@ def test_an_episode_is_judged_on_its_steps_so_far_and_in_the_end_on_all_of_them(
 
 
 def test_an_episode_that_is_noticed_late_is_judged_on_the_steps_that_are_remembered(make_own: Make) -> None:
-    own = make_own(280, 8, jitter=0.12, seed=1)
+    own = make_own(400, 8, jitter=0.17, seed=1)
     own[60:, 3] *= 1.1
     detector = Detector(8)
     (begun,) = (finding.verdict for row in own for finding in detector.update(row))
@@ -321,11 +321,11 @@ def test_memory_does_not_grow_with_steps(make_own: Make) -> None:
     import pickle
 
     detector = Detector(4)
-    own = make_own(400, 4)
-    for row in own[:200]:
+    own = make_own(800, 4)
+    for row in own[:400]:
         detector.update(row)
     early = len(pickle.dumps(detector))
-    for row in own[200:]:
+    for row in own[400:]:
         detector.update(row)
     assert len(pickle.dumps(detector)) <= early + 64
 

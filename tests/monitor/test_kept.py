@@ -34,9 +34,9 @@ from ringside.monitor.run.directory import STEPS as STEPS_FILE
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Row, Vitals, Wire
 from ringside.monitor.run.table import VitalsGatherer, tabulate
-from ringside.monitor.slow_rank.change_point import WINDOWS, ChangePoint, LevelShift, SustainedShift, compare
+from ringside.monitor.slow_rank.noise import learn
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, judge_pauses, rejudge_pauses
-from ringside.monitor.slow_rank.window_test import KEPT, WindowTest
+from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import log_excess
 from ringside.monitor.step_clock import SyncTimes
 from ringside.monitor.summary import assess_run
@@ -682,35 +682,8 @@ def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> Non
         told += [[step, "opened", job, rank, screen.onset[job, rank], screen.usual[job, rank]]
                  for job, rank in np.argwhere(opened).tolist()]  # fmt: skip
         told += [[step, "closed", job, rank, screen.relief[job, rank]] for job, rank in np.argwhere(closed).tolist()]
-        if step in (30, 70, 169):  # what it has learnt by then, mean of all
-            noise = screen.noise
-            learnt = [noise.variances(), *noise.baseline(), noise.stretch(4.0), noise.tolerated(0.02, 0.05), noise.clip,
-                      noise.steps, noise.wander.freedom(), noise.wander.long_run()]  # fmt: skip
-            told.append([step, "learnt", [float(np.nanmean(one)) for one in learnt]])
-    kept(f"episodes_{ranks}", told)
-
-
-def test_levels_that_ranks_of_few_jump_or_shift_to(kept: Kept) -> None:
-    jobs, ranks, warm_up, chance = 40, 3, 3, 1e-4
-    jumps = ChangePoint((jobs, ranks), KEPT, chance, NormalDist().inv_cdf(1.0 - chance))
-    shifts, lasting, told = LevelShift((jobs, ranks), chance), SustainedShift((jobs, ranks), 3.0), []
-    ring, least = np.full((KEPT, jobs, ranks), np.nan), np.full((2, jobs, ranks), 0.05)
-    relief = np.where(np.arange(jobs)[:, None] % 5 == 0, 45, np.zeros((jobs, ranks), dtype=np.int64))
-    for step, own in enumerate(troubled(jobs, 170, ranks, seed=11), 1):
-        ring[step % KEPT] = log_excess(own)
-        if step <= 2 * warm_up:
-            continue
-        clean = np.broadcast_to((step - jumps.span >= warm_up).reshape(-1, 1, 1), (len(jumps.span), jobs, ranks))
-        jumped = jumps.update(ring, step, warm_up, clean, least, relief)
-        shifted = shifts.update(ring, step, warm_up, relief, least)
-        medians = np.stack([np.nanmedian(ring[max(step - length, 0) + 1 : step + 1], axis=0) for length in WINDOWS])
-        lasts = lasting.update(ring, medians, step, relief, warm_up)
-        found = [[int(known.sum()), float(level[known].sum())]
-                 for level in (jumped, shifted, lasts) if (known := np.isfinite(level)).any()]  # fmt: skip
-        told += [[step, *found]] if found else []
-    held = compare(ring[1:171], 24)
-    told.append([float(np.nanmean(one)) for one in held])
-    kept("levels", told)
+    learnt = learn(log_excess(own[3:80]), np.array([5, 12, 40]), 5.0)
+    kept(f"episodes_{ranks}", [*told, [float(np.mean(part)) for part in learnt]])
 
 
 def test_verdicts_on_jobs(kept: Kept) -> None:

@@ -5,9 +5,7 @@ import pytest
 from tests.monitor.recorded import recorded
 
 from ringside.monitor import detect
-from ringside.monitor.slow_rank import window_test as screen
 from ringside.monitor.slow_rank.detector import Detector
-from ringside.monitor.slow_rank.window_test import has_recovered
 
 
 def ends(own):
@@ -32,45 +30,45 @@ def test_a_rank_that_was_mended_is_believed_though_rare_great_steps_go_on():
     assert verdict.excess_ratio > 1.5
 
 
-def test_an_end_that_is_seen_very_late_is_told_where_it_was():
-    """Rank 1 is mended at step 120 and every third step is rough enough to hide it for longer than steps are kept."""
-    own = np.full((700, 2), 0.1)
-    own[:, 0] *= np.exp(np.random.default_rng(3).normal(0, 0.01, 700))
+def quiet(steps: int, seed: int = 3) -> np.ndarray:
+    return 0.1 * np.exp(np.random.default_rng(seed).normal(0, 0.01, (steps, 2)))
+
+
+def test_an_end_that_is_seen_late_is_told_where_it_was():
+    """Rank 1 is mended at step 120, and for a hundred steps every other one is rough enough to hide it."""
+    own = quiet(400)
     own[80:120, 1] *= 1.5
-    detector = Detector(2)
-    for row in own[:120]:
-        detector.update(row)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(screen, "has_recovered", lambda *_: False)
-        patch.setattr(screen, "CERTAIN", np.inf)  # nor is the excess missing for certain
-        for row in own[120:400]:
-            assert not detector.update(row)
-    (finding,) = detector.update(own[400])
-    assert finding.verdict.evidence["until_step"] == 120
+    own[120:220:2, 1] *= 1.5
+    ((seen, until),) = ends(own)
+    assert 220 < seen < 330
+    assert 120 <= until <= 222
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.6, 0.9])
-def test_a_level_at_the_bar_is_not_taken_for_mended(correlation):
-    rng = np.random.default_rng(1)
-    wrong = 0
-    for _ in range(200):
-        noise = np.zeros(400)
-        for step in range(1, 400):
-            noise[step] = correlation * noise[step - 1] + np.sqrt(1 - correlation**2) * rng.normal(0, 0.03)
-        wrong += has_recovered(noise[:200], 0.06 + noise[304:], 0.06)
-    assert wrong <= 2
-
-
-def test_who_is_late_in_two_steps_of_five_is_not_mended_and_who_is_in_one_of_ten_is():
-    late = np.arange(96)
-    assert not has_recovered(np.zeros(60), np.where(late % 5 < 2, 0.5, 0.0), 0.06)
-    assert has_recovered(np.zeros(60), np.where(late % 10 < 1, 0.5, 0.0), 0.06)
+@pytest.mark.parametrize(("late", "of", "is_over"), [(2, 5, False), (1, 10, True)])
+def test_who_is_late_in_two_steps_of_five_is_not_mended_and_who_is_in_one_of_ten_is(late, of, is_over):
+    own = quiet(300)
+    own[80:120, 1] *= 1.5
+    own[120:, 1] *= np.where(np.arange(180) % of < late, 1.5, 1.0)
+    assert bool(ends(own)) == is_over
 
 
 def test_nothing_is_said_of_steps_that_are_not_known():
-    assert not has_recovered(np.zeros(60), np.full(96, np.nan), 0.06)
-    assert not has_recovered(np.zeros(60), np.zeros(11), 0.06)
-    assert has_recovered(np.empty(0), np.where(np.arange(96) % 2, 0.0, np.nan), 0.06)
+    own = quiet(200)
+    own[80:120, 1] *= 1.5
+    own[120:, 1] = np.nan
+    assert ends(own) == []
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+def test_a_rank_that_stays_slow_is_not_taken_for_mended(correlation):
+    rng, wrong = np.random.default_rng(1), 0
+    for _ in range(10):
+        noise = rng.normal(0, 0.05, (500, 2))
+        for step in range(1, 500):
+            noise[step] = correlation * noise[step - 1] + np.sqrt(1 - correlation**2) * noise[step]
+        noise[100:, 1] += 0.2
+        wrong += len(ends(0.1 * np.exp(noise)))
+    assert wrong == 0
 
 
 @pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.thorough)])
