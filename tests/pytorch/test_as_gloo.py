@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
+import errno
 import os
+import platform
+import resource
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -17,16 +24,20 @@ if not hasattr(torch.distributed.ProcessGroup, "_set_default_backend"):
     pytest.skip("torch is too old for a process group of ours", allow_module_level=True)
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
+from tests.support.waiting import free_port  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.autoload import ringside_backend  # noqa: E402
+from ringside.engine.shm.meeting_place import ROOTS  # noqa: E402
 from ringside.errors import ClosedError, DeadlineError  # noqa: E402
 from ringside.pytorch.process_group.carrier import carried, carrier_of  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 
+from . import namespaces  # noqa: E402
 from .groups import meeting_point  # noqa: E402
 from .process_groups import LIMIT_S, backend  # noqa: E402
+from .training import Said  # noqa: E402
 
 pytestmark = [
     pytest.mark.native,
@@ -111,15 +122,96 @@ def test_where_a_rank_lacks_us_all_stay_on_gloo(lacking):
     assert on_served(3, lacking, kinds) == [(False, {"sum": [3.0] * 3})] * 3
 
 
-def another_version(path: str) -> bool:
-    version = "9.9" if place().rank == 1 else ringside.__version__
-    with mock.patch("ringside.pytorch.process_group.as_gloo.__version__", version):
-        return bool(served(path, (), kinds)[0])
+def another_version(path: str, of: str) -> tuple[bool, list[str]]:
+    """Rank 1 has another version; return who carries, and what is said of it."""
+    others = mock.patch(of, "9.9") if place().rank == 1 else contextlib.nullcontext()
+    with Said() as said, others:
+        return served(path, (), kinds)[0], said.about("stays on Gloo")
 
 
-def test_where_versions_differ_all_stay_on_gloo():
+@pytest.mark.parametrize("of", ["ringside.pytorch.process_group.as_gloo.__version__", "torch.__version__"])
+def test_where_versions_differ_all_stay_on_gloo_and_the_rank_is_named(of):
     with meeting_point() as path:
-        assert on_ranks(2, another_version, path, limit_s=LIMIT_S) == [False, False]
+        (first, (line,)), second = on_ranks(2, another_version, path, of, limit_s=LIMIT_S)
+    assert (first, second) == (False, (False, []))
+    name, has = ("torch", torch.__version__) if of.startswith("torch") else ("ringside", ringside.__version__)
+    assert f"rank 1 on host {socket.gethostname()}: {name} 9.9, where rank 0 has {has}" in line
+
+
+# ---------------------------------------------------------------------------- hosts that give no shared memory
+
+
+def forbid(call: str) -> None:
+    """Have the system refuse a call to this thread from now on, as a container's rules would."""
+    if call == "large files":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        return
+    number = {"pidfd_open": 434, "memfd_create": {"x86_64": 319, "aarch64": 279}[platform.machine()]}[call]
+    # BPF: load the number of the call; if it is this one return EPERM, else allow it.
+    rules = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS"
+    assert prctl(22, 2, struct.pack("HxxxxxxP", len(rules), ctypes.addressof(program))) == 0, "PR_SET_SECCOMP"
+
+
+def forbidden(path: str, call: str, ranks: tuple[int, ...]) -> tuple[list[Any], list[str]]:
+    """Make groups by both names and use them, where some ranks can share no memory; return what came, and what is said."""
+    if place().rank in ranks:
+        forbid(call)
+    ringside_backend.serve_gloo(c10d)
+    with Said() as said, backend(path, "gloo", 30.0) as rank:
+        found: list[Any] = []
+        for name in ("gloo", "ringside"):
+            group, x = dist.new_group(backend=name), torch.full((40_000,), rank + 0.5)
+            work = dist.all_reduce(x, group=group, async_op=True)
+            work.wait()
+            dist.barrier(group)
+            found += [is_ours(group), set(x.tolist())]
+    return found, said.about("Gloo")
+
+
+@pytest.mark.parametrize(
+    ("call", "ranks"), [("memfd_create", (0, 1)), ("pidfd_open", (0,)), ("large files", (1,))], ids=lambda v: str(v)
+)
+def test_where_a_rank_can_share_no_memory_all_stay_on_gloo(call, ranks):
+    with meeting_point() as path:
+        (found, (line,)), second = on_ranks(2, forbidden, path, call, ranks, limit_s=LIMIT_S)
+    assert found == [False, {2.0}, True, {2.0}], "by the name ringside it is carried as between hosts"
+    assert second == (found, [])
+    assert f"rank {ranks[0]} on host {socket.gethostname()}: no shared memory (" in line
+
+
+def in_namespace(port: int, shm: str, ranks: tuple[int, ...]) -> tuple[bool, list[float], list[str]]:
+    """Use a group where /dev/shm is as said on some ranks, each in a namespace of its own."""
+    rank = place().rank
+    if rank in ranks:
+        namespaces.enter_own()
+        if shm == "absent":
+            namespaces.mount_without_shm()
+        for root in ROOTS if shm == "as all directories" else ("/dev/shm",) if shm != "absent" else ():
+            namespaces.mount_small(root, 64 << 10, read_only=shm != "tiny")
+    ringside_backend.serve_gloo(c10d)
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    with Said() as said:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        ours = is_ours()
+        x = torch.full((1_000_000,), rank + 0.5)
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+    return ours, [x.min().item(), x.max().item()], said.lines
+
+
+@pytest.mark.parametrize(
+    ("shm", "ranks"),
+    [("tiny", (1,)), ("read-only", (0, 1)), ("absent", (0, 1)), ("as all directories", (0, 1))],
+    ids=lambda v: str(v),
+)
+def test_dev_shm_is_not_needed(shm, ranks):
+    if not namespaces.possible():
+        pytest.skip("needs the privilege to make a mount namespace")
+    results = on_ranks(2, in_namespace, free_port(), shm, ranks, limit_s=LIMIT_S)
+    assert results == [(True, [2.0, 2.0], [])] * 2
 
 
 def absent(path: str) -> tuple[str, Any]:
