@@ -13,7 +13,10 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -35,7 +38,7 @@ from ringside.pytorch.process_group.carrier import carried, carrier_of  # noqa: 
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 
 from . import namespaces  # noqa: E402
-from .groups import meeting_point  # noqa: E402
+from .groups import meeting_point, own_machines  # noqa: E402
 from .process_groups import LIMIT_S, backend  # noqa: E402
 from .training import Said  # noqa: E402
 
@@ -271,6 +274,101 @@ def crossed(rank: int) -> list[float]:
 
 def test_what_is_begun_asynchronously_waits_for_nobody():
     assert on_served(2, (), crossed) == [[1.0, 3.0, 4.0]] * 2
+
+
+# -------------------------------------------------------------------------------------------------- several threads
+
+THREADS, ROUNDS = 3, 12
+
+
+def by_threads(group_of: Any, turn_of: Any) -> list[Any]:
+    """On each thread begin operations, wait for them, the last one first; return all results by thread.
+
+    Args:
+        group_of: Which group a thread uses, by its number.
+        turn_of: Where a thread begins its collectives of a round: gets its number and the round's.
+    """
+    rank = dist.get_rank()
+
+    def work(thread: int) -> list[torch.Tensor]:
+        group, found = group_of(thread), []
+        random = torch.Generator().manual_seed(1 + rank + 10 * thread)
+        for turn in range(ROUNDS):
+            numel = (7, 3000, 100_000)[(thread + turn) % 3]
+            summed, own, root, sent = (torch.rand(numel, generator=random) for _ in range(4))
+            lists, got = [torch.empty(numel) for _ in range(2)], torch.empty(numel)
+            message = dist.isend if rank == turn % 2 else dist.irecv
+            with turn_of(thread, turn):
+                works = [
+                    dist.all_reduce(summed, group=group, async_op=True),
+                    dist.all_gather(lists, own, group=group, async_op=True),
+                    dist.broadcast(root, thread % 2, group=group, async_op=True),
+                ]
+            works.append(message(sent if rank == turn % 2 else got, 1 - rank, group=group, tag=thread))
+            for each in reversed(works):
+                each.wait()
+            found += [summed, *lists, root, sent if rank == turn % 2 else got]
+        return found
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [tensor for found in pool.map(work, range(THREADS)) for tensor in found]
+
+
+def a_group_each(rank: int) -> list[Any]:
+    groups = [dist.new_group(backend="gloo") for _ in range(THREADS)]
+    return by_threads(groups.__getitem__, lambda thread, turn: contextlib.nullcontext())
+
+
+def one_group_in_turns(rank: int) -> list[Any]:
+    """The threads see to the order: it is equal on all ranks, as Gloo demands."""
+    group, last, changed = dist.new_group(backend="gloo"), [-1], threading.Condition()
+
+    @contextlib.contextmanager
+    def turn_of(thread: int, turn: int) -> Iterator[None]:
+        with changed:
+            changed.wait_for(lambda: last[0] == turn * THREADS + thread - 1, 60)
+            yield
+            last[0] += 1
+            changed.notify_all()
+
+    return by_threads(lambda thread: group, turn_of)
+
+
+def between_hosts(rank: int) -> list[Any]:
+    with own_machines():
+        return [*a_group_each(rank), *one_group_in_turns(rank)]
+
+
+@pytest.mark.parametrize("job", [a_group_each, one_group_in_turns, between_hosts])
+def test_threads_get_what_gloo_gives(job):
+    ours, theirs = on_served(2, (), job), on_served(2, (0, 1), job)
+    for mine, stock in zip(ours, theirs, strict=True):
+        assert len(mine) in (THREADS * ROUNDS * 5, 2 * THREADS * ROUNDS * 5)
+        assert all(equal(a, b) for a, b in zip(mine, stock, strict=True))
+
+
+def begun_while_another_waits(rank: int) -> list[float]:
+    """Rank 1 begins the first collective when rank 0 has begun the second, while a thread of it waits for the first."""
+    group, told = dist.new_group(backend="gloo"), torch.zeros(1)
+    first, second = torch.full((4,), rank + 1.0), torch.full((4,), rank + 5.0)
+    if rank == 1:
+        dist.recv(told, 0, group=group)
+    work = dist.all_reduce(first, group=group, async_op=True)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(work.wait)
+        if rank == 0:
+            time.sleep(0.1)  # it waits, or is about to: either way what follows may not wait
+        later = dist.all_gather_into_tensor(torch.empty(8), second, group=group, async_op=True)
+        assert rank == 1 or not waits.done()
+        if rank == 0:
+            dist.send(told, 1, group=group)
+        waits.result()
+    later.wait()
+    return [first[0].item(), *later.result()[0].tolist()] if is_ours(group) else []
+
+
+def test_a_thread_begins_a_collective_while_another_waits():
+    assert on_served(2, (), begun_while_another_waits) == [[3.0, *[5.0] * 4, *[6.0] * 4]] * 2
 
 
 def waiting(rank: int) -> list[float]:
