@@ -159,7 +159,7 @@ def forbid(call: str) -> None:
 
 
 def forbidden(path: str, call: str, ranks: tuple[int, ...]) -> tuple[list[Any], list[str]]:
-    """Make groups by both names and use them, where some ranks can share no memory; return what came, and what is said."""
+    """Use groups of both names, where some ranks can share no memory; return what came of it, and what is said."""
     if place().rank in ranks:
         forbid(call)
     ringside_backend.serve_gloo(c10d)
