@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _FS = 0x00020000, 0x00000200
-_PRIVATE, _REC = 1 << 18, 1 << 14
+_READ_ONLY, _BIND, _MOVE, _PRIVATE, _REC = 1, 1 << 12, 1 << 13, 1 << 18, 1 << 14
 
 
 def possible() -> bool:
@@ -36,10 +38,20 @@ def enter_that_of(pid: int) -> None:
         os.close(fd)
 
 
-def mount_small(path: str, size_bytes: int) -> None:
+def mount_small(path: str, size_bytes: int, *, read_only: bool = False) -> None:
     """Put an empty file system of that size at `path`."""
-    options = f"size={size_bytes}".encode()
-    _check(_libc.mount(b"none", path.encode(), b"tmpfs", ctypes.c_ulong(0), options))
+    options, flags = f"size={size_bytes}".encode(), ctypes.c_ulong(_READ_ONLY if read_only else 0)
+    _check(_libc.mount(b"none", path.encode(), b"tmpfs", flags, options))
+
+
+def mount_without_shm() -> None:
+    """Put a /dev in place that has the usual devices and no /dev/shm."""
+    with tempfile.TemporaryDirectory() as place:
+        mount_small(place, 64 << 10)
+        for name in ("null", "zero", "full", "random", "urandom"):
+            Path(place, name).touch()
+            _check(_libc.mount(f"/dev/{name}".encode(), f"{place}/{name}".encode(), None, ctypes.c_ulong(_BIND), None))
+        _check(_libc.mount(place.encode(), b"/dev", None, ctypes.c_ulong(_MOVE), None))
 
 
 def _check(result: int) -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
+import errno
+import hashlib
 import os
+import platform
+import resource
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -14,19 +25,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 if not hasattr(torch.distributed.ProcessGroup, "_set_default_backend"):
-    pytest.skip("torch is too old for a process group of ours", allow_module_level=True)
+    pytest.skip("refused in one line: torch 2.13 and newer were tested", allow_module_level=True)
 import torch.distributed as dist  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
+from tests.support.waiting import free_port  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.autoload import ringside_backend  # noqa: E402
+from ringside.engine.shm.meeting_place import ROOTS  # noqa: E402
 from ringside.errors import ClosedError, DeadlineError  # noqa: E402
 from ringside.pytorch.process_group.carrier import carried, carrier_of  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 
-from .groups import meeting_point  # noqa: E402
+from . import namespaces  # noqa: E402
+from .groups import meeting_point, own_machines  # noqa: E402
 from .process_groups import LIMIT_S, backend  # noqa: E402
+from .training import Said  # noqa: E402
 
 pytestmark = [
     pytest.mark.native,
@@ -111,15 +126,96 @@ def test_where_a_rank_lacks_us_all_stay_on_gloo(lacking):
     assert on_served(3, lacking, kinds) == [(False, {"sum": [3.0] * 3})] * 3
 
 
-def another_version(path: str) -> bool:
-    version = "9.9" if place().rank == 1 else ringside.__version__
-    with mock.patch("ringside.pytorch.process_group.as_gloo.__version__", version):
-        return bool(served(path, (), kinds)[0])
+def another_version(path: str, of: str) -> tuple[bool, list[str]]:
+    """Rank 1 has another version; return who carries, and what is said of it."""
+    others = mock.patch(of, "9.9") if place().rank == 1 else contextlib.nullcontext()
+    with Said() as said, others:
+        return served(path, (), kinds)[0], said.about("stays on Gloo")
 
 
-def test_where_versions_differ_all_stay_on_gloo():
+@pytest.mark.parametrize("of", ["ringside.pytorch.process_group.as_gloo.__version__", "torch.__version__"])
+def test_where_versions_differ_all_stay_on_gloo_and_the_rank_is_named(of):
     with meeting_point() as path:
-        assert on_ranks(2, another_version, path, limit_s=LIMIT_S) == [False, False]
+        (first, (line,)), second = on_ranks(2, another_version, path, of, limit_s=LIMIT_S)
+    assert (first, second) == (False, (False, []))
+    name, has = ("torch", torch.__version__) if of.startswith("torch") else ("ringside", ringside.__version__)
+    assert f"rank 1 on host {socket.gethostname()}: {name} 9.9, where rank 0 has {has}" in line
+
+
+# ---------------------------------------------------------------------------- hosts that give no shared memory
+
+
+def forbid(call: str) -> None:
+    """Have the system refuse a call to this thread from now on, as a container's rules would."""
+    if call == "large files":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        return
+    number = {"pidfd_open": 434, "memfd_create": {"x86_64": 319, "aarch64": 279}[platform.machine()]}[call]
+    # BPF: load the number of the call; if it is this one return EPERM, else allow it.
+    rules = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(38, 1, 0, 0, 0) == 0, "PR_SET_NO_NEW_PRIVS"
+    assert prctl(22, 2, struct.pack("HxxxxxxP", len(rules), ctypes.addressof(program))) == 0, "PR_SET_SECCOMP"
+
+
+def forbidden(path: str, call: str, ranks: tuple[int, ...]) -> tuple[list[Any], list[str]]:
+    """Use groups of both names, where some ranks can share no memory; return what came of it, and what is said."""
+    if place().rank in ranks:
+        forbid(call)
+    ringside_backend.serve_gloo(c10d)
+    with Said() as said, backend(path, "gloo", 30.0) as rank:
+        found: list[Any] = []
+        for name in ("gloo", "ringside"):
+            group, x = dist.new_group(backend=name), torch.full((40_000,), rank + 0.5)
+            work = dist.all_reduce(x, group=group, async_op=True)
+            work.wait()
+            dist.barrier(group)
+            found += [is_ours(group), set(x.tolist())]
+    return found, said.about("Gloo")
+
+
+@pytest.mark.parametrize(
+    ("call", "ranks"), [("memfd_create", (0, 1)), ("pidfd_open", (0,)), ("large files", (1,))], ids=lambda v: str(v)
+)
+def test_where_a_rank_can_share_no_memory_all_stay_on_gloo(call, ranks):
+    with meeting_point() as path:
+        (found, (line,)), second = on_ranks(2, forbidden, path, call, ranks, limit_s=LIMIT_S)
+    assert found == [False, {2.0}, True, {2.0}], "by the name ringside it is carried as between hosts"
+    assert second == (found, [])
+    assert f"rank {ranks[0]} on host {socket.gethostname()}: no shared memory (" in line
+
+
+def in_namespace(port: int, shm: str, ranks: tuple[int, ...]) -> tuple[bool, list[float], list[str]]:
+    """Use a group where /dev/shm is as said on some ranks, each in a namespace of its own."""
+    rank = place().rank
+    if rank in ranks:
+        namespaces.enter_own()
+        if shm == "absent":
+            namespaces.mount_without_shm()
+        for root in ROOTS if shm == "as all directories" else ("/dev/shm",) if shm != "absent" else ():
+            namespaces.mount_small(root, 64 << 10, read_only=shm != "tiny")
+    ringside_backend.serve_gloo(c10d)
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
+    with Said() as said:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        ours = is_ours()
+        x = torch.full((1_000_000,), rank + 0.5)
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+    return ours, [x.min().item(), x.max().item()], said.lines
+
+
+@pytest.mark.parametrize(
+    ("shm", "ranks"),
+    [("tiny", (1,)), ("read-only", (0, 1)), ("absent", (0, 1)), ("as all directories", (0, 1))],
+    ids=lambda v: str(v),
+)
+def test_dev_shm_is_not_needed(shm, ranks):
+    if not namespaces.possible():
+        pytest.skip("needs the privilege to make a mount namespace")
+    results = on_ranks(2, in_namespace, free_port(), shm, ranks, limit_s=LIMIT_S)
+    assert results == [(True, [2.0, 2.0], [])] * 2
 
 
 def absent(path: str) -> tuple[str, Any]:
@@ -179,6 +275,102 @@ def crossed(rank: int) -> list[float]:
 
 def test_what_is_begun_asynchronously_waits_for_nobody():
     assert on_served(2, (), crossed) == [[1.0, 3.0, 4.0]] * 2
+
+
+# -------------------------------------------------------------------------------------------------- several threads
+
+THREADS, ROUNDS = 3, 12
+
+
+def by_threads(group_of: Any, turn_of: Any) -> list[Any]:
+    """On each thread begin operations, wait for them, the last one first; return digests of all results by thread.
+
+    Args:
+        group_of: Which group a thread uses, by its number.
+        turn_of: Where a thread begins its collectives of a round: gets its number and the round's.
+    """
+    rank = dist.get_rank()
+
+    def work(thread: int) -> list[str]:
+        group, found = group_of(thread), []
+        random = torch.Generator().manual_seed(1 + rank + 10 * thread)
+        for turn in range(ROUNDS):
+            numel = (7, 3000, 100_000)[(thread + turn) % 3]
+            summed, own, root, sent = (torch.rand(numel, generator=random) for _ in range(4))
+            lists, got = [torch.empty(numel) for _ in range(2)], torch.empty(numel)
+            message = dist.isend if rank == turn % 2 else dist.irecv
+            with turn_of(thread, turn):
+                works = [
+                    dist.all_reduce(summed, group=group, async_op=True),
+                    dist.all_gather(lists, own, group=group, async_op=True),
+                    dist.broadcast(root, thread % 2, group=group, async_op=True),
+                ]
+            works.append(message(sent if rank == turn % 2 else got, 1 - rank, group=group, tag=thread))
+            for each in reversed(works):
+                each.wait()
+            results = [summed, *lists, root, sent if rank == turn % 2 else got]
+            found += [hashlib.sha256(result.numpy().tobytes()).hexdigest() for result in results]
+        return found
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [digest for found in pool.map(work, range(THREADS)) for digest in found]
+
+
+def a_group_each(rank: int) -> list[Any]:
+    groups = [dist.new_group(backend="gloo") for _ in range(THREADS)]
+    return by_threads(groups.__getitem__, lambda thread, turn: contextlib.nullcontext())
+
+
+def one_group_in_turns(rank: int) -> list[Any]:
+    """The threads see to the order: it is equal on all ranks, as Gloo demands."""
+    group, last, changed = dist.new_group(backend="gloo"), [-1], threading.Condition()
+
+    @contextlib.contextmanager
+    def turn_of(thread: int, turn: int) -> Iterator[None]:
+        with changed:
+            changed.wait_for(lambda: last[0] == turn * THREADS + thread - 1, 60)
+            yield
+            last[0] += 1
+            changed.notify_all()
+
+    return by_threads(lambda thread: group, turn_of)
+
+
+def between_hosts(rank: int) -> list[Any]:
+    with own_machines():
+        return [*a_group_each(rank), *one_group_in_turns(rank)]
+
+
+@pytest.mark.parametrize("job", [a_group_each, one_group_in_turns, between_hosts])
+def test_threads_get_what_gloo_gives(job):
+    ours, theirs = on_served(2, (), job), on_served(2, (0, 1), job)
+    for mine, stock in zip(ours, theirs, strict=True):
+        assert len(mine) in (THREADS * ROUNDS * 5, 2 * THREADS * ROUNDS * 5)
+        assert mine == stock
+
+
+def begun_while_another_waits(rank: int) -> list[float]:
+    """Rank 1 begins the first collective when rank 0 has begun the second, while a thread of it waits for the first."""
+    group, told = dist.new_group(backend="gloo"), torch.zeros(1)
+    first, second = torch.full((4,), rank + 1.0), torch.full((4,), rank + 5.0)
+    if rank == 1:
+        dist.recv(told, 0, group=group)
+    work = dist.all_reduce(first, group=group, async_op=True)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(work.wait)
+        if rank == 0:
+            time.sleep(0.1)  # it waits, or is about to: either way what follows may not wait
+        later = dist.all_gather_into_tensor(torch.empty(8), second, group=group, async_op=True)
+        assert rank == 1 or not waits.done()
+        if rank == 0:
+            dist.send(told, 1, group=group)
+        waits.result()
+    later.wait()
+    return [first[0].item(), *later.result()[0].tolist()] if is_ours(group) else []
+
+
+def test_a_thread_begins_a_collective_while_another_waits():
+    assert on_served(2, (), begun_while_another_waits) == [[3.0, *[5.0] * 4, *[6.0] * 4]] * 2
 
 
 def waiting(rank: int) -> list[float]:
@@ -294,7 +486,10 @@ def divided(rank: int) -> tuple[bool, str, float]:
     return is_ours(part), dist.get_backend(part), x.item()
 
 
-@pytest.mark.skipif(torch.__version__ < "2.15" or not IS_BACKEND, reason="torch splits CPU groups from 2.15 on")
+@pytest.mark.skipif(
+    hasattr(dist.AllreduceOptions, "asyncOp") and (torch.__version__ < "2.15" or not IS_BACKEND),
+    reason="torch splits CPU groups from 2.15 on",
+)
 def test_a_group_that_is_split_off_is_served_too():
     assert on_served(2, (), divided) == [(True, "gloo", 2.0)] * 2
 

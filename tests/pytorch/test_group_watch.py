@@ -32,6 +32,12 @@ pytestmark = [
 
 ONSET = 45
 
+has_pipelines = pytest.mark.skipif(
+    not hasattr(dist.AllreduceOptions, "asyncOp"),
+    reason="up to torch 2.7 its own pipelines stand still, over stock Gloo too: works without pipelines",
+)
+"""Of several messages at once they keep the last one's work; Gloo cancels those that nobody keeps."""
+
 
 def events(path: Path, *kinds: str) -> list[dict[str, Any]]:
     lines = (path / "events.jsonl").read_text().splitlines() if (path / "events.jsonl").exists() else []
@@ -49,7 +55,7 @@ def of_ranks(path: Path) -> list[dict[str, Any]]:
     ("kind", "slow", "place", "peers"),
     [
         pytest.param("fsdp", 2, None, None, marks=pytest.mark.core),
-        pytest.param("pp_dp", 1, "pp 0, dp 1", "rank 0", marks=pytest.mark.long),
+        pytest.param("pp_dp", 1, "pp 0, dp 1", "rank 0", marks=[pytest.mark.long, has_pipelines]),
         pytest.param("tp_dp", 3, "dp 1, tp 1", "rank 1", marks=pytest.mark.thorough),
         pytest.param("experts", 0, None, None, marks=pytest.mark.long),
     ],
@@ -72,6 +78,7 @@ def test_the_slow_rank_is_named(tmp_path: Path, kind: str, slow: int, place: str
     assert all(record["groups"] and "new_groups" not in record for record in records)
 
 
+@has_pipelines
 @pytest.mark.noisy
 @pytest.mark.thorough
 @pytest.mark.timeout(180)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import urllib.request
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from ringside.pytorch.process_group.carrier import carrier_of  # noqa: E402
 from ringside.pytorch.process_group.creation import IS_BACKEND  # noqa: E402
 from ringside.pytorch.process_group.group import RingsideGroup  # noqa: E402
 
-from .process_groups import on_ours  # noqa: E402
+from .process_groups import on_both, on_ours  # noqa: E402
 
 pytestmark = [
     pytest.mark.native,
@@ -85,6 +86,44 @@ def completed_later(rank: int) -> list[Any]:
 
 def test_a_work_tells_whether_it_is_over_and_what_came_of_it():
     assert on_ours(2, completed_later) == [[False, True, True, None, [2.0, 2.0], True]] * 2
+
+
+def health(rank: int) -> list[Any]:
+    """Ask torch's health check of a group while a rank is missing, after the timeout of that and after the abort."""
+    group: Any = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    backend = group._get_backend(torch.device("cpu"))
+    server = torch._C._distributed_c10d._WorkerServer("127.0.0.1", 0)
+    told: list[Any] = []
+
+    def ask() -> None:
+        request = urllib.request.Request(f"http://127.0.0.1:{server.port}/handler/c10d_health_check", method="POST")
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            told.append((json.load(answer), backend.get_error().name, group.supports_abort_hooks))
+
+    dist.all_reduce(torch.ones(2), group=group)
+    ask()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        ask()
+        with pytest.raises(RuntimeError, match="Timed out waiting 1000ms"):
+            work.wait()
+        ask()
+    dist.barrier()
+    backend.abort()
+    ask()
+    server.shutdown()
+    return told
+
+
+@pytest.mark.skipif(
+    IS_BACKEND and "c10d_health_check" not in torch._C._distributed_c10d._get_handler_names(),
+    reason="the health check of torch 2.14 is of torchcomms alone",
+)
+def test_torchs_health_check_is_answered_as_for_gloo():
+    """It is told by abort hooks, which torch asks neither Gloo nor a backend in Python for."""
+    ours, theirs = on_both(2, health)
+    assert ours == theirs
+    assert ours[0] == [({"healthy": True, "unhealthy_backends": []}, "SUCCESS", False)] * 4
 
 
 def of_another_backend(rank: int) -> list[Any]:

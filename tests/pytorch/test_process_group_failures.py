@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import signal
@@ -9,19 +10,22 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from tests.support.ranks import Team, hear, place, run_script, say  # noqa: E402
+from tests.support.ranks import Team, hear, on_ranks, place, run_script, say  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+import ringside  # noqa: E402
 from ringside.errors import ClosedError, MismatchError  # noqa: E402
 
 from .groups import meeting_point  # noqa: E402
 from .process_groups import backend, on_ours  # noqa: E402
+from .training import Said  # noqa: E402
 from .ways_to_wait import INTERRUPTED, WAYS, at_once, caught, interrupted, later, patient_in_group  # noqa: E402
 
 pytestmark = pytest.mark.native
@@ -103,6 +107,34 @@ def different_things(rank: int) -> list[str]:
 def test_different_calls_are_named_and_the_group_goes_on():
     for said in on_ours(2, different_things):
         assert all("rank 0 called all_reduce(sum, float32, shape (3,)" in text for text in said)
+
+
+def another_version(path: str, of: str) -> tuple[str, list[str], list[float]]:
+    """Rank 1 has another version; return the error, if there is one, what is said, and what an all-reduce gave."""
+    others = mock.patch(of, "9.9") if place().rank == 1 else contextlib.nullcontext()
+    x = torch.ones(2)
+    try:
+        with Said() as said, others, backend(path):
+            dist.all_reduce(x)
+    except MismatchError as error:
+        return str(error), said.lines, x.tolist()
+    return "", said.lines, x.tolist()
+
+
+def test_a_rank_with_another_version_of_ringside_is_named_and_refused():
+    with meeting_point() as path:
+        outcomes = on_ranks(2, another_version, path, "ringside.pytorch.communicator.options.__version__")
+    for error, _, x in outcomes:
+        assert error.startswith("rank 1 on host ")
+        assert f"version of ringside = 9.9 (rank 0: {ringside.__version__})" in error
+        assert x == [1.0, 1.0]
+
+
+def test_a_rank_with_another_torch_is_named():
+    with meeting_point() as path:
+        first, second = on_ranks(2, another_version, path, "torch.__version__")
+    assert first == ("", [f"rank 1 has torch 9.9, where rank 0 has {torch.__version__}: give all the same"], [2.0, 2.0])
+    assert second == ("", [], [2.0, 2.0])
 
 
 def callbacks(rank: int) -> list[Any]:

@@ -118,7 +118,10 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
     for rank, pending in view.pending.items():
         reached = -2
         for call in pending:
-            is_young = bool(call.created_s) and 0.0 <= view.dumps[rank].written_s - call.created_s < LIVE_S
+            age_s = view.dumps[rank].written_s - call.created_s
+            is_young = bool(call.created_s) and 0.0 <= age_s < LIVE_S
+            if call.endless:  # nothing else shows which dumps are older
+                is_young = min(dump.written_s for dump in view.dumps.values()) - call.created_s < LIVE_S
             if call.seq > view.least and not is_young:
                 absent = [other for other, last in view.last.items() if reached <= last < call.seq and other != rank]
                 yield from (HangWait(rank, awaited, view, call) for awaited in absent)

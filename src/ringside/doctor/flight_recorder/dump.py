@@ -151,6 +151,7 @@ def _bounded_memory(spare_bytes: int) -> Iterator[None]:
 #
 # Formats 2.0 to 2.10 of `torch/csrc/distributed/c10d/FlightRecorder*`, of NCCL and Gloo. What differs between them:
 # Gloo never fills in `state` and marks what ended by `retired`; its `pg_config` is empty; older ones have `seq_id`.
+# Of a backend in Python no end is known: its entries are retired from the beginning, and its status has none completed.
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})(?!\d)")
@@ -232,6 +233,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
         created_s: When it was called, seconds since 1970; 0 where unknown.
         ended_s: When it was seen to have ended; 0 where unknown or not yet.
         done: Whether it ended.
+        endless: Whether that is not known: torch takes collectives of a backend in Python for ended as they are called.
         frames: The Python stack that called it, innermost first.
     """
 
@@ -245,6 +247,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     created_s: float = 0.0
     ended_s: float = 0.0
     done: bool = False
+    endless: bool = False
     timeout_s: float = 0.0
     frames: list[StackFrame] = []
 
@@ -355,7 +358,7 @@ def read_dump(content: Any, file: str, rank: int, written_s: float = 0.0) -> Dum
         groups=groups,
         entered={name: state.last_enqueued_collective for name, state in clean.items()},
         completed={name: state.last_completed_collective for name, state in clean.items()},
-        calls=_calls(entries),
+        calls=_calls(entries, _endless(entries, status)),
         skipped=len(raw.entries) - len(entries),
         lost=str(content.get(LOST, "")),
     )
@@ -387,7 +390,18 @@ def _is_p2p(entry: _Entry) -> bool:
     return bool(entry.is_p2p) if entry.is_p2p is not None else bool(P2P.search(entry.profiling_name))
 
 
-def _calls(entries: list[_Entry]) -> list[RecordedCall]:
+def _endless(entries: list[_Entry], status: dict[str, _PgStatus]) -> set[str]:
+    """Groups none of whose collectives has ever ended by their status, though entries are retired."""
+    retired = {entry_group(entry)[0] for entry in entries if entry.retired}
+    ended = {entry_group(entry)[0] for entry in entries if entry.state == "completed"}
+    return {
+        name
+        for name in retired - ended
+        if name in status and status[name].last_completed_collective < 0 <= status[name].last_enqueued_collective
+    }
+
+
+def _calls(entries: list[_Entry], endless: set[str]) -> list[RecordedCall]:
     """The calls that entries record, in order; of those without an end at most `MOST_PENDING`."""
     # The parts of a coalesced call end with it and have no state of their own.
     completed = [entry.retired or entry.state == "completed" for entry in entries]
@@ -411,14 +425,16 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
             continue
         backend, _, operation = entry.profiling_name.rpartition(":")
         is_p2p = _is_p2p(entry)
+        is_endless = not is_p2p and entry_group(entry)[0] in endless
         match = P2P.search(operation) if is_p2p else None
         dtypes = ",".join(entry.input_dtypes or entry.output_dtypes)
         shape = (operation.partition(" ")[0], str(entry.input_sizes), str(entry.output_sizes), dtypes)
         # older formats count collectives, sends and receives in one number
         seq = entry.p2p_seq_id if is_p2p else entry.collective_seq_id
         seq = entry.seq_id if seq is None else seq
-        # a stack is only read where somebody waits, for most calls ended
-        frames: list[StackFrame] = [] if done else converted(entry.frames or [], list[StackFrame], [])
+        # a stack is only read where somebody may wait, for most calls ended
+        known = done and not is_endless
+        frames: list[StackFrame] = [] if known else converted(entry.frames or [], list[StackFrame], [])
         calls.append(
             RecordedCall(
                 group=entry_group(entry)[0],
@@ -431,6 +447,7 @@ def _calls(entries: list[_Entry]) -> list[RecordedCall]:
                 created_s=(entry.time_created_ns or 0) / 1e9,
                 ended_s=(entry.time_discovered_completed_ns or 0) / 1e9,
                 done=done,
+                endless=is_endless,
                 timeout_s=(entry.timeout_ms or 0) / 1e3,
                 frames=frames,
             )

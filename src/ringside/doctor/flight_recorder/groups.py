@@ -44,7 +44,10 @@ class GroupView:
         ended = {rank: dump.completed.get(group.name, -1) for rank, dump in counted.items()}
         self._entered = {rank for rank, seq in entered.items() if seq >= 0}
         self.last = {rank: max([entered.get(rank, -1), *self.calls[rank]]) for rank in dumps}
-        done = {rank: [seq for seq, call in calls.items() if call.done] for rank, calls in self.calls.items()}
+        done = {
+            rank: [seq for seq, call in calls.items() if call.done and not call.endless]
+            for rank, calls in self.calls.items()
+        }
         self.completed = {rank: max([ended.get(rank, -1), *done[rank]]) for rank in dumps}
 
     @cached_property
@@ -57,6 +60,8 @@ class GroupView:
 
     def _open(self, rank: int, call: RecordedCall) -> bool:
         """Whether a collective has no end. Gloo marks what failed as ended too: it cannot have without everybody."""
+        if call.endless:
+            return self.least < call.seq and call.op not in ROOTED
         if not call.done or call.backend != "gloo":
             return not call.done
         short = self.least < call.seq
@@ -79,8 +84,8 @@ class GroupView:
             rank: max((s for s, call in calls.items() if call.done and call.op not in ROOTED), default=-1)
             for rank, calls in self.calls.items()
         }
-        alike = all(call.backend != "gloo" for calls in self.calls.values() for call in calls.values())
-        furthest = max(finished.values(), default=-1) if alike else -1
+        known = (call.backend != "gloo" and not call.endless for own in self.calls.values() for call in own.values())
+        furthest = max(finished.values(), default=-1) if all(known) else -1
         older = {rank for rank, calls in self.calls.items() if calls and max(calls) < furthest}
         return frozenset(older | {rank for rank, dump in self.dumps.items() if dump.lost and rank not in self._entered})
 

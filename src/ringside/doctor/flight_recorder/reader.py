@@ -66,9 +66,11 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         culprits = {rank for verdict in verdicts for rank in verdict.ranks}
         notes = []
         for dump in job:
-            completed = sum(call.done for call in dump.calls) or "none"
+            completed = f", {sum(call.done for call in dump.calls) or 'none'} completed" if dump.calls else ""
+            if any(call.endless for call in dump.calls):
+                completed = ", ends not recorded"
             entries = counted(len(dump.calls), "entry", "entries") if dump.calls else "no entry"
-            text = f"rank {dump.rank}: {entries}" + (f", {completed} completed" if dump.calls else "")
+            text = f"rank {dump.rank}: {entries}{completed}"
             damaged = f"; {counted(dump.skipped, 'damaged entry', 'damaged entries')} left out" if dump.skipped else ""
             text = "; ".join(filter(None, [text + damaged, dump.lost]))
             notes.append(Note(file=dump.file, kind=KIND, text=text))

@@ -39,9 +39,14 @@ def judge_dumps(dumps: Sequence[Dump], views: list[GroupView]) -> tuple[list[Ver
             "dumps of one moment"
         )
         return verdicts, [*_unjudged(dumps, missing), Unjudged(what="the culprit, if there is one", why=why)]
-    if not verdicts and (waiting := _pending(views)):
-        return _nobody_to_blame(dumps, waiting, missing)
-    return verdicts, _unjudged(dumps, missing)
+    unjudged = _unjudged(dumps, missing)
+    if not verdicts and (waiting := [(rank, call) for rank, call in _pending(views) if not call.endless]):
+        verdicts, unjudged = _nobody_to_blame(dumps, waiting, missing)
+    endless = sorted({call.backend for dump in dumps for call in dump.calls if call.endless})
+    if not verdicts and endless:
+        why = f"no ends are recorded of {', '.join(endless)}, and no rank is late for what others wait in"
+        unjudged.append(Unjudged(what="whether collectives ended", why=f"{why}: look at the ranks' stacks"))
+    return verdicts, unjudged
 
 
 def _mismatch_verdict(found: Mismatch) -> Verdict:

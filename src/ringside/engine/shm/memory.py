@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringside import _core
 from ringside._core.enums import Status
 from ringside.engine.shm.rendezvous import Hub, Parcel
 from ringside.errors import DeadlineError, PeerLostError, RingsideError
@@ -138,6 +139,18 @@ class SymmetricMemory:
 
 # -------------------------------------------------------------------------------------------------
 # The memory that all ranks of a communicator share, handed from rank 0 to the others.
+
+
+def obstacle(ranks: int, stage_bytes: int) -> str:
+    """Return why this process can share no arena of so many ranks with others; "": it can, as far as it can tell."""
+    if not _core.available():
+        return "the native core is not installed"
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        os.close(_core.native().create_arena(ranks, stage_bytes))
+    except OSError as error:  # forbidden, or limited (ulimit -f)
+        return f"no shared memory ({error})"
+    return ""
 
 
 def share_arena(native: Any, hub: Hub, stage_bytes: int, timeout_s: float) -> tuple[int, str]:

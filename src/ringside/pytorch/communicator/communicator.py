@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside import _core
 from ringside.engine import HostCommunicator
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.collectives import Collectives
@@ -30,7 +29,7 @@ from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import AtExit
 from ringside.engine.settings import timeout_seconds
 from ringside.engine.shm.log import AcrossLog, CollectiveLog
-from ringside.engine.shm.memory import Storage
+from ringside.engine.shm.memory import Storage, obstacle
 from ringside.errors import ClosedError, UnsupportedError, UsageError
 from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.gpu import OnDevice, on_device
@@ -119,7 +118,7 @@ class GroupCommunicator(Collectives):
         self.settings = options.settings
         self._store, self._device = store, device
         self._splits = itertools.count(1)
-        objection = "" if _core.available() else "the native core is not installed"
+        objection = obstacle(size, self.settings.stage_bytes)
         offer = own_rank_info(options.agreed(), objection, machine, options.problem)
         offers = exchange_rank_infos(store, rank, size, offer, timeout_s=options.settings.timeout_s)
         self.roster: RankMap = make_rank_map(rank, offers)

@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside import _core
 from ringside._version import __version__
+from ringside.engine.shm.memory import obstacle
 from ringside.errors import DeadlineError
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.process_group import creation
@@ -153,7 +153,7 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
     if size == 1:
         return False  # Gloo does nothing there, as fast as can be
     part = own_part(PrefixStore("as_gloo", store), rank)
-    part.set(str(rank), msgspec.json.encode(_own(timeout)).decode())
+    part.set(str(rank), msgspec.json.encode(_own(size, timeout)).decode())
     deadline, pause_s = time.monotonic() + timeout.total_seconds(), _SHORTEST_PAUSE_S
     while not part.check([str(r) for r in range(size)]):
         absent = [r for r in range(size) if not part.check([str(r)])]
@@ -184,10 +184,10 @@ def _all_agree(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
     return True
 
 
-def _own(timeout: timedelta) -> Announcement:
+def _own(size: int, timeout: timedelta) -> Announcement:
     options = Options(None if timeout == c10d.default_pg_timeout else timeout.total_seconds())
-    problem = creation.missing() or ("" if _core.available() else "the native core is not installed")
-    settings, problem = options.agreed(), problem or options.problem
+    problem = creation.missing() or options.problem or obstacle(size, options.settings.stage_bytes)
+    settings = options.agreed()
     return Announcement(socket.gethostname(), __version__, str(torch.__version__), settings, problem)
 
 

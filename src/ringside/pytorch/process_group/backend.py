@@ -1,7 +1,7 @@
 """`"ringside"` from torch 2.14 on: a backend of c10d's, written in Python, for the CPU tensors of a process group.
 
 The group itself is torch's own, so all that torch does around a backend works with ours: hooks of groups, the flight
-recorder, the health check, `split_group`, NCCL beside it for tensors on GPUs.
+recorder, `split_group`, NCCL beside it for tensors on GPUs.
 
 torch's C++ gives out a work of its own for each of a Python backend, of which it passes on `wait` and `get_future`
 alone; `answer_for_works` has the rest answered as well.

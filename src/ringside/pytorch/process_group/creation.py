@@ -8,6 +8,7 @@ it is to it as the C++ of torch's own groups is, called and not looked into.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from types import ModuleType
@@ -23,6 +24,8 @@ from ringside.errors import UnsupportedError
 from ringside.pytorch.process_group.backend import RingsideBackend, answer_for_works, options_of
 from ringside.pytorch.process_group.carrier import Carrier, carrier_of
 from ringside.pytorch.process_group.group import RingsideGroup
+
+_log = logging.getLogger("ringside")
 
 NEEDED = ("_set_default_backend", "_register_backend", "shutdown", "abort")
 
@@ -45,6 +48,14 @@ def make(options: Any, pg_options: Any) -> Carrier:
     if too_old:
         raise UnsupportedError(f'{too_old}: use init_process_group("gloo") and ringside.attach(model)')
     change_torch()
+    options.store.set(f"torch/{options.group_rank}", torch.__version__)
+    made = _make(options)
+    if options.group_rank == 0:
+        _name_other_torch([options.store.get(f"torch/{r}").decode() for r in range(options.group_size)])
+    return made
+
+
+def _make(options: Any) -> Carrier:
     if not IS_BACKEND or checks_every_call():
         return RingsideGroup(options.store, options.group_rank, options.group_size, options.timeout)
     if torch.cuda.is_available() and dist.is_nccl_available() and options.process_group.name() == "custom":
@@ -54,6 +65,13 @@ def make(options: Any, pg_options: Any) -> Carrier:
     own = options_of(options.timeout)
     own.global_ranks_in_group, own.group_name = options.global_ranks_in_group, options.group_id
     return RingsideBackend(options.store, options.group_rank, options.group_size, own)
+
+
+def _name_other_torch(versions: list[str]) -> None:
+    """Say on which rank torch differs from rank 0's, whatever device it was built for: it may work, and may not."""
+    rank = next((r for r, v in enumerate(versions) if v.partition("+")[0] != versions[0].partition("+")[0]), None)
+    if rank is not None:
+        _log.warning("rank %d has torch %s, where rank 0 has %s: give all the same", rank, versions[rank], versions[0])
 
 
 def missing() -> str:
