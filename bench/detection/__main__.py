@@ -1,6 +1,6 @@
 """Injection benchmark of the slow-rank detector: recall, delay, wrong ranks and false alarms per day.
 
-    python -m bench.detection [--quick] [--minutes M] [--part K/N] [--results FILE] [--write]
+    python -m bench.detection [--quick] [--steps N] [--jobs N] [--minutes M] [--part K/N] [--results FILE] [--write]
 
 Every setting's figures are kept in FILE (runs/detection.json), and a setting that is there is not measured again: the
 whole benchmark takes about half an hour and may be cut into pieces by `--minutes`. `--write` puts docs/detection.md
@@ -244,14 +244,16 @@ def main() -> None:
     """Run the benchmark."""
     parser = make_parser("bench.detection", __doc__)
     parser.add_argument("--quick", action="store_true", help="fewer jobs and healthy steps: a few minutes")
+    parser.add_argument("--steps", type=int, default=260_000, help="healthy steps per line (default: 260000)")
+    parser.add_argument("--jobs", type=int, default=100, help="jobs per cell (default: 100)")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no further setting after so many minutes")
     parser.add_argument("--results", type=Path, default=RUNS / "detection.json")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="only every N-th setting, from the K-th on")
     parser.add_argument("--write", action="store_true", help="write docs/detection.md from the results")
     args = parser.parse_args()
-    steps, jobs = (20_000, 20) if args.quick else (260_000, 100)
+    steps, jobs = (20_000, 20) if args.quick else (args.steps, args.jobs)
     part, parts = map(int, args.part.split("/"))
-    tasks = list(plan_settings(steps, jobs))[part - 1 :: parts]
+    tasks = [("about", lambda _: {"steps": steps, "jobs": jobs}), *plan_settings(steps, jobs)][part - 1 :: parts]
     left = measure_settings(args.results, tasks, time.monotonic() + 60 * args.minutes)
     print(f"{left} settings are left" if left else "every setting is measured", file=sys.stderr)
     if args.write:

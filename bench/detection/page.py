@@ -15,10 +15,10 @@ HEAD = """# The slow-rank detector: its operating point
 
 Written by `python -m bench.detection --write`; do not edit. What the detector does and why is in
 [design/0002-detector.md](design/0002-detector.md). A cell of an injection has three figures: **found within 200
-steps · median delay in steps · verdicts on a wrong rank per job**. There are 100 jobs per cell (25 with 1,024 ranks),
-each with its own noise. A job is healthy for 120 steps before the fault, unless the column says otherwise. False alarms
-are per 86,400 job steps, a day at one step per second, over 260,000 healthy steps per line. One alarm among those is
-0.33.
+steps · median delay in steps · verdicts on a wrong rank per job**. There are {jobs} jobs per cell (a
+quarter with 1,024 ranks), each with its own noise. A job is healthy for 120 steps before the fault, unless the column
+says otherwise. False alarms are per 86,400 job steps, a day at one step per second, over {steps:,} healthy steps per
+line. One alarm among those is {one:.2g}.
 """
 
 WEAK = """
@@ -49,7 +49,9 @@ def page(results: Results, kinds: Mapping[str, str], faults: Mapping[str, str]) 
         _jitters_table(results),
         _faults_table(results, faults),
     ]
-    return "\n".join([HEAD, *tables, _first_steps_table(results), _weak_points(results), _cost_table(results)])
+    about = results.get("about") or {"jobs": 100, "steps": 260_000}
+    head = HEAD.format(jobs=about["jobs"], steps=about["steps"], one=DAY / (about["steps"] or 1))
+    return "\n".join([head, *tables, _first_steps_table(results), _weak_points(results), _cost_table(results)])
 
 
 def cell(figures: Mapping[str, float | None] | None) -> str:

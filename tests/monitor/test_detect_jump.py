@@ -63,8 +63,8 @@ def test_fewer_late_steps_than_usual_are_no_news() -> None:
 def test_two_ranks_that_take_turns_to_lag_by_little_are_rarely_called_slow():
     """One lags by 5.5% for forty steps, then the other by 7.5%: half of that jump is the first one's recovery.
 
-    Recorded of two ranks on two cores that share a physical one. In the second dozen of its steps 7.5% is a true excess:
-    more than four in ten must not be named for it, and the watcher asks besides whether it lasts and matters.
+    Recorded of two ranks on two cores that share a physical one. In the second dozen of its steps 7.5% is a true
+    excess; not many more than four in ten are named for it. The watcher asks besides whether it lasts and matters.
     """
     rng, jobs, steps = np.random.default_rng(0), 100, 200
     own = np.exp(rng.normal(0, 0.03, (steps, jobs, 2)))

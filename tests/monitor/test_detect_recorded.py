@@ -31,7 +31,7 @@ def test_a_rank_of_two_on_a_shared_core_is_named_though_few_steps_show_it() -> N
 def test_of_an_excess_in_noise_as_large_nobody_else_is_named() -> None:
     """Rank 1 with two thirds more samples from step 60 on, at steps of 35 ms that vary by 15 to 20%.
 
-    A hundred steps are not enough: see "What is weaker" in docs/design/0039-one-test.md.
+    A hundred steps are not enough: see "What is weaker" in docs/design/0002-detector.md.
     """
     assert {tuple(verdict.ranks) for verdict in detect(recorded("two_cores_uneven"))} <= {(1,)}
 

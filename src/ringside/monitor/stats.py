@@ -108,12 +108,6 @@ def student(z: float, freedom: Floats) -> Floats:
 # -------------------------------------------------------------------------------------------------
 # Statistics that few late steps do not spoil.
 
-MEDIAN = math.pi / 2
-"""The variance of a median of normal variables over that of their mean."""
-
-EFFICIENCY = 0.37
-"""What the median absolute deviation tells of a scale, over what the standard deviation of normal noise does."""
-
 
 def median(window: Floats) -> Floats:
     """Return the median over the first axis, NaN where less than half is known; that axis is left out."""
@@ -131,32 +125,6 @@ def median(window: Floats) -> Floats:
 def known_or_0(values: Floats) -> Floats:
     """Return values with 0 for NaN (in a tenth of the time of NumPy's `nan_to_num`, which minds infinities)."""
     return np.where(np.isnan(values), 0.0, values)
-
-
-def core_scale(residuals: Floats) -> float:
-    """Return the noise's standard deviation without the late steps."""
-    return 1.4826 * float(np.median(np.abs(residuals)))
-
-
-def no_less_than_usual(values: Floats, known: NDArray[np.bool_] | bool = True) -> Floats:
-    """Return each rank's value, or the mean of all known ones of its job where that is greater.
-
-    One of several ranks always has a small one by chance, and that rank is the one whose steps seem to be news.
-
-    Args:
-        values: Estimates, [jobs, ranks].
-        known: Whose rest on enough steps, [jobs, ranks].
-    """
-    counted = np.broadcast_to(known, values.shape)
-    count = np.maximum(counted.sum(axis=-1, keepdims=True), 1)
-    mean = np.where(counted, values, 0.0).sum(axis=-1, keepdims=True) / count
-    raised: Floats = np.maximum(values, mean)
-    return raised
-
-
-def how_often_again(late: NDArray[np.bool_], share: float) -> float:
-    """Return how often a late step is followed by another, drawn towards the share of late ones where few were seen."""
-    return float((np.count_nonzero(late[1:] & late[:-1]) + share) / (np.count_nonzero(late[:-1]) + 1.0))
 
 
 def divergence(share: float, usual: float) -> float:

@@ -102,8 +102,8 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
 
         # How successive steps correlate; an estimate around its own mean is too low by (1 + 3r)/N (Kendall 1954).
         lags = [(residual[lag:] * residual[:-lag]).sum(axis=(0, 2))[:, None] / (total * variance) for lag in (1, 2, 3)]
-        raised = [lag + (1.0 + (3.0 + (order > 0)) * np.maximum(lags[0], 0.0)) / steps for order, lag in enumerate(lags)]
-        first, positive = raised[0], [np.maximum(lag, 0.0) for lag in raised]
+        first = lags[0] + (1.0 + 3.0 * np.maximum(lags[0], 0.0)) / steps
+        positive = [np.maximum(lag + (1.0 + 4.0 * np.maximum(lags[0], 0.0)) / steps, 0.0) for lag in lags]
         error = np.sqrt(np.maximum(1.0 - first**2, 0.05) / (steps * independent))
         # Steps that take turns make means steadier; that is only half believed.
         reckoned = np.clip(np.where(first > 0, first, 0.5 * first) + SURE * error, -0.5, MOST_CORRELATED)
@@ -126,8 +126,9 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
             doubt = np.sqrt(6.0 / (steps * independent))
             skewness = np.where(skewness > 0, np.maximum(skewness - doubt, 0.0), np.minimum(skewness + doubt, 0.0))
             lean = skewness * np.sqrt(inflation / lengths)
-            heights = student(z, np.maximum(steps * independent * (1.0 - r2) / (1.0 + r2), 1.0)) + lean * (z * z - 1) / 6
-            # A healthy rank stays below both: the usual and what is not known of it, and the greatest that is tolerated.
+            freedom = np.maximum(steps * independent * (1.0 - r2) / (1.0 + r2), 1.0)
+            heights = student(z, freedom) + lean * (z * z - 1.0) / 6.0
+            # A healthy rank stays below both: the usual and what is not known of it, and what is tolerated at most.
             surely = heights * np.sqrt(variances + unknown)
             bars[:, index] = lengths * np.minimum(surely, tolerated - usual + heights * np.sqrt(variances))
         else:

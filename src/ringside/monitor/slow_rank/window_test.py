@@ -50,15 +50,16 @@ MEMORY, MEMORY_CELLS = 576, 1 << 15
 KEPT = MEMORY + WINDOWS[-1][-1]
 """Steps that are remembered."""
 
-GONE, GONE_SCALES = 0.06, 1.5
+GONE, GONE_SCALES = 0.06, 0.7
 """An episode may be over where most steps lie no further than this above the usual, or so many standard deviations of
 the noise's core, and below half of the excess."""
 
-MENDED_LENGTHS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+MENDED_LENGTHS = (12, 16, 24, 32, 48, 64, 96, 128, 192)
 """Steps since an alarm that may show that it is over."""
 
-MENDED_SHARE, MENDED_NEPERS = 0.3, 9.0
-"""No more than this share of them may be late, and it must be so rare (e^-9) in an episode like this one."""
+MENDED_SHARE, MENDED_NEPERS, MOST_LATE = 0.3, 9.0, 0.95
+"""No more than this share of them may be late, and that must be so rare (e^-9) where as many steps are late as in the
+episode up to then, of which never more than nearly all are taken to be."""
 
 
 class WindowTest:
@@ -80,7 +81,7 @@ class WindowTest:
         shape = (jobs, ranks)
         self.steps = 0
         self.open = np.zeros(shape, dtype=bool)
-        self.usual, self._height, self._late = np.zeros((3, *shape))
+        self.usual, self._height = np.zeros((2, *shape))
         self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
         self._z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks))
         self._memory = min(max(MEMORY_CELLS // ranks, 64), MEMORY)
@@ -120,11 +121,11 @@ class WindowTest:
             return
         until = self.steps - int(lengths[-1])
         numbers = np.arange(max(until - self._memory, WARM_UP) + 1, until + 1) % KEPT
-        slow = self._slow[numbers]
-        if self.open.shape[1] <= 3:  # the others' excess mirrors a culprit's
-            slow = slow.any(axis=2, keepdims=True)
         if len(numbers) < FEWEST:
             return
+        slow = self._slow[numbers]
+        if self.open.shape[1] <= 3:  # the others' excess mirrors a culprit's
+            slow[:] = slow.any(axis=2, keepdims=True)
         is_known = (~slow).sum(axis=0).max(axis=1)[:, None] >= FEWEST  # else an episode is all there is
         rows = np.where(slow & is_known, np.nan, self._excess[numbers])
         self._noise[which] = noise = learn(rows, lengths, self._z)
@@ -157,21 +158,21 @@ class WindowTest:
                 rows = self._rows(self.steps - int(length), job, rank)
                 rows = rows[~np.isnan(rows)]
                 height = float(np.median(rows)) if len(rows) else 0.0
-                middle = (usual + height) / 2
-                if height - usual >= EFFECT and (rows > middle).sum() >= max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length):
+                late = int((rows > (usual + height) / 2).sum())
+                fewest = max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length)
+                if height - usual >= EFFECT and late >= fewest:
                     opened[job, rank] = True
-                    self._begin(int(job), int(rank), height, rows, noise)
+                    self._begin(int(job), int(rank), height, noise)
                     break
         return opened
 
-    def _begin(self, job: int, rank: int, height: float, rows: Floats, noise: Noise) -> None:
+    def _begin(self, job: int, rank: int, height: float, noise: Noise) -> None:
         """Note an episode: since when, and what it takes to be over."""
         usual, scale = float(noise.usual[job, rank]), float(noise.limits[0, job, 0]) / CUTS[0]
         onset = self._change(job, rank, int(self.relief[job, rank]), (usual + height) / 2.0, 1.0)
         self.onset[job, rank] = 0 if onset <= WARM_UP else onset
         self._opened[job, rank] = self.steps
         self._height[job, rank] = usual + min((height - usual) / 2, max(GONE, GONE_SCALES * scale))
-        self._late[job, rank] = np.clip(np.mean(rows > self._height[job, rank]), MOST, 0.95)
         self._slow[np.arange(max(onset, self.steps - KEPT) + 1, self.steps + 1) % KEPT, job, rank] = True
 
     def _close(self, opened: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -181,18 +182,23 @@ class WindowTest:
         """
         closed = np.zeros_like(self.open)
         noise = self._noise[0]
-        for job, rank in np.argwhere(self.open & ~opened) if noise is not None else ():
-            rare = divergence(1.0 - MENDED_SHARE, 1.0 - float(self._late[job, rank]))
+        if noise is None:
+            return closed
+        for job, rank in np.argwhere(self.open & ~opened):
+            height = float(self._height[job, rank])
             since = self._rows(int(self._opened[job, rank]), job, rank)
+            whole = self._rows(int(self.onset[job, rank]), job, rank) > height
             worth = 1.0 / max(float(noise.inflation[-1, job, 0]), 1.0)
             for length in MENDED_LENGTHS:
-                if length > len(since) or length * worth * rare < MENDED_NEPERS:
-                    continue
+                if length > len(since):
+                    break
                 rows = since[-length:][~np.isnan(since[-length:])]
-                if 2 * len(rows) >= length and np.mean(rows > self._height[job, rank]) <= MENDED_SHARE:
+                late = min(max(float(np.mean(whole[:-length])), MOST), MOST_LATE)
+                rare = length * worth * divergence(1.0 - MENDED_SHARE, 1.0 - late)
+                if rare >= MENDED_NEPERS and 2 * len(rows) >= length and np.mean(rows > height) <= MENDED_SHARE:
                     closed[job, rank] = True
                     first = int(self._opened[job, rank]) - PERSISTENCE
-                    relief = self._change(int(job), int(rank), first, float(self._height[job, rank]), -1.0)
+                    relief = self._change(int(job), int(rank), first, height, -1.0)
                     self.relief[job, rank] = relief
                     self._slow[np.arange(relief + 1, self.steps + 1) % KEPT, job, rank] = False
                     break
