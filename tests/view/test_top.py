@@ -462,7 +462,7 @@ def test_a_page_holds_no_control_character_but_the_ends_of_its_lines_and_tabs() 
     whole = "".join(map(chr, range(0x250)))
     kept, controls = without_controls(whole), [*range(32), *range(0x7F, 0xA0)]
     assert [code for code, one in enumerate(kept) if one != chr(code)] == [c for c in controls if chr(c) not in "\n\t"]
-    assert set(kept[code] for code in controls) == {"\n", "\t", REPLACEMENT}
+    assert {kept[code] for code in controls} == {"\n", "\t", REPLACEMENT}
 
 
 def test_encodings() -> None:
