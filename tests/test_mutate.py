@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.mutate.__main__ import equivalents, of_review, reason_of
-from tests.mutate.faults import ROOT, draw
+from tests.mutate.faults import ROOT, draw, of_python
 
 
 def test_every_fault_of_the_review_can_be_put_in():
@@ -31,6 +31,14 @@ def test_a_reason_holds_wherever_its_line_has_moved_unless_it_names_the_line():
     assert reason_of("a.py:7: x = 1  ->  x = 2", reasons) == "moved"
     assert reason_of("b.cpp:3: f();  ->  ;", reasons) == "stays"
     assert reason_of("b.cpp:4: f();  ->  ;", reasons) is None
+
+
+def test_no_fault_is_drawn_from_what_only_type_checkers_read():
+    path = ROOT / "src" / "ringside" / "engine" / "communicator.py"
+    lines = path.read_text().splitlines()
+    faults = list(of_python(path))
+    assert [fault for fault in faults if "Literal[" in lines[fault.line - 1]] == []
+    assert any("async_op: bool = False" in lines[fault.line - 1] for fault in faults)
 
 
 @pytest.mark.thorough

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from ringside.autoload import ringside_autoload, ringside_backend  # noqa: E402
 from ringside.pytorch import attachment_of  # noqa: E402
+from ringside.pytorch.recording import session as sessions  # noqa: E402
 
 PR_GET_PDEATHSIG = 2
 
@@ -78,6 +79,33 @@ def test_training_goes_on_where_attaching_fails_and_rank_0_says_it_once() -> Non
     assert one[0].startswith("this model is not watched (UsageError: there is no engine 'steam'")
     assert one[0].endswith("; training goes on without Ringside")
     assert others == [[]]
+
+
+def watched_by_its_groups(run: str, has_model: bool) -> bool:
+    """Train a little over groups that can be watched; tell whether they are, from the first update on."""
+    os.environ["RINGSIDE_RUN_DIR"] = run
+    ringside_autoload.install()
+    here, wait = place(), dist.Work.wait
+    dist.init_process_group(
+        "ringside", store=dist.FileStore(f"/tmp/{here.job}", here.size), rank=here.rank, world_size=here.size
+    )
+    layer = torch.nn.Linear(4, 4)
+    model = DistributedDataParallel(layer) if has_model else layer
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    is_watched = dist.Work.wait is not wait
+    sessions.current().end()
+    dist.destroy_process_group()
+    return is_watched
+
+
+@pytest.mark.native
+@pytest.mark.skipif(not hasattr(dist.ProcessGroup, "_set_default_backend"), reason="the process group needs torch 2.7")
+@pytest.mark.parametrize("has_model", [False, True])
+def test_groups_are_watched_where_no_model_is(tmp_path: Path, has_model: bool) -> None:
+    assert on_ranks(2, watched_by_its_groups, str(tmp_path / "run"), has_model) == [not has_model] * 2
 
 
 def registered_anew(how: str) -> list[Any]:

@@ -71,7 +71,8 @@ def test_the_verdict_tells_of_round_sizes_or_else_of_the_smallest_and_the_larges
 
     round_ones = ["4 B", "1 KiB", "1 MiB", "64 MiB", "256 MiB"]
     assert told(4, 8, 1 << 10, 1 << 11, 1 << 20, 1 << 21, 1 << 26, 1 << 27, 1 << 28, 1 << 29) == round_ones
-    assert told(8, 16, 32) == ["8 B", "32 B"]
+    assert told(8, 16, 32, 128) == ["8 B", "128 B"]
+    assert told(8, 16) == ["8 B", "16 B"]
     assert told(8) == ["8 B"]
 
 

@@ -183,6 +183,32 @@ def test_a_thorough_probe_times_links_alone_and_only_some_ranks_may_be_vertices(
     assert {probe.alone.tobytes() for probe in probes} == {probes[0].alone.tobytes()}
 
 
+def test_a_links_rate_is_the_upper_quartile_of_its_bulks_and_its_spread_is_known():
+    bulks = {(0, 1): [50e6, 10e6, 40e6, 20e6, 30e6, 60e6, 25e6], (1, 0): [80e6, 81e6, 82e6, 83e6, 84e6, 85e6, 86e6]}
+
+    def job(across) -> Probe:
+        inner, hops, left = across.run, across.exchange.hops, {link: list(rates) for link, rates in bulks.items()}
+
+        def run(*args, **more):
+            known = len(hops)
+            inner(*args, **more)
+            for place in range(known, len(hops)):  # as if the wire had taken so long
+                hop, segment = hops[place], across.exchange.segment_bytes
+                rates = left[hop.src, across.rank_map.rank]
+                rate = rates.pop(0) if hop.size_bytes > 2 * segment else 70e6  # that much is a first idea
+                if hop.size_bytes > segment:
+                    hops[place] = hop._replace(last=hop.first + (hop.size_bytes - segment) / rate)
+
+        across.run = run
+        return Prober(across, effort=replace(EFFORT, repeats=7, again=0)).probe()
+
+    for probe in on_threads(2, job):
+        for link, rates in bulks.items():
+            tenth, middle, upper, ninetieth = np.percentile(rates, (10, 50, 75, 90))
+            assert probe.upper[link] == pytest.approx(upper)
+            assert probe.rate_spread[link] == pytest.approx((ninetieth - tenth) / middle)
+
+
 def test_a_probe_stops_refining_when_rank_0s_time_is_over():
     def job(across, budget_s: float) -> tuple[Probe, int]:
         runs = []
@@ -215,6 +241,7 @@ def test_what_arrives_together_is_one_rate():
 def test_the_cluster_knows_who_shares_cores():
     of = on_threads(3, lambda across: Prober(across).cluster(uniform(3, 1e-4, 1e-8)))[0]
     assert of.machines == (0, 0, 0)
+    assert 0 < of.inside[0] < 1e-4  # within a host a message takes less than between them
     assert of.cores == (usable_cores(),) * 3
     assert of.wire_share == 1.0
 

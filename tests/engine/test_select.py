@@ -389,6 +389,15 @@ def test_what_is_pressing_is_heard_even_in_a_pause():
     assert max(feed(drift, [4.0] * 8)) > DRIFT
 
 
+def test_what_is_not_pressing_has_to_be_said_by_six_of_eight():
+    for ratio, level in ((1.8, 1.0), (1.9, 1.9)):
+        drift = Drift([])
+        feed(drift, [1.0] * 3 + [ratio] * 5)
+        assert drift.level == level
+        feed(drift, [ratio])
+        assert drift.level == ratio
+
+
 def test_a_revision_that_changes_something_starts_over():
     drift = Drift([])
     feed(drift, [1.0] * 8 + [3.0] * 8)

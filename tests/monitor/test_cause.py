@@ -446,6 +446,17 @@ def test_a_long_run_keeps_vitals_of_every_rank() -> None:
     assert set(np.bincount(table.owners)) == {len(table) // 3}
 
 
+@pytest.mark.parametrize(("rows", "kept"), [(59, 59), (60, 60), (61, 31)])
+def test_vitals_are_thinned_where_there_are_more_than_may_be_kept(rows: int, kept: int) -> None:
+    from ringside.monitor.run.table import VitalsGatherer
+
+    gatherer = VitalsGatherer(1, limit=60)
+    for step in range(rows):
+        vitals = Vitals(seconds=1.0)
+        gatherer.add(StepRecord(step=step, rank=0, ended_unix=0, step_seconds=1, own_seconds=1, vitals=vitals))
+    assert len(gatherer.table()) == kept
+
+
 # ------------------------------------------------------------------------------------------------ the page
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +22,8 @@ from ringside.monitor.links.sampler import (
     LinkSampler,
     TcpConnection,
     TcpCounters,
+    has_tcp_info,
+    read_counters,
     wires_by_link,
 )
 from ringside.monitor.links.watcher import LEARNT, SETTLING, LinkWatcher
@@ -358,6 +362,14 @@ def test_a_slow_link_that_nobody_uses_any_more_is_over() -> None:
     (ended,) = watch(watcher, traffic(others, range(45, 120), healthy))
     assert ended.ended
     assert not watcher.suspects
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="not Linux")
+def test_a_kernel_that_counts_what_is_needed_is_told_from_one_that_does_not() -> None:
+    with socket.socket() as sock:  # without a peer, which has counters of 0
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1024)
+    assert has_tcp_info() == (read_counters(info) is not None)
+    assert read_counters(info[:100]) is None
 
 
 def test_memory_does_not_grow_with_steps() -> None:

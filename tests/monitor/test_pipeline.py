@@ -10,7 +10,7 @@ import pytest
 
 from ringside.monitor.collector import StepCollector
 from ringside.monitor.groups import JobGroups, Mesh
-from ringside.monitor.pipeline import BubbleLedger, StageWatcher, schedule_of
+from ringside.monitor.pipeline import EVERY, BubbleLedger, StageWatcher, schedule_of
 from ringside.monitor.run.directory import RunReader, RunWriter
 from ringside.monitor.run.records import Group, GroupUse, Row, StepRecord, summary_notes
 from ringside.monitor.summary import assess_run
@@ -43,6 +43,16 @@ def test_the_heavier_stage_is_named_with_what_it_costs_at_most() -> None:
     assert verdict.detected_step < 120
     (after,) = watcher.open
     assert after.cost_rank_seconds == pytest.approx(0.025 * 4 * (200 - verdict.since_step), rel=0.1)
+
+
+def test_stages_are_looked_at_every_eighth_step_and_cost_in_between_what_they_did_then() -> None:
+    watcher, costs = watcher_of([*DATA, *STAGES]), []
+    for row in peer_rows(200):
+        watch(watcher, [row])
+        costs += [verdict.cost_rank_seconds for verdict in watcher.open]
+    looks = np.flatnonzero(np.abs(np.diff(costs, n=2)) > 1e-9)
+    assert len(looks) > 10
+    assert set(np.diff(looks)) == {EVERY}
 
 
 @pytest.mark.parametrize("slow", range(4))

@@ -134,11 +134,16 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, make_info: 
         finish_run(tmp_path / "run", render_report)
 
 
-@pytest.mark.parametrize("ranks", [-1, 0, 10**9])
+@pytest.mark.parametrize("ranks", [-1, 0, 131_073, 10**9])
 def test_a_damaged_number_of_ranks_is_refused_before_memory_is(tmp_path: Path, make_info: Info, ranks: int) -> None:
     RunWriter(tmp_path, msgspec.structs.replace(make_info(1), world_size=ranks))
     with pytest.raises(RingsideError, match=f"gives {ranks} ranks: it is damaged"):
         RunReader(tmp_path)
+
+
+def test_the_largest_job_can_be_read(tmp_path: Path, make_info: Info) -> None:
+    RunWriter(tmp_path, msgspec.structs.replace(make_info(1), world_size=131_072))
+    assert RunReader(tmp_path).info.world_size == 131_072
 
 
 def test_a_run_of_a_newer_ringside_is_not_guessed_at(tmp_path: Path, make_info: Info) -> None:

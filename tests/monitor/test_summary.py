@@ -190,6 +190,20 @@ def test_a_forged_number_is_no_verdict(
     assert finish_run(tmp_path, render_report)["verdicts"] == []
 
 
+def test_a_verdict_on_a_rank_of_which_nothing_is_recorded_any_more_stays_as_it_is(
+    tmp_path: Path, make_own: Make, make_records: Records, make_info: Info
+) -> None:
+    writer = RunWriter(tmp_path, make_info(4))
+    writer.append([one for one in make_records(make_own(50, 4)) if one.rank != 1 or one.step < 20])
+    told = Verdict(
+        kind="slow_rank", ranks=[1], since_step=20, detected_step=30, excess_ratio=0.25, cause="as it was told",
+        evidence={"own_seconds": 0.125}, cost_rank_seconds=3.5, advice="as it was given",
+    )  # fmt: skip
+    writer.event({"unix": 0, "kind": "verdict", "verdict": msgspec.to_builtins(told)})
+    (verdict,) = finish_run(tmp_path, render_report)["verdicts"]
+    assert msgspec.convert(verdict, Verdict) == told
+
+
 def test_a_verdict_keeps_its_place_without_the_numbers_that_were_none(tmp_path: Path, make_info: Info) -> None:
     evidence = {"until_step": math.nan, "share": math.inf, "kept": 0.5}
     hang = Verdict(kind="hang", ranks=[1], since_step=5, detected_step=9, excess_ratio=math.nan, evidence=evidence)

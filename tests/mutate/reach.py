@@ -15,6 +15,7 @@ import coverage
 
 from .faults import NATIVE, ROOT, Fault
 
+OF_THE_CORE = ("tests/native/", "tests/engine/")
 # Interrupts its thread anywhere, also where coverage holds a lock of its own.
 NOT_UNDER_COVERAGE = ("tests/engine/test_turns.py::test_ctrl_c_at_any_moment_leaves_no_line_stuck",)
 
@@ -38,7 +39,8 @@ class Reach:
         """Return the tests that reach a fault and pass without it: those of `make test` first, then the cheapest first.
 
         A fault outside of functions is there as soon as its module is imported: all tests that reach the module count.
-        So it is for a file that has changed since. All tests of `_native` reach the native core.
+        So it is for a file that has changed since. All tests of `_native` reach the native core; those that
+        are about it come first: there are more than can be tried.
         """
         if fault.package == NATIVE:
             found = self._native
@@ -51,7 +53,12 @@ class Reach:
             found = {test_of(context) for line in asked for context in lines.get(line, ())}
         known = [name for name in found if name in self.tests and not self.tests[name].keys() & {"failed"}]
         known = [name for name in known if not self.tests[name]["noisy"]]
-        return sorted(known, key=lambda name: (not self.tests[name]["core"], self.tests[name]["seconds"]))
+        beside = {name for name in known if fault.package == NATIVE and not name.startswith(OF_THE_CORE)}
+
+        def order(name: str) -> tuple[bool, bool, float]:
+            return not self.tests[name]["core"], name in beside, self.tests[name]["seconds"]
+
+        return sorted(known, key=order)
 
     @cached_property
     def _native(self) -> set[str]:

@@ -23,6 +23,8 @@ SETTINGS = Path(__file__).with_name("coverage.ini")
 
 # Processes that are started find it here (coverage's .pth file), forked ones in `follow`.
 os.environ["COVERAGE_PROCESS_START"] = str(SETTINGS)
+# Sources are known by their places: `sitecustomize` is no module of ours by its name.
+os.environ["MUTATE_ROOT"] = str(Path(__file__).parents[2])
 
 _coverage: coverage.Coverage | None = None
 _spent: dict[str, dict[str, Any]] = {}

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from ringside import _core
 from ringside._core import enums
 
 TELL = (
@@ -59,6 +60,11 @@ def test_with_the_core_its_instruction_set_and_compiler_are_named() -> None:
 @pytest.mark.native
 def test_ranks_with_and_without_the_core_mean_the_same() -> None:
     assert codes_of() == codes_of(RINGSIDE_NO_NATIVE="1")
+
+
+@pytest.mark.native
+def test_with_the_core_its_own_enums_are_what_everybody_uses() -> None:
+    assert [name for name in enums.__all__ if getattr(enums, name) is not getattr(_core.native(), name)] == []
 
 
 def test_members_count_from_zero_and_the_wire_keeps_its_numbers() -> None:

@@ -103,6 +103,14 @@ def test_a_dense_tables_band_is_wider_where_its_rows_scatter_more():
     assert held[:30].mean() > 0.75
 
 
+def test_of_two_ends_of_the_search_the_one_counts_that_needs_less_noise():
+    """The law is far off. From its figures the search ends at a curve that the rows lie farther from."""
+    sizes = [19, 62, 515, 11028, 33418145, 776044207, 1877538260]
+    times = [6.81e-06, 6.56e-06, 7.26e-06, 6.1e-06, 0.000126, 0.0016, 0.00404]
+    far_off = Law(np.array([-17.2, 2.08, 1.68, 23.73]), np.array([1.6, 2.0, 2.0, 0.8]), "far off", noise=5.0)
+    assert fit(sizes, times, far_off).scale < 3.2  # the other end's is 3.6
+
+
 def test_a_fit_is_the_same_every_time():
     sizes, times = rows(made(THETA, SIZES, noise=0.05, seed=6))
     once, again = fit(sizes, times, LAW), fit(sizes, times, LAW)

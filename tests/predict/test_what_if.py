@@ -105,6 +105,12 @@ def test_switches_between_hosts_pay_from_three_hosts_on_and_no_table_shows_it():
         what_if(step(), StepChange(sharp=True))
 
 
+def test_in_the_only_host_its_own_switch_reduces_if_it_can():
+    assert what_if(step(preset("dgx-h100", 1), 1e9, 0.0), StepChange(sharp=True)).after.algorithm == "nvls"
+    with pytest.raises(UsageError, match="there is no 'in_network'"):
+        what_if(step(preset("dgx-a100", 1), 1e9, 0.0), StepChange(sharp=True))
+
+
 @pytest.mark.parametrize(
     ("name", "most"),
     [("dgx-h100", 8 * 48e9), ("dgx-a100", 232e9)],  # all interfaces of a host; NVLink without a switch that adds

@@ -73,6 +73,41 @@ def test_two_models_in_one_backward(engine: str) -> None:
         assert max(gaps) < 1e-4
 
 
+class Bucket:
+    """What a carrier sees of a DDP bucket, the first or the last one."""
+
+    def __init__(self, number: int, buffer: torch.Tensor) -> None:
+        self._number, self._buffer = number, buffer
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def index(self) -> int:
+        return self._number
+
+    def is_last(self) -> bool:
+        return self._number == 1
+
+
+def last_one_refused(port: int) -> list[list[complex]]:
+    """The first bucket is still open when the last one comes, which goes to the group."""
+    with own_machines(), pytest.MonkeyPatch.context() as patch, group(port) as rank:
+        patch.setenv("RINGSIDE_MACHINE", f"machine {rank // 2}")
+        patch.setenv("RINGSIDE_ALGORITHM", "hosts/ring")
+        model = DistributedDataParallel(build("mlp"))
+        ringside.attach(model, monitor=False)
+        reducer = own_hook(model).reducer
+        buffers = [torch.full((1 << 20,), rank + 1.0), torch.full((3,), complex(rank + 1, 1.0), dtype=torch.complex64)]
+        for number, buffer in enumerate(buffers):
+            reducer.reduce(Bucket(number, buffer))
+        reducer.wait()
+        return [list(set(buffer.tolist())) for buffer in buffers]
+
+
+def test_a_last_bucket_that_the_engine_refuses_leaves_none_before_it_open() -> None:
+    assert ddp_ranks(4, last_one_refused) == [[[2.5], [2.5 + 1j]]] * 4
+
+
 def detached_while_ddp_waits(port: int) -> tuple[float, dict[str, int]]:
     """Whoever detaches between the callbacks gets what the carrier that carried them brings."""
     with own_machines(), group(port) as rank:

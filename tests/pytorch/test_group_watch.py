@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 import ringside  # noqa: E402
 from ringside.errors import UsageError  # noqa: E402
+from ringside.monitor.wait_meter import WaitMeter, WatchedGroup  # noqa: E402
+from ringside.pytorch.group_watch import Ends  # noqa: E402
 from ringside.pytorch.process_group.carrier import Carrier, carrier_of  # noqa: E402
 from ringside.pytorch.recording import session as sessions  # noqa: E402
 from ringside.pytorch.recording.session import RecordingSettings  # noqa: E402
@@ -255,6 +260,45 @@ def test_what_is_not_covered_is_said_in_one_line(tmp_path: Path) -> None:
     for rank, said in enumerate(on_ranks(2, on_stock_gloo, str(tmp_path / "run"))):
         assert len(said) == (1 if rank == 0 else 0)
         assert all("from 2.14 on" in line for line in said)
+
+
+class QueuedWork:
+    """A collective on a device, which is over when the test says so."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def is_completed(self) -> bool:
+        return self.is_over
+
+
+class Uncaptured:
+    """A device on which no graph is captured."""
+
+    @staticmethod
+    def beside_captures() -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_what_a_device_does_is_asked_whether_it_is_over_until_it_is_and_then_let_go() -> None:
+    meter = WaitMeter(0, lambda began, ended: None)
+    meter.add(WatchedGroup("1", "", lambda: [0, 1]))
+    works = [QueuedWork() for _ in range(3)]
+    issued = [meter.issue("1", -1, 8) for _ in works]
+    ends = Ends(meter.guard, Uncaptured())
+    for work, one in zip(works, issued, strict=True):
+        ends.add(work, one)
+    works[1].is_over = True
+    until(lambda: issued[1].over == issued[1].over, "the end of the second")
+    assert [one.over == one.over for one in issued] == [False, True, False]
+    issued[0].is_waited_for = True  # Python has waited for it, and has noted that by itself
+    works[2].is_over = True
+    until(lambda: issued[2].over == issued[2].over, "the end of the third")
+    known = [weakref.ref(work) for work in works]
+    del works, work
+    until(lambda: [gc.collect(), all(ref() is None for ref in known)][1], "that works which are over are let go")
+    assert issued[0].over != issued[0].over
+    ends.close()
 
 
 def by_hand(path: str) -> int:

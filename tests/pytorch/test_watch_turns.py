@@ -386,6 +386,27 @@ def test_a_rank_that_others_wait_for_is_told_of_once_with_all_stacks_and_again_w
     assert [fields.get("episode") for kind, fields in job.told if kind == "stacks"] == [1, 2]
 
 
+def test_who_is_waited_for_before_it_is_called_a_hang_is_told_once_for_each_place(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.train(1)  # so early a pass may take long
+    place = watch.place_of(job.watches[0].training_thread)
+    for told, where in enumerate(("train.py:9 in validate", "train.py:9 in validate", "train.py:30 in save")):
+        monkeypatch.setattr(watch, "place_of", lambda thread, where=where: place._replace(where=where, call=""))
+        job.watches[0].board.entered(4096)
+        job.watches[0].board.waiting()
+        for _ in range(9):
+            job.look(0, 1)
+        assert job.kinds() == ["waited_for"] * max(told, 1)
+        assert job.told[-1][1]["where"] == where
+        job.watches[0].board.resumed()
+        job.watches[1].board.entered(4096)
+        job.now = time.monotonic()
+        job.look(0, 1, seconds=0.0)
+    assert (job.told[0][1]["ranks"], job.told[0][1]["waiting"]) == ([1], [0])
+    assert caplog.text.count("rank 1 is waited for: rank 0 waits in ") == 2
+
+
 def events(run: Path) -> list[dict[str, Any]]:
     path = run / "events.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -86,6 +86,20 @@ def test_a_stopped_process_is_seen_put_to_death_and_not_mistaken_for_another():
         each.close()
 
 
+def test_a_worker_of_another_user_is_none_of_this_job_whatever_it_shows(monkeypatch):
+    worker = "from ringside.survive.cluster.peers import PeerMark; mark = PeerMark(); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", worker], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        peer = Peer(PeerPlace(own_place().machine, child.pid, start_time(child.pid)), own_place().machine)
+        with monkeypatch.context() as asking:
+            asking.setattr(os, "geteuid", lambda: os.getuid() + 1)
+            assert peer.put_to_death(), "it takes no part"
+        assert child.poll() is None
+        assert peer.put_to_death()
+        assert child.wait(10) == -signal.SIGKILL
+        peer.close()
+
+
 def test_a_process_that_does_not_show_that_it_is_a_worker_is_left_alone(caplog):
     with subprocess.Popen(["sleep", "60"]) as other:
         peer = Peer(PeerPlace(own_place().machine, other.pid, start_time(other.pid)), own_place().machine)

@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import pytest
 
+from verification.survive.__main__ import SMALL_JOBS
 from verification.survive.kill_matrix import matrix_cases, run_case
 from verification.survive.model_checker import Bounds, explore
 
@@ -41,6 +42,8 @@ STATES = {
     Bounds(ranks=2, steps=1, crashes=1, returns=1, foreign=True, gives_up=True, most_states=3000): (3001, 9470),
 }
 
+OF_SMALL_JOBS = (2474, 13016, 64229, 105825, 187824, 32646, 44294, 20289, 13262, 29688, 2407)
+
 
 def test_every_kind_of_fault_takes_as_many_steps_and_as_long_as_the_last_time():
     """By kind: faults that found their moment, COMMITs, simulated seconds."""
@@ -57,3 +60,10 @@ def test_every_kind_of_fault_takes_as_many_steps_and_as_long_as_the_last_time():
 def test_a_small_job_has_as_many_states_and_ways_between_them_as_the_last_time(bounds):
     found = explore(bounds)
     assert (found.broken, found.states, found.transitions) == ((), *STATES[bounds])
+
+
+@pytest.mark.thorough  # a minute
+@pytest.mark.parametrize(("bounds", "states"), [*zip(SMALL_JOBS, OF_SMALL_JOBS, strict=True)])
+def test_every_state_of_the_small_jobs_of_make_prove_is_looked_at(bounds, states):
+    found = explore(bounds)
+    assert (found.broken, found.complete, found.states) == ((), True, states)

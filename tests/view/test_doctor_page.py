@@ -108,6 +108,15 @@ def test_rings_show_hosts_transports_and_breaks() -> None:
     assert "tree of channel 0, 2 levels" in page
 
 
+@pytest.mark.parametrize("levels", [2, 3, 5])
+def test_a_tree_reaches_from_the_top_of_its_drawing_to_the_bottom(levels: int) -> None:
+    hops = [EvidenceHop(src=rank, dst=rank - 1, via="P2P") for rank in range(1, levels)]
+    page = doctor_page(Findings(rings=[Rings(title="c", nranks=levels, trees={0: hops})], notes=[NOTE]))
+    heights = [float(y) for y in re.findall(r'<circle class="node[^"]*" cx="[\d.]+" cy="([\d.]+)"', page)]
+    assert heights == sorted(heights)
+    assert (heights[0], heights[-1], len(heights)) == (40, 380, levels)
+
+
 def test_a_ring_that_crosses_between_hosts_too_often_shows_where() -> None:
     def ring_over(hosts: list[str]) -> str:
         hops = [

@@ -220,6 +220,13 @@ def test_a_long_sheet_says_what_it_leaves_out():
     assert "".join(with_class(parsed(schedule_sheet(ring(7))), "more")[0].itertext()) == "and the end"
 
 
+def test_a_sheet_is_as_wide_as_its_heading():
+    short, long = (parsed(schedule_sheet(ring(2), "m" * letters)) for letters in (1, 200))
+    widths = [float(root.get("width", "")) for root in (short, long)]
+    assert widths[1] > 9 * 200
+    assert widths[0] == float(parsed(schedule_sheet(ring(2), "m" * 2)).get("width", "")), "the drawing is wider"
+
+
 def test_colours_differ():
     assert len({rank_colour(rank, 64) for rank in range(64)}) == 64
 

@@ -5,6 +5,7 @@ import pytest
 from ringside.schedule import (
     ALGORITHMS,
     COLLECTIVES,
+    Schedule,
     binomial_broadcast,
     by_name,
     direct,
@@ -15,7 +16,8 @@ from ringside.schedule import (
     ring,
     two_tree,
 )
-from ringside.view.schedule.text import schedule_text
+from ringside.view.schedule.frames import ScheduleFrames
+from ringside.view.schedule.text import caption, schedule_text
 
 
 def test_text_names_messages_and_contents():
@@ -70,6 +72,20 @@ def test_a_chunk_that_is_not_there_is_a_dot():
     lines = schedule_text(binomial_broadcast(3, 1)).splitlines()
     start = lines.index("round 1 of 2 · broadcast")
     assert lines[start + 1 : start + 6] == ["  1→2 =c0", "        c0", "    0   ·", "    1   1", "    2   ·"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rounds"),
+    [
+        (by_name("tree", 40), ["16 ranks send to 8 ranks", "8 ranks send to 4 ranks"]),
+        (in_network(40), ["40 ranks send to switch 40", "switch 40 sends to 40 ranks"]),
+        (ring(7), ["every rank sends to its right neighbour"] * 2),
+        (direct(7), ["every rank sends to all others"] * 2),
+    ],
+)
+def test_many_messages_are_told_by_who_sends_to_whom(schedule: Schedule, rounds: list[str]):
+    frames = list(ScheduleFrames(schedule).frames())
+    assert [words in caption(one, 0) for one, words in zip(frames, rounds, strict=False)] == [True, True]
 
 
 def test_a_switch_has_its_own_row_and_hosts_are_apart():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -201,6 +202,14 @@ def test_lanes_hold_the_critical_path_and_fit_one_axis() -> None:
     assert "16 of 32 ranks, in the order in which the critical path reaches them" in figure
     reached = dict.fromkeys(vertex for hop in timeline.critical_path for vertex in (hop.src, hop.dst))
     assert lanes[: len(reached)] == list(reached)
+
+
+def test_what_a_rank_sends_is_drawn_above_what_it_takes() -> None:
+    figure = gantt(simulate(ring(3), preset("loopback", 1, 3), 1e6), "After")
+    drawn = re.findall(r'<rect class="(sends|takes)" x="[\d.]+" y="([\d.]+)"', figure)
+    assert {kind for kind, _ in drawn} == {"sends", "takes"}
+    for kind, y in drawn:  # a lane is twenty units high
+        assert (float(y) % 20 < 10) == (kind == "sends")
 
 
 def test_the_critical_path_is_drawn_only_between_ranks_with_a_lane() -> None:

@@ -138,6 +138,13 @@ def test_hostile_text_stays_text() -> None:
     assert "alert(1)</script>" not in source
 
 
+@pytest.mark.parametrize(("factor", "how"), [(1.3, ", 1.30 × its time"), (None, "")])
+def test_what_the_demo_injected_is_revealed(factor: float | None, how: str) -> None:
+    injected = {"kind": "slow_rank", "ranks": [1], "factor": factor, "from_step": 60}
+    page = render_report(*job(2, 200, culprit=1, extra={"injected": injected}))
+    assert f"What had been injected, unknown to the detector: slow_rank, rank 1{how}, from step 60." in page
+
+
 def test_hover_data_is_json_with_one_text_per_step() -> None:
     page = Page(render_report(*job(2, 150)))
     blocks = [json.loads(text) for tag, text in page.texts if tag == "script" and text.startswith("{")]

@@ -1,5 +1,6 @@
 import io
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,14 @@ def lines(renderable, width=80):
     console = Console(width=width, file=written, no_color=True, legacy_windows=False)
     console.print(renderable)
     return written.getvalue().splitlines()
+
+
+def test_a_rank_with_a_verdict_stands_out_among_the_others():
+    written = io.StringIO()
+    Console(width=80, file=written, force_terminal=True, color_system="standard", legacy_windows=False).print(
+        live_picture(following(4), "demo", 75.0)
+    )
+    assert re.findall(r"\x1b\[1;31m *(\d+) *\x1b", written.getvalue()) == ["1"]
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64, 1000])

@@ -19,7 +19,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RankNow
-from ringside.view.tui.console import in_ascii, printable, speaks_utf8
+from ringside.view.tui.console import REPLACEMENT, in_ascii, printable, speaks_utf8, without_controls
 from ringside.view.tui.rank_table import (
     SORTS,
     SortOrder,
@@ -456,6 +456,13 @@ def test_printable_text_stays_and_all_else_is_replaced_one_by_one(text: str) -> 
     assert all(new == old or not old.isprintable() for new, old in zip(cleaned, text, strict=True))
     assert len(in_ascii(cleaned)) == len(cleaned)
     assert in_ascii(cleaned).isascii()
+
+
+def test_a_page_holds_no_control_character_but_the_ends_of_its_lines_and_tabs() -> None:
+    whole = "".join(map(chr, range(0x250)))
+    kept, controls = without_controls(whole), [*range(32), *range(0x7F, 0xA0)]
+    assert [code for code, one in enumerate(kept) if one != chr(code)] == [c for c in controls if chr(c) not in "\n\t"]
+    assert {kept[code] for code in controls} == {"\n", "\t", REPLACEMENT}
 
 
 def test_encodings() -> None:

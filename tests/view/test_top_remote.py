@@ -136,6 +136,23 @@ def test_only_what_is_new_is_asked_for(run: Path, feed: PageFeed, serve: Callabl
     assert "since=0" not in " ".join(asked)
 
 
+@pytest.mark.parametrize(("pages", "requests"), [(1, 1), (3, 3), (20, 8)])
+def test_of_what_is_more_than_an_answer_holds_the_rest_is_asked_for_at_once_but_not_for_ever(
+    feed: PageFeed, serve: Callable[..., str], pages: int, requests: int
+) -> None:
+    served, asked = as_served(feed), []
+
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        status, body = served(path, headers)
+        if "/api/steps" in path:
+            asked.append(path)
+            body = json.dumps(json.loads(body) | {"more": len(asked) < pages}).encode()
+        return status, body
+
+    assert Remote(serve(answer)).poll()
+    assert len(asked) == requests
+
+
 def test_a_run_that_begins_between_two_requests_is_seen_whole(feed: PageFeed, serve: Callable[..., str]) -> None:
     told = [b'{"ranks": 0, "step": -1}']
     served = as_served(feed)

@@ -336,7 +336,8 @@ class Process:
 
     def _corrupt_if_due(self, values: list[int]) -> None:
         if self._wrong:
-            self._wrong, values[0] = False, values[0] + 1
+            self._wrong = False
+            values[0] += 1
 
     # ------------------------------------------------------------------------------------------ the exchange
 

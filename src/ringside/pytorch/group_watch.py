@@ -153,7 +153,7 @@ class _GroupHooks:
         self._batched: list[tuple[Issued, bool]] = []  # and whether it is received
         self._message: Issued | None = None
         self._events: CudaEvents | None = None
-        self._ends: _Ends | None = None
+        self._ends: Ends | None = None
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._is_blind_said = False
         self._stock_register = c10d._register_process_group  # type: ignore[attr-defined]
@@ -240,7 +240,7 @@ class _GroupHooks:
                 work.get_future().add_done_callback(issued.ended)
             return
         if self._ends is None:
-            self._ends = _Ends(self._guard, self._events)
+            self._ends = Ends(self._guard, self._events)
         self._ends.add(work, issued)
         self.meter.unfinished.append(issued)
 
@@ -369,7 +369,7 @@ def _tells_by_hooks(group: Any, carrier: Carrier | None) -> bool:
     return hasattr(group, "register_pre_hook") and (carrier is None or len(group._device_types) > 1)
 
 
-class _Ends:
+class Ends:
     """Asks works on a GPU whether they are over, on a thread of its own: NCCL's stream is not ours to mark.
 
     Args:

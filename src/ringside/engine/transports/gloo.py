@@ -236,7 +236,7 @@ class GlooTransport:
         """Return its name."""
         return {"transport": "torch point-to-point (gloo)"}
 
-    def has_lost(self, peer: int, or_left: bool = False) -> bool:
+    def has_lost(self, peer: int, or_left: bool) -> bool:
         """Return whether the connection to a peer is known to be broken; it will be, where the peer is silent.
 
         Args:
