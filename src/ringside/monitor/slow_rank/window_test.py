@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.slow_rank.noise import CUTS, Noise, learn
-from ringside.monitor.stats import Floats, divergence
+from ringside.monitor.stats import Floats, divergence, known_median
 
 EFFECT = math.log(1.05)
 """The effect gate: nothing below 5% is ever reported."""
@@ -36,6 +36,9 @@ WARM_UP = 3
 
 FALSE_ALARM_STEPS = 86_400 * 10
 """Job steps in which each of the windows gives one false alarm; those of similar length give the same ones."""
+
+JUMP_SHARE = 0.8
+"""Of what the means of two windows must differ by, the difference of their medians must be so much."""
 
 FEWEST, FEWEST_BEFORE = 7, 20
 """Steps without which nothing is known of the noise; before windows that are not short."""
@@ -137,8 +140,8 @@ class WindowTest:
     def _judge(self, which: int, noise: Noise) -> NDArray[np.bool_]:
         """Return who is news by one class of windows, [jobs, ranks]."""
         new = np.arange(self._summed[which] + 1, self.steps + 1) % KEPT
-        before = self._sums[which, self._summed[which] % KEPT]
-        self._sums[which, new] = before + np.cumsum(_cut(self._excess[new, None], noise), axis=0)
+        last = self._sums[which, self._summed[which] % KEPT]
+        self._sums[which, new] = last + np.cumsum(_cut(self._excess[new, None], noise), axis=0)
         self._summed[which] = self.steps
         lengths = self._lengths[which][: len(noise.jumps)]
         sums, steps = self._sums[which], lengths.reshape(-1, 1, 1)
@@ -148,16 +151,21 @@ class WindowTest:
         level = (inside[:, :-1] >= noise.bars).any(axis=1)
         news = level & (steps <= seen) & ~self.open
         if which == 0:
-            before = then[:, -1] - sums[(self.steps - 2 * lengths) % KEPT, -1]
-            jump = inside[:, -1] - np.maximum(before, 0.0) >= noise.jumps
-            news |= jump & (2 * steps <= seen) & ~self.open
+            earlier = then[:, -1] - sums[(self.steps - 2 * lengths) % KEPT, -1]
+            jumps = inside[:, -1] - np.maximum(earlier, 0.0) >= noise.jumps
+            news |= jumps & (2 * steps <= seen) & ~self.open
         opened = np.zeros_like(self.open)
         for job, rank in np.argwhere(news.any(axis=0)) if news.any() else ():
             usual = float(noise.usual[job, rank])
-            for length in lengths[news[:, job, rank]]:
-                rows = self._rows(self.steps - int(length), job, rank)
-                rows = rows[~np.isnan(rows)]
-                height = float(np.median(rows)) if len(rows) else 0.0
+            for index in np.flatnonzero(news[:, job, rank]):
+                length = int(lengths[index])
+                rows = self._rows(self.steps - 2 * length, job, rank)
+                before, rows = known_median(rows[:-length]), rows[-length:][~np.isnan(rows[-length:])]
+                height = known_median(rows)
+                # Few great steps may have lifted a mean that is cut so wide: the medians must tell of a jump as well.
+                jump = (height - max(before, usual)) * length
+                if not level[index, job, rank] and jump < JUMP_SHARE * noise.jumps[index, job, rank]:
+                    continue
                 late = int((rows > (usual + height) / 2).sum())
                 fewest = max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length)
                 if height - usual >= EFFECT and late >= fewest:
