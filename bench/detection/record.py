@@ -35,6 +35,8 @@ LOG_STEP = 0.005
 PHASES = ("own", "data", "forward", "backward", "optimizer", "cpu", "step")
 VITALS = ("seconds", "ran_seconds", "waited_seconds", "throttled_seconds", "steal_ratio", "preemptions")
 LIMIT_S = 240.0
+MESSAGES = "messages"
+"""What the ranks of a job write to stderr."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -193,17 +195,14 @@ def start(job: Job, run_dir: Path, cores: list[int], group: str, port: int) -> l
     command = module_command("bench.detection.record", "--rank", msgspec.json.encode(job).decode(), str(run_dir))
     shared = {"WORLD_SIZE": str(job.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **shared, "RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=settle,
-        )
-        for rank in range(job.ranks)
-    ]
+    ranks = []
+    for rank in range(job.ranks):
+        with (run_dir.parent / MESSAGES).open("ab") as messages:
+            environ = {**os.environ, **shared, "RANK": str(rank)}
+            ranks.append(
+                subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=messages, preexec_fn=settle)
+            )
+    return ranks
 
 
 def run(job: Job, cores: list[int], folder: Path, port: int) -> list[dict[str, Any]]:
@@ -221,7 +220,7 @@ def run(job: Job, cores: list[int], folder: Path, port: int) -> list[dict[str, A
             deadline = time.monotonic() + LIMIT_S
             for process in [process for ranks in started for process in ranks]:
                 if process.wait(max(deadline - time.monotonic(), 1.0)):
-                    raise RuntimeError(f"{job}: {process.stderr.read()[-800:]}")
+                    raise RuntimeError(f"{job}: {(folder / MESSAGES).read_text()[-800:]}")
         finally:
             for process in [process for ranks in started for process in ranks]:
                 process.kill()
@@ -233,7 +232,7 @@ def arrays(job: Job, run_dir: Path) -> dict[str, Any]:
     """Return a run's times, uint16 [phases, steps, ranks], and vitals, float32 [rows, 2 + VITALS]: step, rank, ..."""
     from ringside.monitor.run.directory import decode_record
 
-    found = [decode_record(line) for line in (run_dir / "steps.jsonl").open("rb")]
+    found = [decode_record(line) for line in (run_dir / "steps.jsonl").read_bytes().splitlines()]
     records = [record for record in found if record is not None]
     last = max(record.step for record in records)
     times = np.zeros((len(PHASES), last + 1, job.ranks))
