@@ -31,7 +31,7 @@ WEAK = """
   it. In a live job that is reported if it cost 50 ms and has not ended. Of the other noises the worst line above has
   {worst} false alarms in 86,400 steps.
 - Two ranks give one series of differences. Until its autocorrelation is known (some forty steps), only large slowdowns
-  are reported. A rank that becomes slow in the first twenty steps is found after more than a hundred.
+  are reported. A rank that becomes slow in the first twenty steps is found after about a hundred.
 - The limit is 5%: below it nothing is reported, and at it later or not at all. A rank that was slow from the start is
   compared with what healthy ranks may differ by (6% for few ranks), so a smaller excess is never reported.
 - Single pauses, however long, count for little. Repeated pauses are detected separately. That requires 5% of the job's
@@ -151,6 +151,7 @@ def _cost_table(results: Results) -> str:
         for name, figures in results.items()
         if name.startswith("cost/")
     ]
+    rows.sort(key=lambda row: int(row[0]))
     head = ["ranks", "detector, µs per step", "collector with it, µs per step", "µs per record"]
     return "## What it costs\n\nOn a shared machine of two cores.\n\n" + page_table(head, rows)
 
