@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench.common import ROOT
 from bench.detection.record import LOG_STEP, PHASES, VITALS, Job, decode, encode, jobs, run
+from bench.detection.recorded import healthy_jobs, score, with_faults
 from tests.support.waiting import free_port
 
 
@@ -22,6 +24,15 @@ def test_a_seed_draws_the_same_jobs_and_each_load_in_turn() -> None:
     assert first == again
     assert [job.load for job in first[:5]] == ["quiet", "busy 1", "busy 2", "quota", "pair"]
     assert sum(bool(job.fault) for job in first) == 10
+
+
+def test_a_rank_that_takes_a_third_longer_is_found_in_recorded_noise_of_ranks_that_wait() -> None:
+    name, job, own = next(healthy_jobs([ROOT / "tests/data/noise/a0.npz"]))
+    assert (name, job.ranks, job.model, job.load) == ("a0.0", 4, "waiting", "quiet")
+    found = score(*with_faults(own, 0.3, 10, 1))
+    assert found["found"] == 1.0
+    assert found["median"] <= 8
+    assert found["wrong"] == 0
 
 
 @pytest.mark.native
