@@ -12,6 +12,7 @@ Which session is for tuning and which for scoring is fixed in `sessions.toml`, b
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -214,6 +215,7 @@ def run(job: Job, cores: list[int], folder: Path, port: int) -> list[dict[str, A
     beside = [job, msgspec.structs.replace(job, fault="")] if job.load == "pair" else [job]
     with loaded(job.load, cores) as group:
         if job.load == "quota" and not group:
+            print("left out: no cgroup with a quota may be made here", file=sys.stderr, flush=True)
             return []
         started = [start(each, folder / str(number), cores, group, port + number) for number, each in enumerate(beside)]
         try:
@@ -255,7 +257,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the file to write")
     parser.add_argument("--minutes", type=float, default=20.0, help="how long (default: 20)")
     parser.add_argument("--seconds", type=float, default=40.0, help="of one job (default: 40)")
-    parser.add_argument("--cores", default="", help="such as 0,1 (default: the first two)")
+    parser.add_argument("--cores", type=cores_of, metavar="N,N", help="such as 0,1 (default: the first two)")
     parser.add_argument("--seed", type=int, default=0, help="draws the jobs")
     parser.add_argument("--port", type=int, default=29700, help="the first of two (default: 29700)")
     parser.add_argument("--rank", nargs=2, metavar=("JOB", "DIR"), help="train as one rank of a job")
@@ -266,7 +268,7 @@ def main() -> None:
     if options.out is None:
         parser.error("--out FILE says where the session goes")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    cores = [int(core) for core in options.cores.split(",")] if options.cores else sorted(os.sched_getaffinity(0))[:2]
+    cores, began_unix = options.cores or sorted(os.sched_getaffinity(0))[:2], time.time()
     deadline = time.monotonic() + 60 * options.minutes
     kept: list[dict[str, Any]] = []
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -286,8 +288,16 @@ def main() -> None:
             own = decode(each["times"][0])
             median = np.median(own[own > 0]) if (own > 0).any() else 0.0
             print(f"{number}: {each['job']}: {len(own)} steps, own {median * 1e3:.1f} ms", flush=True)
-        about = {"began_unix": time.time(), "cores": cores, "seed": options.seed, "machine": machine()}
+        about = {"began_unix": began_unix, "cores": cores, "seed": options.seed, "machine": machine()}
         save(options.out, kept, about)
+
+
+def cores_of(text: str) -> list[int]:
+    """Return the cores named by `0,1`, all of which this process may use."""
+    cores = [int(core) for core in text.split(",") if core.isdecimal()]
+    if not cores or not set(cores) <= os.sched_getaffinity(0):
+        raise argparse.ArgumentTypeError(f"{text!r}: such as 0,1; this process may use {sorted(os.sched_getaffinity(0))}")
+    return cores
 
 
 def machine() -> str:

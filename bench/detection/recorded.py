@@ -85,7 +85,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     options = parser.parse_args()
     results = []
-    for name, job, own in healthy_jobs(options.files or sorted((ROOT / "tests/data/noise").glob("*.npz"))):
+    try:
+        jobs = list(healthy_jobs(options.files or sorted((ROOT / "tests/data/noise").glob("*.npz"))))
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"not a session of bench.detection.record: {error}")
+    for name, job, own in jobs:
         seed = zlib.crc32(f"{name}/{options.size}".encode())
         found = score(*with_faults(own, options.size, options.stretches, seed))
         results.append({"name": name, **msgspec.to_builtins(job), **found, "alarms": alarms(own), "steps": len(own)})

@@ -43,7 +43,7 @@ def test_windows_of_healthy_ranks_pass_their_bars_as_seldom_as_is_claimed(steps:
     excess = autoregressive(r, steps + 24, jobs, 2)
     noise, above = learn(excess[:steps], windows, Z), []
     for index, window in enumerate(windows):
-        over = np.clip(excess[steps : steps + window] - noise.usual, -noise.limits[0], noise.limits[0])
+        over = np.clip(excess[steps : steps + window] - noise.base, -noise.limits[0], noise.limits[0])
         above.append(np.mean(over.sum(axis=0) >= noise.bars[index, 0]))
     assert max(above) <= 0.00135 * 1.5  # one side of three standard deviations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _FS = 0x00020000, 0x00000200
-_READ_ONLY, _BIND, _MOVE, _PRIVATE, _REC = 1, 1 << 12, 1 << 13, 1 << 18, 1 << 14
+_READ_ONLY, _REMOUNT, _BIND, _MOVE, _PRIVATE, _REC = 1, 1 << 5, 1 << 12, 1 << 13, 1 << 18, 1 << 14
 
 
 def possible() -> bool:
@@ -38,10 +38,17 @@ def enter_that_of(pid: int) -> None:
         os.close(fd)
 
 
-def mount_small(path: str, size_bytes: int, *, read_only: bool = False) -> None:
+def mount_small(path: str, size_bytes: int) -> None:
     """Put an empty file system of that size at `path`."""
-    options, flags = f"size={size_bytes}".encode(), ctypes.c_ulong(_READ_ONLY if read_only else 0)
-    _check(_libc.mount(b"none", path.encode(), b"tmpfs", flags, options))
+    options = f"size={size_bytes}".encode()
+    _check(_libc.mount(b"none", path.encode(), b"tmpfs", ctypes.c_ulong(0), options))
+
+
+def make_read_only(path: str) -> None:
+    """Forbid writing below `path`; what is there, the package itself maybe, can still be read."""
+    place = path.encode()
+    _check(_libc.mount(place, place, None, ctypes.c_ulong(_BIND), None))
+    _check(_libc.mount(None, place, None, ctypes.c_ulong(_BIND | _REMOUNT | _READ_ONLY), None))
 
 
 def mount_without_shm() -> None:

@@ -193,8 +193,10 @@ def in_namespace(port: int, shm: str, ranks: tuple[int, ...]) -> tuple[bool, lis
         namespaces.enter_own()
         if shm == "absent":
             namespaces.mount_without_shm()
-        for root in ROOTS if shm == "as all directories" else ("/dev/shm",) if shm != "absent" else ():
-            namespaces.mount_small(root, 64 << 10, read_only=shm != "tiny")
+        elif shm == "tiny":
+            namespaces.mount_small("/dev/shm", 64 << 10)
+        for root in {"read-only": ("/dev/shm",), "as all directories": ROOTS}.get(shm, ()):
+            namespaces.make_read_only(root)
     ringside_backend.serve_gloo(c10d)
     store = dist.TCPStore("127.0.0.1", port, 2, rank == 0)
     with Said() as said:

@@ -51,15 +51,17 @@ class Noise(NamedTuple):
     """What a stretch of steps says of the next ones; of `[jobs, ranks]`.
 
     Args:
-        usual: What each rank usually exceeds the others by, between 0 and what is tolerated, [jobs, ranks].
+        usual: What each rank usually exceeds the others by, at most what is tolerated, [jobs, ranks].
+        base: What excess is counted from: the usual, and 0 of ranks that are usually early, [jobs, ranks].
         limits: The cuts, [cuts, jobs, 1].
-        bars: What the sum of each window's excess over the usual must reach, by cut but the last, [windows, cuts - 1,
+        bars: What the sum of each window's excess over the base must reach, by cut but the last, [windows, cuts - 1,
             jobs, ranks].
         jumps: What it must exceed that of the window right before by, with the last cut, [windows, jobs, ranks].
         inflation: The variance of each window's mean over that of independent steps, [windows, jobs, 1].
     """
 
     usual: Floats
+    base: Floats
     limits: Floats
     bars: Floats
     jumps: Floats
@@ -120,6 +122,7 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
         if index == 0:
             long_run = variance * np.maximum(1.0 + 2.0 * reckoned / (1.0 - decay), 0.2)
             usual, tolerated, unknown = _usual(middle + mean, np.minimum(long_run / steps, variances[0]))
+            base = np.maximum(usual, 0.0)
         if index < len(CUTS) - 1:
             r2 = np.clip(first, 0.0, 0.95) ** 2
             skewness = (residual**3).sum(axis=(0, 2))[:, None] / total / variance**1.5
@@ -130,14 +133,14 @@ def learn(excess: Floats, windows: NDArray[np.int64], z: float) -> Noise:
             heights = student(z, freedom) + lean * (z * z - 1.0) / 6.0
             # A healthy rank stays below both: the usual and what is not known of it, and what is tolerated at most.
             surely = heights * np.sqrt(variances + unknown)
-            bars[:, index] = lengths * np.minimum(surely, tolerated - usual + heights * np.sqrt(variances))
+            bars[:, index] = lengths * np.minimum(surely, tolerated - base + heights * np.sqrt(variances))
         else:
             # Of two windows side by side the means share what lasts longer than both.
             powers = 1.0 - decay**lengths
             shared = variance * positive[0] * (powers / ((1.0 - decay) * lengths)) ** 2 * loud
             apart = np.maximum(2.0 * (variances - shared), 0.3 * variance / lengths * loud)
             jumps = lengths * student(z, np.maximum(steps * independent / 2.0, 1.0)) * np.sqrt(apart)
-    return Noise(usual, limits, bars, jumps, inflation)
+    return Noise(usual, base, limits, bars, jumps, inflation)
 
 
 def _sum_of_lags(decay: Floats, windows: Floats) -> Floats:
@@ -165,4 +168,4 @@ def _usual(level: Floats, error2: Floats) -> tuple[Floats, Floats, Floats]:
         spread2 = np.maximum(measured - np.median(error2, axis=1, keepdims=True), SMALLEST_SPREAD**2)
         tolerated = np.clip(3.0 * np.sqrt(spread2) + 0.01, TOLERATED_LEAST, TOLERATED)
     trust = spread2 / (spread2 + error2)
-    return np.clip(trust * level, 0.0, tolerated), tolerated, trust * error2
+    return np.minimum(trust * level, tolerated), tolerated, trust * error2

@@ -111,7 +111,7 @@ class WindowTest:
                     opened |= self._judge(which, noise)
         if self.open.any():
             closed = self._close(opened)
-        self.open = (self.open | opened) & ~closed
+        self.open &= ~closed
         return opened, closed
 
     def _learn(self, which: int) -> None:
@@ -156,19 +156,19 @@ class WindowTest:
             news |= jumps & (2 * steps <= seen) & ~self.open
         opened = np.zeros_like(self.open)
         for job, rank in np.argwhere(news.any(axis=0)) if news.any() else ():
-            usual = float(noise.usual[job, rank])
+            base = float(noise.base[job, rank])
             for index in np.flatnonzero(news[:, job, rank]):
                 length = int(lengths[index])
                 rows = self._rows(self.steps - 2 * length, job, rank)
                 before, rows = known_median(rows[:-length]), rows[-length:][~np.isnan(rows[-length:])]
                 height = known_median(rows)
                 # Few great steps may have lifted a mean that is cut so wide: the medians must tell of a jump as well.
-                jump = (height - max(before, usual)) * length
+                jump = (height - max(before, base)) * length
                 if not level[index, job, rank] and jump < JUMP_SHARE * noise.jumps[index, job, rank]:
                     continue
-                late = int((rows > (usual + height) / 2).sum())
+                late = int((rows > (base + height) / 2).sum())
                 fewest = max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length)
-                if height - usual >= EFFECT and late >= fewest:
+                if height - base >= EFFECT and late >= fewest:
                     opened[job, rank] = True
                     self._begin(int(job), int(rank), height, noise)
                     break
@@ -176,11 +176,12 @@ class WindowTest:
 
     def _begin(self, job: int, rank: int, height: float, noise: Noise) -> None:
         """Note an episode: since when, and what it takes to be over."""
-        usual, scale = float(noise.usual[job, rank]), float(noise.limits[0, job, 0]) / CUTS[0]
-        onset = self._change(job, rank, int(self.relief[job, rank]), (usual + height) / 2.0, 1.0)
+        base, scale = float(noise.base[job, rank]), float(noise.limits[0, job, 0]) / CUTS[0]
+        onset = self._change(job, rank, int(self.relief[job, rank]), (base + height) / 2.0, 1.0)
+        self.open[job, rank] = True
         self.onset[job, rank] = 0 if onset <= WARM_UP else onset
         self._opened[job, rank] = self.steps
-        self._height[job, rank] = usual + min((height - usual) / 2, max(GONE, GONE_SCALES * scale))
+        self._height[job, rank] = base + min((height - base) / 2, max(GONE, GONE_SCALES * scale))
         self._slow[np.arange(max(onset, self.steps - KEPT) + 1, self.steps + 1) % KEPT, job, rank] = True
 
     def _close(self, opened: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -228,6 +229,6 @@ class WindowTest:
 
 
 def _cut(excess: Floats, noise: Noise) -> Floats:
-    """Return the excess over the usual by cut, [..., cuts, jobs, ranks]; 0 where it is missing."""
-    over = np.minimum(np.maximum(excess - noise.usual, -noise.limits), noise.limits)
+    """Return the excess over the base by cut, [..., cuts, jobs, ranks]; 0 where it is missing."""
+    over = np.minimum(np.maximum(excess - noise.base, -noise.limits), noise.limits)
     return np.where(np.isnan(over), 0.0, over)

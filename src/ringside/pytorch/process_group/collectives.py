@@ -162,12 +162,12 @@ def all_gather_single(comm: Any, output: Tensor, tensor: Tensor, opts: Any) -> P
 def small_all_gather(comm: HostCommunicator, output: Tensor, tensor: Tensor, opts: Any) -> Posted | None:
     """Return what a host's communicator posts for an `all_gather_single` of few bytes; None where it is not that."""
     dtype, numel, total = tensor.dtype, tensor.numel(), output.numel()
-    if dtype not in ENGINES_OWN or total != numel * comm.size or output.nbytes > comm.settings.one_shot_bytes:
+    if dtype not in ENGINES_OWN or total != numel * comm.size:
         return None
     for each in (tensor, output):
         if not each.is_cpu or each.layout is not torch.strided or each.dtype is not dtype or not is_plain(each):
             return None
-    if overlap(output, tensor):
+    if output.nbytes > comm.settings.one_shot_bytes or overlap(output, tensor):
         return None
     code = dtype_code(dtype)
     flat = Flat(tensor.data_ptr(), numel, code, (numel,), tensor)

@@ -113,7 +113,7 @@ step: mean, {window}.</p><ol class="waits">{items}</ol></div></div></figure>""",
 def _arrow(waiting: int, awaited: int, seconds: float, ranks: int, most: float, culprit: bool, label: str) -> Markup:
     """A curve between two nodes, bent towards the centre, that ends at the outline of the awaited one."""
     (x0, y0), (x1, y1) = (_on_circle(rank, ranks, RADIUS) for rank in (waiting, awaited))
-    bend = 0.30  # of the way there; between two ranks alone there it is
+    bend = 0.30  # of the way; of two ranks the centre lies between them anyway
     # Moved sideways as well, so that two ranks that wait for each other have two arrows.
     offset = 26.0
     length = math.hypot(x1 - x0, y1 - y0) or 1.0
