@@ -294,9 +294,10 @@ def main() -> None:
 
 def cores_of(text: str) -> list[int]:
     """Return the cores named by `0,1`, all of which this process may use."""
-    cores = [int(core) for core in text.split(",") if core.isdecimal()]
-    if not cores or not set(cores) <= os.sched_getaffinity(0):
-        raise argparse.ArgumentTypeError(f"{text!r}: such as 0,1; this process may use {sorted(os.sched_getaffinity(0))}")
+    may = os.sched_getaffinity(0)
+    cores = [int(core) if core.isdecimal() else -1 for core in text.split(",")]
+    if not set(cores) <= may:
+        raise argparse.ArgumentTypeError(f"{text!r}: such as 0,1; this process may use {sorted(may)}")
     return cores
 
 
