@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from ringside.monitor import Detector, StepRecord, detect
 from ringside.monitor.collector import StepCollector
+from ringside.monitor.slow_rank.detector import STREAMS
 from ringside.monitor.slow_rank.pauses import Pauses
 from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.stats import log_excess
@@ -55,7 +56,7 @@ def healthy_task(noise: Noise, steps: int) -> Task:
 
     def task(rng: np.random.Generator) -> Figures:
         jobs = max(min(CELLS // noise.ranks, steps // 5_000, 52), 4)
-        screen, pauses, alarms = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
+        screen, pauses, alarms = WindowTest(jobs, noise.ranks, streams=STREAMS), Pauses(jobs, noise.ranks), 0
         begin = time.perf_counter()
         for row in own_times(rng, noise, Fault(), -(-steps // jobs), jobs):
             alarms += int(named_by_either(screen, pauses, row).sum())
@@ -68,7 +69,7 @@ def fresh_task(noise: Noise, jobs: int) -> Task:
     """Count the alarms in the first 300 steps of healthy jobs, where little is known."""
 
     def task(rng: np.random.Generator) -> Figures:
-        screen, pauses, alarms = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks), 0
+        screen, pauses, alarms = WindowTest(jobs, noise.ranks, streams=STREAMS), Pauses(jobs, noise.ranks), 0
         for row in own_times(rng, noise, Fault(), 300, jobs):
             alarms += int(named_by_either(screen, pauses, row).sum())
         return {"alarms": alarms, "jobs": jobs}
@@ -88,7 +89,7 @@ def injected_task(noise: Noise, fault: Fault, jobs: int) -> Task:
     """Let something go wrong in each of many jobs and score who is named when."""
 
     def task(rng: np.random.Generator) -> Figures:
-        screen, pauses = WindowTest(jobs, noise.ranks), Pauses(jobs, noise.ranks)
+        screen, pauses = WindowTest(jobs, noise.ranks, streams=STREAMS), Pauses(jobs, noise.ranks)
         alarms: list[Alarm] = []
         steps = fault.onset + (300 + AFTER if fault.kind in LENGTHY else AFTER)
         for step, row in enumerate(own_times(rng, noise, fault, steps, jobs)):

@@ -27,9 +27,9 @@ def test_a_seed_draws_the_same_jobs_and_each_load_in_turn() -> None:
 
 
 def test_a_rank_that_takes_a_third_longer_is_found_in_recorded_noise_of_ranks_that_wait() -> None:
-    name, job, own = next(healthy_jobs([ROOT / "tests/data/noise/a0.npz"]))
+    name, job, times = next(healthy_jobs([ROOT / "tests/data/noise/a0.npz"]))
     assert (name, job.ranks, job.model, job.load) == ("a0.0", 4, "waiting", "quiet")
-    found = score(*with_faults(own, 0.3, 10, 1))
+    found = score(*with_faults(times, 0.3, 10, 1))
     assert found["found"] == 1.0
     assert found["median"] <= 8
     assert found["wrong"] == 0

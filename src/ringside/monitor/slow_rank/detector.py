@@ -11,7 +11,7 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
 from ringside.monitor.causes import explain_verdict
@@ -20,11 +20,17 @@ from ringside.monitor.run.records import Row
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, is_of_pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import EFFECT, PERSISTENCE, WindowTest
-from ringside.monitor.stats import Floats, known_median, log_excess, usable
+from ringside.monitor.stats import Floats, known_median, log_excess, others_median, usable
 from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 
 WINDOW = 128
 """Steps the on-line detector keeps as evidence."""
+
+PARTS = ("data", "forward", "backward", "optimizer")
+"""Phases that are judged beside the whole: 12 ms more of a loader are certain long before a noisy own time is."""
+
+STREAMS = 1 + len(PARTS) + 1
+"""The whole, its parts, and the whole per sample where that is known."""
 
 
 class Detector:
@@ -32,16 +38,19 @@ class Detector:
 
     Args:
         ranks: Number of ranks, at least 1 (one rank alone never holds up others).
+        has_parts: Whether phases and the time per sample are tested as well, where `update` is given them.
 
     Raises:
         UsageError: There are no ranks.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, has_parts: bool = False) -> None:
         if ranks < 1:
             raise UsageError(f"a job has at least one rank; got {ranks}")
         self.ranks = ranks
-        self._screen, self._pauses = WindowTest(1, ranks), Pauses(1, ranks)
+        streams = STREAMS if has_parts else 1
+        self._screen = WindowTest(streams, ranks, streams=streams, is_one_job=True)
+        self._pauses = Pauses(1, ranks)
         self._open: dict[int, Verdict] = {}
         self._own, self._samples, self._routed = np.full((3, WINDOW, ranks), np.nan)
         self._steps = np.zeros(WINDOW, dtype=np.int64)
@@ -58,6 +67,7 @@ class Detector:
         *,
         step: int | None = None,
         routed: ArrayLike | None = None,
+        parts: ArrayLike | None = None,
     ) -> list[VerdictEvent]:
         """Take in one training step.
 
@@ -66,6 +76,7 @@ class Detector:
             samples: Samples (or tokens) each rank worked on, [ranks]; 0 or None where not known.
             step: Number of the training step; by default they are counted from 0.
             routed: Bytes of the tokens that were sent to each rank's experts, [ranks]; likewise.
+            parts: Seconds of the own time that were spent in each of `PARTS`, float [parts, ranks]; NaN = missing.
 
         Returns:
             The episodes that began or ended at this step; mostly none.
@@ -78,20 +89,23 @@ class Detector:
         self._samples[slot] = np.nan if samples is None else usable(samples)
         self._routed[slot] = np.nan if routed is None else usable(routed)
         self._steps[slot] = self._screen.steps if step is None else step
-        opened, closed = self._screen.update(log_excess(row)[None])
-        pausing, paused = self._pauses.update(row[None], self._screen.open)
+        was_open: NDArray[np.bool_] = np.logical_or.reduce(self._screen.open)
+        starting, _ = self._screen.update(self._streams(row, self._samples[slot], parts))
+        is_open: NDArray[np.bool_] = np.logical_or.reduce(self._screen.open)
+        opened, closed = is_open & ~was_open, was_open & ~is_open
+        pausing, paused = self._pauses.update(row[None], is_open[None])
         if not (opened.any() or closed.any() or pausing.any() or paused.any()):
             return []
         now = int(self._steps[slot])
-        paused = paused | (opened & self._pauses.open)  # of a rank that is slow in every step pauses are no verdict
         events = []
-        for rank in map(int, np.flatnonzero(paused[0])):
+        # Of a rank that is slow in every step pauses are no verdict.
+        for rank in map(int, np.flatnonzero(paused[0] | (opened & self._pauses.open[0]))):
             events.append(self._end(rank, self._pauses.last[0, rank]))
             self._pauses.reset(0, rank)
-        for rank in map(int, np.flatnonzero(closed[0])):
-            events.append(self._end(rank, int(self._screen.relief[0, rank])))
-        for rank in map(int, np.flatnonzero(opened[0])):
-            self._open[rank] = self._judge_episode(rank, now)
+        for rank in map(int, np.flatnonzero(closed)):
+            events.append(self._end(rank, int(self._screen.relief[:, rank].max())))
+        for rank in map(int, np.flatnonzero(opened)):
+            self._open[rank] = self._judge_episode(rank, now, starting[:, rank])
             events.append(VerdictEvent(self._open[rank], ended=False))
         for rank in map(int, np.flatnonzero(pausing[0])):
             rhythm = self._pauses.rhythm[0, rank]
@@ -104,9 +118,24 @@ class Detector:
         """Close a rank's episode, which was over after step count `count`."""
         return episode_end(self._open.pop(rank), self._number(count))
 
-    def _judge_episode(self, rank: int, now: int) -> Verdict:
+    def _streams(self, own: Floats, samples: Floats, parts: ArrayLike | None) -> Floats:
+        """Return the log excess of the whole, of each part in shares of the whole, and per sample, [streams, ranks]."""
+        streams = np.full(self._screen.open.shape, np.nan)
+        streams[0] = log_excess(own)
+        if len(streams) > 1:
+            if parts is not None:
+                seconds = np.asarray(parts, dtype=np.float64)
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    share = (seconds - others_median(seconds)) / others_median(own)
+                streams[1:-1] = np.log1p(np.maximum(share, -0.9))
+            streams[-1] = streams[0] - log_excess(samples)
+        return streams
+
+    def _judge_episode(self, rank: int, now: int, starting: NDArray[np.bool_]) -> Verdict:
         """Return the verdict on an episode that has just opened, from its steps as far back as the window reaches."""
-        onset, total = int(self._screen.onset[0, rank]), self._screen.steps
+        # Parts are steadier than the whole: where one stands out clearest, that tells when it began.
+        clearest = int(np.argmax(np.where(starting, self._screen.contrast[:, rank], -np.inf)))
+        onset, total = int(self._screen.onset[clearest, rank]), self._screen.steps
         slots = np.arange(max(onset, total - WINDOW, 0), total) % WINDOW
         return judge_excess(
             rank,
@@ -116,6 +145,7 @@ class Detector:
             since_step=self._number(onset) if onset else int(self._steps[slots[0]]),
             detected_step=now,
             usual=float(self._screen.usual[0, rank]) if onset > 0 else 0.0,  # there was no before
+            excess=None if starting[0] else math.log1p(float(np.expm1(self._screen.rise[starting, rank]).sum())),
         )
 
     def _number(self, count: int) -> int:
@@ -217,6 +247,7 @@ def judge_excess(
     since_step: int,
     detected_step: int,
     usual: float = 0.0,
+    excess: float | None = None,
 ) -> Verdict:
     """Return the verdict on one rank's episode.
 
@@ -228,8 +259,10 @@ def judge_excess(
         since_step: Training step at which the episode began.
         detected_step: Training step at which it was noticed.
         usual: The rank's log excess before the episode.
+        excess: Its log excess now, where that is known better than from whole own times.
     """
-    excess = known_median(log_excess(own)[:, rank])
+    if excess is None:
+        excess = known_median(log_excess(own)[:, rank])
     more_samples, more_routed = (
         0.0 if work is None else known_median(log_excess(work)[:, rank]) for work in (samples, routed)
     )
@@ -301,7 +334,7 @@ class SlowRankWatcher:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._detector = Detector(ranks)
+        self._detector = Detector(ranks, has_parts=True)
         self._recent: deque[Row] = deque(maxlen=max(32, min(WINDOW, RECORDS_KEPT // ranks)))
         self._meters: dict[int, PriceMeter] = {}
         # By rank. A finding of the detector is pending until it has lasted, then minor until it is material, then open.
@@ -313,10 +346,17 @@ class SlowRankWatcher:
         """Take in a completed step; see `Watcher`."""
         self._recent.append(row)
         own, (samples, routed) = np.full(self._ranks, np.nan), np.zeros((2, self._ranks))
+        parts = np.full((len(PARTS), self._ranks), np.nan)
         for rank, record in row.items():
             own[rank], samples[rank], routed[rank] = record.own_seconds, record.samples, record.routed_bytes
+            forward = record.forward_seconds + record.compute_seconds  # what is not told apart stands in the second
+            parts[:, rank] = record.data_seconds, forward, record.backward_seconds, record.optimizer_seconds
         findings = self._detector.update(
-            own, samples if samples.any() else None, step=step, routed=routed if routed.any() else None
+            own,
+            samples if samples.any() else None,
+            step=step,
+            routed=routed if routed.any() else None,
+            parts=parts,
         )
         for meter in self._meters.values():
             meter.add(own[None])

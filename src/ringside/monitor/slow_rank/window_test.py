@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.slow_rank.noise import CUTS, Noise, learn
-from ringside.monitor.stats import Floats, divergence, known_median
+from ringside.monitor.stats import Floats, divergence, known_median, known_or_0, median
 
 EFFECT = math.log(1.05)
 """The effect gate: nothing below 5% is ever reported."""
@@ -69,31 +69,38 @@ class WindowTest:
     """Watches `[jobs, ranks]` of log excess; an episode opens when the mean of a window is too great and closes after.
 
     Args:
-        jobs: Independent jobs side by side (1 but in benchmarks).
+        jobs: Independent jobs side by side (1 but in benchmarks); or streams of one job, the whole before its parts.
         ranks: Ranks per job.
+        streams: How many streams a job has that are tested, which share its rate of false alarms: each gets an equal
+            part (union bound), so together they keep it whatever their dependence.
+        is_one_job: Whether the first axis is streams. A part is news only where the whole bears it: what moves from one
+            phase to another costs nobody anything. What is an episode in one stream teaches none of the others.
 
     Attributes:
         steps: How many steps were seen.
         open: Which ranks are in an episode, bool [jobs, ranks].
         usual: What each rank usually exceeds the others by, as far as that is known, [jobs, ranks].
         onset: Number of steps before the episode that opened last, int [jobs, ranks]; 0 where that was in warm-up.
+        rise: How far above the usual the window that opened it lay, [jobs, ranks].
+        contrast: The same in standard deviations of the noise's core, [jobs, ranks].
         relief: Number of steps before the excess began to be missing, int [jobs, ranks]: where an episode ended.
     """
 
-    def __init__(self, jobs: int, ranks: int) -> None:
+    def __init__(self, jobs: int, ranks: int, *, streams: int = 1, is_one_job: bool = False) -> None:
         shape = (jobs, ranks)
         self.steps = 0
         self.open = np.zeros(shape, dtype=bool)
-        self.usual, self._height = np.zeros((2, *shape))
+        self.usual, self._height, self.rise, self.contrast = np.zeros((4, *shape))
         self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
-        self._z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks))
+        self._z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks * streams))
+        self._is_one_job = is_one_job
         self._memory = min(max(MEMORY_CELLS // ranks, 64), MEMORY)
         self._excess = np.full((KEPT, *shape), np.nan)
         self._slow = np.zeros((KEPT, *shape), dtype=bool)  # steps of episodes, which teach nothing
         # By class of windows: their lengths, their noise, and sums of cut excess up to each step, to which step.
         self._lengths = [np.array(windows) for windows in WINDOWS]
         self._noise: list[Noise | None] = [None] * len(WINDOWS)
-        self._sums = np.zeros((len(WINDOWS), KEPT, len(CUTS), *shape))
+        self._sums = np.zeros((len(WINDOWS), KEPT, len(CUTS), *shape), dtype=np.float32)
         self._summed = [0] * len(WINDOWS)
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -127,11 +134,15 @@ class WindowTest:
         if len(numbers) < FEWEST:
             return
         slow = self._slow[numbers]
+        if self._is_one_job:
+            slow[:] = slow.any(axis=1, keepdims=True)
         if self.open.shape[1] <= 3:  # the others' excess mirrors a culprit's
             slow[:] = slow.any(axis=2, keepdims=True)
         is_known = (~slow).sum(axis=0).max(axis=1)[:, None] >= FEWEST  # else an episode is all there is
         rows = np.where(slow & is_known, np.nan, self._excess[numbers])
         self._noise[which] = noise = learn(rows, lengths, self._z)
+        unknown = (~np.isnan(rows)).sum(axis=0).max(axis=1) < FEWEST
+        noise.bars[..., unknown, :] = noise.jumps[:, unknown] = np.inf
         if which == 0:
             self.usual = noise.usual
         self._summed[which] = max(self.steps - 2 * int(lengths[-1]), 0)
@@ -166,6 +177,8 @@ class WindowTest:
                 jump = (height - max(before, base)) * length
                 if not level[index, job, rank] and jump < JUMP_SHARE * noise.jumps[index, job, rank]:
                     continue
+                if self._is_one_job and job and not self._is_borne(int(job), int(rank), length, height - base):
+                    continue
                 late = int((rows > (base + height) / 2).sum())
                 fewest = max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length)
                 if height - base >= EFFECT and late >= fewest:
@@ -174,6 +187,13 @@ class WindowTest:
                     break
         return opened
 
+    def _is_borne(self, part: int, rank: int, length: int, rise: float) -> bool:
+        """Return whether the whole takes longer as well, and no other part less: else time moved between phases."""
+        rows = self._excess[np.arange(self.steps - length + 1, self.steps + 1) % KEPT, :, rank]
+        above = median(rows) - self.usual[:, rank]
+        others = np.delete(above, [0, part])
+        return bool(above[0] >= max(EFFECT, rise / 2.0) and not (others < -rise / 2.0).any())
+
     def _begin(self, job: int, rank: int, height: float, noise: Noise) -> None:
         """Note an episode: since when, and what it takes to be over."""
         base, scale = float(noise.base[job, rank]), float(noise.limits[0, job, 0]) / CUTS[0]
@@ -181,6 +201,7 @@ class WindowTest:
         self.open[job, rank] = True
         self.onset[job, rank] = 0 if onset <= WARM_UP else onset
         self._opened[job, rank] = self.steps
+        self.rise[job, rank], self.contrast[job, rank] = height - base, (height - base) / scale
         self._height[job, rank] = base + min((height - base) / 2, max(GONE, GONE_SCALES * scale))
         self._slow[np.arange(max(onset, self.steps - KEPT) + 1, self.steps + 1) % KEPT, job, rank] = True
 
@@ -230,5 +251,6 @@ class WindowTest:
 
 def _cut(excess: Floats, noise: Noise) -> Floats:
     """Return the excess over the base by cut, [..., cuts, jobs, ranks]; 0 where it is missing."""
-    over = np.minimum(np.maximum(excess - noise.base, -noise.limits), noise.limits)
-    return np.where(np.isnan(over), 0.0, over)
+    over = known_or_0(excess - noise.base).astype(np.float32)
+    limits = noise.limits.astype(np.float32)
+    return np.clip(over, -limits, limits)

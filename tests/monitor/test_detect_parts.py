@@ -1,0 +1,76 @@
+"""Phases and the time per sample are judged beside whole own times."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.monitor.slow_rank.detector import PARTS, Detector
+from ringside.monitor.verdict import VerdictEvent
+
+SHARES = np.array([0.005, 0.25, 0.5, 0.245])
+JITTER = np.array([0.02, 0.15, 0.25, 0.1])
+
+
+def phases(steps: int, ranks: int, seed: int) -> NDArray[np.float64]:
+    """Seconds in each of `PARTS`, [steps, parts, ranks], of steps of 60 ms; backward passes vary by a quarter."""
+    rng = np.random.default_rng(seed)
+    steady = 0.06 * SHARES[:, None] * np.ones(ranks)
+    return steady * np.exp(JITTER[:, None] * rng.standard_normal((steps, len(PARTS), ranks)))
+
+
+def watch(parts: NDArray[np.float64], samples: NDArray[np.float64] | None = None) -> list[VerdictEvent]:
+    detector = Detector(parts.shape[2], has_parts=True)
+    events = []
+    for step, row in enumerate(parts):
+        events += detector.update(row.sum(axis=0), None if samples is None else samples[step], step=step, parts=row)
+    return events
+
+
+def test_a_loader_that_takes_a_fifth_of_a_step_more_is_named_at_once_though_steps_vary_by_more() -> None:
+    for seed in range(20):
+        parts = phases(120, 2, seed)
+        parts[100:, PARTS.index("data"), 1] += 0.012
+        (event, *_) = watch(parts)
+        assert event.verdict.ranks == [1]
+        assert event.verdict.since_step == 100
+        assert event.verdict.detected_step <= 100 + 8
+        assert 0.15 <= event.verdict.excess_ratio <= 0.25
+
+
+def test_ten_times_the_input_of_a_third_of_a_millisecond_matters_to_nobody() -> None:
+    parts = phases(300, 2, 3)
+    parts[100:, PARTS.index("data"), 1] *= 8
+    assert watch(parts) == []
+
+
+def test_time_that_moves_from_one_phase_to_another_is_no_news() -> None:
+    parts = phases(300, 2, 4)
+    moved = 0.012
+    parts[100:, PARTS.index("data"), 1] += moved
+    parts[100:, PARTS.index("forward"), 1] = 0.015 - moved
+    assert watch(parts) == []
+
+
+def test_healthy_phases_are_silent() -> None:
+    assert [event for seed in range(2) for event in watch(phases(2_000, 4, 50 + seed))] == []
+
+
+def test_a_rank_that_is_slower_per_sample_is_named_where_samples_vary_by_half() -> None:
+    rng = np.random.default_rng(6)
+    samples = rng.integers(40, 120, (200, 4)).astype(float)
+    parts = phases(200, 4, 7).mean(axis=(0, 2))[:, None] * samples[:, None, :] / 80
+    parts *= np.exp(0.02 * rng.standard_normal(parts.shape))
+    parts[100:, :, 2] *= 1.3
+    (event, *_) = watch(parts, samples)
+    assert (event.verdict.kind, event.verdict.ranks, event.verdict.since_step) == ("slow_rank", [2], 100)
+    assert event.verdict.detected_step <= 112
+    without = watch(parts)
+    assert not without or without[0].verdict.detected_step > event.verdict.detected_step
+
+
+def test_a_slower_rank_that_is_given_fewer_samples_holds_up_nobody() -> None:
+    parts, samples = phases(400, 4, 8), np.full((400, 4), 100.0)
+    samples[100:, 2] = 70
+    parts[100:, :, 2] *= 0.98
+    assert watch(parts, samples) == []
