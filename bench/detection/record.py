@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 LOG_STEP = 0.005
 """Times are kept as integers on a logarithmic scale of that step, from a microsecond on; 0: none."""
-PHASES = ("own", "data", "forward", "backward", "optimizer", "cpu", "step")
+PHASES = ("own", "data", "forward", "backward", "optimizer", "cpu", "step", "run_delay")
 VITALS = ("seconds", "ran_seconds", "waited_seconds", "throttled_seconds", "steal_ratio", "preemptions")
 LIMIT_S = 240.0
 MESSAGES = "messages"

@@ -34,14 +34,16 @@ FIRST_ONSET, LAST_ONSET, AFTER = 60, 160, 200
 def healthy_jobs(paths: list[Path]) -> Iterator[tuple[str, Job, Floats]]:
     """Yield name, description and times of the jobs without a fault, none missing.
 
-    Times are in seconds, [1 + parts, steps, ranks]: the whole own time and each of `PARTS`.
+    Times are in seconds, [1 + parts + 1, steps, ranks]: the whole own time, each of `PARTS`, and the part of the whole
+    in which the rank had no CPU (0 in sessions that do not have it).
     """
     for path in paths:
         with np.load(path) as session:
             for number in range(sum(name.endswith(".job") for name in session.files)):
                 job = msgspec.json.decode(str(session[f"{number}.job"]), type=Job)
-                rows = [PHASES.index(name) for name in ("own", *PARTS)]
-                times = decode(session[f"{number}.times"][rows, WARM_UP:])
+                codes = session[f"{number}.times"][:, WARM_UP:]
+                codes = np.pad(codes, ((0, len(PHASES) - len(codes)), (0, 0), (0, 0)))
+                times = decode(codes[[PHASES.index(name) for name in ("own", *PARTS, "run_delay")]])
                 known = np.isfinite(usable(times[0]))
                 if not job.fault:
                     typical = np.array([np.median(row[known]) for row in times])
@@ -51,7 +53,9 @@ def healthy_jobs(paths: list[Path]) -> Iterator[tuple[str, Job, Floats]]:
 def with_faults(
     times: Floats, size: float, count: int, seed: int, *, is_input: bool = False
 ) -> tuple[Floats, NDArray[Any], NDArray[Any]]:
-    """Return stretches of a job with a fault in each, [1 + parts, steps, stretches, ranks], their onsets and culprits.
+    """Return stretches of a job with a fault in each, [1 + parts + 1, steps, stretches, ranks], onsets and culprits.
+
+    Who computes longer also waits longer for a CPU beside other programs.
 
     Args:
         times: A healthy job, see `healthy_jobs`.
@@ -91,11 +95,11 @@ def score(stretches: Floats, onsets: NDArray[Any], culprits: NDArray[Any]) -> di
 
 
 def alarms(times: Floats) -> list[tuple[int, int]]:
-    """Return step and rank of each verdict on times [1 + parts, steps, ranks]."""
+    """Return step and rank of each verdict on times [1 + parts + 1, steps, ranks]."""
     detector = Detector(times.shape[2], has_parts=True)
     found = []
-    for step, (own, *parts) in enumerate(times.swapaxes(0, 1)):
-        events = detector.update(own, step=step, parts=np.array(parts))
+    for step, (own, *parts, run_delay) in enumerate(times.swapaxes(0, 1)):
+        events = detector.update(own, step=step, parts=np.array(parts), run_delay=run_delay)
         found += [(step, event.verdict.ranks[0]) for event in events if not event.ended]
     return found
 

@@ -35,6 +35,18 @@ def test_a_rank_that_takes_a_third_longer_is_found_in_recorded_noise_of_ranks_th
     assert found["wrong"] == 0
 
 
+def test_beside_a_busy_loop_a_rank_is_found_by_what_it_needs_without_its_waits_for_a_cpu() -> None:
+    name, job, times = next(each for each in healthy_jobs([ROOT / "tests/data/noise/b0.npz"]) if each[1].load == "busy 1")
+    assert (name, job.ranks, job.model) == ("b0.1", 4, "mlp")
+    unknown = times.copy()
+    unknown[-1] = 0.0
+    known, without = (score(*with_faults(each, 0.3, 10, 1)) for each in (times, unknown))
+    assert known["found"] == 1.0
+    assert known["wrong"] == 0
+    assert known["median"] <= 12
+    assert known["median"] < without["median"]
+
+
 @pytest.mark.native
 def test_a_job_becomes_arrays(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]

@@ -74,3 +74,18 @@ def test_a_slower_rank_that_is_given_fewer_samples_holds_up_nobody() -> None:
     samples[100:, 2] = 70
     parts[100:, :, 2] *= 0.98
     assert watch(parts, samples) == []
+
+
+def test_what_a_busy_machine_takes_is_told_apart_from_what_a_rank_needs() -> None:
+    """Both ranks wait for a CPU for half of the time, by turns; one needs 30% longer for its own work."""
+    for seed in range(10):
+        rng = np.random.default_rng(70 + seed)
+        needed = 0.03 * np.exp(0.05 * rng.standard_normal((160, 2)))
+        needed[100:, 0] *= 1.3
+        run_delay = 0.03 * rng.exponential(1.0, (160, 2))
+        detector, found = Detector(2, has_parts=True), []
+        for step, row in enumerate(needed + run_delay):
+            found += detector.update(row, step=step, run_delay=run_delay[step])
+        assert [event.verdict.ranks for event in found] == [[0]]
+        assert 100 <= found[0].verdict.detected_step <= 124
+        assert 0.07 <= found[0].verdict.excess_ratio <= 0.4

@@ -170,6 +170,34 @@ def test_blocked_inside_forward_is_not_own_time() -> None:
     assert record.exposed_seconds == 1.25
 
 
+def test_want_of_a_cpu_counts_in_own_work_and_not_while_the_rank_is_blocked() -> None:
+    world = World()
+    world.step()
+    world.clock.forward_begins(8)
+    world.passes(1.0, run_delay=0.5)
+    world.clock.blocks()
+    world.passes(1.0, run_delay=0.75)
+    world.clock.blocked(1.0)
+    world.passes(1.0)
+    world.clock.forward_ends()
+    world.passes(2.0, run_delay=0.25)
+    world.clock.backward_ends()
+    world.passes(0.5, run_delay=0.4)
+    world.clock.sync_ends(lambda: SyncTimes)
+    world.passes(0.5, run_delay=0.125)
+    world.optimizer()
+    world.step()
+    assert [record.run_delay_seconds for record in world.finished()] == [0.0, 0.875, 0.0]
+
+
+def test_another_threads_want_of_a_cpu_takes_nothing_off() -> None:
+    world = World()
+    world.step()
+    world.run_delay = 0.0
+    world.step()
+    assert [record.run_delay_seconds for record in world.finished()] == [0.0, 0.0]
+
+
 def test_restart_forgets_what_was_open() -> None:
     world = World()
     world.step()

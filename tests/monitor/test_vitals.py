@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from ringside.monitor.vitals.process import LARGEST_SHARE, THREADS, Used, VitalSigns
+from ringside.monitor.vitals.process import LARGEST_SHARE, THREADS, RunDelay, Used, VitalSigns
 
 from .machines import Machine
 
@@ -291,3 +294,37 @@ def test_this_very_process() -> None:
         assert vitals.ran_seconds is None or 0 < vitals.ran_seconds <= 1.1 * vitals.seconds + 0.02
         assert vitals.steal_ratio is None or 0 <= vitals.steal_ratio <= 1
     signs.close()
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the kernel keeps no schedstat")
+def test_the_calling_thread_is_known_to_have_wanted_a_cpu_that_another_process_had() -> None:
+    """Beside a busy loop on the same CPU it waits about half of the time; asleep it wants none."""
+    delay, cpus = RunDelay(), os.sched_getaffinity(0)
+    cpu = min(cpus)
+    os.sched_setaffinity(0, {cpu})
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        ended = time.process_time() + 0.3
+        before, delay_before = time.perf_counter(), delay()
+        while time.process_time() < ended:
+            pass
+        wanted, took = delay() - delay_before, time.perf_counter() - before
+    finally:
+        busy.kill()
+        busy.wait()
+        os.sched_setaffinity(0, cpus)
+    assert wanted == pytest.approx(took - 0.3, abs=0.2 * took)
+    assert wanted > 0.1 * took
+    delay.close()
+    assert delay() == 0.0
+
+
+def test_every_thread_has_its_own_want_of_a_cpu() -> None:
+    delay, seen = RunDelay(), []
+    first = delay()
+    thread = threading.Thread(target=lambda: seen.append(delay()))
+    thread.start()
+    thread.join()
+    assert seen[0] >= 0.0
+    assert delay() >= first
+    delay.close()

@@ -12,7 +12,7 @@ class World:
     """A step clock with hands to turn; `records` are those it has given out."""
 
     def __init__(self, **how: bool) -> None:
-        self.time = 100.0
+        self.time, self.run_delay = 100.0, 5.0
         self.records: list[StepRecord] = []
         self.clock = StepClock(
             3,
@@ -20,11 +20,13 @@ class World:
             now=lambda: self.time,
             cpu=lambda: self.time * 2,
             wall=lambda: self.time + 1e9,
+            run_delay=lambda: self.run_delay,
             **how,
         )
 
-    def passes(self, seconds: float) -> None:
+    def passes(self, seconds: float, *, run_delay: float = 0.0) -> None:
         self.time += seconds
+        self.run_delay += run_delay
 
     def forward(self, seconds: float = 2.0, samples: int = 8) -> None:
         self.clock.forward_begins(samples)

@@ -57,6 +57,7 @@ class StepPhases:
     """The phases of a step, seconds, and what else was counted in it.
 
     Args:
+        run_delay: Of the seconds that are not `exposed`, in how many the training thread wanted a CPU and had none.
         syncs: Of each backward pass how long the rank was blocked in its synchronisation, and how to get its times.
         groups: What was done in watched groups.
     """
@@ -68,6 +69,7 @@ class StepPhases:
     exposed: float = 0.0
     optimizer: float = 0.0
     overhead: float = 0.0
+    run_delay: float = 0.0
     samples: int = 0
     loss: float | None = None
     forwards: int = 0
@@ -207,6 +209,8 @@ class Draft:
             latency_seconds=syncs[-1][1].latency_seconds if syncs else 0.0,
             compute_seconds=max(phases.compute - sums.unseen_seconds, 0.0),
             unclear_seconds=sums.unclear_seconds,
+            # Where waits are only seen when they are over, what it was delayed in them is not to be taken off.
+            run_delay_seconds=phases.run_delay if self.laps is None and not sums.uses else 0.0,
             routed_bytes=sums.routed_bytes,
             groups=sums.uses,
             new_groups=sums.new_groups,
@@ -306,6 +310,7 @@ class StepClock:
         rank: Global rank.
         emit: Called with every finished step, when nothing more can be added to it.
         now, cpu, wall: Clocks: monotonic seconds, CPU seconds of this process, seconds since 1970.
+        run_delay: How many seconds the calling thread has been ready to run and had no CPU, up to now.
         always_synced: Count every optimizer update as a step, though no synchronisation was seen.
         groups: Adds up what is done in watched groups: an update with some of it is a step, as all ranks take part.
         is_manual: Whether only `step_ends` ends a step.
@@ -316,6 +321,7 @@ class StepClock:
     now: Clock = time.perf_counter
     cpu: Clock = time.process_time
     wall: Clock = time.time
+    run_delay: Clock = float
     always_synced: bool = False
     step: int = 0
     groups: GroupMeter | None = None
@@ -329,6 +335,7 @@ class StepClock:
     def __post_init__(self) -> None:
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
+        self._delay_mark = self.run_delay()
 
     def time_by(self, marks: DeviceEvents) -> None:
         """Time steps by marks on a device from now on; the step under way is discarded."""
@@ -371,6 +378,7 @@ class StepClock:
 
     def blocks(self) -> None:
         """This rank is about to be blocked on others inside a forward pass; `blocked` is called with how long."""
+        self._count_delay()
         if self._laps is not None:
             self._laps.end("forward")
 
@@ -378,6 +386,7 @@ class StepClock:
         """This rank was blocked on others for so long inside the phase under way (buffers broadcast in forward)."""
         self._open.exposed += seconds
         self._mark += seconds
+        self._delay_mark = self.run_delay()
         if self._laps is not None:
             self._laps.end("exposed")
 
@@ -437,6 +446,7 @@ class StepClock:
         self._open = StepPhases()
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
+        self._delay_mark = self.run_delay()
         self._laps = None if self._marks is None else PhaseEvents(self._marks, self._marks.mark())
 
     def _has_collectives(self) -> bool:
@@ -445,9 +455,18 @@ class StepClock:
     def _lap(self, phase: str, until: float | None = None) -> float:
         end = self.now() if until is None else max(until, self._mark)
         seconds, self._mark = end - self._mark, end
+        if phase == SYNC:
+            self._delay_mark = self.run_delay()
+        else:
+            self._count_delay()
         if self._laps is not None:
             self._laps.end(phase)
         return seconds
+
+    def _count_delay(self) -> None:
+        until = self.run_delay()
+        self._open.run_delay += max(until - self._delay_mark, 0.0)  # another thread's may be less
+        self._delay_mark = until
 
     def _own_time(self) -> None:
         """Ascribe what has passed since the last lap to this instrument itself (it stays part of its phase, too)."""

@@ -29,8 +29,8 @@ WINDOW = 128
 PARTS = ("data", "forward", "backward", "optimizer")
 """Phases that are judged beside the whole: 12 ms more of a loader are certain long before a noisy own time is."""
 
-STREAMS = 1 + len(PARTS) + 1
-"""The whole, its parts, and the whole per sample where that is known."""
+STREAMS = 1 + len(PARTS) + 3
+"""The whole, its parts, what it was delayed for want of a CPU, the rest without that, and the rest per sample."""
 
 
 class Detector:
@@ -49,7 +49,7 @@ class Detector:
             raise UsageError(f"a job has at least one rank; got {ranks}")
         self.ranks = ranks
         streams = STREAMS if has_parts else 1
-        self._screen = WindowTest(streams, ranks, streams=streams, is_one_job=True)
+        self._screen = WindowTest(streams, ranks, streams=streams, phases=len(PARTS) if has_parts else None)
         self._pauses = Pauses(1, ranks)
         self._open: dict[int, Verdict] = {}
         self._own, self._samples, self._routed = np.full((3, WINDOW, ranks), np.nan)
@@ -68,6 +68,7 @@ class Detector:
         step: int | None = None,
         routed: ArrayLike | None = None,
         parts: ArrayLike | None = None,
+        run_delay: ArrayLike | None = None,
     ) -> list[VerdictEvent]:
         """Take in one training step.
 
@@ -77,6 +78,7 @@ class Detector:
             step: Number of the training step; by default they are counted from 0.
             routed: Bytes of the tokens that were sent to each rank's experts, [ranks]; likewise.
             parts: Seconds of the own time that were spent in each of `PARTS`, float [parts, ranks]; NaN = missing.
+            run_delay: Seconds of it in which the training thread was ready to run and had no CPU, [ranks].
 
         Returns:
             The episodes that began or ended at this step; mostly none.
@@ -90,7 +92,7 @@ class Detector:
         self._routed[slot] = np.nan if routed is None else usable(routed)
         self._steps[slot] = self._screen.steps if step is None else step
         was_open: NDArray[np.bool_] = np.logical_or.reduce(self._screen.open)
-        starting, _ = self._screen.update(self._streams(row, self._samples[slot], parts))
+        starting, _ = self._screen.update(self._streams(row, self._samples[slot], parts, run_delay))
         is_open: NDArray[np.bool_] = np.logical_or.reduce(self._screen.open)
         opened, closed = is_open & ~was_open, was_open & ~is_open
         pausing, paused = self._pauses.update(row[None], is_open[None])
@@ -118,17 +120,26 @@ class Detector:
         """Close a rank's episode, which was over after step count `count`."""
         return episode_end(self._open.pop(rank), self._number(count))
 
-    def _streams(self, own: Floats, samples: Floats, parts: ArrayLike | None) -> Floats:
-        """Return the log excess of the whole, of each part in shares of the whole, and per sample, [streams, ranks]."""
+    def _streams(self, own: Floats, samples: Floats, parts: ArrayLike | None, run_delay: ArrayLike | None) -> Floats:
+        """Return the log excess of what is tested, [streams, ranks]; see `STREAMS`.
+
+        All but the last is how much more seconds a rank spends than the others do, in shares of their own time.
+        """
         streams = np.full(self._screen.open.shape, np.nan)
-        streams[0] = log_excess(own)
-        if len(streams) > 1:
-            if parts is not None:
-                seconds = np.asarray(parts, dtype=np.float64)
-                with np.errstate(invalid="ignore", divide="ignore"):
-                    share = (seconds - others_median(seconds)) / others_median(own)
-                streams[1:-1] = np.log1p(np.maximum(share, -0.9))
-            streams[-1] = streams[0] - log_excess(samples)
+        if len(streams) == 1:
+            streams[0] = log_excess(own)
+            return streams
+        seconds = np.full((STREAMS - 1, self.ranks), np.nan)
+        seconds[0], seconds[-1] = own, own
+        if parts is not None:
+            seconds[1 : 1 + len(PARTS)] = parts
+        if run_delay is not None:
+            delayed = np.minimum(np.asarray(run_delay, dtype=np.float64), 0.95 * own)
+            seconds[-2:] = delayed, own - delayed
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = (seconds - others_median(seconds)) / others_median(own)
+        streams[:-1] = np.log1p(np.maximum(share, -0.9))
+        streams[-1] = log_excess(seconds[-1] / samples)
         return streams
 
     def _judge_episode(self, rank: int, now: int, starting: NDArray[np.bool_]) -> Verdict:
@@ -136,6 +147,10 @@ class Detector:
         # Parts are steadier than the whole: where one stands out clearest, that tells when it began.
         clearest = int(np.argmax(np.where(starting, self._screen.contrast[:, rank], -np.inf)))
         onset, total = int(self._screen.onset[clearest, rank]), self._screen.steps
+        excess = None
+        if not starting[0]:
+            *_, delay, rest, per_sample = rises = np.where(starting, np.expm1(self._screen.rise[:, rank]), 0.0)
+            excess = math.log1p(delay + (rest or rises[1 : 1 + len(PARTS)].sum() or per_sample))
         slots = np.arange(max(onset, total - WINDOW, 0), total) % WINDOW
         return judge_excess(
             rank,
@@ -145,7 +160,7 @@ class Detector:
             since_step=self._number(onset) if onset else int(self._steps[slots[0]]),
             detected_step=now,
             usual=float(self._screen.usual[0, rank]) if onset > 0 else 0.0,  # there was no before
-            excess=None if starting[0] else math.log1p(float(np.expm1(self._screen.rise[starting, rank]).sum())),
+            excess=excess,
         )
 
     def _number(self, count: int) -> int:
@@ -346,17 +361,19 @@ class SlowRankWatcher:
         """Take in a completed step; see `Watcher`."""
         self._recent.append(row)
         own, (samples, routed) = np.full(self._ranks, np.nan), np.zeros((2, self._ranks))
-        parts = np.full((len(PARTS), self._ranks), np.nan)
+        parts, run_delay = np.full((len(PARTS), self._ranks), np.nan), np.zeros(self._ranks)
         for rank, record in row.items():
             own[rank], samples[rank], routed[rank] = record.own_seconds, record.samples, record.routed_bytes
             forward = record.forward_seconds + record.compute_seconds  # what is not told apart stands in the second
             parts[:, rank] = record.data_seconds, forward, record.backward_seconds, record.optimizer_seconds
+            run_delay[rank] = record.run_delay_seconds
         findings = self._detector.update(
             own,
             samples if samples.any() else None,
             step=step,
             routed=routed if routed.any() else None,
             parts=parts,
+            run_delay=run_delay,
         )
         for meter in self._meters.values():
             meter.add(own[None])

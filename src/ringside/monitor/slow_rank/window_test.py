@@ -73,8 +73,9 @@ class WindowTest:
         ranks: Ranks per job.
         streams: How many streams a job has that are tested, which share its rate of false alarms: each gets an equal
             part (union bound), so together they keep it whatever their dependence.
-        is_one_job: Whether the first axis is streams. A part is news only where the whole bears it: what moves from one
-            phase to another costs nobody anything. What is an episode in one stream teaches none of the others.
+        phases: How many streams after the whole are its phases; None: the first axis is jobs. A part is news only where
+            the whole bears it: what moves from one phase to another costs nobody anything. What is an episode in one
+            stream teaches none of the others.
 
     Attributes:
         steps: How many steps were seen.
@@ -86,14 +87,14 @@ class WindowTest:
         relief: Number of steps before the excess began to be missing, int [jobs, ranks]: where an episode ended.
     """
 
-    def __init__(self, jobs: int, ranks: int, *, streams: int = 1, is_one_job: bool = False) -> None:
+    def __init__(self, jobs: int, ranks: int, *, streams: int = 1, phases: int | None = None) -> None:
         shape = (jobs, ranks)
         self.steps = 0
         self.open = np.zeros(shape, dtype=bool)
         self.usual, self._height, self.rise, self.contrast = np.zeros((4, *shape))
         self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
         self._z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks * streams))
-        self._is_one_job = is_one_job
+        self._phases = phases
         self._memory = min(max(MEMORY_CELLS // ranks, 64), MEMORY)
         self._excess = np.full((KEPT, *shape), np.nan)
         self._slow = np.zeros((KEPT, *shape), dtype=bool)  # steps of episodes, which teach nothing
@@ -134,7 +135,7 @@ class WindowTest:
         if len(numbers) < FEWEST:
             return
         slow = self._slow[numbers]
-        if self._is_one_job:
+        if self._phases is not None:
             slow[:] = slow.any(axis=1, keepdims=True)
         if self.open.shape[1] <= 3:  # the others' excess mirrors a culprit's
             slow[:] = slow.any(axis=2, keepdims=True)
@@ -177,7 +178,7 @@ class WindowTest:
                 jump = (height - max(before, base)) * length
                 if not level[index, job, rank] and jump < JUMP_SHARE * noise.jumps[index, job, rank]:
                     continue
-                if self._is_one_job and job and not self._is_borne(int(job), int(rank), length, height - base):
+                if self._phases is not None and job and not self._is_borne(int(job), int(rank), length, height - base):
                     continue
                 late = int((rows > (base + height) / 2).sum())
                 fewest = max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length)
@@ -188,11 +189,12 @@ class WindowTest:
         return opened
 
     def _is_borne(self, part: int, rank: int, length: int, rise: float) -> bool:
-        """Return whether the whole takes longer as well, and no other part less: else time moved between phases."""
+        """Return whether the whole takes longer as well, and no other phase less: time may move between them."""
         rows = self._excess[np.arange(self.steps - length + 1, self.steps + 1) % KEPT, :, rank]
         above = median(rows) - self.usual[:, rank]
-        others = np.delete(above, [0, part])
-        return bool(above[0] >= max(EFFECT, rise / 2.0) and not (others < -rise / 2.0).any())
+        phases = range(1, 1 + (self._phases or 0))
+        moved = part in phases and any(above[phase] < -rise / 2.0 for phase in phases if phase != part)
+        return bool(above[0] >= max(EFFECT, rise / 2.0)) and not moved
 
     def _begin(self, job: int, rank: int, height: float, noise: Noise) -> None:
         """Note an episode: since when, and what it takes to be over."""

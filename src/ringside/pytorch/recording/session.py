@@ -30,7 +30,7 @@ from ringside.monitor.run.records import StepRecord, Vitals
 from ringside.monitor.step_clock import Draft, StepClock, UnreachedSteps
 from ringside.monitor.verdict import Verdict
 from ringside.monitor.vitals.gpu import open_gpu
-from ringside.monitor.vitals.process import VitalSigns
+from ringside.monitor.vitals.process import RunDelay, VitalSigns
 from ringside.pytorch.hang_watch import watch
 from ringside.pytorch.recording.parameter_digests import DigestComparison, ParameterDigests
 from ringside.pytorch.recording.rank0 import Rank0Recorder, run_info
@@ -158,7 +158,8 @@ class Session:
         self._settings = settings
 
         # What the training thread touches.
-        self.clock = StepClock(self.rank, self._emit)
+        self._run_delay = RunDelay()
+        self.clock = StepClock(self.rank, self._emit, run_delay=self._run_delay)
         self._listeners: Listeners[StepRecord] = Listeners("step records")
         self.is_paused = False
         self._marks: DeviceEvents | None = None
@@ -391,6 +392,7 @@ class Session:
         finally:
             self._is_stopped = True
             self._vitals.close()
+            self._run_delay.close()
 
     def _put_reached(self, drafts: list[tuple[Draft, bool]]) -> None:
         """Take in steps that the device has done by now."""
