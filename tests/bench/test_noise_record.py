@@ -36,7 +36,8 @@ def test_a_rank_that_takes_a_third_longer_is_found_in_recorded_noise_of_ranks_th
 
 
 def test_beside_a_busy_loop_a_rank_is_found_by_what_it_needs_without_its_waits_for_a_cpu() -> None:
-    name, job, times = next(each for each in healthy_jobs([ROOT / "tests/data/noise/b0.npz"]) if each[1].load == "busy 1")
+    jobs = healthy_jobs([ROOT / "tests/data/noise/b0.npz"])
+    name, job, times = next(each for each in jobs if each[1].load == "busy 1")
     assert (name, job.ranks, job.model) == ("b0.1", 4, "mlp")
     unknown = times.copy()
     unknown[-1] = 0.0

@@ -38,6 +38,9 @@ FARTHEST_STEPS, LARGEST_STEP = 1_000_000, 1 << 48
 GIVEN_UP_STEPS = 80
 """A rank that was missing in so many steps on end is not waited for at all until it reports again."""
 
+LOOK_STEPS = 16
+"""Steps after which it is written anew what is undecided."""
+
 ENDED_KEPT = 100
 
 Listener = Callable[[Event], object]
@@ -178,6 +181,10 @@ class StepCollector:
         # Records before events: a reader that knows of a verdict finds the steps it rests on.
         if self._writer is not None and done:
             self._writer.append(done)
+        if self._writer is not None and (self.steps - len(self.completed)) // LOOK_STEPS < self.steps // LOOK_STEPS:
+            for watcher in self._watchers:
+                if isinstance(watcher, PeersWatcher):
+                    self._writer.put_undecided(watcher.undecided())
         return [
             self._emit({"kind": finding.kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
             for finding in findings

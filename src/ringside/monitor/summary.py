@@ -192,6 +192,8 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
         blocked=blocked,
         extra=given,
     )
+    if (undecided := reader.undecided()) is not None:
+        summary["undecided"] = {**msgspec.to_builtins(undecided, str_keys=True), "words": undecided.describe()}
     if blocked:
         summary["waits"] = _waits(verdicts, sample.rows, mesh)
     return summary, table

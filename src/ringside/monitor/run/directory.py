@@ -26,8 +26,10 @@ from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
 from ringside.files import append_to_file, replace_file
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.undecided import Undecided
 
 RUN, STEPS, EVENTS, SUMMARY, REPORT = "run.json", "steps.jsonl", "events.jsonl", "summary.json", "report.html"
+UNDECIDED = "undecided.json"
 BLOCK_BYTES = 1 << 20
 FULL_BYTES = 1 << 30
 """About three million records."""
@@ -108,6 +110,11 @@ class RunWriter:
         """Append one event."""
         self._append(EVENTS, _encode(finite(event)) + b"\n")
 
+    def put_undecided(self, undecided: Undecided) -> None:
+        """Replace what is undecided now."""
+        if not self.off:
+            self._try(lambda: replace_file(self.path / UNDECIDED, msgspec.json.encode(undecided) + b"\n"))
+
     def _append(self, name: str, data: bytes) -> None:
         if data and not self.off:
             self._try(lambda: append_to_file(self.path / name, data))
@@ -163,6 +170,10 @@ class RunReader:
         """Return the events that were added since the last call."""
         events = (_or_none(partial(msgspec.json.decode, line)) for line in self._events.new())
         return [event for event in events if isinstance(event, dict) and isinstance(event.get("kind"), str)]
+
+    def undecided(self) -> Undecided | None:
+        """Return what was undecided when the run was last looked at; None where that is not known."""
+        return _or_none(lambda: msgspec.json.decode(_content(self.path / UNDECIDED), type=Undecided))
 
     def summary(self) -> dict[str, Any] | None:
         """Return `summary.json`; None where there is none yet or it cannot be read."""

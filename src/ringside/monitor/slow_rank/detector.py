@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
+from statistics import NormalDist, median
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, is_of_pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import EFFECT, PERSISTENCE, WindowTest
 from ringside.monitor.stats import Floats, known_median, log_excess, others_median, usable
+from ringside.monitor.undecided import SUSPECTED, Suspect, Undecided
 from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 
 WINDOW = 128
@@ -115,6 +116,29 @@ class Detector:
             self._open[rank] = judge_pauses(rank, rhythm, self.ranks, since_step=since, detected_step=now)
             events.append(VerdictEvent(self._open[rank], ended=False))
         return events
+
+    def undecided(self) -> Undecided:
+        """Return whom it suspects, and what it would have found by now."""
+        screen = self._screen
+        shares, lengths = screen.nearest()
+        likeliest: dict[int, Suspect] = {}
+        for stream, rank in np.argwhere((shares >= SUSPECTED) & ~screen.open.any(axis=0)):
+            share, length = float(shares[stream, rank]), int(lengths[stream, rank])
+            height = screen.height(int(stream), int(rank), length)
+            if height >= EFFECT / 2 and (rank not in likeliest or share > likeliest[rank].bar_ratio):
+                likeliest[rank] = Suspect(
+                    rank=int(rank),
+                    since_step=self._number(screen.steps - length),
+                    excess_ratio=math.expm1(height),
+                    bar_ratio=share,
+                    healthy_steps=round(1.0 / (NormalDist().cdf(-min(share, 1.5) * screen.z) * shares.size)),
+                )
+        suspects = sorted(likeliest.values(), key=lambda suspect: -suspect.bar_ratio)
+        # What takes longer in all phases shows in the whole, or without the waits for a CPU. The loudest rank counts.
+        whole = [0, -2] if len(screen.open) > 1 else [0]
+        found = {length: float(np.expm1(least[whole].min(axis=0).max())) for length, least in screen.least().items()}
+        newest = int(self._steps[(self._screen.steps - 1) % WINDOW])
+        return Undecided(step=newest, suspects=suspects, found=found)
 
     def _end(self, rank: int, count: int) -> VerdictEvent:
         """Close a rank's episode, which was over after step count `count`."""
@@ -406,6 +430,24 @@ class SlowRankWatcher:
     def open(self) -> list[Verdict]:
         """The verdicts whose episodes are not over, with their prices so far."""
         return [self._priced(rank, verdict) for rank, verdict in self._open.items()]
+
+    def undecided(self) -> Undecided:
+        """Return who may be slow: by the detector, or by it for sure but too briefly or by too little to be told."""
+        state = self._detector.undecided()
+        open_cases = [(self._pending, "it has not lasted"), (self._minor, "it takes up too little of a step")]
+        held = [
+            Suspect(
+                rank=rank,
+                since_step=verdict.since_step,
+                excess_ratio=verdict.excess_ratio,
+                bar_ratio=1.0,
+                healthy_steps=0,
+                why=why,
+            )
+            for cases, why in open_cases
+            for rank, verdict in cases.items()
+        ]
+        return msgspec.structs.replace(state, suspects=[*held, *state.suspects])
 
     def _has_lasted(self, verdict: Verdict) -> bool:
         """Return whether a rank's excess has lasted and cost enough, and is there in most of the newest steps."""

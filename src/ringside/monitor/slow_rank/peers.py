@@ -14,6 +14,7 @@ from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.slow_rank.detector import SLOW_CAUSE, SlowRankWatcher
 from ringside.monitor.slow_rank.window_test import WARM_UP
+from ringside.monitor.undecided import Undecided
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict, VerdictEvent, episode_end
 from ringside.text import name_ranks
 
@@ -67,6 +68,21 @@ class PeersWatcher:
     def open(self) -> list[Verdict]:
         """The verdicts whose episodes are not over, with their prices so far."""
         return [self._with_evidence(verdict) for compared in self._compared for verdict in compared.open]
+
+    def undecided(self) -> Undecided:
+        """Return who may be slow, with the job's numbers of ranks."""
+        states = [(compared, compared.undecided()) for compared in self._compared]
+        suspects = [
+            msgspec.structs.replace(suspect, rank=compared.ranks[suspect.rank])
+            for compared, state in states
+            for suspect in state.suspects
+        ]
+        lengths = set.intersection(*(set(state.found) for _, state in states)) if states else set()
+        return Undecided(
+            step=max((state.step for _, state in states), default=0),
+            suspects=sorted(suspects, key=lambda suspect: -suspect.bar_ratio),
+            found={length: max(state.found[length] for _, state in states) for length in sorted(lengths)},
+        )
 
     def _with_evidence(self, verdict: Verdict) -> Verdict:
         more = self._evidence.get(verdict.ranks[0])
@@ -149,6 +165,10 @@ class _Compared:
     def open(self) -> list[Verdict]:
         """The verdicts that are open, with the job's numbers of ranks."""
         return [self._of_job(verdict) for verdict in self._watcher.open]
+
+    def undecided(self) -> Undecided:
+        """Return who may be slow, by their numbers here."""
+        return self._watcher.undecided()
 
     def _learn(self, records: Sequence[StepRecord | None]) -> None:
         """Take in one of the first steps; after enough of them it is known how long each rank usually works."""

@@ -79,6 +79,7 @@ class WindowTest:
 
     Attributes:
         steps: How many steps were seen.
+        z: How many standard deviations as rare as a false alarm may be.
         open: Which ranks are in an episode, bool [jobs, ranks].
         usual: What each rank usually exceeds the others by, as far as that is known, [jobs, ranks].
         onset: Number of steps before the episode that opened last, int [jobs, ranks]; 0 where that was in warm-up.
@@ -93,7 +94,7 @@ class WindowTest:
         self.open = np.zeros(shape, dtype=bool)
         self.usual, self._height, self.rise, self.contrast = np.zeros((4, *shape))
         self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
-        self._z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks * streams))
+        self.z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks * streams))
         self._phases = phases
         self._memory = min(max(MEMORY_CELLS // ranks, 64), MEMORY)
         self._excess = np.full((KEPT, *shape), np.nan)
@@ -141,7 +142,7 @@ class WindowTest:
             slow[:] = slow.any(axis=2, keepdims=True)
         is_known = (~slow).sum(axis=0).max(axis=1)[:, None] >= FEWEST  # else an episode is all there is
         rows = np.where(slow & is_known, np.nan, self._excess[numbers])
-        self._noise[which] = noise = learn(rows, lengths, self._z)
+        self._noise[which] = noise = learn(rows, lengths, self.z)
         unknown = (~np.isnan(rows)).sum(axis=0).max(axis=1) < FEWEST
         noise.bars[..., unknown, :] = noise.jumps[:, unknown] = np.inf
         if which == 0:
@@ -235,6 +236,32 @@ class WindowTest:
                     self._slow[np.arange(relief + 1, self.steps + 1) % KEPT, job, rank] = False
                     break
         return closed
+
+    def nearest(self) -> tuple[Floats, NDArray[np.int64]]:
+        """Return how near each is to its bar, as a share of it, and of how many steps that window is, [jobs, ranks]."""
+        best, lengths = np.zeros(self.open.shape), np.zeros(self.open.shape, dtype=np.int64)
+        for which, noise in enumerate(self._noise):
+            for index, bars in enumerate(() if noise is None else noise.bars):
+                length = int(self._lengths[which][index])
+                begin = max(self._summed[which] - length, 0)
+                inside = self._sums[which, self._summed[which] % KEPT, :-1] - self._sums[which, begin % KEPT, :-1]
+                share = (inside / bars).max(axis=0)
+                is_nearer = (share > best) & (length <= self._summed[which] - np.maximum(self.relief, WARM_UP))
+                best, lengths = np.where(is_nearer, share, best), np.where(is_nearer, length, lengths)
+        return best, lengths
+
+    def height(self, job: int, rank: int, length: int) -> float:
+        """Return how far above the usual the median of the newest steps lies."""
+        return known_median(self._rows(self.steps - length, job, rank)) - float(self.usual[job, rank])
+
+    def least(self) -> dict[int, Floats]:
+        """Return the excess that the longest window of each class would name, [jobs, ranks], by its length."""
+        found = {}
+        for lengths, noise in zip(self._lengths, self._noise, strict=True):
+            if noise is not None:
+                length = int(lengths[len(noise.jumps) - 1])
+                found[length] = np.maximum(noise.bars[-1].min(axis=0) / length, EFFECT)
+        return found
 
     def _rows(self, first: int, job: int, rank: int) -> Floats:
         """Log excess of the steps numbered first < step, as far as they are remembered."""

@@ -1,0 +1,87 @@
+"""What is suspected and not decided, and what would have been found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ringside.monitor.collector import LOOK_STEPS, StepCollector
+from ringside.monitor.run.directory import UNDECIDED, RunReader, RunWriter
+from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
+from ringside.monitor.slow_rank.detector import Detector
+from ringside.monitor.summary import assess_run
+from ringside.monitor.undecided import Suspect, Undecided
+
+
+def noisy(steps: int, ranks: int, jitter: float, seed: int) -> np.ndarray:
+    return 0.06 * np.exp(jitter * np.random.default_rng(seed).standard_normal((steps, ranks)))
+
+
+def test_a_slow_rank_is_suspected_before_it_is_named_and_not_after() -> None:
+    for seed in range(10):
+        own = noisy(200, 2, 0.15, seed)
+        own[100:, 1] *= 1.3
+        detector, suspected = Detector(2), []
+        for step, row in enumerate(own):
+            events = detector.update(row, step=step)
+            if events:
+                break
+            if step > 100:
+                suspected += [(step, suspect) for suspect in detector.undecided().suspects]
+        assert [event.verdict.ranks for event in events] == [[1]]
+        assert 1 in {suspect.rank for _, suspect in suspected}
+        last = suspected[-1][1]
+        assert 0.6 <= last.bar_ratio
+        assert 80 <= last.since_step <= 125
+        assert 0.1 <= last.excess_ratio <= 0.5
+        assert detector.undecided().suspects == []
+
+
+def test_steadier_jobs_would_have_told_of_less() -> None:
+    least = []
+    for jitter in (0.02, 0.1, 0.3):
+        detector = Detector(4)
+        for step, row in enumerate(noisy(300, 4, jitter, 5)):
+            detector.update(row, step=step)
+        found = detector.undecided().found
+        assert set(found) == {24, 80, 192}
+        least.append(found[24])
+    assert 0.05 <= least[0] < least[1] < least[2]
+
+
+def test_healthy_ranks_are_seldom_suspected_and_the_chance_is_about_what_is_said() -> None:
+    detector, suspected = Detector(2), 0
+    for step, row in enumerate(noisy(4_000, 2, 0.1, 7)):
+        detector.update(row, step=step)
+        suspected += any(suspect.healthy_steps >= 1_000 for suspect in detector.undecided().suspects)
+    assert suspected < 4_000 * 0.01  # windows of neighbouring steps are nearly the same
+
+
+def test_it_is_in_the_run_directory_while_it_goes_on_and_in_the_summary(tmp_path: Path) -> None:
+    info = RunInfo(schema=SCHEMA, name="x", started_unix=0.0, world_size=2, engine="gloo")
+    collector = StepCollector(2, RunWriter(tmp_path, info))
+    own = noisy(4 * LOOK_STEPS, 2, 0.02, 3)
+    for step, row in enumerate(own):
+        collector.add(
+            StepRecord(step=step, rank=rank, ended_unix=0.0, step_seconds=0.07, own_seconds=float(seconds))
+            for rank, seconds in enumerate(row)
+        )
+    undecided = RunReader(tmp_path).undecided()
+    assert undecided is not None
+    assert undecided.step >= len(own) - LOOK_STEPS - 1
+    assert 24 in undecided.found
+    summary, _ = assess_run(RunReader(tmp_path))
+    assert summary["undecided"]["found"]["24"] == undecided.found[24]
+    assert summary["undecided"]["words"] == undecided.describe()
+    (tmp_path / UNDECIDED).write_text("{")
+    assert RunReader(tmp_path).undecided() is None
+
+
+def test_in_words() -> None:
+    suspect = Suspect(rank=1, since_step=40, excess_ratio=0.09, bar_ratio=0.8, healthy_steps=12_000)
+    assert Undecided(step=60, suspects=[suspect], found={24: 0.18, 80: 0.17, 192: 0.06}).describe() == (
+        "rank 1 may be 9.0% slower since step 40: chance gives as much once in 12,000 steps; a rank slower by 18% would "
+        "be named within 24 steps, 6.0% within 192"
+    )
+    assert Undecided(step=3).describe() == ""
