@@ -68,7 +68,9 @@ def judge(kind: str, calls: Calls, notes: list[Note]) -> Findings:
     by_comm: dict[str, dict[str, dict[int, Stream]]] = defaultdict(lambda: defaultdict(dict))
     for (communicator, function, rank), stream in calls.streams.items():
         by_comm[communicator][function][rank] = stream
-    late, unjudged, rows = [], [], []
+    late: list[Late] = []
+    unjudged: list[Unjudged] = []
+    rows: list[list[Number | None]] = []
     elapsed_s = 0.0
     for communicator, functions in by_comm.items():
         size = calls.sizes.get(communicator, 0)
@@ -88,9 +90,9 @@ def judge(kind: str, calls: Calls, notes: list[Note]) -> Findings:
         if len(present) < size:
             why = f"of its {size:,} ranks only {rank_list(present)} are here: give the files of all"
         elif min(known) < LEAST_SHARE:
-            seen = percent(_floor(sum(known) / len(known)))
+            on_average = percent(_floor(sum(known) / len(known)))
             why = (
-                f"seen {seen} of its calls, of one rank {percent(_floor(min(known)))}: too few to blame anybody. "
+                f"seen {on_average} of its calls, of one rank {percent(_floor(min(known)))}: too few to blame anybody. "
                 "Recorders lose calls (fewer with a larger ring or shorter intervals between dumps), and leave out "
                 "what is below their least size"
             )
@@ -165,7 +167,9 @@ def _last_comers(
     calls: Calls, communicator: str, functions: dict[str, dict[int, Stream]], size: int
 ) -> tuple[list[Late], float, str]:
     """Return the ranks that a communicator waits for, the seconds that its records cover, and why nobody is judged."""
-    starts, took, half = [], [], []
+    starts: list[Floats] = []
+    took: list[Floats] = []
+    half = []
     for streams in functions.values():
         indexes = [np.unique(np.frombuffer(streams[rank].seq, np.int64), return_index=True) for rank in range(size)]
         common = reduce(lambda one, other: np.intersect1d(one, other, True), [numbers for numbers, _ in indexes])
