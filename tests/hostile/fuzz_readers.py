@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from tests.doctor import dumps, nccl_logs, timeline_maker
+from tests.doctor import call_logs, dumps, nccl_logs, ras_maker, timeline_maker
 from tests.doctor.kineto_maker import Job
 from tests.hostile.fuzz import damaged, message
 from tests.hostile.fuzz_run import WHOLE, OthersUnreadError, Reader
@@ -117,6 +117,22 @@ def _write_logs(folder: Path) -> None:
     for rank in range(4):
         text = "\n".join(nccl_logs.log_of_rank(rank, places)) + "\n"
         (folder / "ranks" / f"nccl.{rank}.log").write_text(text)
+
+
+def _write_calls(folder: Path) -> None:
+    for name, write in call_logs.WRITERS.items():
+        (folder / name).mkdir(parents=True)
+        write(call_logs.CallJob(ranks=3, calls=24, late={1: 0.004}), folder / name)
+
+
+def _write_ras(folder: Path) -> None:
+    counts = {rank: {"AllReduce": 40 - (rank == 2)} for rank in range(4)}
+    (folder / "ras").mkdir(parents=True)
+    for name, missing in (("dead", {4: "considered_dead"}), ("stuck", {})):
+        stuck = ras_maker.communicator(counts, missing=missing)
+        peer = ras_maker.event("PEER_DEAD", ras_maker.member(1))
+        text = ras_maker.reading(0, stuck) + ras_maker.reading(30, stuck) + (peer if missing else "")
+        (folder / "ras" / name).write_text(text)
 
 
 TORCH_LINES = (
@@ -642,6 +658,8 @@ READERS = {
         Reader("traces", _write_traces, _doctor_each, damaged),
         Reader("logs", _write_logs, _doctor_each, damaged),
         Reader("errors", _write_errors, _doctor_each, damaged),
+        Reader("calls", _write_calls, _doctor, damaged),
+        Reader("ras", _write_ras, _doctor, damaged),
         Reader("timelines", _write_timelines, _doctor, damaged),
         Reader("archives", _write_archives, _doctor, damaged),
         Reader("runs-doctor", _write_runs, _doctor, damaged),

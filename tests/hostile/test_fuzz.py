@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("RINGSIDE_FUZZ_SEED", "19"))
 SECONDS = float(os.environ.get("RINGSIDE_FUZZ_SECONDS", "60"))
 READERS = {
-    "doctor": ("dumps", "traces", "logs", "errors", "timelines", "archives", "runs-doctor"),
+    "doctor": ("dumps", "traces", "logs", "errors", "calls", "ras", "timelines", "archives", "runs-doctor"),
     "runs": ("runs-report", "runs-value", "runs-live"),
     "predict": ("tables", "topologies"),
     "jobs": ("checkpoints", "states", "messages", "pages"),

@@ -1,10 +1,10 @@
 """Explain a run that failed or crawled, from the files it left behind.
 
 Reads profiler traces (Kineto, torch.profiler), flight-recorder dumps, NCCL
-logs, Ringside's own run directories, torchelastic error files and recorded
-pipeline timelines: files, folders and globs, packed (.gz, .tar.gz, .zip) or
-not. The format of each file is detected from its content. Nothing found in a
-file is ever executed.
+logs, logs of NCCL's Inspector, RAS, CoMMA and ClogHook, Ringside's own run
+directories, torchelastic error files and recorded pipeline timelines: files,
+folders and globs, packed (.gz, .tar.gz, .zip) or not. The format of each file
+is detected from its content. Nothing found in a file is ever executed.
 
 exit status: 0 nothing is wrong, 1 there are verdicts, 2 usage error, 3 none of
 the files could be read, 4 not enough to judge: no verdict, but the files do not

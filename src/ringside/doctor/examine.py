@@ -9,7 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from ringside.doctor import error_file, ringside_run
+from ringside.doctor import error_file, health_check, ras, ringside_run
+from ringside.doctor.calls import clog, comma, inspector
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Limits, Source
 from ringside.doctor.files.walk import gather
@@ -37,7 +38,19 @@ class Reader(Protocol):
         """Judge all files of this kind together, with a note per file; must not raise for bad content."""
 
 
-READERS: tuple[Reader, ...] = (flight_recorder, ringside_run, error_file, kineto, pipeline, nccl_log)
+READERS: tuple[Reader, ...] = (
+    flight_recorder,
+    ringside_run,
+    error_file,
+    health_check,
+    inspector,
+    comma,
+    clog,
+    ras,
+    kineto,
+    pipeline,
+    nccl_log,
+)
 """In the order in which they are tried; the first that matches a source gets it."""
 
 _log = logging.getLogger(__name__)

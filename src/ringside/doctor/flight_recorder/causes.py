@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ringside.doctor.flight_recorder.dump import RecordedCall
+from ringside.doctor.flight_recorder.dump import ANYONE, RecordedCall
 from ringside.doctor.flight_recorder.groups import ROOTED, GroupView
 
 # -------------------------------------------------------------------------------------------------
@@ -129,18 +129,26 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
 
 
 def _unmatched(view: GroupView) -> Iterable[HangWait]:
-    """Sends and receives without an end that the other side has not posted as often."""
+    """Sends and receives without an end that the other side has not posted as often.
+
+    Who receives from anyone waits for nobody in particular, and may yet take what others send to it.
+    """
     posted: dict[int, Counter[tuple[str, int]]] = {}
+    open_to_all: Counter[int] = Counter()
     calls: dict[tuple[int, str, int], list[RecordedCall]] = defaultdict(list)
     for rank, own in view.p2p.items():
         posted[rank] = Counter()
         for call in own:
             peer = view.global_rank(call.peer)
+            open_to_all[rank] += call.peer == ANYONE and not call.done
             if peer is not None and not call.done:
                 posted[rank][call.op, peer] += 1
                 calls[rank, call.op, peer].append(call)
     for (rank, op, peer), made in calls.items():
-        if peer in posted and len(made) > (there := posted[peer]["recv" if op == "send" else "send", rank]):
+        if peer not in posted:
+            continue
+        there = posted[peer]["recv" if op == "send" else "send", rank] + (open_to_all[peer] if op == "send" else 0)
+        if len(made) > there:
             yield HangWait(rank, peer, view, made[there])
 
 
@@ -193,6 +201,7 @@ def _cause_of(causes: list[HangCause], view: GroupView, call: RecordedCall) -> H
 SAME_SIZES = frozenset({
     "all_reduce", "allreduce", "allreduce_coalesced", "all_reduce_barrier", "_all_gather_base",
     "all_gather_single", "all_gather", "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter",
+    "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
     "broadcast", "reduce", "barrier",
 })  # fmt: skip
 """Collectives whose ranks must all give the same sizes; an all-to-all's may differ."""
@@ -253,12 +262,15 @@ def _differ(view: GroupView, seq: int, aspect: str, calls: dict[int, RecordedCal
     values: dict[int, str] = {}
     for rank, call in calls.items():
         op, inputs, outputs, dtypes = call.shape
+        # Gathered from uneven shards, or scattered into them: the rank's own one may differ, the list may not.
+        shards = outputs if op == "all_gather" else inputs if op == "reduce_scatter" else ""
+        uneven = len(set(shards[2:-2].split("], ["))) > 1
         if aspect == "operation":
             values[rank] = op
         elif aspect == "dtype" and op not in ("barrier", "coalesced"):
             values[rank] = dtypes
         elif aspect == "size" and op in SAME_SIZES:
-            values[rank] = f"{inputs} → {outputs}"
+            values[rank] = shards if uneven else f"{inputs} → {outputs}"
     values = {rank: text for rank, text in values.items() if text}
     counts = Counter(values.values()).most_common(2)
     if len(counts) < 2:

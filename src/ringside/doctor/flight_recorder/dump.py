@@ -154,7 +154,9 @@ def _bounded_memory(spare_bytes: int) -> Iterator[None]:
 # Of a backend in Python no end is known: its entries are retired from the beginning, and its status has none completed.
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
-P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9})(?!\d)")
+P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9}(?!\d)|\?)")
+NOBODY, ANYONE = -1, -2
+"""Peers of a collective, and of a receive from anyone (`recv 3<-?`) or of a message whose peer is not told."""
 MOST_ITEMS = 1 << 50
 MOST_PENDING = 2_000
 """Calls without an end that are kept of one rank."""
@@ -228,7 +230,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
         op: `all_reduce`, `send`, ... without the backend.
         backend: `nccl`, `gloo`, ...
         seq: Its number among the group's collectives (`p2p_seq_id` for sends and receives).
-        peer: For sends and receives, the other side as a rank *of the group*; otherwise -1.
+        peer: For sends and receives, the other side as a rank *of the group*, or `ANYONE`; otherwise `NOBODY`.
         shape: `(op, input sizes, output sizes, dtypes)` as text: what ranks must agree on.
         created_s: When it was called, seconds since 1970; 0 where unknown.
         ended_s: When it was seen to have ended; 0 where unknown or not yet.
@@ -241,7 +243,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     backend: str
     seq: int
-    peer: int = -1
+    peer: int = NOBODY
     shape: tuple[str, str, str, str]
     nbytes: int = 0
     created_s: float = 0.0
@@ -254,7 +256,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def p2p(self) -> bool:
         """Whether it is a send or a receive."""
-        return self.peer >= 0
+        return self.peer != NOBODY
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -427,6 +429,7 @@ def _calls(entries: list[_Entry], endless: set[str]) -> list[RecordedCall]:
         is_p2p = _is_p2p(entry)
         is_endless = not is_p2p and entry_group(entry)[0] in endless
         match = P2P.search(operation) if is_p2p else None
+        peer = int(match[4]) if match and match[4] != "?" else ANYONE
         dtypes = ",".join(entry.input_dtypes or entry.output_dtypes)
         shape = (operation.partition(" ")[0], str(entry.input_sizes), str(entry.output_sizes), dtypes)
         # older formats count collectives, sends and receives in one number
@@ -441,7 +444,7 @@ def _calls(entries: list[_Entry], endless: set[str]) -> list[RecordedCall]:
                 op=shape[0],
                 backend=backend,
                 seq=-1 if seq is None else seq,
-                peer=(int(match.group(4)) if match else 0) if is_p2p else -1,
+                peer=peer if is_p2p else NOBODY,
                 shape=shapes.setdefault(shape, shape),
                 nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
                 created_s=(entry.time_created_ns or 0) / 1e9,

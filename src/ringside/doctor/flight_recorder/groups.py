@@ -95,8 +95,10 @@ class GroupView:
         return min(self.last.values(), default=-1)
 
     def global_rank(self, index: int) -> int | None:
-        """Return the global rank of a rank of the group; None where the group's ranks are not known."""
+        """Return the global rank of a rank of the group; None for anyone, and where the group's ranks are not known."""
         ranks = self.group.ranks
+        if index < 0:
+            return None
         if ranks:
             return ranks[index] if index < len(ranks) else None
         return index if self.group.name == "0" else None

@@ -7,7 +7,7 @@ from itertools import chain
 
 from ringside.doctor.findings import Unjudged, verdict_of_files
 from ringside.doctor.flight_recorder.causes import LIVE_S, HangCause, Mismatch, find_causes, find_mismatches
-from ringside.doctor.flight_recorder.dump import Dump, RecordedCall, StackFrame
+from ringside.doctor.flight_recorder.dump import ANYONE, Dump, RecordedCall, StackFrame
 from ringside.doctor.flight_recorder.groups import GroupView
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, name_ranks, rank_list
@@ -143,9 +143,16 @@ def _why(cause: HangCause, victims: list[int], *, several: bool) -> str:
             f"{it} of {name_ranks(ranks)} completed nothing after sequence number {own} of {where}, "
             f"though {its} peers completed {peers}: {its} GPU or watchdog stopped"
         )
+    if alone := sorted({rank for rank in cause.ranks if _receives_from_anyone(cause.view, rank)}):
+        parts.append(f"{name_ranks(alone)} wait{'s' if len(alone) == 1 else ''} for a message from anyone")
     because = "of this and the other causes" if several else "of it" if len(cause.ranks) == 1 else "of them"
     waiting = f"; {counted(len(victims), 'rank')} only wait{'s' if len(victims) == 1 else ''} because {because}"
     return "; ".join(parts) + (waiting if victims else "")
+
+
+def _receives_from_anyone(view: GroupView, rank: int) -> bool:
+    dump = view.dumps.get(rank)
+    return dump is not None and any(call.peer == ANYONE and not call.done for call in dump.calls)
 
 
 def _about(view: GroupView, call: RecordedCall, seq: int) -> Evidence:
@@ -226,7 +233,10 @@ def _nobody_to_blame(
         )
         return [_missing_verdict([], cause, call, hung, missing, advice)], _unjudged(dumps, missing)
     why = "every rank has entered it: it may just have been in flight, or the network may be at fault"
-    return [], [Unjudged(what=what, why=f"{why} (look at the NCCL logs)")]
+    why += " (look at the NCCL logs)"
+    if call.peer == ANYONE:
+        why = "it takes a message from anyone, so that nobody in particular is late: look at the ranks that should send"
+    return [], [Unjudged(what=what, why=why)]
 
 
 def _missing_verdict(

@@ -1,0 +1,167 @@
+"""Reader of the logs of NCCL's Inspector (v4.0 to v4.4: plain, verbose, proxy traces) and of RCCL's.
+
+A line is a record. Up to v4.2 each has its header; from v4.3 on a `dump_stats` line has it for those that follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ringside.doctor.calls.judge import judge
+from ringside.doctor.calls.record import (
+    UNKNOWN,
+    Calls,
+    Count,
+    Link,
+    Rank,
+    collector_paused,
+    decoded,
+    line_batches,
+)
+from ringside.doctor.files.progress import Progress
+from ringside.doctor.files.source import Source
+from ringside.doctor.findings import Findings, Note
+from ringside.text import counted
+
+KIND = "NCCL Inspector log"
+_HEADER = re.compile(rb'\A\s*\{\s*"header"\s*:\s*\{\s*"id"\s*:')
+_SIGNS = (b'"inspector_output_format_version"', b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"')
+
+
+class _Header(msgspec.Struct, gc=False):
+    id: str
+    rank: Rank
+    n_ranks: Rank = 0
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    inspector_output_format_version: str = ""
+    dump_timestamp_us: Count = 0
+    hostname: str = ""
+    pid: Count = 0
+
+
+class _Kernel(msgspec.Struct, gc=False):
+    kernel_start_ts: Count = 0
+    kernel_stop_ts: Count = 0
+
+
+class _Times(msgspec.Struct, gc=False):
+    kernel_events: list[_Kernel] = []
+
+
+class _Perf(msgspec.Struct, gc=False):
+    coll: str
+    coll_sn: Count
+    coll_exec_time_us: Count
+    event_trace_ts: _Times | None = None
+
+
+class _P2p(msgspec.Struct, gc=False):
+    p2p: str
+
+
+class _Step(msgspec.Struct, gc=False):
+    trans_size_bytes: Count = 0
+    gpu_produce_us: Count = 0
+    peer_credit_us: Count = 0
+    wire_us: Count = 0
+
+
+class _Proxy(_Step):
+    record_type: str = ""
+    peer: Rank = 0
+    direction: str = ""
+    steps: list[_Step] = []
+
+
+class _Stats(msgspec.Struct, gc=False):
+    coll_dropped_total: Count = 0
+
+
+class _Line(msgspec.Struct):
+    header: _Header | None = None
+    metadata: _Metadata | None = None
+    coll_perf: _Perf | None = None
+    p2p_perf: _P2p | None = None
+    proxy_trace: _Proxy | None = None
+    dump_stats: _Stats | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+def matches(source: Source) -> bool:
+    """Return whether a source begins like a log of the Inspector."""
+    return bool(_HEADER.match(source.head)) and any(sign in source.head for sign in _SIGNS)
+
+
+def read(sources: Sequence[Source], progress: Progress) -> Findings:
+    """Judge the logs of one job together."""
+    calls, notes = Calls(), []
+    with collector_paused():
+        for number, source in enumerate(sources, 1):
+            progress.begin(f"reading {KIND} {number} of {len(sources)}")
+            notes.append(_read_log(source, calls))
+    return judge(KIND, calls, notes)
+
+
+def _read_log(source: Source, calls: Calls) -> Note:
+    version, process = "", ("", "")
+    header: _Header | None = None
+    entries = messages = proxies = damaged = 0
+    add: dict[tuple[str, str, int], Callable[[int, float, float], None]] = {}
+
+    def count(lines: int) -> None:
+        nonlocal damaged
+        damaged += lines
+
+    with source.open() as stream:
+        for batch in line_batches(stream):
+            for line in decoded(batch, _DECODER, count):
+                header = line.header or header
+                if header is None:
+                    damaged += 1
+                    continue
+                if (metadata := line.metadata) is not None:
+                    version, process = metadata.inspector_output_format_version, (metadata.hostname, str(metadata.pid))
+                    if metadata.dump_timestamp_us:
+                        calls.wrote(metadata.dump_timestamp_us / 1e6)
+                communicator, rank = header.id, header.rank
+                if (perf := line.coll_perf) is not None:
+                    entries += 1
+                    key = communicator, perf.coll, rank
+                    if key not in add:
+                        calls.join(communicator, rank, header.n_ranks, process)
+                        add[key] = calls.stream(*key).add
+                    start_s, took_s = UNKNOWN, perf.coll_exec_time_us / 1e6
+                    if perf.event_trace_ts is not None:
+                        kernels = perf.event_trace_ts.kernel_events
+                        begun = [kernel.kernel_start_ts for kernel in kernels if kernel.kernel_start_ts]
+                        ended = [kernel.kernel_stop_ts for kernel in kernels if kernel.kernel_stop_ts]
+                        if begun and ended and max(ended) >= min(begun):
+                            start_s, took_s = min(begun) / 1e6, (max(ended) - min(begun)) / 1e6
+                    add[key](perf.coll_sn, start_s, took_s)
+                elif (proxy := line.proxy_trace) is not None:
+                    proxies += 1
+                    if proxy.direction == "send" and proxy.record_type != "proxy_op_start":
+                        link = calls.link(Link(communicator, rank, proxy.peer))
+                        # an operation's own figures are the sums of its steps'
+                        for step in [proxy] if proxy.record_type == "proxy_step" else proxy.steps:
+                            link.nbytes += step.trans_size_bytes
+                            link.gpu_s += step.gpu_produce_us / 1e6
+                            link.peer_s += step.peer_credit_us / 1e6
+                            link.wire_s += step.wire_us / 1e6
+                messages += line.p2p_perf is not None
+                if line.dump_stats is not None:
+                    calls.join(communicator, rank, header.n_ranks, process)
+                    calls.dropped[communicator, rank] = line.dump_stats.coll_dropped_total
+    parts = [counted(entries, "collective")]
+    parts += [counted(messages, "message")] if messages else []
+    parts += [counted(proxies, "proxy trace")] if proxies else []
+    parts += [f"{counted(damaged, 'damaged line')} left out"] if damaged else []
+    used = bool(entries or messages or proxies or calls.dropped)
+    return Note(file=source.name, kind=KIND, text=f"{version or 'no version'}: {', '.join(parts)}", used=used)
