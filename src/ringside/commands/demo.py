@@ -43,6 +43,7 @@ import signal
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +55,21 @@ from rich.text import Text
 from ringside.commands import demo_kill
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.demo.corpus import sources
-from ringside.demo.reveal import comparison_lines, draw, injected, reveal
+from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, injected, reveal
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UsageError
-from ringside.faults.inject import Fault, Hang, Stop, parse_fault
+from ringside.faults.inject import Fault, Hang, Slow, Stop, parse_fault
 from ringside.files import append_to_file
 from ringside.launch.follow import Show, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
+from ringside.monitor.run.directory import RunReader
+from ringside.monitor.run.table import tabulate
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it detected"
 
-STEPS = 400
+STEPS = 320
 BLOCKS = 5
 LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"
@@ -109,13 +112,16 @@ def run(args: argparse.Namespace) -> int:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
-    more = [f"--inject={fault or 'none'}"] + ([] if args.no_comparison else [f"--compare={BLOCKS}"])
+    more = [f"--inject={fault or 'none'}", *([] if args.no_comparison else [f"--compare={BLOCKS}"])]
+    if args.inject is None:
+        more.append(f"--calibrate-to={SIZE}")
     command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
     with stop_requests() as stop, show:
         launch = Launch(command, variables, sink=log.add)
         status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
     if not stop.signum:
+        fault = as_fixed(fault, path)
         extra["injected"] = injected(fault)
     concluded = conclude_run(path, [] if stop.signum else launch.deaths, extra)
     if stop.signum:
@@ -136,6 +142,9 @@ def run(args: argparse.Namespace) -> int:
     console.print(closing_summary(summary, verdicts))
     console.print()
     console.print(Text(outcome, style="bold green" if right else "bold yellow"))
+    found = facts(fault, verdicts, tabulate(RunReader(path).iterate(), summary["world_size"]))
+    for line in facts_lines(found):
+        console.print(line, soft_wrap=True, markup=False)
     loss = summary.get("loss")
     if loss:
         console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
@@ -145,8 +154,17 @@ def run(args: argparse.Namespace) -> int:
         console.print(Text(f"The training ended with exit status {status}:\n{log.tail()}", style="yellow"))
         right = False
     console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
-    print(json.dumps({**summary, "run_dir": str(path)}, indent=2) if args.json else path)
+    print(json.dumps({**summary, "run_dir": str(path), "reveal": found}, indent=2) if args.json else path)
     return 0 if right else 1
+
+
+def as_fixed(fault: Fault | None, path: Path) -> Fault | None:
+    """Return a fault with the factor that its calibration came to, if there was one."""
+    with contextlib.suppress(RingsideError):  # nothing was recorded
+        for event in RunReader(path).poll_events():
+            if event["kind"] == "calibrated" and isinstance(fault, Slow):
+                return replace(fault, factor=event["factor"])
+    return fault
 
 
 def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:

@@ -82,7 +82,8 @@ class Slow(_Fault):
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
-        return f"rank {self.rank} was made {percent(self.factor - 1)} slower from step {self.from_step} on"
+        more = f"{percent(self.factor - 1)} more work in forward and backward"
+        return f"rank {self.rank} was given {more} from step {self.from_step} on"
 
 
 @dataclass(frozen=True)
