@@ -288,7 +288,7 @@ def test_sides_take_turns_so_that_a_drift_hits_both_alike_and_steps_that_settle_
 
 def test_the_script_takes_what_its_parent_hands_on():
     assert train.parse(["--steps=3"]) == argparse.Namespace(
-        steps=3, seed=0, size="small", inject="none", corpus=None, compare=0, calibrate_to=0.0, seconds=np.inf
+        steps=3, seed=0, size="small", inject="none", corpus=None, compare=0, calibrate_to=0.0
     )
     fault = parse_fault("slow:rank=1,factor=1.3,from_step=40", 2)
     assert fault == Slow(1, 1.3, 40) == parse_fault(str(fault), 2)

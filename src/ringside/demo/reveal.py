@@ -8,16 +8,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringside.demo.size import measure_change
-from ringside.faults.inject import LASTING, Diverge, Fault, Hang, Input, Kill, Pause, Slow, Stop, Uneven, first_step
+from ringside.faults.inject import (
+    LASTING,
+    Diverge,
+    Fault,
+    Hang,
+    Input,
+    Kill,
+    Link,
+    Pause,
+    Quota,
+    Slow,
+    Stop,
+    Uneven,
+    first_step,
+)
 from ringside.monitor.run.table import StepTable
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import duration, name_ranks, percent
 
 SIZE = 0.3
 """How much slower than the others, beside what it was before, a rank is made that is drawn at random."""
+OF_A_RANK = (Slow, Input, Uneven, Quota)
+"""Faults that make one rank's every step longer."""
 WANTED: Mapping[type, tuple[str, ...]] = {
-    **dict.fromkeys((Slow, Input, Uneven, Pause), ("slow_rank", "uneven_work", "input_bound")),
+    **dict.fromkeys((*OF_A_RANK, Pause), ("slow_rank", "uneven_work", "input_bound")),
     **dict.fromkeys((Hang, Stop), ("hang",)),
+    Link: ("slow_link",),
     Diverge: ("diverged",),
     Kill: ("dead_rank",),
 }
@@ -26,18 +43,27 @@ LONG_PAUSE_S = 4.0
 """A pause so long may be called a hang that was over again."""
 
 
-def draw(seed: int, ranks: int, steps: int) -> Slow:
-    """Return a slow rank drawn at random: who, and from which step on (after a healthy fifth of `steps`)."""
+SHOWN: Mapping[type, Mapping[str, float]] = {Input: {"seconds": 0.06}, Pause: {"seconds": 0.5, "every": 8}}
+"""How large a fault is that is drawn, where that is not what it is anyway."""
+
+
+def draw(seed: int, ranks: int, steps: int, kind: type[Fault] = Slow) -> Fault:
+    """Return a fault drawn at random: who, and from which step on (after a healthy fifth of `steps`)."""
     generator = random.Random(seed)
-    return Slow(generator.randrange(ranks), 1.0 + SIZE, generator.randint(steps // 5, 3 * steps // 10))
+    rank, begin = generator.randrange(ranks), generator.randint(steps // 5, 3 * steps // 10)
+    values: dict[str, Any] = {"from_step" if kind in LASTING else "at_step": begin, **SHOWN.get(kind, {})}
+    if kind is Link:
+        values["to"] = (rank + 1) % ranks
+    return kind(rank=rank, **values)
 
 
 def injected(fault: Fault | None) -> dict[str, Any]:
     """Return `summary.json`'s `injected`."""
     if fault is None:
         return {"kind": "none", "ranks": [], "factor": None, "from_step": None}
-    content: dict[str, Any] = {"kind": fault.kind, "ranks": [fault.rank], "factor": None}
-    given = {name: getattr(fault, name) for name in ("factor", "seconds", "by") if hasattr(fault, name)}
+    ranks = [fault.rank, fault.to] if isinstance(fault, Link) else [fault.rank]
+    content: dict[str, Any] = {"kind": fault.kind, "ranks": ranks, "factor": None}
+    given = {name: getattr(fault, name) for name in ("factor", "seconds", "by", "cpus") if hasattr(fault, name)}
     return {**content, **given, "from_step": first_step(fault)}
 
 
@@ -59,7 +85,7 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return True, f"{words}. It was detected, and another rank too: other load on this machine, or a false alarm."
     if others:
         return False, f"{words}. The verdict is wrong: it names another rank."
-    where = "time" if isinstance(fault, Slow | Input | Uneven | Pause) else "this run"
+    where = "time" if isinstance(fault, (*LASTING, Pause)) else "this run"
     return False, f"{words}. It was not detected in {where}."
 
 
@@ -67,6 +93,8 @@ def names(fault: Fault, verdict: Verdict) -> bool:
     """Tell whether a verdict is on the rank of a fault; of two replicas that differ neither can be told right."""
     if isinstance(fault, Diverge) and verdict.kind == "diverged":
         return fault.rank in verdict.ranks
+    if isinstance(fault, Link):  # it carries less both ways
+        return verdict.kind == "slow_link" and set(verdict.ranks) == {fault.rank, fault.to}
     return verdict.ranks == [fault.rank]
 
 
@@ -79,8 +107,9 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
         table: The run's records.
     """
     own = table["own_seconds"]
-    lasts = fault is not None and isinstance(fault, LASTING)
-    came_to = measure_change(table.steps, own, fault.rank, first_step(fault)) if lasts else None
+    came_to = None
+    if isinstance(fault, OF_A_RANK):
+        came_to = measure_change(table.steps, own, fault.rank, first_step(fault))
     told = next((v for v in verdicts if fault is None or v.kind in WANTED[type(fault)]), None)
     found: dict[str, Any] | None = None
     if told is not None:
@@ -127,7 +156,9 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
             size = f", {_signed(told['relative'])}"
             if told["relative_interval"] is not None:
                 size += f" ({_range(told['relative_interval'])})"
-        lines.append(f"  found     {name_ranks(told['ranks']) or 'the job'}, since step {told['since_step']}{since}{size}")
+        lines.append(
+            f"  found     {name_ranks(told['ranks']) or 'the job'}, since step {told['since_step']}{since}{size}"
+        )
     if errors := found["errors"]:
         words = [f"rank {'right' if errors['names_the_rank'] else 'WRONG'}", f"since {errors['since_steps']:+d} steps"]
         if errors["relative"] is not None:
@@ -136,7 +167,7 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
             words.append(f"its interval {'holds' if errors['interval_holds'] else 'MISSES'} what it came to")
         lines.append(f"  errors    {', '.join(words)}")
     if lines and found["came_to"]:
-        lines.append("  Intervals: 95%, a bootstrap over the recorded steps in blocks of 8. Relative: beside the others and before.")
+        lines.append("  Relative: beside the others and before. Intervals: 95%, a bootstrap over steps in blocks of 8.")
     return lines
 
 
@@ -146,7 +177,7 @@ def _change(seconds: Sequence[float]) -> str:
 
 
 def _signed(ratio: float) -> str:
-    return f"{100 * ratio:+.0f}%"
+    return f"{round(100 * ratio):+d}%"  # no -0%
 
 
 def _range(interval: Sequence[float]) -> str:
@@ -187,6 +218,6 @@ def _named_nobody(verdicts: Sequence[Verdict], words: str) -> str:
 
 
 def _delay(fault: Fault, verdict: Verdict) -> str:
-    if not isinstance(fault, Slow | Input | Uneven):
+    if not isinstance(fault, LASTING):
         return ""
     return f", {verdict.detected_step - fault.from_step + 1} steps after it began"

@@ -116,4 +116,5 @@ def _drawn_in_blocks(values: Floats, generator: np.random.Generator) -> Floats:
     """Return series as long as this one, made of blocks of it, [DRAWN, len(values)]."""
     blocks = -(-len(values) // BLOCK)
     starts = generator.integers(0, len(values) - BLOCK + 1, (DRAWN, blocks, 1))
-    return values[(starts + np.arange(BLOCK)).reshape(DRAWN, -1)[:, : len(values)]]
+    drawn: Floats = values[(starts + np.arange(BLOCK)).reshape(DRAWN, -1)[:, : len(values)]]
+    return drawn

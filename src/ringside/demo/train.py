@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,11 +31,11 @@ from torch.nn.parallel import DistributedDataParallel
 import ringside
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
-from ringside.demo.reveal import names
+from ringside.demo.reveal import OF_A_RANK, names
 from ringside.demo.size import calibrated_factor, log_ratios
 from ringside.engine.settings import usable_cores
 from ringside.errors import PeerLostError, RingsideError
-from ringside.faults.inject import LASTING, Fault, Kill, Pause, Slow, first_step, inject, parse_fault
+from ringside.faults.inject import Fault, Kill, Pause, Slow, first_step, inject, parse_fault
 from ringside.monitor.run.records import StepRecord
 from ringside.processes import die_with_parent
 from ringside.pytorch import Session
@@ -104,14 +102,13 @@ class Trainer:
         self.aside = np.random.default_rng((options.seed, rank, 1))
         self.injector = inject(self.fault, self.model, rank)
 
-    def train(self, store: Store, limit: int, calibrate_to: float = 0.0, seconds: float = math.inf) -> Session:
+    def train(self, store: Store, limit: int, calibrate_to: float = 0.0) -> Session:
         """Train until the monitor has named the rank that is slow; return the monitor.
 
         Args:
             store: The job's.
             limit: The most steps.
             calibrate_to: How much slower, beside the others and before, a slow rank shall be; 0: as its factor says.
-            seconds: After so many training ends as well.
         """
         wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         session = ringside.attach(wrapped).session
@@ -122,10 +119,7 @@ class Trainer:
             self.injector = inject(self.fault, self.model, self.rank)
         session.event("stage", stage="training", of=limit)
         optimizer = make_optimizer(wrapped)
-        until = time.monotonic() + seconds
-        agreement = Agreement(
-            store, self.rank, limit, lambda: 0 if time.monotonic() > until else last_step(self.fault, session, limit)
-        )
+        agreement = Agreement(store, self.rank, limit, lambda: last_step(self.fault, session, limit))
         step = 0
         while agreement.goes_on(step):
             self.injector.step(step)
@@ -197,7 +191,7 @@ def last_step(fault: Fault | None, session: Session, limit: int) -> int:
         return fault.at_step + AFTERWARDS
     begin = first_step(fault)
     named = [v.detected_step for v in session.verdicts if names(fault, v) and v.detected_step > begin]
-    measured = begin + MEASURED if isinstance(fault, LASTING) else 0
+    measured = begin + MEASURED if isinstance(fault, OF_A_RANK) else 0
     return max(min(named, default=limit) + AFTERWARDS, measured)
 
 
@@ -230,7 +224,7 @@ def run(options: argparse.Namespace) -> None:
     store, rank, ranks = next(rendezvous("env://"))
     dist.init_process_group("gloo", store=PrefixStore("group", store), rank=rank, world_size=ranks)
     trainer = Trainer(options, rank, ranks)
-    session = trainer.train(PrefixStore("demo", store), options.steps, options.calibrate_to, options.seconds)
+    session = trainer.train(PrefixStore("demo", store), options.steps, options.calibrate_to)
     if options.compare:
         found = compare(trainer.model, session, trainer.step, options.compare)
         session.event("comparison", **found)
@@ -260,7 +254,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--inject", default="none")
     parser.add_argument("--compare", type=int, default=0, help="blocks per side")
     parser.add_argument("--calibrate-to", type=float, default=0.0, help="the size of a slow rank, 0.3; 0: its factor")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="the most that training takes")
     return parser.parse_args(arguments)
 
 
