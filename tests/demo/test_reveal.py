@@ -122,7 +122,7 @@ def test_the_reveal_has_what_was_injected_what_it_came_to_what_was_found_and_the
     lines = "\n".join(facts_lines(told))
     assert "came to   rank 1's own time 100 ms → 130 ms (+30%), the others' 99.9 ms → 99.5 ms (+0%): relative" in lines
     assert "found     rank 1, since step 61 (" in lines
-    assert "errors    rank right, since +1 steps, size " in lines
+    assert "errors    who: right, since: +1 steps, size: " in lines
     assert "its interval holds what it came to" in lines
     assert max(map(len, facts_lines(told)[2:])) <= 100
 
@@ -134,7 +134,7 @@ def test_errors_are_told_where_they_are_bad():
     assert wrong["found"]["ranks"] == [0]
     assert wrong["errors"]["names_the_rank"] is False
     assert wrong["errors"]["relative"] is None
-    assert "rank WRONG, since -40 steps" in "\n".join(facts_lines(wrong))
+    assert "who: WRONG, since: -40 steps" in "\n".join(facts_lines(wrong))
 
 
 def test_what_does_not_apply_is_left_out():
@@ -150,6 +150,11 @@ def test_what_does_not_apply_is_left_out():
     assert diverged["errors"]["names_the_rank"] is True
     assert not math.isnan(diverged["errors"]["delay_steps"])
     assert facts_lines(facts(None, [], recorded())) == []
+    pausing = found_slow(1, 61, 0.3)
+    pausing.evidence["pause_bar_seconds"] = 0.2
+    paused = facts(parse_fault("pause:rank=1,at_step=60,every=5"), [pausing], recorded())
+    assert paused["came_to"] is paused["found"]["relative_interval"] is paused["found"]["since_interval"] is None
+    assert facts_lines(paused)[0] == "  found     rank 1, since step 61, +30%"
 
 
 def test_the_comparison_in_words():

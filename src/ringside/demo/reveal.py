@@ -43,7 +43,7 @@ LONG_PAUSE_S = 4.0
 """A pause so long may be called a hang that was over again."""
 
 
-SHOWN: Mapping[type, Mapping[str, float]] = {Input: {"seconds": 0.06}, Pause: {"seconds": 0.5, "every": 8}}
+SHOWN: Mapping[type, Mapping[str, float]] = {Input: {"seconds": 0.06}, Pause: {"seconds": 0.4, "every": 5}}
 """How large a fault is that is drawn, where that is not what it is anyway."""
 
 
@@ -119,7 +119,7 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
             usual = float(told.evidence.get("usual_excess_ratio", 0.0))
             found["relative"] = (1.0 + told.excess_ratio) / (1.0 + usual) - 1.0
             seen = measure_change(table.steps, own, told.ranks[0], told.since_step)
-            if seen is not None:
+            if seen is not None and "pause_bar_seconds" not in told.evidence:  # the middle step knows of no pause
                 found |= {"relative_interval": seen.relative_interval, "since_interval": seen.since_interval}
     errors: dict[str, Any] | None = None
     if fault is not None and told is not None and found is not None:
@@ -160,9 +160,9 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
             f"  found     {name_ranks(told['ranks']) or 'the job'}, since step {told['since_step']}{since}{size}"
         )
     if errors := found["errors"]:
-        words = [f"rank {'right' if errors['names_the_rank'] else 'WRONG'}", f"since {errors['since_steps']:+d} steps"]
+        words = [f"who: {'right' if errors['names_the_rank'] else 'WRONG'}", f"since: {errors['since_steps']:+d} steps"]
         if errors["relative"] is not None:
-            words.append(f"size {100 * errors['relative']:+.1f} points")
+            words.append(f"size: {100 * errors['relative']:+.1f} points")
         if errors["interval_holds"] is not None:
             words.append(f"its interval {'holds' if errors['interval_holds'] else 'MISSES'} what it came to")
         lines.append(f"  errors    {', '.join(words)}")
