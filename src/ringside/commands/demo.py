@@ -176,6 +176,8 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         more.append(f"--compare={BLOCKS}")
     if kind is Slow:
         more.append(f"--calibrate-to={SIZE}")
+        if not args.quiet:
+            show.line("First a copy of the model is trained: how much more work makes a rank so much slower?")
     if is_link:  # hosts share this machine's cores, and a step is to wait for links
         args = argparse.Namespace(**{**vars(args), "size": "light"})
     command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
