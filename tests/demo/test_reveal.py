@@ -147,6 +147,7 @@ def test_what_does_not_apply_is_left_out():
     assert healthy["came_to"] is healthy["errors"] is None
     diverged = facts(parse_fault("diverge:rank=1,at_step=50"), [pair("diverged")], recorded())
     assert diverged["found"]["relative"] is None
+    assert diverged["found"]["since_interval"] == (50, 60)
     assert diverged["errors"]["names_the_rank"] is True
     assert not math.isnan(diverged["errors"]["delay_steps"])
     assert facts_lines(facts(None, [], recorded())) == []

@@ -115,6 +115,8 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
     if told is not None:
         found = {name: getattr(told, name) for name in ("kind", "ranks", "since_step", "detected_step")}
         found |= dict.fromkeys(("relative", "relative_interval", "since_interval"))
+        if told.kind == "diverged":  # replicas are compared now and then
+            found["since_interval"] = (told.since_step, told.detected_step)
         if told.kind in OWN_TIME_KINDS and len(told.ranks) == 1:
             usual = float(told.evidence.get("usual_excess_ratio", 0.0))
             found["relative"] = (1.0 + told.excess_ratio) / (1.0 + usual) - 1.0
