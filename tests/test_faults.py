@@ -9,17 +9,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.quotas import quota_or_skip
 from tests.support.waiting import Clock
 
 from ringside.commands import demo
-from ringside.errors import UsageError
+from ringside.errors import UnsupportedError, UsageError
+from ringside.faults import quota
 from ringside.faults.inject import (
     KINDS,
     Diverge,
     Hang,
     Input,
     Kill,
+    Link,
     Pause,
+    Quota,
     Slow,
     Stop,
     Uneven,
@@ -39,6 +43,8 @@ FAULTS = st.one_of(
     st.builds(Slow, RANKS, FACTORS, STEPS),
     st.builds(Input, RANKS, SECONDS, STEPS),
     st.builds(Uneven, RANKS, FACTORS, STEPS),
+    st.builds(Quota, RANKS, st.floats(0.01, 64.0), STEPS),
+    st.builds(lambda rank, factor, step: Link(rank, rank + 1, factor, step), RANKS, FACTORS, STEPS),
     st.builds(Pause, RANKS, STEPS, SECONDS),
     st.builds(Hang, RANKS, STEPS),
     st.builds(Stop, RANKS, STEPS),
@@ -104,7 +110,7 @@ def train(model, injector, steps, clock=None):
 @given(FAULTS)
 def test_a_fault_is_read_back_from_its_words(fault):
     assert parse_fault(str(fault)) == fault
-    assert parse_fault(str(fault), ranks=fault.rank + 1) == fault
+    assert parse_fault(str(fault), ranks=fault.rank + 2) == fault
     assert str(fault.rank) in fault.describe()
     assert f"step {first_step(fault)}" in fault.describe()
 
@@ -147,6 +153,11 @@ def test_any_other_text_is_refused_with_what_exists(text):
         ("uneven:rank=1,factor=1", "more than 1"),
         ("input:rank=1,seconds=0", "more than 0 seconds"),
         ("diverge:rank=1,at_step=3,by=0", "changes nothing"),
+        ("quota:rank=1,cpus=0.005", "at least 0.01 CPUs"),
+        ("link:rank=1", "needs to="),
+        ("link:rank=1,to=1", "another rank, not from 1 to 1"),
+        ("link:rank=1,to=2", "another rank, not from 1 to 2"),
+        ("link:rank=0,to=1,factor=1", "more than 1"),
         ("hang:rank=1", "needs at_step="),
         ("stop:rank=1,from_step=3", "takes rank=, at_step="),
         ("kill:rank", "takes rank="),
@@ -164,6 +175,8 @@ def test_what_is_not_said_is_as_the_guide_says_and_blanks_do_not_matter():
     assert parse_fault("uneven:rank=1") == Uneven(1, 1.5, 0)
     assert parse_fault("pause:rank=1,at_step=0") == Pause(1, 0, 3.0, 0)
     assert parse_fault("diverge:rank=1,at_step=0") == Diverge(1, 0, 0.01)
+    assert parse_fault("quota:rank=1") == Quota(1, 0.6, 0)
+    assert parse_fault("link:rank=0,to=1") == Link(0, 1, 4.0, 0)
 
 
 def test_none_is_no_fault():
@@ -233,7 +246,18 @@ def test_what_was_burnt_too_much_is_taken_off_later():
 def test_another_rank_and_the_time_before_carry_no_hooks():
     clock = WorkClock()
     model = Model(clock)
-    for fault in (None, Slow(1), Input(1), Uneven(1), Pause(1, 0), Kill(1, 0), Hang(1, 0), Stop(1, 0), Diverge(1, 0)):
+    for fault in (
+        None,
+        Slow(1),
+        Input(1),
+        Uneven(1),
+        Pause(1, 0),
+        Kill(1, 0),
+        Hang(1, 0),
+        Stop(1, 0),
+        Diverge(1, 0),
+        Link(0, 1),
+    ):
         injector = inject(fault, model, 0, clock=clock, burn=clock.burn)
         injector.step(5)
         assert injector.batch(8) == 8
@@ -310,6 +334,45 @@ def test_a_loader_keeps_its_rank_waiting_in_every_step_from_its_first_on():
     injector.remove()
     injector.step(5)
     assert len(stalls) == 3
+
+
+def test_a_quota_holds_its_rank_from_its_first_step_on_and_leaves_nothing():
+    with quota_or_skip(1.0) as beside:
+        groups = beside.home.parent
+        beside.close()
+        injector = inject(Quota(0, cpus=0.5, from_step=2), torch.nn.Linear(1, 1), 0)
+        (group,) = groups.glob(f"{quota.PREFIX}*")
+        members = []
+        for step in range(4):
+            injector.step(step)
+            members.append((group / "cgroup.procs").read_text().split() == [str(os.getpid())])
+        injector.remove()
+        assert members == [False, False, True, True]
+        assert not list(groups.glob(f"{quota.PREFIX}*"))
+        injector.step(2)
+
+
+def test_a_quota_of_a_process_that_was_killed_is_removed_by_the_next():
+    with quota_or_skip(1.0) as beside:
+        process = subprocess.Popen([sys.executable, "-c", "pass"])
+        process.wait()
+        left = beside.home.parent / f"{quota.PREFIX}{process.pid}"
+        left.mkdir()
+        quota.remove_leftovers()
+        assert not left.exists()
+        assert beside.members.parent.exists(), "its process lives"
+
+
+def test_where_no_quota_can_be_it_is_said_in_a_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(quota, "_homes", lambda: iter([tmp_path / "none"]))
+    assert "cgroup" in quota.unavailable()
+    assert "\n" not in quota.unavailable()
+    with pytest.raises(UnsupportedError):
+        inject(Quota(0), torch.nn.Linear(1, 1), 0)
+    monkeypatch.setattr(quota, "_homes", lambda: iter([tmp_path]))
+    (tmp_path / f"{quota.PREFIX}{os.getpid()}").write_text("in the way")
+    monkeypatch.setattr(quota, "TRIES", 1)
+    assert "no cgroup with a CPU quota can be made here" in quota.unavailable()
 
 
 @given(factor=st.floats(1.0, 9.0, exclude_min=True), size=st.integers(1, 512))

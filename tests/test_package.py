@@ -66,7 +66,7 @@ ENTRANCES = {
         "runtime.worker settings shm.communicator shm.log shm.memory transports.base transports.gloo "
         "transports.gloo_all_reduce tuner.drift tuner.explain tuner.selector"
     ),
-    "faults": "inject",
+    "faults": "inject quota",
     "integrations": "",
     "lab": "iproute2 wiring",
     "launch": "follow torchrun",

@@ -2,10 +2,13 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.support.waiting import until
+
+from ringside.lab import Lab
 
 from . import launched
 
@@ -76,6 +79,50 @@ def test_a_slow_rank_is_named_with_its_price(tmp_path, command, size, fault, kin
     assert ("The verdict is correct" in err) == (not others)
     assert ("It was named" in err) == bool(others)
     assert re.search(r"rank 1 (is|waits for its input)", err)
+
+
+def test_a_fault_is_calibrated_and_revealed(tmp_path, command):
+    words = ("--inject", "slow", "--steps", 60, "--json")
+    status, out, err = command(*QUICK, *words, "--run-dir", tmp_path / "run")
+    found = json.loads(out)
+    revealed = found["reveal"]
+    # Whether it is named in so few steps, and how large it comes to be, is a matter of what else this machine does.
+    assert status == (0 if revealed["found"] and revealed["errors"]["names_the_rank"] else 1), err
+    assert found["injected"] == revealed["injected"]
+    assert 1.15 <= found["injected"]["factor"] <= 1.75
+    begin = found["injected"]["from_step"]
+    assert 12 <= begin <= 18
+    assert revealed["came_to"]["steps"] == [begin, found["steps"] - begin]
+    assert found["steps"] == 60
+    assert "  came to   rank " in err
+
+
+@pytest.mark.long
+def test_a_link_of_the_lab_becomes_slower(tmp_path):
+    if why := Lab.unavailable():
+        pytest.skip(why)
+    path = tmp_path / "run"
+    _, out, err = launched.run("demo", "--seed", "5", "--inject", "link", "--steps", "30", "--run-dir", path)
+    found = launched.summary(path)
+    assert (found["steps"], found["world_size"]) == (30, 3), err
+    assert (found["injected"]["kind"], len(found["injected"]["ranks"])) == ("link", 2)
+    assert 6 <= found["injected"]["from_step"] <= 30
+    assert "made 4 times slower" in out
+    assert launched.gone(path)
+
+
+def test_who_stops_a_demo_in_the_lab_leaves_nothing(tmp_path):
+    if why := Lab.unavailable():
+        pytest.skip(why)
+    path = tmp_path / "run"
+    process = launched.start("demo", "--seed", "5", "--inject", "link", "--run-dir", path)
+    until(launched.while_running(process, lambda: launched.has_steps(path)))
+    process.send_signal(signal.SIGINT)
+    status, _, err = launched.finish(process)
+    assert status == 130, err
+    assert launched.gone(path)
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"-{process.pid}-" not in left
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])

@@ -20,6 +20,7 @@ from tests.support.schemas import departures
 from ringside.commands import demo, demo_kill, main
 from ringside.commands import run as run_command
 from ringside.engine.settings import usable_cores
+from ringside.faults.inject import KINDS
 from ringside.processes import Death
 
 RUN = "demo --nproc-per-node 2 --seed 5 --steps 110 --run-dir here"
@@ -182,8 +183,75 @@ def test_how_many_ranks_and_which_fault_nobody_need_say(call: Call, monkeypatch:
         call(f"demo --run-dir here-{cores} --seed 7")
         assert f"--nproc-per-node={ranks}" in launch.arguments
         fault = demo.draw(7, ranks, demo.STEPS)
-        assert {"--steps=400", "--seed=7", f"--inject={fault}"} <= set(launch.arguments)
+        assert {"--steps=320", "--seed=7", f"--inject={fault}", "--calibrate-to=0.3"} <= set(launch.arguments)
         assert launch.environ["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("kind", ["slow", "input", "pause", "diverge"])
+def test_of_a_fault_that_is_only_named_the_rest_is_drawn(kind: str, call: Call, monkeypatch: pytest.MonkeyPatch):
+    launch = Recorded("demo").instead_of(demo, monkeypatch)
+    call(f"{RUN} --inject {kind}")
+    assert f"--inject={demo.draw(5, 2, 110, KINDS[kind])}" in launch.arguments
+    assert ("--calibrate-to=0.3" in launch.arguments) == (kind == "slow")
+
+
+def test_the_factor_of_the_calibration_is_the_one_that_is_revealed(call: Call, monkeypatch: pytest.MonkeyPatch):
+    def calibrated() -> str:
+        with Path("here", "events.jsonl").open("a") as events:
+            events.write(
+                json.dumps({"unix": 1.0, "kind": "calibrated", "factor": 1.43, "size": 0.3, "steps": 84}) + "\n"
+            )
+        return ""
+
+    Recorded("demo", [calibrated]).instead_of(demo, monkeypatch)
+    _, out, err = call(f"{RUN} --json")
+    summary = json.loads(out)
+    assert departures("report", summary) == []
+    assert summary["injected"]["factor"] == summary["reveal"]["injected"]["factor"] == 1.43
+    assert "43% more work in forward and backward" in err
+    assert "  came to   rank " in err
+    assert summary["reveal"]["came_to"]["steps"][1] > 8
+
+
+def test_a_factor_that_is_given_is_taken_as_it_is(call: Call, monkeypatch: pytest.MonkeyPatch):
+    launch = Recorded("demo").instead_of(demo, monkeypatch)
+    call(f"{RUN} --inject slow:rank=1,factor=1.3,from_step=30")
+    assert "--inject=slow:rank=1,factor=1.3,from_step=30" in launch.arguments
+    assert not [word for word in launch.arguments if word.startswith("--calibrate")]
+
+
+def test_the_tour_shows_five_and_leaves_out_what_cannot_be(call: Call, monkeypatch: pytest.MonkeyPatch):
+    started: list[list[str]] = []
+
+    def start(arguments: list[str], *given: object, **more: object) -> Recorded:
+        launch = Recorded("demo")._start(arguments, *given, **more)  # type: ignore[arg-type]
+        started.append(launch.arguments)
+        return launch
+
+    monkeypatch.setattr(demo, "Launch", start)
+    monkeypatch.setattr(demo.quota, "unavailable", lambda: "no cgroup here")
+    monkeypatch.setattr(demo.Lab, "unavailable", staticmethod(lambda delay=False: "not root"))
+    status, out, err = call("demo --all --nproc-per-node 2 --seed 5 --steps 110 --run-dir here --json")
+    assert status == 1, "nothing of it was in the recorded run"
+    summaries = json.loads(out)
+    assert [one["injected"]["kind"] for one in summaries] == ["input", "pause", "diverge"]
+    assert [one["run_dir"] for one in summaries] == ["here/input", "here/pause", "here/diverge"]
+    assert "ringside demo: quota is left out: no cgroup here" in err
+    assert "ringside demo: link is left out: not root" in err
+    assert len(started) == 3
+    assert not [word for words in started for word in words if word.startswith(("--compare", "--calibrate"))]
+    status, _, err = call("demo --inject quota --run-dir alone")
+    assert (status, err) == (2, "ringside demo: no cgroup here\n")
+
+
+def test_a_tour_that_is_stopped_goes_no_further(call: Call, monkeypatch: pytest.MonkeyPatch):
+    def stop() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return ""
+
+    Recorded("demo", [stop], looks=100).instead_of(demo, monkeypatch)
+    status, out, _ = call("demo --all --nproc-per-node 2 --run-dir here")
+    assert (status, out) == (130, "here/input\n")
 
 
 def test_without_a_seed_two_demos_are_not_alike(call: Call, monkeypatch: pytest.MonkeyPatch):

@@ -49,9 +49,9 @@ def test_it_begins_knowing_nothing():
     assert model(text).item() == pytest.approx(math.log(SYMBOLS), rel=0.02)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("tiny", 43_000), ("small", 3_300_000)])
+@pytest.mark.parametrize(("name", "parameters"), [("tiny", 43_000), ("small", 3_300_000), ("light", 3_300_000)])
 def test_sizes_are_what_two_cores_can_train(name: str, parameters: int):
     size = SIZES[name]
     assert size.width % size.heads == 0
     assert sum(values.numel() for values in ByteGPT(size).parameters()) == pytest.approx(parameters, rel=0.05)
-    assert (size.context, size.batch) == {"tiny": (32, 2), "small": (128, 4)}[name]
+    assert (size.context, size.batch) == {"tiny": (32, 2), "small": (128, 4), "light": (16, 2)}[name]

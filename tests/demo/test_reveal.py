@@ -1,7 +1,12 @@
+import math
+
+import numpy as np
 import pytest
 
-from ringside.demo.reveal import comparison_lines, draw, injected, reveal
-from ringside.faults.inject import Slow, parse_fault
+from ringside.demo.reveal import comparison_lines, draw, facts, facts_lines, injected, reveal
+from ringside.faults.inject import KINDS, Input, Link, Pause, Slow, parse_fault
+from ringside.monitor.run.records import StepRecord
+from ringside.monitor.run.table import tabulate
 from ringside.monitor.verdict import Verdict
 
 
@@ -19,6 +24,18 @@ def test_what_is_drawn_begins_after_a_healthy_stretch_and_depends_on_the_seed():
     assert all(80 <= fault.from_step <= 120 and fault.factor == 1.3 for fault in drawn)
     assert draw(7, 4, 200) == draw(7, 4, 200)
     assert draw(7, 2, 1) == Slow(draw(7, 2, 1).rank, 1.3, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.kind)
+def test_any_kind_of_fault_can_be_drawn(kind):
+    fault = draw(7, 3, 300, kind)
+    assert parse_fault(str(fault), 3) == fault
+    slow = draw(7, 3, 300)
+    assert (fault.rank, getattr(fault, "from_step", None) or fault.at_step) == (slow.rank, slow.from_step)
+    if kind is Link:
+        assert fault.to == (fault.rank + 1) % 3
+    elif kind in (Input, Pause):
+        assert fault.seconds != kind(0, 0).seconds
 
 
 @pytest.mark.parametrize(
@@ -42,6 +59,11 @@ def test_what_is_drawn_begins_after_a_healthy_stretch_and_depends_on_the_seed():
         ("pause:rank=1,at_step=50", [verdict(1, kind="hang")], False, "yet a rank was named"),
         ("input:rank=1,from_step=50", [verdict(1, kind="input_bound")], True, "correct, 11 steps after"),
         ("uneven:rank=1,from_step=50", [verdict(1, kind="uneven_work")], True, "correct, 11 steps after"),
+        ("quota:rank=1,from_step=50", [verdict(1)], True, "correct, 11 steps after"),
+        ("link:rank=1,to=0,from_step=50", [pair("slow_link")], True, "correct, 11 steps after"),
+        ("link:rank=1,to=0,from_step=50", [verdict(1)], False, "another rank"),
+        ("link:rank=1,to=2,from_step=50", [pair("slow_link")], False, "another rank"),
+        ("link:rank=1,to=2,from_step=50", [], False, "not detected in time"),
         ("hang:rank=1,at_step=50", [verdict(1, kind="hang")], True, "correct."),
         ("stop:rank=1,at_step=50", [verdict(0, kind="hang")], False, "another rank"),
         ("diverge:rank=1,at_step=50", [verdict(1, kind="diverged")], True, "correct."),
@@ -64,6 +86,76 @@ def test_injected_as_the_summary_has_it():
     assert injected(parse_fault("kill:rank=1,at_step=4"))["from_step"] == 4
     assert injected(parse_fault("uneven:rank=1,factor=2,from_step=4"))["factor"] == 2
     assert injected(parse_fault("diverge:rank=1,at_step=4"))["by"] == 0.01
+    assert injected(parse_fault("quota:rank=1"))["cpus"] == 0.6
+    link = {"kind": "link", "ranks": [0, 2], "factor": 4.0, "from_step": 80}
+    assert injected(parse_fault("link:rank=0,to=2,from_step=80")) == link
+
+
+def recorded(before=60, after=64, size=0.3):
+    """A run of two ranks, the second of which becomes slower."""
+    generator = np.random.default_rng(1)
+    records = []
+    for step in range(before + after):
+        for rank in range(2):
+            own = 0.1 * np.exp(0.02 * generator.standard_normal()) * (1 + size if rank and step >= before else 1)
+            records.append(StepRecord(step=step, rank=rank, ended_unix=step, step_seconds=own, own_seconds=own))
+    return tabulate(records, 2)
+
+
+def found_slow(rank, since, ratio, usual=0.0):
+    evidence = {"usual_excess_ratio": usual}
+    return Verdict(
+        kind="slow_rank", ranks=[rank], since_step=since, detected_step=70, excess_ratio=ratio, evidence=evidence
+    )
+
+
+def test_the_reveal_has_what_was_injected_what_it_came_to_what_was_found_and_the_errors():
+    told = facts(Slow(1, 1.42, 60), [found_slow(1, 61, 0.43, usual=0.1)], recorded())
+    assert told["injected"] == {"kind": "slow", "ranks": [1], "factor": 1.42, "from_step": 60}
+    assert told["came_to"]["relative"] == pytest.approx(0.3, abs=0.01)
+    assert told["came_to"]["steps"] == (60, 64)
+    assert told["found"]["relative"] == pytest.approx(0.3)
+    assert told["errors"]["since_steps"] == 1
+    assert told["errors"]["delay_steps"] == 11
+    assert told["errors"]["names_the_rank"] is told["errors"]["interval_holds"] is True
+    assert told["errors"]["relative"] == pytest.approx(0.3 - told["came_to"]["relative"])
+    lines = "\n".join(facts_lines(told))
+    assert "came to   rank 1's own time 100 ms → 130 ms (+30%), the others' 99.9 ms → 99.5 ms (+0%): relative" in lines
+    assert "found     rank 1, since step 61 (" in lines
+    assert "errors    who: right, since: +1 steps, size: " in lines
+    assert "its interval holds what it came to" in lines
+    assert max(map(len, facts_lines(told)[2:])) <= 100
+
+
+def test_errors_are_told_where_they_are_bad():
+    told = facts(Slow(1, 1.42, 60), [found_slow(1, 90, 0.1)], recorded())
+    assert (told["errors"]["since_steps"], round(told["errors"]["relative"], 2)) == (30, -0.2)
+    wrong = facts(Slow(1, 1.42, 60), [found_slow(0, 20, 0.1), found_slow(1, 61, 0.3)], recorded())
+    assert wrong["found"]["ranks"] == [0]
+    assert wrong["errors"]["names_the_rank"] is False
+    assert wrong["errors"]["relative"] is None
+    assert "who: WRONG, since: -40 steps" in "\n".join(facts_lines(wrong))
+
+
+def test_what_does_not_apply_is_left_out():
+    nothing = facts(Slow(1, 1.42, 60), [], recorded())
+    assert nothing["found"] is nothing["errors"] is None
+    assert [line.split()[0] for line in facts_lines(nothing)] == ["came", "Relative:"]
+    short = facts(Slow(1, 1.42, 60), [found_slow(1, 61, 0.3)], recorded(after=4))
+    assert short["came_to"] is short["found"]["relative_interval"] is short["errors"]["interval_holds"] is None
+    healthy = facts(None, [found_slow(1, 61, 0.3)], recorded())
+    assert healthy["came_to"] is healthy["errors"] is None
+    diverged = facts(parse_fault("diverge:rank=1,at_step=50"), [pair("diverged")], recorded())
+    assert diverged["found"]["relative"] is None
+    assert diverged["found"]["since_interval"] == (50, 60)
+    assert diverged["errors"]["names_the_rank"] is True
+    assert not math.isnan(diverged["errors"]["delay_steps"])
+    assert facts_lines(facts(None, [], recorded())) == []
+    pausing = found_slow(1, 61, 0.3)
+    pausing.evidence["pause_bar_seconds"] = 0.2
+    paused = facts(parse_fault("pause:rank=1,at_step=60,every=5"), [pausing], recorded())
+    assert paused["came_to"] is paused["found"]["relative_interval"] is paused["found"]["since_interval"] is None
+    assert facts_lines(paused)[0] == "  found     rank 1, since step 61, +30%"
 
 
 def test_the_comparison_in_words():

@@ -68,6 +68,69 @@ def test_a_run_with_a_fault_ends_some_steps_after_it(tmp_path: Path, corpus: Pat
     assert (ended["kind"], ended["steps"]) == ("ended", 3 + train.AFTERWARDS)
 
 
+def test_a_calibration_leaves_the_training_and_its_record_as_they_are(tmp_path: Path, corpus: Path):
+    words = ("--steps=12", "--seed=5", "--size=tiny", f"--corpus={corpus}", "--inject=slow:rank=1,from_step=6")
+    losses = []
+    for number, more in enumerate(([], ["--calibrate-to=0.3"])):
+        run = tmp_path / str(number)
+        assert on_ranks(2, trained, free_port(), str(run), *words, *more, limit_s=LIMIT_S) == [0, 0]
+        steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+        assert sorted((one["step"], one["rank"]) for one in steps) == [(step, r) for step in range(12) for r in (0, 1)]
+        losses.append({(one["step"], one["rank"]): one["loss"] for one in steps})
+    assert losses[0] == losses[1]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    kinds = [one["kind"] for one in events if one["kind"] in ("calibrated", "stage")]
+    assert kinds == ["calibrated", "stage"]
+    (found,) = [one for one in events if one["kind"] == "calibrated"]
+    assert 1.15 <= found["factor"] <= 1.75
+    assert (found["size"], found["steps"]) == (0.3, train.CALIBRATION_BLOCKS * (train.BLOCK_STEPS - 1))
+
+
+def factor_of_a_rank(port: int, rank: int) -> tuple[float, bool]:
+    """Return the factor at which a rank is slower by 30% where 70% of the work counts; and whether nothing changed."""
+    with group(port):
+        heard: list[Callable[[StepRecord], None]] = []
+        session = SimpleNamespace(
+            event=lambda *_, **__: None, on_record=heard.append, pause=nullcontext, clock=SimpleNamespace(flush=list)
+        )
+        options = argparse.Namespace(size="tiny", inject="none", corpus=None, seed=4)
+        trainer = train.Trainer(options, 0, 1)
+        now = [0.0]
+
+        def step(*_: object) -> float:
+            own = 1.0 + 0.7 * now[0]
+            heard[0](StepRecord(step=0, rank=0, ended_unix=0, step_seconds=own, own_seconds=own))
+            return 0.0
+
+        class Injector:
+            def __init__(self, fault: Slow | None) -> None:
+                now[0] = fault.factor - 1 if fault is not None else 0.0
+
+            def step(self, step: int) -> None:
+                pass
+
+            def remove(self) -> None:
+                now[0] = 0.0
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer, "_step", step)
+            patch.setattr(train, "inject", lambda fault, *_: Injector(fault))
+            patch.setattr(train, "log_ratios", lambda own, who: np.log(own[:, 0]))  # the others need a second
+            before = [values.clone() for values in trainer.model.parameters()]
+            states = str(trainer.generator.bit_generator.state), torch.get_rng_state().tolist()
+            fault = trainer.calibrate(Slow(rank, 1.3, 40), session, 0.3)
+        same = all(map(torch.equal, before, trainer.model.parameters()))
+        same &= states == (str(trainer.generator.bit_generator.state), torch.get_rng_state().tolist())
+    assert (fault.rank, fault.from_step) == (rank, 40)
+    return fault.factor, same
+
+
+def test_the_factor_is_found_by_training_a_copy():
+    ((factor, same),) = on_ranks(1, factor_of_a_rank, free_port(), 0, limit_s=LIMIT_S)
+    assert factor == pytest.approx(1 + 0.3 / 0.7)
+    assert same
+
+
 def off(port: int, *words: str) -> str:
     os.environ.update(MASTER_PORT=str(port), RINGSIDE="off")
     with pytest.raises(train.RingsideError) as caught:
@@ -125,10 +188,10 @@ def verdict(rank: int, detected: int) -> Verdict:
     [
         ("none", [verdict(1, 50)], 300),
         ("slow:rank=1,from_step=40", [], 300 + 32),
-        ("slow:rank=1,from_step=40", [verdict(1, 90), verdict(1, 60)], 60 + 32),
+        ("slow:rank=1,from_step=40", [verdict(1, 190), verdict(1, 160)], 160 + 32),
         ("slow:rank=1,from_step=40", [verdict(0, 60)], 300 + 32),  # somebody else
         ("slow:rank=1,from_step=40", [verdict(1, 40)], 300 + 32),  # it had not begun
-        ("slow:rank=1,from_step=40", [verdict(1, 41)], 41 + 32),
+        ("slow:rank=1,from_step=40", [verdict(1, 41)], 40 + 64),  # until its size is known
         ("kill:rank=1,at_step=50", [verdict(1, 60)], 50 + 32),
         ("pause:rank=1,at_step=50", [verdict(1, 60)], 50 + 32),
         ("pause:rank=1,at_step=50,every=10", [], 300 + 32),
@@ -225,7 +288,7 @@ def test_sides_take_turns_so_that_a_drift_hits_both_alike_and_steps_that_settle_
 
 def test_the_script_takes_what_its_parent_hands_on():
     assert train.parse(["--steps=3"]) == argparse.Namespace(
-        steps=3, seed=0, size="small", inject="none", corpus=None, compare=0
+        steps=3, seed=0, size="small", inject="none", corpus=None, compare=0, calibrate_to=0.0
     )
     fault = parse_fault("slow:rank=1,factor=1.3,from_step=40", 2)
     assert fault == Slow(1, 1.3, 40) == parse_fault(str(fault), 2)

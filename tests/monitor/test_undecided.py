@@ -32,7 +32,7 @@ def test_a_slow_rank_is_suspected_before_it_is_named_and_not_after() -> None:
         assert [event.verdict.ranks for event in events] == [[1]]
         assert 1 in {suspect.rank for _, suspect in suspected}
         last = suspected[-1][1]
-        assert 0.6 <= last.bar_ratio
+        assert last.bar_ratio >= 0.6
         assert 80 <= last.since_step <= 125
         assert 0.1 <= last.excess_ratio <= 0.5
         assert detector.undecided().suspects == []
@@ -81,7 +81,7 @@ def test_it_is_in_the_run_directory_while_it_goes_on_and_in_the_summary(tmp_path
 def test_in_words() -> None:
     suspect = Suspect(rank=1, since_step=40, excess_ratio=0.09, bar_ratio=0.8, healthy_steps=12_000)
     assert Undecided(step=60, suspects=[suspect], found={24: 0.18, 80: 0.17, 192: 0.06}).describe() == (
-        "rank 1 may be 9.0% slower since step 40: chance gives as much once in 12,000 steps; a rank slower by 18% would "
-        "be named within 24 steps, 6.0% within 192"
+        "rank 1 may be 9.0% slower since step 40: chance gives as much once in 12,000 steps; a rank slower by 18% "
+        "would be named within 24 steps, 6.0% within 192"
     )
     assert Undecided(step=3).describe() == ""

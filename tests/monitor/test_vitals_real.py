@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.quotas import Quota, quota_or_skip
+from tests.quotas import quota_or_skip
+
+from ringside.faults.quota import CpuQuota
 
 
 @pytest.fixture
-def quota() -> Iterator[Quota]:
+def quota() -> Iterator[CpuQuota]:
     with quota_or_skip(cpus=0.05) as quota:
         yield quota
 
@@ -31,7 +33,7 @@ def ask(what: str, *words: object) -> dict[str, Any]:
     return content
 
 
-def test_a_real_quota(quota: Quota) -> None:
+def test_a_real_quota(quota: CpuQuota) -> None:
     vitals = ask(
         "quota",
         quota.members,

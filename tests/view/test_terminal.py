@@ -2,6 +2,7 @@ import io
 import math
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,6 +133,18 @@ def test_torn_steps_unknown_events_and_damaged_verdicts_are_passed_over():
     assert len(run.losses) == 6
 
 
+def test_ranks_are_seen_to_part():
+    run = RunFollower()
+    run.start(info(2))
+    run.feed(records(2, 24), [])
+    late = [msgspec.structs.replace(record, step=record.step + 24) for record in records(2, 24, slow=1)]
+    run.feed(late, [])
+    shown = [line.rstrip() for line in lines(live_picture(run, "demo", 75.0))]
+    assert [line.rpartition(" ")[2] for line in shown[4:6]] == ["▁" * 12, "▁" * 6 + "█" * 6]
+    run.feed([msgspec.structs.replace(late[0], step=99)], [])  # a rank is missing
+    assert [line.rstrip() for line in lines(live_picture(run, "demo", 75.0))][4:6] == shown[4:6]
+
+
 def test_the_picture_line_by_line():
     """Ten ranks fit; of eleven the slowest ten are shown. Bars: 36 cells for the longest own time and wait."""
     run = RunFollower()
@@ -142,9 +155,9 @@ def test_the_picture_line_by_line():
         "ringside demo · 2 ranks · gradients over ringside" + " " * 25 + "01:15",
         "20 steps of at most 40 ━━━━━━━━━━━━━━━━━━━━━━━━  loss 0.28 █▄▃▂▂▂▁▁▁▁▁▁▁▁▁▁",
         "",
-        "rank     own     wait  █ own ░ waits for others",
-        "   0  100 ms  30.0 ms  " + "█" * 28 + "░" * 8,
-        "   1  130 ms      0 s  " + "█" * 36,
+        "rank     own     wait  █ own ░ waits for others              last 48 steps",
+        "   0  100 ms  30.0 ms  " + "█" * 28 + "░" * 8 + "  ▁▁▁▁▁",
+        "   1  130 ms      0 s  " + "█" * 36 + "  █████",
         "",
         "a step takes 131 ms (median, last 16 steps); 13 MB of gradients, exposed 1.00 ms",
         "",
@@ -155,7 +168,7 @@ def test_the_picture_line_by_line():
     narrow = lines(live_picture(run, "demo", 75.0, width=60), width=60)
     assert max(map(len, narrow)) <= 60
 
-    for ranks, heading in ((10, "█ own ░ waits for others"), (11, "· the slowest of 11")):
+    for ranks, heading in ((10, "█ own ░ waits for others              last 48 steps"), (11, "· the slowest of 11")):
         run = RunFollower()
         run.start(info(ranks))
         run.feed(records(ranks, 20, slow=ranks - 1), [])

@@ -2,13 +2,20 @@
 
 A byte-level GPT learns the source of Python's standard library, data-parallel
 over local processes that torchrun starts. After a healthy stretch one rank is
-made about 30% slower: which one, and when, is revealed after the verdict. Then
-the same training runs over Gloo, in turn with ours, for comparison.
+made 30% slower, beside the others and before: which one, and when, is revealed
+at the end, with what it came to by the records, what was found, and the errors.
+How much more work that takes is measured on a copy of the model before the run,
+and then fixed. Last, the same training runs over Gloo, in turn with ours.
 
-faults to inject instead:
-  slow:rank=1,factor=1.3,from_step=40     more work in forward and backward
+faults to inject instead; of one that is only named (--inject input) rank and
+step are drawn at random:
+  slow:rank=1,factor=1.3,from_step=40     more work in forward and backward, by
+                                          this factor (not measured before)
   input:rank=1,seconds=0.02,from_step=40  its data loader keeps it waiting
   uneven:rank=1,factor=1.5,from_step=40   larger batches than the others'
+  quota:rank=1,cpus=0.6,from_step=40      a CPU quota (needs a cgroup)
+  link:rank=0,to=1,factor=4,from_step=80  hosts in the lab, and a link between
+                                          two of them that becomes slower (root)
   pause:rank=1,at_step=60,seconds=3       one stall (with every=10: again every
                                           10 steps)
   hang:rank=1,at_step=60                  it never calls the next all-reduce
@@ -17,12 +24,15 @@ faults to inject instead:
   kill:rank=1,at_step=60                  SIGKILL in the middle of a backward
   none
 
+With --all five of them run one after the other, in under five minutes: input,
+quota, link, pause, diverge. What needs rights that are not there is left out.
+
 With --kill a rank is killed with SIGKILL instead, the others finish the step,
 and the rank comes back: every step is a transaction (ringside.survive), and the
 demo ends with the number of samples lost.
 
 The last line on stdout is the run directory; with --json stdout is the content
-of summary.json with `run_dir` added.
+of summary.json with `run_dir` and `reveal` added (with --all: a list of these).
 
 exit status: 0 what was injected was detected (or nothing was, and there is no
 verdict), 1 it was not, 2 usage error, 130 after Ctrl-C.
@@ -43,6 +53,7 @@ import signal
 import sys
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +62,27 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from ringside.commands import demo_kill
+from ringside.commands import demo_kill, demo_link
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.demo.corpus import sources
-from ringside.demo.reveal import comparison_lines, draw, injected, reveal
+from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, injected, reveal
 from ringside.engine.settings import usable_cores
-from ringside.errors import RingsideError, UsageError
-from ringside.faults.inject import Fault, Hang, Stop, parse_fault
+from ringside.errors import RingsideError, UnsupportedError, UsageError
+from ringside.faults import quota
+from ringside.faults.inject import KINDS, Fault, Hang, Link, Quota, Slow, Stop, parse_fault
 from ringside.files import append_to_file
+from ringside.lab import Lab
 from ringside.launch.follow import Show, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
+from ringside.monitor.run.directory import RunReader
+from ringside.monitor.run.table import tabulate
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
 
 HELP = "train a small GPT here, slow a rank down, and see it detected"
 
-STEPS = 400
+STEPS = 320
+TOUR = ("input", "quota", "link", "pause", "diverge")
 BLOCKS = 5
 LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"
@@ -79,8 +95,9 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments."""
     add = parser.add_argument
     add("--inject", metavar="SPEC", help="the fault (default: a slow rank drawn at random)")
+    add("--all", action="store_true", help="a tour of five faults")
     add("--kill", action="store_true", help="kill a rank instead, and lose no sample")
-    add_processes(parser, "ranks to start (default: cores, at least 2; with --kill: 3)")
+    add_processes(parser, "ranks to start (default: cores, at least 2; with --kill and link: 3)")
     add("--steps", type=int, default=STEPS, metavar="N", help=f"at most so many steps (default: {STEPS})")
     add("--run-dir", type=Path, metavar="DIR", help="where to write the run (default: a new one under runs/)")
     add("--seed", type=int, metavar="S", help="fixes what is drawn at random (default: none)")
@@ -95,13 +112,58 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
     if args.kill:
         return demo_kill.run(args)
-    ranks = max(usable_cores(), 2) if args.nproc_per_node is None else args.nproc_per_node
+    if args.all:
+        return tour(args)
+    status, path, content = demonstrate(args)
+    if not args.json:
+        print(path)
+    elif content is not None:
+        print(json.dumps(content, indent=2))
+    return status
+
+
+def tour(args: argparse.Namespace) -> int:
+    """Demonstrate the faults of `TOUR`, one after the other; return the worst exit status."""
+    contents, worst = [], 0
+    for kind in TOUR:
+        folder = args.run_dir and args.run_dir / kind
+        one = argparse.Namespace(**{**vars(args), "inject": kind, "no_comparison": True, "run_dir": folder})
+        print(f"\n── {kind}", file=sys.stderr)
+        try:
+            status, path, content = demonstrate(one)
+        except UnsupportedError as error:
+            print(f"ringside demo: {kind} is left out: {error}", file=sys.stderr)
+            continue
+        worst = max(worst, status)
+        if not args.json:
+            print(path)
+        elif content is not None:
+            contents.append(content)
+        if status > 128:
+            return status
+    if args.json:
+        print(json.dumps(contents, indent=2))
+    return worst
+
+
+def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | None]:
+    """Train with a fault and tell what became of it.
+
+    Returns:
+        The exit status, the run directory, and what is printed as JSON; None where the run has no summary.
+    """
+    kind = KINDS.get(args.inject or "slow")
+    is_link = (args.inject or "").partition(":")[0] == "link"
+    least = demo_link.HOSTS if is_link else 2
+    ranks = max(usable_cores(), least) if args.nproc_per_node is None else args.nproc_per_node
     if ranks < 1:
         raise UsageError(f"a demo needs at least 1 rank, not {ranks}; a straggler needs 2")
     if ranks < 2 or args.steps < 1:
         raise UsageError("the demo takes at least 2 ranks (-n) and 1 step (--steps)")
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
-    fault = draw(seed, ranks, args.steps) if args.inject is None else parse_fault(args.inject, ranks)
+    fault = parse_fault(args.inject, ranks) if kind is None else draw(seed, ranks, args.steps, kind)
+    if isinstance(fault, Quota) and (why := quota.unavailable()):
+        raise UnsupportedError(why)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
     show = _Show(open_console(stderr=True), quiet=args.quiet)
@@ -109,24 +171,43 @@ def run(args: argparse.Namespace) -> int:
         show.line(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
-    more = [f"--inject={fault or 'none'}"] + ([] if args.no_comparison else [f"--compare={BLOCKS}"])
+    more = [f"--inject={fault or 'none'}"]
+    if not (args.no_comparison or is_link):
+        more.append(f"--compare={BLOCKS}")
+    if kind is Slow:
+        more.append(f"--calibrate-to={SIZE}")
+        if not args.quiet:
+            show.line("First a copy of the model is trained: how much more work makes a rank so much slower?")
+    if is_link:  # hosts share this machine's cores, and a step is to wait for links
+        args = argparse.Namespace(**{**vars(args), "size": "light"})
     command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
-    with stop_requests() as stop, show:
-        launch = Launch(command, variables, sink=log.add)
-        status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))
+    began: list[int] = []
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(stop_requests())
+        shown: Show = stack.enter_context(show)
+        if isinstance(fault, Link):
+            lab = stack.enter_context(Lab(hosts=ranks, rate=demo_link.RATE, wiring="mesh"))
+            launch: Launch = demo_link.LabLaunch(lab, command, variables, log.add)
+            shown = demo_link.slowing_link(lab, fault, show, began)
+        else:
+            launch = Launch(command, variables, sink=log.add)
+        status = follow_run(launch, path, stop, _ending_hangs(launch, fault, shown))
+    if isinstance(fault, Quota):
+        quota.remove_leftovers()
+    if isinstance(fault, Link) and began:
+        fault = replace(fault, from_step=began[0])
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
     if not stop.signum:
+        fault = as_fixed(fault, path)
         extra["injected"] = injected(fault)
     concluded = conclude_run(path, [] if stop.signum else launch.deaths, extra)
     if stop.signum:
         record = "nothing was recorded in" if concluded is None else "what was recorded is in"
         print(f"ringside demo: stopped, all ranks have ended; {record} {path}", file=sys.stderr)
-    elif concluded is None and not status:
+        return stop.exit_status, path, None
+    if concluded is None and not status:
         print(f"ringside demo: the training ended well, but its record in {path} is gone or not whole", file=sys.stderr)
-    if stop.signum or (concluded is None and not status):
-        if not args.json:
-            print(path)
-        return stop.exit_status if stop.signum else 1
+        return 1, path, None
     if concluded is None or (status and not launch.deaths):
         raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
     summary, verdicts = concluded
@@ -136,6 +217,9 @@ def run(args: argparse.Namespace) -> int:
     console.print(closing_summary(summary, verdicts))
     console.print()
     console.print(Text(outcome, style="bold green" if right else "bold yellow"))
+    found = facts(fault, verdicts, tabulate(RunReader(path).iterate(), summary["world_size"]))
+    for line in facts_lines(found):
+        console.print(line, soft_wrap=True, markup=False)
     loss = summary.get("loss")
     if loss:
         console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
@@ -145,8 +229,16 @@ def run(args: argparse.Namespace) -> int:
         console.print(Text(f"The training ended with exit status {status}:\n{log.tail()}", style="yellow"))
         right = False
     console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
-    print(json.dumps({**summary, "run_dir": str(path)}, indent=2) if args.json else path)
-    return 0 if right else 1
+    return int(not right), path, {**summary, "run_dir": str(path), "reveal": found}
+
+
+def as_fixed(fault: Fault | None, path: Path) -> Fault | None:
+    """Return a fault with the factor that its calibration came to, if there was one."""
+    with contextlib.suppress(RingsideError):  # nothing was recorded
+        for event in RunReader(path).poll_events():
+            if event["kind"] == "calibrated" and isinstance(fault, Slow):
+                return replace(fault, factor=event["factor"])
+    return fault
 
 
 def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:

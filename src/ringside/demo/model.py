@@ -32,6 +32,7 @@ class Size:
 SIZES = {
     "tiny": Size(width=32, layers=2, heads=2, context=32, batch=2),
     "small": Size(width=256, layers=4, heads=8, context=128, batch=4),
+    "light": Size(width=256, layers=4, heads=8, context=16, batch=2),  # as many gradients, a thirtieth of the work
 }
 
 

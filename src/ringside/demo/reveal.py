@@ -1,4 +1,4 @@
-"""What was injected, held against what was found; and the comparison, in words."""
+"""What was injected, what it came to by the records, what was found, and the errors; the comparison, in words."""
 
 from __future__ import annotations
 
@@ -7,14 +7,34 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringside.faults.inject import Diverge, Fault, Hang, Input, Kill, Pause, Slow, Stop, Uneven, first_step
-from ringside.monitor.verdict import Verdict
-from ringside.text import duration, percent
+from ringside.demo.size import measure_change
+from ringside.faults.inject import (
+    LASTING,
+    Diverge,
+    Fault,
+    Hang,
+    Input,
+    Kill,
+    Link,
+    Pause,
+    Quota,
+    Slow,
+    Stop,
+    Uneven,
+    first_step,
+)
+from ringside.monitor.run.table import StepTable
+from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
+from ringside.text import duration, name_ranks, percent
 
-FACTOR = 1.3
+SIZE = 0.3
+"""How much slower than the others, beside what it was before, a rank is made that is drawn at random."""
+OF_A_RANK = (Slow, Input, Uneven, Quota)
+"""Faults that make one rank's every step longer."""
 WANTED: Mapping[type, tuple[str, ...]] = {
-    **dict.fromkeys((Slow, Input, Uneven, Pause), ("slow_rank", "uneven_work", "input_bound")),
+    **dict.fromkeys((*OF_A_RANK, Pause), ("slow_rank", "uneven_work", "input_bound")),
     **dict.fromkeys((Hang, Stop), ("hang",)),
+    Link: ("slow_link",),
     Diverge: ("diverged",),
     Kill: ("dead_rank",),
 }
@@ -23,18 +43,27 @@ LONG_PAUSE_S = 4.0
 """A pause so long may be called a hang that was over again."""
 
 
-def draw(seed: int, ranks: int, steps: int) -> Slow:
-    """Return a slow rank drawn at random: who, and from which step on (after a healthy fifth of `steps`)."""
+SHOWN: Mapping[type, Mapping[str, float]] = {Input: {"seconds": 0.06}, Pause: {"seconds": 0.4, "every": 5}}
+"""How large a fault is that is drawn, where that is not what it is anyway."""
+
+
+def draw(seed: int, ranks: int, steps: int, kind: type[Fault] = Slow) -> Fault:
+    """Return a fault drawn at random: who, and from which step on (after a healthy fifth of `steps`)."""
     generator = random.Random(seed)
-    return Slow(generator.randrange(ranks), FACTOR, generator.randint(steps // 5, 3 * steps // 10))
+    rank, begin = generator.randrange(ranks), generator.randint(steps // 5, 3 * steps // 10)
+    values: dict[str, Any] = {"from_step" if kind in LASTING else "at_step": begin, **SHOWN.get(kind, {})}
+    if kind is Link:
+        values["to"] = (rank + 1) % ranks
+    return kind(rank=rank, **values)
 
 
 def injected(fault: Fault | None) -> dict[str, Any]:
     """Return `summary.json`'s `injected`."""
     if fault is None:
         return {"kind": "none", "ranks": [], "factor": None, "from_step": None}
-    content: dict[str, Any] = {"kind": fault.kind, "ranks": [fault.rank], "factor": None}
-    given = {name: getattr(fault, name) for name in ("factor", "seconds", "by") if hasattr(fault, name)}
+    ranks = [fault.rank, fault.to] if isinstance(fault, Link) else [fault.rank]
+    content: dict[str, Any] = {"kind": fault.kind, "ranks": ranks, "factor": None}
+    given = {name: getattr(fault, name) for name in ("factor", "seconds", "by", "cpus") if hasattr(fault, name)}
     return {**content, **given, "from_step": first_step(fault)}
 
 
@@ -56,7 +85,7 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return True, f"{words}. It was detected, and another rank too: other load on this machine, or a false alarm."
     if others:
         return False, f"{words}. The verdict is wrong: it names another rank."
-    where = "time" if isinstance(fault, Slow | Input | Uneven | Pause) else "this run"
+    where = "time" if isinstance(fault, (*LASTING, Pause)) else "this run"
     return False, f"{words}. It was not detected in {where}."
 
 
@@ -64,7 +93,97 @@ def names(fault: Fault, verdict: Verdict) -> bool:
     """Tell whether a verdict is on the rank of a fault; of two replicas that differ neither can be told right."""
     if isinstance(fault, Diverge) and verdict.kind == "diverged":
         return fault.rank in verdict.ranks
+    if isinstance(fault, Link):  # it carries less both ways
+        return verdict.kind == "slow_link" and set(verdict.ranks) == {fault.rank, fault.to}
     return verdict.ranks == [fault.rank]
+
+
+def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) -> dict[str, Any]:
+    """Return what was injected, what it came to, what was found and the errors, with null for what does not apply.
+
+    Args:
+        fault: What was injected, as it was fixed before the run.
+        verdicts: What was found.
+        table: The run's records.
+    """
+    own = table["own_seconds"]
+    came_to = None
+    if isinstance(fault, OF_A_RANK):
+        came_to = measure_change(table.steps, own, fault.rank, first_step(fault))
+    told = next((v for v in verdicts if fault is None or v.kind in WANTED[type(fault)]), None)
+    found: dict[str, Any] | None = None
+    if told is not None:
+        found = {name: getattr(told, name) for name in ("kind", "ranks", "since_step", "detected_step")}
+        found |= dict.fromkeys(("relative", "relative_interval", "since_interval"))
+        if told.kind == "diverged":  # replicas are compared now and then
+            found["since_interval"] = (told.since_step, told.detected_step)
+        if told.kind in OWN_TIME_KINDS and len(told.ranks) == 1:
+            usual = float(told.evidence.get("usual_excess_ratio", 0.0))
+            found["relative"] = (1.0 + told.excess_ratio) / (1.0 + usual) - 1.0
+            seen = measure_change(table.steps, own, told.ranks[0], told.since_step)
+            if seen is not None and "pause_bar_seconds" not in told.evidence:  # the middle step knows of no pause
+                found |= {"relative_interval": seen.relative_interval, "since_interval": seen.since_interval}
+    errors: dict[str, Any] | None = None
+    if fault is not None and told is not None and found is not None:
+        errors = {
+            "names_the_rank": names(fault, told),
+            "since_steps": told.since_step - first_step(fault),
+            "delay_steps": told.detected_step - first_step(fault) + 1,
+            "relative": None,
+            "interval_holds": None,
+        }
+        if came_to is not None and found["relative"] is not None and names(fault, told):
+            errors["relative"] = found["relative"] - came_to.relative
+            if found["relative_interval"] is not None:
+                low, high = found["relative_interval"]
+                errors["interval_holds"] = low <= came_to.relative <= high
+    measured = None if came_to is None else {k: v for k, v in came_to._asdict().items() if k != "since_interval"}
+    return {"injected": injected(fault), "came_to": measured, "found": found, "errors": errors}
+
+
+def facts_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return `facts` in words; nothing where there is nothing to hold against each other."""
+    lines = []
+    if came_to := found["came_to"]:
+        lines.append(
+            f"  came to   {name_ranks(found['injected']['ranks'])}'s own time {_change(came_to['own_seconds'])}, "
+            f"the others' {_change(came_to['others_own_seconds'])}: relative {_signed(came_to['relative'])} "
+            f"({_range(came_to['relative_interval'])}; {came_to['steps'][0]} steps before, {came_to['steps'][1]} after)"
+        )
+    if told := found["found"]:
+        since, size = "", ""
+        if told["since_interval"] is not None:
+            since = " ({} to {})".format(*told["since_interval"])
+        if told["relative"] is not None:
+            size = f", {_signed(told['relative'])}"
+            if told["relative_interval"] is not None:
+                size += f" ({_range(told['relative_interval'])})"
+        lines.append(
+            f"  found     {name_ranks(told['ranks']) or 'the job'}, since step {told['since_step']}{since}{size}"
+        )
+    if errors := found["errors"]:
+        words = [f"who: {'right' if errors['names_the_rank'] else 'WRONG'}", f"since: {errors['since_steps']:+d} steps"]
+        if errors["relative"] is not None:
+            words.append(f"size: {100 * errors['relative']:+.1f} points")
+        if errors["interval_holds"] is not None:
+            words.append(f"its interval {'holds' if errors['interval_holds'] else 'MISSES'} what it came to")
+        lines.append(f"  errors    {', '.join(words)}")
+    if lines and found["came_to"]:
+        lines.append("  Relative: beside the others and before. Intervals: 95%, a bootstrap over steps in blocks of 8.")
+    return lines
+
+
+def _change(seconds: Sequence[float]) -> str:
+    before, after = seconds
+    return f"{duration(before)} → {duration(after)} ({_signed(after / before - 1.0)})"
+
+
+def _signed(ratio: float) -> str:
+    return f"{round(100 * ratio):+d}%"  # no -0%
+
+
+def _range(interval: Sequence[float]) -> str:
+    return f"{_signed(interval[0])} to {_signed(interval[1])}"
 
 
 def comparison_lines(found: Mapping[str, Any]) -> list[str]:
@@ -101,6 +220,6 @@ def _named_nobody(verdicts: Sequence[Verdict], words: str) -> str:
 
 
 def _delay(fault: Fault, verdict: Verdict) -> str:
-    if not isinstance(fault, Slow | Input | Uneven):
+    if not isinstance(fault, LASTING):
         return ""
     return f", {verdict.detected_step - fault.from_step + 1} steps after it began"

@@ -1,7 +1,8 @@
 """The training script of `ringside demo`, started by torchrun: plain PyTorch, and one line of Ringside.
 
 It may have a fault injected into one of its ranks. Ringside's monitor is not told; the script itself only uses the
-fault to know when it has trained long enough.
+fault to know when it has trained long enough. How large a slow rank's fault is may be measured before, on a copy of the
+model that is thrown away; then it is fixed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,10 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 import ringside
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
-from ringside.demo.reveal import names
+from ringside.demo.reveal import OF_A_RANK, names
+from ringside.demo.size import calibrated_factor, log_ratios
 from ringside.engine.settings import usable_cores
 from ringside.errors import PeerLostError, RingsideError
-from ringside.faults.inject import Fault, Kill, Pause, first_step, inject, parse_fault
+from ringside.faults.inject import Fault, Kill, Pause, Slow, first_step, inject, parse_fault
+from ringside.monitor.run.records import StepRecord
 from ringside.processes import die_with_parent
 from ringside.pytorch import Session
 
@@ -74,6 +78,8 @@ LEARNING_RATE = 2e-3
 WARM_UP_STEPS = 10
 AFTERWARDS = 32
 """Steps after the verdict (or after a fault that lasts for one step), so that the price is seen to grow."""
+MEASURED = 64
+"""Steps of a fault that lasts, at least, from which its size is known."""
 
 
 class Trainer:
@@ -93,14 +99,24 @@ class Trainer:
         self.generator = np.random.default_rng((options.seed, rank))
         torch.manual_seed(options.seed)
         self.model = ByteGPT(self.size)
+        self.aside = np.random.default_rng((options.seed, rank, 1))
         self.injector = inject(self.fault, self.model, rank)
 
-    def train(self, store: Store, limit: int) -> Session:
-        """Train until the monitor has named the rank that is slow, or for `limit` steps; return the monitor."""
+    def train(self, store: Store, limit: int, calibrate_to: float = 0.0) -> Session:
+        """Train until the monitor has named the rank that is slow; return the monitor.
+
+        Args:
+            store: The job's.
+            limit: The most steps.
+            calibrate_to: How much slower, beside the others and before, a slow rank shall be; 0: as its factor says.
+        """
         wrapped = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
         session = ringside.attach(wrapped).session
         if session is None:
             raise RingsideError("RINGSIDE=off is set: there is nothing to show")
+        if calibrate_to and isinstance(self.fault, Slow):
+            self.fault = self.calibrate(self.fault, session, calibrate_to)
+            self.injector = inject(self.fault, self.model, self.rank)
         session.event("stage", stage="training", of=limit)
         optimizer = make_optimizer(wrapped)
         agreement = Agreement(store, self.rank, limit, lambda: last_step(self.fault, session, limit))
@@ -116,8 +132,44 @@ class Trainer:
         """Do one training step; return its loss in nats per byte."""
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min((step + 1) / WARM_UP_STEPS, 1.0)
-        sequences = self.injector.batch(self.size.batch)
-        text = torch.from_numpy(self.corpus.batch(self.generator, sequences))
+        return self._step(model, optimizer, self.generator, self.injector.batch(self.size.batch))
+
+    def calibrate(self, fault: Slow, session: Session, size: float) -> Slow:
+        """Return a fault with the factor at which its rank is slower by `size`. A collective.
+
+        A copy of the model is trained in blocks with and without the fault, in turn, and the factor is corrected
+        after each two of both. The model, its data and all random states stay as they are.
+        """
+        wrapped = DistributedDataParallel(copy.deepcopy(self.model), gradient_as_bucket_view=True)
+        attachment = ringside.attach(wrapped)
+        optimizer = make_optimizer(wrapped)
+        aside = Aside(session)
+
+        def train() -> None:
+            self._step(wrapped, optimizer, self.aside, self.size.batch)
+
+        aside.block(train)  # DDP's buckets are rebuilt, caches are filled
+        factor, factors, ratios = 1.0 + size, list[float](), list[Seconds]()
+        for block in range(CALIBRATION_BLOCKS):
+            is_faulty = (block + block // 2) % 2 == 1  # without with with without: a drift hits both alike
+            injector = inject(replace(fault, factor=factor, from_step=0) if is_faulty else None, wrapped, self.rank)
+            injector.step(0)
+            own = [record.own_seconds for record in aside.block(train, CALIBRATION_SETTLE)]
+            injector.remove()
+            everybody: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everybody, own)
+            ratios.append(log_ratios(np.array(everybody).T, fault.rank))
+            factors += [factor if is_faulty else 1.0] * len(own)
+            if block % 4 == 3:
+                factor = calibrated_factor(np.concatenate(ratios), factors, size)
+        attachment.detach()
+        session.event("calibrated", factor=factor, size=size, steps=len(factors))
+        return replace(fault, factor=factor)
+
+    def _step(
+        self, model: DistributedDataParallel, optimizer: Any, generator: np.random.Generator, sequences: int
+    ) -> float:  # fmt: skip
+        text = torch.from_numpy(self.corpus.batch(generator, sequences))
         optimizer.zero_grad()
         loss = model(text)
         loss.backward()
@@ -139,7 +191,8 @@ def last_step(fault: Fault | None, session: Session, limit: int) -> int:
         return fault.at_step + AFTERWARDS
     begin = first_step(fault)
     named = [v.detected_step for v in session.verdicts if names(fault, v) and v.detected_step > begin]
-    return min(named, default=limit) + AFTERWARDS
+    measured = begin + MEASURED if isinstance(fault, OF_A_RANK) else 0
+    return max(min(named, default=limit) + AFTERWARDS, measured)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -171,7 +224,7 @@ def run(options: argparse.Namespace) -> None:
     store, rank, ranks = next(rendezvous("env://"))
     dist.init_process_group("gloo", store=PrefixStore("group", store), rank=rank, world_size=ranks)
     trainer = Trainer(options, rank, ranks)
-    session = trainer.train(PrefixStore("demo", store), options.steps)
+    session = trainer.train(PrefixStore("demo", store), options.steps, options.calibrate_to)
     if options.compare:
         found = compare(trainer.model, session, trainer.step, options.compare)
         session.event("comparison", **found)
@@ -200,15 +253,47 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser("ringside.demo.train")
     parser.add_argument("--inject", default="none")
     parser.add_argument("--compare", type=int, default=0, help="blocks per side")
+    parser.add_argument("--calibrate-to", type=float, default=0.0, help="the size of a slow rank, 0.3; 0: its factor")
     return parser.parse_args(arguments)
 
 
-# -------------------------------------------------------------------------------------------------
-# The same training over Ringside and over the process group's own all-reduce, in turn, in the same processes.
+# Steps beside the run, in blocks; the same training over Ringside and over the process group's own all-reduce, in turn,
+# in the same processes.
 
 BLOCK_STEPS = 8
 SETTLE_STEPS = 3
 """Steps at the start of a block that are not counted: caches, and DDP's rebuilt buckets in the first block."""
+CALIBRATION_BLOCKS, CALIBRATION_SETTLE = 12, 1
+"""With and without the fault together; before them is one that is not counted."""
+
+
+class Aside:
+    """Steps that the monitor times and that are no part of the run.
+
+    Args:
+        session: The monitor.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._now: list[StepRecord] | None = None
+        session.on_record(self._add)
+
+    def block(self, train_step: Callable[[], object], settle: int = SETTLE_STEPS) -> list[StepRecord]:
+        """Do a block of steps; return this rank's records of those after the first `settle`."""
+        now: list[StepRecord] = []
+        with self._session.pause():
+            self._now = now
+            for _ in range(BLOCK_STEPS):
+                train_step()
+            self._session.clock.flush()
+            self._now = None
+        return now[settle:]
+
+    def _add(self, record: StepRecord) -> None:
+        if self._now is not None:
+            self._now.append(record)
+
 
 FIELDS = ("step_seconds", "exposed_seconds", "sync_seconds")
 TrainStep = Callable[[DistributedDataParallel, Any], object]
@@ -242,19 +327,12 @@ def compare(model: nn.Module, session: Session, train_step: TrainStep, blocks: i
         wrapped = DistributedDataParallel(copy.deepcopy(model), gradient_as_bucket_view=True)
         attachment = ringside.attach(wrapped, engine=engine)
         sides.append(Side(attachment.engine, wrapped, make_optimizer(wrapped), []))
-    now: list[Side] = []
-    session.on_record(lambda r: now[0].rows.append(tuple(getattr(r, name) for name in FIELDS)) if now else None)
-    with session.pause():
-        for block in range(2 * blocks):
-            session.event("stage", stage="comparison", done=block, of=2 * blocks)
-            side = sides[(block + block // 2) % 2]  # ours theirs theirs ours: a drift hits both alike
-            now[:] = [side]
-            before = len(side.rows)
-            for _ in range(BLOCK_STEPS):
-                train_step(side.model, side.optimizer)
-            session.clock.flush()
-            del side.rows[before : before + SETTLE_STEPS]
-    now.clear()
+    aside = Aside(session)
+    for block in range(2 * blocks):
+        session.event("stage", stage="comparison", done=block, of=2 * blocks)
+        side = sides[(block + block // 2) % 2]  # ours theirs theirs ours: a drift hits both alike
+        records = aside.block(partial(train_step, side.model, side.optimizer))
+        side.rows.extend(tuple(getattr(record, name) for name in FIELDS) for record in records)
     # Everybody's rows, float64 [ranks, steps, fields], as many steps as all have.
     rows = []
     for side in sides:

@@ -13,6 +13,7 @@ The training loop tells the injector when a step begins, before it fetches its b
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import Any, ClassVar, get_type_hints
 import numpy as np
 
 from ringside.errors import UsageError
+from ringside.faults.quota import CpuQuota
 from ringside.text import did_you_mean, duration, percent
 
 # -------------------------------------------------------------------------------------------------
@@ -82,7 +84,8 @@ class Slow(_Fault):
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
-        return f"rank {self.rank} was made {percent(self.factor - 1)} slower from step {self.from_step} on"
+        more = f"{percent(self.factor - 1)} more work in forward and backward"
+        return f"rank {self.rank} was given {more} from step {self.from_step} on"
 
 
 @dataclass(frozen=True)
@@ -209,10 +212,51 @@ class Diverge(_Fault):
         return f"one number of rank {self.rank}'s first parameter was changed by {self.by:g} before step {self.at_step}"
 
 
-Fault = Slow | Input | Uneven | Pause | Hang | Stop | Diverge | Kill
-LASTING = (Slow, Input, Uneven)
+@dataclass(frozen=True)
+class Quota(_Fault):
+    """A rank that may use only so much of a CPU: the kernel halts it for a part of every tenth of a second.
+
+    Args:
+        rank: Who.
+        cpus: How many CPUs its process may use.
+        from_step: First training step of it.
+    """
+
+    example = "quota:rank=1,cpus=0.6,from_step=40"
+    cpus: float = 0.6
+    from_step: int = 0
+
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
+        return f"rank {self.rank} was given a quota of {self.cpus:g} CPUs from step {self.from_step} on"
+
+
+@dataclass(frozen=True)
+class Link(_Fault):
+    """A link between two hosts that becomes slower; whoever made the network slows it down, no rank can.
+
+    Args:
+        rank: At one end.
+        to: The rank at the other.
+        factor: How many times less it carries, more than 1.
+        from_step: First training step of it.
+    """
+
+    example = "link:rank=0,to=1,factor=4,from_step=80"
+    to: int
+    factor: float = 4.0
+    from_step: int = 0
+
+    def describe(self) -> str:
+        """Return it as a sentence, in the past tense."""
+        slower = f"made {self.factor:g} times slower from step {self.from_step} on"
+        return f"the link between ranks {self.rank} and {self.to} was {slower}"
+
+
+Fault = Slow | Input | Uneven | Quota | Link | Pause | Hang | Stop | Diverge | Kill
+LASTING = (Slow, Input, Uneven, Quota, Link)
 """Faults that last from `from_step` on; the others happen once, in `at_step`."""
-KINDS: Mapping[str, type[Fault]] = {kind.kind: kind for kind in (Slow, Input, Uneven, Pause, Hang, Stop, Diverge, Kill)}
+KINDS: Mapping[str, type[Fault]] = {kind.kind: kind for kind in (*LASTING, Pause, Hang, Stop, Diverge, Kill)}
 
 
 def first_step(fault: Fault) -> int:
@@ -224,6 +268,8 @@ def first_step(fault: Fault) -> int:
 # Reading a fault from words, such as `slow:rank=1,factor=1.3,from_step=40`.
 
 MOST_FACTOR = 1000.0
+LEAST_CPUS = 0.01
+"""The kernel's own bound: a millisecond of every tenth of a second."""
 
 
 def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
@@ -264,10 +310,14 @@ def parse_fault(spec: str, ranks: int | None = None) -> Fault | None:
     fault = kind(**values)
     if ranks is not None and fault.rank >= ranks:
         raise _refused(spec, f"there is no rank {fault.rank} among {ranks} ranks (0 to {ranks - 1})")
-    if isinstance(fault, Slow | Uneven) and not 1 < fault.factor <= MOST_FACTOR:
+    if isinstance(fault, Link) and (fault.to == fault.rank or (ranks is not None and fault.to >= ranks)):
+        raise _refused(spec, f"a link leads to another rank, not from {fault.rank} to {fault.to}")
+    if isinstance(fault, Slow | Uneven | Link) and not 1 < fault.factor <= MOST_FACTOR:
         raise _refused(spec, f"a factor is more than 1 and at most {MOST_FACTOR:g}, not {fault.factor:g}")
     if isinstance(fault, Pause | Input) and fault.seconds <= 0:
         raise _refused(spec, f"{'a pause' if isinstance(fault, Pause) else 'waiting'} takes more than 0 seconds")
+    if isinstance(fault, Quota) and fault.cpus < LEAST_CPUS:
+        raise _refused(spec, f"a quota is at least {LEAST_CPUS:g} CPUs")
     if isinstance(fault, Diverge) and not fault.by:
         raise _refused(spec, "a change by 0 changes nothing")
     return fault
@@ -347,8 +397,11 @@ def inject(
         burn: Does about so many seconds of work and returns how many it were.
         stall: Stands still for so many seconds.
         halt: Stands for what keeps this process from going on: SIGKILL, SIGSTOP, or standing still for good.
+
+    Raises:
+        UnsupportedError: A quota is to be injected and cannot be made here.
     """
-    if fault is None or fault.rank != rank:
+    if fault is None or fault.rank != rank or isinstance(fault, Link):
         return Injector()
     # DistributedDataParallel's own forward may wait for other ranks; the module inside only works.
     inner = getattr(model, "module", model) if type(model).__name__ == "DistributedDataParallel" else model
@@ -358,6 +411,8 @@ def inject(
         return _Input(fault, stall)
     if isinstance(fault, Uneven):
         return _Uneven(fault)
+    if isinstance(fault, Quota):
+        return _Quota(fault)
     if isinstance(fault, Pause):
         return _Pause(fault, inner, stall)
     if isinstance(fault, Diverge):
@@ -463,6 +518,20 @@ class _Uneven(Injector):
         if self._removed or self._step < self._fault.from_step:
             return size
         return max(round(size * self._fault.factor), size + 1)
+
+
+class _Quota(Injector):
+    def __init__(self, fault: Quota) -> None:
+        super().__init__()
+        self._fault, self._quota = fault, CpuQuota(fault.cpus)
+
+    def step(self, step: int) -> None:
+        if step == self._fault.from_step and not self._removed:
+            self._quota.members.write_text(str(os.getpid()))
+
+    def remove(self) -> None:
+        super().remove()
+        self._quota.close()
 
 
 class _Diverge(Injector):

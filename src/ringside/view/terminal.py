@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -15,12 +16,16 @@ from ringside.monitor.run.records import summary_notes
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
 from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_place, read_blocked
-from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
+from ringside.view.run.live import HISTORY_STEPS, RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
 from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, rank_texts, slowest_first
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
+CELL_STEPS = 4
+"""Steps that a cell of a rank's history is the median of."""
+HISTORY_WIDTH = 76
+"""Columns from which there is room for it."""
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -69,7 +74,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         medians = f"{duration(step)} (median, last {RECENT_STEPS} steps)"
         sync = Text(f"a step takes {medians}; {gradients} ({percent(exposed / step)})", style="dim")
         sync.truncate(width)
-    parts: list[RenderableType] = [head, progress, Text(), _ranks(run), Text(), sync, Text()]
+    parts: list[RenderableType] = [head, progress, Text(), _ranks(run, width), Text(), sync, Text()]
 
     # The newest verdicts.
     if not run.findings:
@@ -181,7 +186,7 @@ def peer_name(run: RunFollower) -> str:
     return str(run.comparison.get("peer", "gloo")).capitalize()
 
 
-def _ranks(run: RunFollower) -> Table:
+def _ranks(run: RunFollower, width: int) -> Table:
     figures = run.figures()
     shown = figures
     if len(figures) > RANKS_SHOWN:
@@ -195,14 +200,29 @@ def _ranks(run: RunFollower) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     legend = Text.assemble(("█", "cyan"), " own ", ("░", "yellow"), " waits for others")
     table.add_column(legend if len(shown) == len(figures) else legend + f" · the slowest of {len(figures)}")
+    histories = _histories(run) if len(shown) == len(figures) and width >= HISTORY_WIDTH else {}
+    if histories:
+        table.add_column(f"last {HISTORY_STEPS} steps")
     for rank in shown:
         style = "bold red" if rank.rank in named else ""
         own = round(_number(rank.own_seconds) * scale)
         both = round((_number(rank.own_seconds) + _number(rank.wait_seconds)) * scale)
         bar = Text("█" * own, style="red" if rank.rank in named else "cyan").append("░" * (both - own), style="yellow")
         times = Text(duration(rank.own_seconds), style), duration(rank.wait_seconds)
-        table.add_row(Text(str(rank.rank), style), *times, bar)
+        history = [Text(histories[rank.rank], style or "cyan")] if histories else []
+        table.add_row(Text(str(rank.rank), style), *times, bar, *history)
     return table
+
+
+def _histories(run: RunFollower) -> dict[int, str]:
+    """Return each rank's own times in the newest steps, drawn on one scale: they part where one becomes slower."""
+    cells = len(run.own) // CELL_STEPS
+    if not cells:
+        return {}
+    newest = np.array(run.own)[-cells * CELL_STEPS :]
+    medians = np.median(newest.reshape(cells, CELL_STEPS, run.ranks), axis=1).T
+    drawn = sparkline(medians.ravel().tolist(), medians.size)
+    return {rank: drawn[rank * cells : (rank + 1) * cells] for rank in range(run.ranks)}
 
 
 def _number(value: float) -> float:

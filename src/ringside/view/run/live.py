@@ -40,6 +40,8 @@ from ringside.view.verdict_text import Calm, describe_calm, verdict_text
 
 RECENT_STEPS = 16
 """Steps that a rank's current figures are medians of."""
+HISTORY_STEPS = 48
+"""Steps whose own times a live view draws."""
 LOSSES_KEPT = 4096
 
 
@@ -109,6 +111,7 @@ class RunFollower:
         findings: The verdicts so far, in order.
         comparison: What the comparison found, once it is done.
         losses: Mean loss over ranks of the newest steps, oldest first.
+        own: Own times of all ranks in the newest steps where all are known, oldest first, seconds [ranks].
         revised: When gradients went another way between hosts, oldest first.
         mesh: How ranks are arranged, as far as their groups tell; None before the start.
     """
@@ -122,6 +125,7 @@ class RunFollower:
     findings: list[ShownFinding] = field(default_factory=list)
     comparison: dict[str, Any] = field(default_factory=dict)
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
+    own: deque[NDArray[np.float64]] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     mesh: Mesh | None = None
     _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
@@ -209,6 +213,8 @@ class RunFollower:
         for rank, record in self._row.items():
             if rank < self.ranks:
                 own[0, rank] = record.own_seconds
+        if np.isfinite(own).all():
+            self.own.append(own[0])
         for finding in self.findings:
             if finding.meter is not None and not finding.over and self.step > finding.verdict.detected_step:
                 finding.meter.add(own[:, finding.peers] if finding.peers else own)
