@@ -14,10 +14,10 @@ from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import summary_notes
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
-from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_place, read_blocked
+from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_cells, read_blocked
 from ringside.view.run.live import RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
-from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, rank_texts, slowest_first
+from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, slowest_first
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -165,14 +165,13 @@ def rank_table(summary: Mapping[str, Any]) -> Table:
     ranks = mesh_order(summary["ranks"])
     if len(ranks) > RANKS_SHOWN:
         ranks = slowest_first(summary)[:RANKS_SHOWN]
-    has_mesh = any(map(rank_place, ranks))
+    columns, rows = rank_cells(ranks, hosts=False)
+    headings = {"own": "own time", "excess": "own vs others' median"}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("rank", *(["place"] if has_mesh else []), "own time", "wait", "own vs others' median"):
-        table.add_column(heading, justify="left" if heading == "place" else "right")
-    for rank in ranks:
-        number, _, *figures = rank_texts(rank)
-        place = [rank_place(rank)] if has_mesh else []
-        table.add_row(number, *place, *figures)
+    for column in columns:
+        table.add_column(headings.get(column, column), justify="left" if column == "place" else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
