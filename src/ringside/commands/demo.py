@@ -46,8 +46,6 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
@@ -62,7 +60,14 @@ from ringside.files import append_to_file
 from ringside.launch.follow import Show, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
+from ringside.view.terminal import (
+    LiveDisplay,
+    closing_summary,
+    live_picture,
+    open_console,
+    status_line,
+    verdict_line,
+)
 
 HELP = "train a small GPT here, slow a rank down, and see it detected"
 
@@ -70,7 +75,6 @@ STEPS = 400
 BLOCKS = 5
 LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"
-LINE_EVERY_S = 5.0
 STACKS_S = 2.0
 """How long a job that hangs is left alone after it was named, for all stacks to be written."""
 
@@ -104,14 +108,15 @@ def run(args: argparse.Namespace) -> int:
     fault = draw(seed, ranks, args.steps) if args.inject is None else parse_fault(args.inject, ranks)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
-    show = _Show(open_console(stderr=True), quiet=args.quiet)
+    display = LiveDisplay(quiet=args.quiet)
+    show = _Show(display)
     if warning:
-        show.line(f"ringside demo: {warning}")
+        display.print(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
     more = [f"--inject={fault or 'none'}"] + ([] if args.no_comparison else [f"--compare={BLOCKS}"])
     command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
-    with stop_requests() as stop, show:
+    with stop_requests() as stop, display:
         launch = Launch(command, variables, sink=log.add)
         status = follow_run(launch, path, stop, _ending_hangs(launch, fault, show))
     extra: dict[str, Any] = {"comparison": show.run.comparison or None}
@@ -165,43 +170,20 @@ def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
 
 
 class _Show:
-    """The live picture on a terminal, lines every few seconds elsewhere; verdicts alone where it is quiet."""
+    """Shows the run as it goes: the live picture, or verdicts and a line now and then."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
+    def __init__(self, display: LiveDisplay) -> None:
         self.run = RunFollower()
-        self._console = console
-        self._began = time.monotonic()
-        self._last_line = -LINE_EVERY_S
-        self._quiet = quiet
-        live = console.is_terminal and not quiet
-        self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
-
-    def __enter__(self) -> _Show:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._display, self._began = display, time.monotonic()
 
     def __call__(self, run: RunFollower, found: list[ShownFinding]) -> None:
         self.run = run
-        elapsed = time.monotonic() - self._began
-        if self._live is not None:
-            self._live.update(
-                Padding(live_picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1)), refresh=True
-            )
-            return
-        for finding in found:
-            self.line(f"● {verdict_line(finding)}")
-        if not self._quiet and elapsed - self._last_line >= LINE_EVERY_S:
-            self._last_line = elapsed
-            self.line(status_line(run, elapsed))
-
-    def line(self, words: str) -> None:
-        """Print one line."""
-        self._console.print(words, soft_wrap=True, markup=False)
+        elapsed, width = time.monotonic() - self._began, self._display.console.width
+        for finding in () if self._display.is_drawn else found:
+            self._display.print(f"● {verdict_line(finding)}")
+        self._display.show(
+            lambda: status_line(run, elapsed), lambda: Padding(live_picture(run, TITLE, elapsed, width - 2), (0, 1))
+        )
 
 
 class _Log:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,7 @@ from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, descr
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
+LINE_EVERY_S = 5.0
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -29,6 +32,44 @@ def open_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = 1000
     return console
+
+
+class LiveDisplay:
+    """What happens now, on stderr: a picture that is overwritten on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        quiet: Show neither, only what is printed.
+
+    Attributes:
+        console: Where to.
+        is_drawn: Whether pictures are shown.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.console = open_console(stderr=True)
+        self.is_drawn = self.console.is_terminal and not quiet
+        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+        self._quiet, self._last_s = quiet, -math.inf
+
+    def __enter__(self) -> LiveDisplay:
+        if self.is_drawn:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, line: Callable[[], str], picture: Callable[[], RenderableType] | None = None) -> None:
+        """Show where things are, by a picture or, where there is none, that line."""
+        if self.is_drawn:
+            self._live.update(picture() if picture is not None else Text(line()), refresh=True)
+        elif not self._quiet and time.monotonic() - self._last_s >= LINE_EVERY_S:
+            self.print(line())
+
+    def print(self, line: str) -> None:
+        """Print a line that stays."""
+        self._last_s = time.monotonic()
+        self.console.print(line, soft_wrap=True, markup=False)
 
 
 def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
