@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import time
 import uuid
 
@@ -81,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
         reports = launch.run_ranks(bench_plan, observe)
     result = table.merge(bench_plan, usable_cores(), reports, skipped)
     if args.json:
-        json.dump(result.to_json(), sys.stdout, indent=2)
-        print()
+        print(json.dumps(result.to_json(), indent=2))
     else:
         print(table.render(result, shutil.get_terminal_size((80, 24)).columns))
     return 1 if result.wrong else 0

@@ -356,7 +356,7 @@ class Remote:
                 )  # fmt: skip
                 words = sent.headline[:1].lower() + sent.headline[1:].rstrip(".")
                 verdicts.append(Open(verdict, sent.cost_rank_seconds, sent.over, words))
-        blocked = [{**sent, "ranks": self._unpack(sent.get("ranks", ""), "<f4").tolist()} for sent in now.blocked]
+        blocked = [{**sent, "ranks": self._unpack(str(sent.get("ranks", "")), "<f4").tolist()} for sent in now.blocked]
         steps = np.array(sorted(self._rows), dtype=np.int64)
         empty = np.empty((0, now.ranks), dtype=np.float32)
         info = RunInfo(
