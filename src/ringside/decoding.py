@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,6 +22,15 @@ def converted(value: object, kind: type[_T], default: _D) -> _T | _D:
         return msgspec.convert(value, kind, strict=False)
     except UNDECODABLE:
         return default
+
+
+def nan_for_null(value: Any) -> Any:
+    """Return a JSON value with null replaced by NaN, which JSON does not have, at every depth."""
+    if isinstance(value, dict):
+        return {key: nan_for_null(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [nan_for_null(item) for item in value]
+    return math.nan if value is None else value
 
 
 def plain_count(value: object) -> int:

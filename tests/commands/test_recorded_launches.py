@@ -35,8 +35,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    for module in (demo, demo_kill):
-        monkeypatch.setattr(module, "LINE_EVERY_S", 1e9)  # one line, however slow this machine is
+    monkeypatch.setattr("ringside.view.terminal.LINE_EVERY_S", 1e9)  # one line, however slow this machine is
 
     def called(words: str) -> tuple[int, str, str]:
         status = main(words.split())

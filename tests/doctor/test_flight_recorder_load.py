@@ -160,7 +160,7 @@ def test_calls_of_every_version_become_the_same_values() -> None:
     assert (found.rank, found.library, found.skipped, found.lost) == (5, "2.1", 0, "")
     assert [found.groups[name].title for name in ("0", "7")] == ["default_pg (group 0)", "group 7"]
     assert found.by_group().keys() == {"0", "7"}
-    assert read([{"profiling_name": "nccl:recv", "is_p2p": True}]).calls[0].peer == -2  # anyone, where no partner is named
+    assert read([{"profiling_name": "nccl:recv", "is_p2p": True}]).calls[0].peer == -2  # anyone
 
 
 def test_bytes_are_those_of_all_inputs_as_far_as_their_types_are_known() -> None:

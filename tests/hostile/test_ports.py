@@ -249,7 +249,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(page: str, monkeypatch: py
 def test_a_cookie_of_any_length_is_read_in_one_pass() -> None:
     """`http.cookies` takes quadratic time for backslashes."""
     pytest.importorskip("starlette")
-    from ringside.view.server.guard import HttpGuard
+    from ringside.view.server.app import HttpGuard
 
     answered: list[int] = []
 

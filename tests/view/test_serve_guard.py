@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from ringside.view.server.guard import HttpGuard, Message, Receive, Scope, Send
+pytest.importorskip("starlette.types", reason="starlette is not installed here")
+pytest.importorskip("uvicorn", reason="uvicorn is not installed here")
+from starlette.types import Message, Receive, Scope, Send
+
+from ringside.view.server.app import HttpGuard
 
 TOKEN = "secret"
 

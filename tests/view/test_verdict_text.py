@@ -15,7 +15,6 @@ from ringside.view.verdict_text import (
     checks,
     describe_calm,
     finding_text,
-    rank_rows,
     rank_texts,
     slowest_first,
     verdict_text,
@@ -121,7 +120,6 @@ def test_ranks_stand_culprits_first_then_slowest() -> None:
     ]
     assert [rank["rank"] for rank in slowest_first({"ranks": rows})] == [4, 1, 0, 2, 3]
     assert [rank["rank"] for rank in slowest_first({"ranks": rows}, {3})] == [3, 4, 1, 0, 2]
-    assert [row[0] for row in rank_rows({"ranks": rows}, 2)] == ["4", "1"]
     assert rank_texts(rows[1]) == ("1", "h1", "100 ms", "–", "+20.0%")
     assert [rank_texts(rows[rank])[4] for rank in (0, 2, 3)] == ["", "", ""], "nobody is praised"
 

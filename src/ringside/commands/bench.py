@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import time
 import uuid
 
@@ -34,6 +33,7 @@ from ringside.engine.settings import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS
 from ringside.text import counted, did_you_mean, percent, size
+from ringside.view.terminal import LiveDisplay
 
 HELP = "measure all-reduce, in turn with Gloo and Open MPI"
 
@@ -63,18 +63,24 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print; return 1 if a result was wrong."""
     bench_plan, skipped = make_plan(args)
-    progress = _Progress(bench_plan, quiet=args.quiet)
-    for skip in skipped:
-        progress.show(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
-    # the live line is wiped also where a rank died
-    try:
-        reports = launch.run_ranks(bench_plan, progress.observe)
-    finally:
-        progress.clear()
+    display, began = LiveDisplay(quiet=args.quiet), time.monotonic()
+    if not args.quiet:
+        alone = "; nothing is exchanged: what is timed is the cost of a call" if bench_plan.ranks == 1 else ""
+        engines = " against ".join(["ours", *bench_plan.peers])
+        display.print(f"starting {counted(bench_plan.ranks, 'rank')}, {engines}{alone}")
+        for skip in skipped:
+            display.print(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
+
+    def observe(rank: int, message: Message) -> None:
+        if rank == 0 and isinstance(message, Begin):  # all ranks do the same: one is enough to show
+            where = f"{percent(message.share):>5} {message.what}"
+            display.show(lambda: f"{where} ({time.monotonic() - began:.0f} s)")
+
+    with display:
+        reports = launch.run_ranks(bench_plan, observe)
     result = table.merge(bench_plan, usable_cores(), reports, skipped)
     if args.json:
-        json.dump(result.to_json(), sys.stdout, indent=2)
-        print()
+        print(json.dumps(result.to_json(), indent=2))
     else:
         print(table.render(result, shutil.get_terminal_size((80, 24)).columns))
     return 1 if result.wrong else 0
@@ -136,37 +142,3 @@ def _at_least(number: int, option: str) -> int:
     if number < 0:
         raise UsageError(f"{option} {number}: it is a count")
     return number
-
-
-class _Progress:
-    """What happens now, on stderr: one line that is overwritten on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, bench_plan: BenchPlan, *, quiet: bool) -> None:
-        self._what = f"{counted(bench_plan.ranks, 'rank')}, " + (" against ".join(["ours", *bench_plan.peers]))
-        self._quiet = quiet
-        self._live = sys.stderr.isatty() and not quiet
-        self._since = self._last = time.monotonic()
-        alone = "; nothing is exchanged: what is timed is the cost of a call" if bench_plan.ranks == 1 else ""
-        self.show(f"starting {self._what}{alone}")
-
-    def observe(self, rank: int, message: Message) -> None:
-        """Show where rank 0 is."""
-        # all ranks do the same: one is enough to show
-        if rank != 0 or not isinstance(message, Begin):
-            return
-        line = f"{percent(message.share):>5} {message.what} ({time.monotonic() - self._since:.0f} s)"
-        if self._live:
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._last > 5:
-            self._last = time.monotonic()
-            self.show(line)
-
-    def show(self, line: str) -> None:
-        """Print a line of its own."""
-        if not self._quiet:
-            print(line, file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Take the live line away."""
-        if self._live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

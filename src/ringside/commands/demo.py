@@ -57,8 +57,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
@@ -77,7 +75,14 @@ from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.table import tabulate
 from ringside.view.run.live import RunFollower, ShownFinding
-from ringside.view.terminal import closing_summary, live_picture, open_console, status_line, verdict_line
+from ringside.view.terminal import (
+    LiveDisplay,
+    closing_summary,
+    live_picture,
+    open_console,
+    status_line,
+    verdict_line,
+)
 
 HELP = "train a small GPT here, slow a rank down, and see it detected"
 
@@ -86,7 +91,6 @@ TOUR = ("input", "quota", "link", "pause", "diverge")
 BLOCKS = 5
 LOG = "torchrun.log"
 TITLE = "demo: a byte-level GPT"
-LINE_EVERY_S = 5.0
 STACKS_S = 2.0
 """How long a job that hangs is left alone after it was named, for all stacks to be written."""
 
@@ -166,9 +170,10 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         raise UnsupportedError(why)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
-    show = _Show(open_console(stderr=True), quiet=args.quiet)
+    display = LiveDisplay(quiet=args.quiet)
+    show = _Show(display)
     if warning:
-        show.line(f"ringside demo: {warning}")
+        display.print(f"ringside demo: {warning}")
     log = _Log(path)
     variables = {**environment(path), "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1)), "RINGSIDE": ""}
     more = [f"--inject={fault or 'none'}"]
@@ -177,14 +182,15 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     if kind is Slow:
         more.append(f"--calibrate-to={SIZE}")
         if not args.quiet:
-            show.line("First a copy of the model is trained: how much more work makes a rank so much slower?")
+            display.print("First a copy of the model is trained: how much more work makes a rank so much slower?")
     if is_link:  # hosts share this machine's cores, and a step is to wait for links
         args = argparse.Namespace(**{**vars(args), "size": "light"})
     command = demo_kill.training_command(args, ranks, seed, "-m", "ringside.demo.train", f"--steps={args.steps}", *more)
     began: list[int] = []
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stop_requests())
-        shown: Show = stack.enter_context(show)
+        stack.enter_context(display)
+        shown: Show = show
         if isinstance(fault, Link):
             lab = stack.enter_context(Lab(hosts=ranks, rate=demo_link.RATE, wiring="mesh"))
             launch: Launch = demo_link.LabLaunch(lab, command, variables, log.add)
@@ -257,43 +263,20 @@ def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
 
 
 class _Show:
-    """The live picture on a terminal, lines every few seconds elsewhere; verdicts alone where it is quiet."""
+    """Shows the run as it goes: the live picture, or verdicts and a line now and then."""
 
-    def __init__(self, console: Console, *, quiet: bool) -> None:
+    def __init__(self, display: LiveDisplay) -> None:
         self.run = RunFollower()
-        self._console = console
-        self._began = time.monotonic()
-        self._last_line = -LINE_EVERY_S
-        self._quiet = quiet
-        live = console.is_terminal and not quiet
-        self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
-
-    def __enter__(self) -> _Show:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._display, self._began = display, time.monotonic()
 
     def __call__(self, run: RunFollower, found: list[ShownFinding]) -> None:
         self.run = run
-        elapsed = time.monotonic() - self._began
-        if self._live is not None:
-            self._live.update(
-                Padding(live_picture(self.run, TITLE, elapsed, self._console.width - 2), (0, 1)), refresh=True
-            )
-            return
-        for finding in found:
-            self.line(f"● {verdict_line(finding)}")
-        if not self._quiet and elapsed - self._last_line >= LINE_EVERY_S:
-            self._last_line = elapsed
-            self.line(status_line(run, elapsed))
-
-    def line(self, words: str) -> None:
-        """Print one line."""
-        self._console.print(words, soft_wrap=True, markup=False)
+        elapsed, width = time.monotonic() - self._began, self._display.console.width
+        for finding in () if self._display.is_drawn else found:
+            self._display.print(f"● {verdict_line(finding)}")
+        self._display.show(
+            lambda: status_line(run, elapsed), lambda: Padding(live_picture(run, TITLE, elapsed, width - 2), (0, 1))
+        )
 
 
 class _Log:

@@ -6,7 +6,6 @@ The killing is real and comes from outside: this process sends the signal to a w
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -16,8 +15,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from ringside.demo.corpus import sources
@@ -26,13 +23,12 @@ from ringside.errors import RingsideError, UsageError
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests, wait_or_stop
 from ringside.processes import hold
 from ringside.text import duration, name_ranks
-from ringside.view.terminal import open_console
+from ringside.view.terminal import LiveDisplay
 
 MARK = "@survival "
 SETTLED = 15
 """Steps before anybody is killed."""
 POLL_S = 0.05
-LINE_EVERY_S = 5.0
 
 
 @dataclass
@@ -110,12 +106,13 @@ def run(args: argparse.Namespace) -> int:
     sources(args.corpus)
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     story = KillStory(ranks, victim=random.Random(seed).randrange(ranks))
-    console = open_console(stderr=True)
+    display = LiveDisplay(quiet=args.quiet)
+    console = display.console
     environ = {**os.environ, "OMP_NUM_THREADS": str(max(usable_cores() // ranks, 1))}
-    with stop_requests() as stop:
+    with stop_requests() as stop, display:
         script = ("-m", "ringside.survive", "-m", "ringside.demo.survive", f"--steps={10 * args.steps}")
         launch = Launch(training_command(args, ranks, seed, *script), environ, sink=story.add)
-        status = _follow(launch, story, console, stop, quiet=args.quiet)
+        status = _follow(launch, story, display, stop)
     if stop.signum:
         return stop.exit_status
     if status or not story.ends:
@@ -144,27 +141,18 @@ def training_command(args: argparse.Namespace, ranks: int, seed: int, *script: s
     return [*launcher, *script, f"--seed={seed}", f"--size={args.size}", *corpus]
 
 
-def _follow(launch: Launch, story: KillStory, console: Console, stop: StopRequest, *, quiet: bool) -> int:
-    # one line that is overwritten on a terminal, a line every few seconds elsewhere
-    is_live = console.is_terminal and not quiet
-    live = Live(console=console, auto_refresh=False, transient=True)
-    last_line = -LINE_EVERY_S
+def _follow(launch: Launch, story: KillStory, display: LiveDisplay, stop: StopRequest) -> int:
     status: int | None = None
-    with live if is_live else contextlib.nullcontext():
-        while status is None:
-            status = wait_or_stop(launch, POLL_S, stop)
-            # Once training has settled the victim is killed from outside, as a real failure would.
-            settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
-            if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
-                story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
-                story.killed_at = time.monotonic()
-                process.send(signal.SIGKILL)
-                process.close()
-            while story.news:
-                console.print(f"● {story.news.pop(0)}", soft_wrap=True, markup=False)
-            if is_live:
-                live.update(Text(story.line()), refresh=True)
-            elif not quiet and time.monotonic() - last_line > LINE_EVERY_S:
-                last_line = time.monotonic()
-                console.print(story.line(), markup=False)
+    while status is None:
+        status = wait_or_stop(launch, POLL_S, stop)
+        # Once training has settled the victim is killed from outside, as a real failure would.
+        settled = story.step and story.step["step"] >= SETTLED and story.victim in story.pids
+        if settled and not story.killed_at and (process := hold(story.pids[story.victim])) is not None:
+            story.news.append(f"rank {story.victim} is killed (SIGKILL) during step {story.step['step'] + 1}")
+            story.killed_at = time.monotonic()
+            process.send(signal.SIGKILL)
+            process.close()
+        while story.news:
+            display.print(f"● {story.news.pop(0)}")
+        display.show(story.line)
     return status

@@ -33,14 +33,13 @@ from ringside.text import counted
 from ringside.view.export.markdown import render_markdown
 from ringside.view.export.perfetto import check_trace_name, steps_between, write_perfetto
 from ringside.view.html.run_report import render_report
-from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_place, read_blocked
+from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_cells, rank_place, read_blocked
 from ringside.view.run.recorded import Run
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks, printable_lines
 from ringside.view.verdict_text import (
     RANKS_CAPTION,
     as_sentence,
     describe_calm,
-    rank_texts,
     slowest_first,
     verdict_text,
 )
@@ -121,20 +120,17 @@ def print_summary(summary: dict[str, Any], console: Console) -> None:
     # The slowest ranks, culprits first; all of a small mesh beside those that do the same work.
     culprits = {rank for text in verdicts for rank in text.verdict.ranks}
     ranks = slowest_first(summary, culprits)
-    has_mesh = any(map(rank_place, ranks))
-    if has_mesh and len(ranks) <= SHOWN_RANKS:
+    if any(map(rank_place, ranks)) and len(ranks) <= SHOWN_RANKS:
         ranks = mesh_order(ranks)
     hidden = max(len(ranks) - SHOWN_RANKS, 0)
-    table = Table(
-        box=None, pad_edge=False, caption=f"and {counted(hidden, 'rank')} with less excess" if hidden else None
-    )
-    for name in ("rank", *(["place"] if has_mesh else []), "host", "own", "wait", "excess"):
-        justify: JustifyMethod = "left" if name in ("place", "host") else "right"
-        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
-    for rank in ranks[:SHOWN_RANKS]:
-        is_culprit = rank["rank"] in culprits
-        name, *cells = rank_texts(rank)
+    caption = f"and {counted(hidden, 'rank')} with less excess" if hidden else None
+    table = Table(box=None, pad_edge=False, caption=caption)
+    columns, rows = rank_cells(ranks[:SHOWN_RANKS])
+    for column in columns:
+        justify: JustifyMethod = "left" if column in ("place", "host") else "right"
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
+    for name, *cells in rows:
+        is_culprit = int(name) in culprits
         marked = f"{name} {'◀' if is_culprit else ' '}"
-        place = [rank_place(rank)] if has_mesh else []
-        table.add_row(*map(Text, (marked, *place, *cells)), style="bold" if is_culprit else "")
+        table.add_row(*map(Text, (marked, *cells)), style="bold" if is_culprit else "")
     console.print(WithoutTrailingBlanks(Group(*parts, Text(RANKS_CAPTION, style="dim"), table)))

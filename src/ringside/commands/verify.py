@@ -36,6 +36,8 @@ HELP = "verify schedules, and audit rounds, bytes and ports"
 
 SCHEMA = 1
 SHOWN_PROBLEMS = 12
+SHOWN_FIRST = ("ranks", "switches", "chunks", "ok", "canonical", "rounds", "lower_bound_rounds")
+"""Fields of an audit at the beginning of its JSON."""
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
         for name, ranks in track(cases, "verifying", console=progress, transient=True, disable=quiet)
     ]
     if args.json:
-        json.dump(to_json(audits, links=args.links), sys.stdout, indent=2)
-        print()
+        print(json.dumps(to_json(audits, links=args.links), indent=2))
     else:
         console = Console(highlight=False)
         for line in _verdict(audits):
@@ -119,26 +120,15 @@ def to_json(audits: Sequence[Audit], *, links: bool = False) -> dict[str, Any]:
         data = {
             "algorithm": audit.name,
             "collective": str(audit.collective),
-            "ranks": audit.ranks,
-            "switches": audit.switches,
-            "chunks": audit.chunks,
-            "ok": audit.ok,
-            "canonical": audit.canonical,
-            "rounds": audit.rounds,
-            "lower_bound_rounds": audit.lower_bound_rounds,
+            **{name: getattr(audit, name) for name in SHOWN_FIRST},
             **_bytes_json("max_bytes_sent", audit.max_bytes_sent),
             **_bytes_json("max_bytes_received", audit.max_bytes_received),
             **_bytes_json("max_bytes_reduced", audit.traffic.max_bytes_reduced),
             **_bytes_json("lower_bound_bytes", audit.lower_bound_bytes),
             "busiest_link": audit.busiest_link,
             **_bytes_json("busiest_link_bytes", audit.traffic.busiest_link_bytes),
-            "max_ports": audit.max_ports,
-            "beats_bounds": audit.beats_bounds,
-            "buffers": audit.buffers,
-            "by_symmetry": audit.by_symmetry,
-            "chunks_sent": audit.traffic.sent.tolist(),
-            "chunks_received": audit.traffic.received.tolist(),
-            "chunks_reduced": audit.traffic.reduced.tolist(),
+            **{name: getattr(audit, name) for name in ("max_ports", "beats_bounds", "buffers", "by_symmetry")},
+            **{f"chunks_{name}": getattr(audit.traffic, name).tolist() for name in ("sent", "received", "reduced")},
             "problems": list(map(asdict, audit.problems)),
         }
         if links:

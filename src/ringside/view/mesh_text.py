@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
-import msgspec
-
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import converted, nan_for_null
 from ringside.monitor.groups import Blocked, describe_place, kind_of_work, place_in_mesh, read_chain
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration, percent
+from ringside.view.verdict_text import rank_texts
 
 BLOCKED_TITLE = "Blocked along each dimension of the mesh"
 BLOCKED_NOTE = (
@@ -48,6 +47,17 @@ def rank_place(rank: Mapping[str, Any]) -> str:
     return describe_place(rank.get("coordinates") or {})
 
 
+def rank_cells(ranks: Sequence[dict[str, Any]], *, hosts: bool = True) -> tuple[list[str], list[list[str]]]:
+    """Return the columns of a table of a summary's ranks and their texts; with their places where any has one."""
+    has_mesh = any(map(rank_place, ranks))
+    columns = ["rank", *["place"] * has_mesh, *["host"] * hosts, "own", "wait", "excess"]
+    rows = []
+    for rank in ranks:
+        name, host, *times = rank_texts(rank)
+        rows.append([name, *[rank_place(rank)] * has_mesh, *[host] * hosts, *times])
+    return columns, rows
+
+
 def mesh_order(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a summary's ranks by stage, then by the part of the work that they do, then replicas."""
     return sorted(ranks, key=lambda rank: place_in_mesh(rank.get("coordinates") or {}, rank["rank"]))
@@ -55,32 +65,7 @@ def mesh_order(ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def read_blocked(summary: Mapping[str, Any]) -> list[Blocked]:
     """Return a summary's waits along each dimension; nothing where it has none, or no such."""
-    try:
-        sent = msgspec.convert(summary.get("blocked") or [], list[_Sent])
-    except UNDECODABLE:
-        return []
-    return [
-        Blocked(
-            dimension=one.dimension,
-            seconds_per_step=_number(one.seconds_per_step),
-            step_ratio=_number(one.step_ratio),
-            ranks=list(map(_number, one.ranks)),
-        )
-        for one in sent
-    ]
-
-
-class _Sent(msgspec.Struct):
-    """A `Blocked` as JSON holds it, with null for what is not known."""
-
-    dimension: str
-    seconds_per_step: float | None
-    step_ratio: float | None
-    ranks: list[float | None]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+    return converted(nan_for_null(summary.get("blocked") or []), list[Blocked], [])
 
 
 def blocked_cells(one: Blocked) -> tuple[str, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -15,10 +17,10 @@ from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import summary_notes
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
-from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_place, read_blocked
+from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_cells, read_blocked
 from ringside.view.run.live import HISTORY_STEPS, RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
-from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, rank_texts, slowest_first
+from ringside.view.verdict_text import RANKS_CAPTION, as_sentence, checks, describe_calm, slowest_first
 
 RANKS_SHOWN = 10
 BAR_CELLS = 36
@@ -26,6 +28,7 @@ CELL_STEPS = 4
 """Steps that a cell of a rank's history is the median of."""
 HISTORY_WIDTH = 76
 """Columns from which there is room for it."""
+LINE_EVERY_S = 5.0
 
 
 def open_console(*, stderr: bool = False) -> Console:
@@ -34,6 +37,44 @@ def open_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = 1000
     return console
+
+
+class LiveDisplay:
+    """What happens now, on stderr: a picture that is overwritten on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        quiet: Show neither, only what is printed.
+
+    Attributes:
+        console: Where to.
+        is_drawn: Whether pictures are shown.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.console = open_console(stderr=True)
+        self.is_drawn = self.console.is_terminal and not quiet
+        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+        self._quiet, self._last_s = quiet, -math.inf
+
+    def __enter__(self) -> LiveDisplay:
+        if self.is_drawn:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, line: Callable[[], str], picture: Callable[[], RenderableType] | None = None) -> None:
+        """Show where things are, by a picture or, where there is none, that line."""
+        if self.is_drawn:
+            self._live.update(picture() if picture is not None else Text(line()), refresh=True)
+        elif not self._quiet and time.monotonic() - self._last_s >= LINE_EVERY_S:
+            self.print(line())
+
+    def print(self, line: str) -> None:
+        """Print a line that stays."""
+        self._last_s = time.monotonic()
+        self.console.print(line, soft_wrap=True, markup=False)
 
 
 def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80) -> RenderableType:
@@ -170,14 +211,13 @@ def rank_table(summary: Mapping[str, Any]) -> Table:
     ranks = mesh_order(summary["ranks"])
     if len(ranks) > RANKS_SHOWN:
         ranks = slowest_first(summary)[:RANKS_SHOWN]
-    has_mesh = any(map(rank_place, ranks))
+    columns, rows = rank_cells(ranks, hosts=False)
+    headings = {"own": "own time", "excess": "own vs others' median"}
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("rank", *(["place"] if has_mesh else []), "own time", "wait", "own vs others' median"):
-        table.add_column(heading, justify="left" if heading == "place" else "right")
-    for rank in ranks:
-        number, _, *figures = rank_texts(rank)
-        place = [rank_place(rank)] if has_mesh else []
-        table.add_row(number, *place, *figures)
+    for column in columns:
+        table.add_column(headings.get(column, column), justify="left" if column == "place" else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import UNDECODABLE, nan_for_null
 from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
@@ -53,9 +53,8 @@ def verdict_text(content: dict[str, Any], summary: dict[str, Any]) -> VerdictTex
         summary: The summary.
     """
     # JSON has no NaN: it was written as null.
-    lenient = {key: math.nan if value is None else value for key, value in content.items()}
     evidence = {key: value for key, value in (content.get("evidence") or {}).items() if value is not None}
-    verdict = msgspec.convert({**lenient, "evidence": evidence}, Verdict)
+    verdict = msgspec.convert({**nan_for_null(content), "evidence": evidence}, Verdict)
     until = evidence.get("until_step")
     since = onset(verdict).capitalize() if until is None else f"From step {verdict.since_step} to step {until}"
     own, others = (evidence.get(name) for name in ("own_seconds", "others_own_seconds"))
@@ -123,11 +122,6 @@ def rank_texts(rank: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     own, wait = duration(rank["own_seconds_median"]), duration(rank["wait_seconds_median"])
     excess = rank["excess_ratio"] or 0.0
     return str(rank["rank"]), str(rank["host"]), own, wait, signed_percent(excess) if excess > 0 else ""
-
-
-def rank_rows(summary: Mapping[str, Any], most: int) -> list[tuple[str, str, str, str, str]]:
-    """Return the slowest ranks of a summary as texts, at most so many."""
-    return [rank_texts(rank) for rank in slowest_first(summary)[:most]]
 
 
 def _of_two(text: str, summary: dict[str, Any]) -> str:

@@ -142,31 +142,10 @@ def hardware(args: argparse.Namespace) -> Topology:
     return found.sized(hosts if args.hosts is None else args.hosts, per)
 
 
-def parameters_from(where: str) -> float:
-    """Return how many parameters the model has that `module:factory` makes; imports and calls it.
-
-    Raises:
-        UsageError: There is no such module or factory, or what it returns has no parameters.
-    """
-    name, _, factory = where.partition(":")
-    # the user's module, as Python itself would find it from here
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # stdout has the answer, whatever a model prints
-            model = getattr(importlib.import_module(name), factory)()
-            number = float(sum(tensor.numel() for tensor in model.parameters()))
-    except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"--params-from {where}: MODULE:FACTORY that returns a model: {reason}") from error
-    finally:
-        sys.path.remove(str(Path.cwd()))
-    if number < 1:
-        raise UsageError(f"--params-from {where}: its model has no parameters")
-    return number
-
-
 def gradient_bytes(args: argparse.Namespace) -> tuple[float, float | None]:
     """Return the bytes of all gradients and the parameters, None where only bytes are known, of `add_size`.
+
+    A model is imported and made by `--params-from`, to count its parameters.
 
     Raises:
         UsageError: A size or a number of parameters cannot be, or there is no such model.
@@ -175,7 +154,22 @@ def gradient_bytes(args: argparse.Namespace) -> tuple[float, float | None]:
         raise UsageError("--model or --params-from, not both")
     parameters: float | None = None
     if args.params_from:
-        parameters = parameters_from(args.params_from)
+        name, _, factory = args.params_from.partition(":")
+        # the user's module, as Python itself would find it from here
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # stdout has the answer, whatever a model prints
+                model = getattr(importlib.import_module(name), factory)()
+                parameters = float(sum(tensor.numel() for tensor in model.parameters()))
+        except (Exception, SystemExit) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UsageError(
+                f"--params-from {args.params_from}: MODULE:FACTORY that returns a model: {reason}"
+            ) from error
+        finally:
+            sys.path.remove(str(Path.cwd()))
+        if parameters < 1:
+            raise UsageError(f"--params-from {args.params_from}: its model has no parameters")
     elif args.model:
         match = _COUNT.match(args.model.strip())
         parameters = float(match[1]) * COUNT_UNITS[match[2].lower()] if match else 0.0

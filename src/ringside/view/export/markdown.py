@@ -16,7 +16,7 @@ from ringside.view.mesh_text import (
     BLOCKED_TITLE,
     blocked_cells,
     chain_line,
-    rank_place,
+    rank_cells,
     read_blocked,
 )
 from ringside.view.verdict_text import (
@@ -24,7 +24,6 @@ from ringside.view.verdict_text import (
     as_sentence,
     checks,
     describe_calm,
-    rank_texts,
     slowest_first,
     verdict_text,
 )
@@ -75,14 +74,9 @@ def render_markdown(summary: dict[str, Any], info: RunInfo) -> str:
         sections.append(f"## {BLOCKED_TITLE}\n\n{BLOCKED_NOTE}\n\n{dimensions}")
 
     ranks = summary["ranks"]
-    has_mesh = any(map(rank_place, ranks))
-    rows = []
-    for each in slowest_first(summary)[:SHOWN_RANKS]:
-        rank, host, *times = rank_texts(each)
-        place = [escape(rank_place(each))] if has_mesh else []
-        rows.append((rank, *place, escape(host), *times))
+    columns, rows = rank_cells(slowest_first(summary)[:SHOWN_RANKS])
     rest = f"\n\nThe slowest {SHOWN_RANKS} of {len(ranks)} ranks." if len(ranks) > SHOWN_RANKS else ""
-    ranked = _table(("rank", *(["place"] if has_mesh else []), "host", "own", "wait", "excess"), rows)
+    ranked = _table(columns, [[escape(cell) for cell in row] for row in rows])
     sections.append(f"## Ranks (medians, whole run)\n\n{as_sentence(OWN_TIME)}\n\n{ranked}{rest}")
     return "\n\n".join(sections) + "\n"
 
@@ -92,6 +86,6 @@ def escape(text: str) -> str:
     return html.escape(re.sub(r"([\\`*_\[\]|#])", r"\\\1", " ".join(text.split())), quote=False)
 
 
-def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [heads, tuple("---" for _ in heads), *rows]
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -23,7 +23,7 @@ from ringside.monitor.run.table import StepTable
 from ringside.monitor.stats import Floats, row_medians
 from ringside.monitor.verdict import Verdict, headline
 from ringside.predict.simulation.timeline import Timeline
-from ringside.text import size
+from ringside.text import name_vertices, size
 
 Trace = dict[str, Any]
 
@@ -237,7 +237,7 @@ def timeline_events(timeline: Timeline) -> Iterator[Trace]:
     """Yield the events, times in microseconds."""
     schedule = timeline.schedule
     for vertex in range(schedule.vertices):
-        yield from _process(vertex, f"rank {vertex}" if vertex < schedule.ranks else f"switch {vertex}", vertex)
+        yield from _process(vertex, name_vertices([vertex], schedule.ranks), vertex)
         for track, text in ((SENDS, "sends"), (TAKES, "is sent"), (WORKS, "works")):
             yield {"ph": "M", "name": "thread_name", "pid": vertex, "tid": track, "args": {"name": text}}
     yield from _process(schedule.vertices, "critical path", -1)

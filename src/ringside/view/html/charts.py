@@ -119,36 +119,23 @@ def chart(
         side, edge = ("left", begin) if begin < 0.6 * across else ("right", across - begin)
         template = '<span class="flag {side}" style="{side}:{percent:.2f}%">{label}</span>'
         flags.append(fill(template, side=side, percent=100 * edge / across, label=mark.label))
-    shapes += [_draw_line(line, x, y, "band") for line in lines]
-
     medians = "; ".join(f"{line.name}: {text(known_median(line.y, math.nan))}" for line in lines[-8:])
+    # Only whole numbers are steps.
+    places = [(x.place(step), f"{step:.0f}") for step in ticks(first, last, STEP_TICKS) if step % 1 == 0]
     return _figure(
-        "chart",
         identity,
-        fill("\n<figcaption>{}</figcaption>{}", title, note_line(note)),
-        f"{title}. Medians: {medians}.",
+        title,
+        note,
+        f"Medians: {medians}",
         lines,
+        [[text(value) for value in line.y] for line in lines],
         [(y.place(value), _short(text(value))) for value in ticks(low, high)],
-        shapes,
+        places,
+        [*shapes, *(_draw_line(line, x, y, "band") for line in lines)],
+        {"steps": steps, "span": [first, last], "marks": [[mark.since, mark.until] for mark in marks]},
         flags,
-        fill(
-            '<div class="name">step</div><div class="x">{}</div>',
-            # Only whole numbers are steps.
-            [
-                _tick("left", x.place(step) / across, f"{step:.0f}")
-                for step in ticks(first, last, STEP_TICKS)
-                if step % 1 == 0
-            ],
-        ),
-        {
-            "steps": steps,
-            "series": [
-                {"name": line.name, "style": line.style, "text": [text(value) for value in line.y]} for line in lines
-            ],
-            "span": [first, last],
-            "marks": [[mark.since, mark.until] for mark in marks],
-        },
-        across,
+        across=across,
+        kind="chart",
     )
 
 
@@ -171,7 +158,7 @@ def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, 
         f"{line.name}: {y.text(float(line.y[-1]))} at {x.text(float(line.x[-1]))}" for line in lines[-6:]
     )
     # What the script shows: at every place the lines' values there, with their bands.
-    series = []
+    shown = []
     values = sorted({float(value) for line in lines for value in line.x})
     for line in lines:
         texts = [y.text(float(value)) for value in line.y]
@@ -179,58 +166,51 @@ def curves(identity: str, title: str, lines: Sequence[Curve], x: Axis, y: Axis, 
             ends = zip(texts, line.low.tolist(), line.high.tolist(), strict=True)
             texts = [f"{middle} ({y.text(low)} to {y.text(high)})" for middle, low, high in ends]
         known = dict(zip(line.x.tolist(), texts, strict=True))
-        series.append({"name": line.name, "style": line.style, "text": [known.get(value, "") for value in values]})
-    return _figure(
-        "chart curves",
-        identity,
-        fill("<figcaption>{}</figcaption>{}", title, note_line(note)),
-        f"{title}. {spoken}.",
-        lines,
-        levels,
-        [_draw_line(line, across, up, f"band {line.style}") for line in lines],
-        [],
-        fill('<div class="xs">{}</div>', [_tick("left", place / UNITS, text) for place, text in places]),
-        {
-            "steps": [round(across.place(value), 2) for value in values],
-            "labels": [x.text(value) for value in values],
-            "series": series,
-            "span": [0, UNITS],
-        },
-    )
+        shown.append([known.get(value, "") for value in values])
+    stops = {"steps": [round(across.place(value), 2) for value in values], "labels": list(map(x.text, values))}
+    shapes = [_draw_line(line, across, up, f"band {line.style}") for line in lines]
+    return _figure(identity, title, note, spoken, lines, shown, levels, places, shapes, {**stops, "span": [0, UNITS]})
 
 
 def _figure(
-    kind: str,
     identity: str,
-    head: Markup,
+    title: str,
+    note: str,
     spoken: str,
     lines: Sequence[Curve],
+    texts: Sequence[Sequence[str]],
     levels: Sequence[tuple[float, str]],
+    places: Sequence[tuple[float, str]],
     shapes: Iterable[Markup],
-    flags: Iterable[Markup],
-    below: Markup,
     data: Mapping[str, object],
+    flags: Iterable[Markup] = (),
+    *,
     across: float = UNITS,
+    kind: str = "chart curves",
 ) -> Markup:
-    """Return the figure of a chart: its head, a legend, and the plot between its labels.
+    """Return the figure of a chart: its caption, a legend, and the plot between its labels.
 
     Args:
-        kind: CSS classes.
         identity: HTML id.
-        head: The caption, and what stands below it.
+        title: The caption.
+        note: What stands below it.
         spoken: The plot in words.
         lines: What the legend names.
+        texts: Of every line its values, as `report.js` shows them on hover.
         levels: Place and text of the labels at the left.
+        places: Place and text of the labels below.
         shapes: What is drawn.
-        flags: Labels over it.
-        below: The labels below.
-        data: What `report.js` shows on hover, and where the marks lie of a chart that it zooms.
+        data: Where those values are, and where the marks lie of a chart that `report.js` zooms.
+        flags: Labels over what is drawn.
         across: The width of the plot's own coordinates.
+        kind: CSS classes.
     """
+    series = [{"name": one.name, "style": one.style, "text": text} for one, text in zip(lines, texts, strict=True)]
+    axis = '<div class="xs">{}</div>' if "curves" in kind else '<div class="name">step</div><div class="x">{}</div>'
     return fill(
-        """<figure class="{kind}" id="{identity}">{head}
+        """<figure class="{kind}" id="{identity}"><figcaption>{title}</figcaption>{note}
 <div class="legend">{legend}</div>
-<div class="plot" tabindex="0" role="img" aria-label="{spoken}">
+<div class="plot" tabindex="0" role="img" aria-label="{title}. {spoken}.">
 <div class="y">{levels}</div>
 <div class="area"><svg viewBox="0 0 {across} {units}" preserveAspectRatio="none" aria-hidden="true">
 {grid}{shapes}</svg>{flags}
@@ -239,7 +219,8 @@ def _figure(
 </div><script type="application/json">{data}</script></figure>""",
         kind=kind,
         identity=identity,
-        head=head,
+        title=title,
+        note=note_line(note),
         spoken=spoken,
         legend=[
             fill('<span class="key {}{}"><i></i>{}</span>', line.style, " dotted" if line.dots else "", line.name)
@@ -251,8 +232,8 @@ def _figure(
         grid=[fill('<path class="grid" d="M0 {:.1f}H{}"/>', UNITS - place, across) for place, _ in levels],
         shapes=shapes,
         flags=flags,
-        below=below,
-        data=embed_json(data),
+        below=fill(axis, [_tick("left", place / across, text) for place, text in places]),
+        data=embed_json({**data, "series": series}),
     )
 
 

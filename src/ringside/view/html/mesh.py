@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ringside.monitor.groups import Blocked, describe_place, read_chain
 from ringside.monitor.verdict import Verdict
 from ringside.view.html.markup import NOTHING, Markup, fill
-from ringside.view.html.page import column_head, table_figure
+from ringside.view.html.page import table
 from ringside.view.mesh_text import BLOCKED_COLUMNS, BLOCKED_NOTE, BLOCKED_TITLE, blocked_cells, chain_dimensions
 
 MESH_STYLES = "mesh.css"
@@ -86,17 +86,9 @@ def _node(x: float, rank: int | None, place: str, culprit: bool) -> Markup:
     )
 
 
-def blocked_section(blocked: Iterable[Blocked]) -> Markup:
+def blocked_section(blocked: Sequence[Blocked]) -> Markup:
     """Return the table of waits along each dimension as a section; nothing where none is known."""
-    rows = [
-        fill(
-            '<tr><th scope="row">{}</th>{}</tr>',
-            name,
-            [fill("<td>{}</td>", cell) for cell in cells],
-        )
-        for name, *cells in map(blocked_cells, blocked)
-    ]
-    if not rows:
+    if not blocked:
         return NOTHING
-    shown = table_figure("wide blocked", BLOCKED_TITLE, map(column_head, BLOCKED_COLUMNS), rows, BLOCKED_NOTE)
+    shown = table(BLOCKED_TITLE, BLOCKED_COLUMNS, map(blocked_cells, blocked), BLOCKED_NOTE, "wide blocked")
     return fill('<section aria-label="{}">{}</section>', BLOCKED_TITLE, shown)

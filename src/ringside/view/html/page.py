@@ -111,13 +111,23 @@ def figures(values: Mapping[str, Number]) -> list[Markup]:
     return shown
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> Markup:
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "", kind: str = "wide prices"
+) -> Markup:
     """Return a table of texts; the first column is its heading."""
-    body = [
-        fill('<tr><th scope="row">{}</th>{}</tr>', row[0], [fill("<td>{}</td>", cell) for cell in row[1:]])
-        for row in rows
-    ]
-    return table_figure("wide prices", title, (column_head(name) for name in columns), body, note)
+    return table_figure(kind, title, map(column_head, columns), [table_row(name, cells) for name, *cells in rows], note)
+
+
+def table_row(name: str, cells: Iterable[str], texts: Iterable[str] = (), *, culprit: bool = False) -> Markup:
+    """Return a row of a table: its heading, texts, and figures; a badge where a verdict names it."""
+    return fill(
+        '<tr{mark}><th scope="row">{name}{badge}</th>{texts}{cells}</tr>',
+        mark=Markup(' class="culprit"' if culprit else ""),
+        name=name,
+        badge=Markup(' <span class="badge">verdict</span>' if culprit else ""),
+        texts=[fill('<td class="text">{}</td>', text) for text in texts],
+        cells=[fill("<td>{}</td>", cell) for cell in cells],
+    )
 
 
 def table_figure(kind: str, title: str, heads: Iterable[Markup], rows: Iterable[Markup], note: str = "") -> Markup:

@@ -17,10 +17,18 @@ from ringside.text import counted, digits, duration, figure, label, moment, name
 from ringside.view.html.charts import ChartMark, Curve, chart
 from ringside.view.html.markup import NOTHING, Markup, fill
 from ringside.view.html.mesh import MESH_STYLES, blocked_section, chain_figure
-from ringside.view.html.page import checks_section, column_head, render_page, table_figure, tiles, verdict_section
+from ringside.view.html.page import (
+    checks_section,
+    column_head,
+    render_page,
+    table_figure,
+    table_row,
+    tiles,
+    verdict_section,
+)
 from ringside.view.html.rings import longest_waits, waits_ring
-from ringside.view.mesh_text import mesh_order, rank_place, read_blocked, same_work
-from ringside.view.verdict_text import VerdictText, describe_calm, rank_texts, slowest_first, verdict_text
+from ringside.view.mesh_text import mesh_order, rank_cells, rank_place, read_blocked, same_work
+from ringside.view.verdict_text import VerdictText, describe_calm, slowest_first, verdict_text
 
 SINGLE_LINES = 8
 """Up to so many ranks each have a line of their own; more are a band with its median, and the culprits."""
@@ -28,10 +36,6 @@ MOST_CULPRITS = 6
 MOST_ARROWS = 16
 MOST_LINKS = 32
 LINK_COLUMNS = ("link", "hosts", "rate", "carried", "wire time", "of the run", "sent again")
-_RANK_HEADS = Markup(
-    """<th scope="col">rank</th><th scope="col">host</th><th scope="col">own</th><th scope="col">wait</th>
-<th scope="col">excess</th>"""
-)
 
 
 def render_report(summary: dict[str, Any], run_info: RunInfo, records: Iterable[StepRecord] | StepTable) -> str:
@@ -112,7 +116,7 @@ def links_table(summary: dict[str, Any], verdicts: Iterable[Verdict]) -> Markup:
         )
         src, dst = link["src"], link["dst"]
         where = f"{hosts.get(src, '')} → {hosts.get(dst, '')}"
-        rows.append(_row(f"{src} → {dst}", [where], cells, (src, dst) in slow))
+        rows.append(table_row(f"{src} → {dst}", cells, [where], culprit=(src, dst) in slow))
     more = f" (the {MOST_LINKS} slowest of {len(links)})" if len(links) > MOST_LINKS else ""
     title = f"Links between hosts, as the kernel counts{more}"
     shown = table_figure("wide", title, map(column_head, LINK_COLUMNS), rows)
@@ -207,47 +211,25 @@ def _lines(steps: np.ndarray, values: Floats, culprits: set[int]) -> list[Curve]
 
 
 def _rank_table(summary: dict[str, Any], culprits: set[int]) -> Markup:
-    many = len(summary["ranks"]) > 2 * SINGLE_LINES
-    if any(map(rank_place, summary["ranks"])):
-        return _ranks_in_mesh(summary, culprits, many)
-    rows = []
-    for rank in slowest_first(summary, culprits) if many else summary["ranks"]:
-        name, host, *cells = rank_texts(rank)
-        rows.append(_row(name, [host], cells, rank["rank"] in culprits))
-    return table_figure("wide", "Every rank (medians, whole run)", [_RANK_HEADS], rows)
-
-
-def _ranks_in_mesh(summary: dict[str, Any], culprits: set[int], many: bool) -> Markup:
     """Ranks beside those that do the same work; of many, the slowest with its peers first."""
-    blocks = same_work(mesh_order(summary["ranks"]), lambda rank: rank.get("coordinates") or {})
-    if many:
+    ranks = mesh_order(summary["ranks"])
+    blocks = same_work(ranks, lambda rank: rank.get("coordinates") or {})
+    if len(ranks) > 2 * SINGLE_LINES:
         slowest = {rank["rank"]: place for place, rank in enumerate(slowest_first(summary, culprits))}
-        blocks = [(part, sorted(ranks, key=lambda rank: slowest[rank["rank"]])) for part, ranks in blocks]
+        blocks = [(part, sorted(members, key=lambda rank: slowest[rank["rank"]])) for part, members in blocks]
         blocks.sort(key=lambda block: slowest[block[1][0]["rank"]])
-    rows = []
-    for part, ranks in blocks:
+    columns, texts = rank_cells([rank for _, members in blocks for rank in members])
+    cells, rows = iter(texts), []
+    for part, members in blocks:
         if part:
-            words = f"{part}: {counted(len(ranks), 'rank')}"
+            words = f"{part}: {counted(len(members), 'rank')}"
             rows.append(fill('<tr class="part"><th scope="rowgroup" colspan="6">{}</th></tr>', words))
-        for rank in ranks:
-            name, host, *cells = rank_texts(rank)
-            place = rank_place(rank)
-            rows.append(_row(name, (place, host), cells, rank["rank"] in culprits))
-    heads = [column_head(name) for name in ("rank", "place", "host", "own", "wait", "excess")]
-    note = "Blocks are ranks that do the same work; excess is over the median of those."
-    return table_figure("wide mesh", "Every rank (medians, whole run)", heads, rows, note if len(blocks) > 1 else "")
-
-
-def _row(name: str, where: Iterable[str], cells: Iterable[str], named: bool) -> Markup:
-    """Return a row of a table; it is marked where a verdict names it."""
-    return fill(
-        '<tr{mark}><th scope="row">{name}{badge}</th>{where}{cells}</tr>',
-        mark=Markup(' class="culprit"' if named else ""),
-        name=name,
-        badge=Markup(' <span class="badge">verdict</span>' if named else ""),
-        where=[fill('<td class="text">{}</td>', text) for text in where],
-        cells=[fill("<td>{}</td>", cell) for cell in cells],
-    )
+        for rank in members:
+            name, *where, own, wait, excess = next(cells)
+            rows.append(table_row(name, (own, wait, excess), where, culprit=rank["rank"] in culprits))
+    note = "Blocks are ranks that do the same work; excess is over the median of those." if len(blocks) > 1 else ""
+    kind = "wide mesh" if "place" in columns else "wide"
+    return table_figure(kind, "Every rank (medians, whole run)", map(column_head, columns), rows, note)
 
 
 def _details(summary: dict[str, Any], info: RunInfo) -> Markup:

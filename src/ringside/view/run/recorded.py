@@ -19,7 +19,7 @@ from ringside.monitor.summary import assess_run
 from ringside.monitor.verdict import Verdict
 from ringside.view.html.markup import NOTHING, fill
 from ringside.view.tui.console import without_controls
-from ringside.view.verdict_text import describe_calm, rank_rows, verdict_text
+from ringside.view.verdict_text import describe_calm, rank_texts, slowest_first, verdict_text
 
 if TYPE_CHECKING:
     import pandas
@@ -137,7 +137,7 @@ class Run:
             found=found,
             rest=rest,
             heads=[fill("<th>{}</th>", name) for name in ("rank", "host", "own", "wait", "excess")],
-            rows=[fill(row, *texts) for texts in rank_rows(self.summary, SHOWN_RANKS)],
+            rows=[fill(row, *rank_texts(rank)) for rank in slowest_first(self.summary)[:SHOWN_RANKS]],
         )
         return without_controls(page)
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from ringside.errors import UsageError
 from ringside.schedule import Schedule, verify
-from ringside.text import counted
+from ringside.text import counted, name_vertices
 from ringside.view.assets import read_asset
 from ringside.view.schedule.arrange import arrange_vertices
 from ringside.view.schedule.frames import Frame, ScheduleFrames
 from ringside.view.schedule.layout import Curve, GraphLayout, Pills, Point, on_curve
-from ringside.view.schedule.text import caption, messages_in_words, vertex_name
+from ringside.view.schedule.text import caption, messages_in_words
 
 MOST_WORDS = 400
 """More messages are put into words by pattern, not one by one."""
@@ -315,7 +315,7 @@ def _tree(layout: GraphLayout, stripe: int) -> str:
 def _node(frame: Frame, layout: GraphLayout, index: int) -> str:
     node, sizes = layout.nodes[index], layout.sizes
     schedule = frame.story.schedule
-    name = vertex_name(schedule, node.vertex)
+    name = name_vertices([node.vertex], schedule.ranks)
     box = ""
     if node.box:
         left, top, right, bottom = node.box

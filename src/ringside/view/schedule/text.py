@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.schedule import Schedule
-from ringside.text import counted
+from ringside.text import counted, name_vertices
 from ringside.view.schedule.frames import Frame, Message, ScheduleFrames, ScheduleShape, Tree, shape_of
 
 # -------------------------------------------------------------------------------------------------
@@ -49,11 +49,6 @@ def caption(frame: Frame, complete_after: int | None) -> str:
     return f"{what} Then {complete_after} of {counted(story.to_complete, 'chunk')} are complete."
 
 
-def vertex_name(schedule: Schedule, vertex: int) -> str:
-    """Return `rank 3` or `switch 8`."""
-    return f"{'rank' if vertex < schedule.ranks else 'switch'} {vertex}"
-
-
 def span(chunks: Sequence[int]) -> str:
     """Return chunk numbers, ascending, as `c3` or `c0-2, c7`."""
     runs: list[list[int]] = []
@@ -72,7 +67,7 @@ def messages_in_words(story: ScheduleFrames, messages: Sequence[Message]) -> str
     clauses = []
     for message in messages:
         chunks = story.chunks_of(message.parts)
-        src, dst = (vertex_name(story.schedule, vertex) for vertex in (message.src, message.dst))
+        src, dst = (name_vertices([vertex], story.schedule.ranks) for vertex in (message.src, message.dst))
         use = f"{'adds' if message.reducing else 'keeps'} {'it' if len(chunks) == 1 else 'them'}"
         if not message.reducing and story.holders.all():
             use = f"overwrites its {'copy' if len(chunks) == 1 else 'copies'}"
@@ -102,7 +97,7 @@ def _pattern(s: Schedule, messages: Sequence[Message]) -> str:
     ends = []
     for vertices in (np.flatnonzero(sends).tolist(), np.flatnonzero(receives).tolist()):
         kind = "ranks" if max(vertices) < s.ranks else "switches" if min(vertices) >= s.ranks else "nodes"
-        ends.append(vertex_name(s, vertices[0]) if len(vertices) == 1 else f"{len(vertices)} {kind}")
+        ends.append(name_vertices(vertices, s.ranks) if len(vertices) == 1 else f"{len(vertices)} {kind}")
     verb = "sends" if np.count_nonzero(sends) == 1 else "send"
     return f"{ends[0]} {verb} to {ends[1]}; a receiver {use} what comes."
 

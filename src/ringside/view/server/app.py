@@ -1,8 +1,11 @@
-"""Serves the live page until it is asked to stop."""
+"""Serves the live page until it is asked to stop, to this host alone or to whoever has the token."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
+import secrets
 import socket
 import time
 from collections import Counter
@@ -10,20 +13,23 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from importlib import resources
 from importlib.abc import Traversable
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import anyio.to_thread
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ringside.text import counted, moment
 from ringside.view.html.markup import Markup, fill
 from ringside.view.server.feed import PageFeed, Runs
-from ringside.view.server.guard import HttpGuard, listen, users_of
+from ringside.view.server.guard import is_called, listen, own_names, users_of
 
 # -------------------------------------------------------------------------------------------------
 # The page over HTTP: its files, the run as JSON, and its state as it changes (Server-Sent Events).
@@ -32,6 +38,81 @@ HEARTBEAT_S = 10.0
 POLL_S = 0.2
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
 HIDDEN = ("runs.html",)
+COOKIE = "ringside"
+METHODS = ("GET", "HEAD")
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class HttpGuard:
+    """Lets requests through that may read, and answers all others itself: nothing can be changed over the page.
+
+    A token comes as `Authorization: Bearer ...`, or once as `?token=...`, which sets a cookie and leads to the same
+    address without it. The `Host` header must be an address, `localhost` or a name of this host: so no foreign page can
+    read through a name of its own that it points here (DNS rebinding).
+
+    Args:
+        app: What to protect.
+        token: What readers must send; empty: nothing.
+        names: More names that this host is called, by a proxy for example.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str = "", names: Iterable[str] = ()) -> None:
+        self._app, self._token = app, token.encode()
+        self._names = own_names() | {name.lower() for name in names}
+        self._pass = hmac.new(secrets.token_bytes(32), self._token, hashlib.sha256).hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)  # what the application set itself stays
+            await send(message)
+
+        await self._choose(Request(scope))(scope, receive, send_with_headers)
+
+    def _choose(self, request: Request) -> ASGIApp:
+        """Return what answers a request."""
+        if request.method not in METHODS:
+            words = "this page is for reading: GET and HEAD only\n"
+            return PlainTextResponse(words, 405, {"allow": ", ".join(METHODS)})
+        if not is_called(request.headers.get("host", ""), self._names):
+            return PlainTextResponse("this host is not called that; see --allow-host in docs/serve.md\n", 421)
+        if not self._token or self._is_authorized(request):
+            return self._app
+        if self._equals(request.query_params.get("token", "").encode()):
+            # Keep the token out of addresses that are bookmarked, logged and sent on.
+            rest = urlencode([(name, value) for name, value in request.query_params.items() if name != "token"])
+            where = f"./{quote(request.scope['path'].rsplit('/', 1)[-1])}" + (f"?{rest}" if rest else "")
+            cookie = f"{COOKIE}={self._pass}; HttpOnly; SameSite=Strict; Path=/"
+            return PlainTextResponse("", 303, {"location": where, "set-cookie": cookie})
+        words = "a token is needed: open this page with ?token=..., or send Authorization: Bearer ...\n"
+        return PlainTextResponse(words, 401, {"www-authenticate": "Bearer"})
+
+    def _is_authorized(self, request: Request) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self._equals(given.strip().encode("latin-1", "replace")):
+            return True
+        # Not `request.cookies`: that takes quadratic time for backslashes.
+        cookies = (cookie.strip() for cookie in request.headers.get("cookie", "").split(";"))
+        return any(hmac.compare_digest(cookie.encode(), f"{COOKIE}={self._pass}".encode()) for cookie in cookies)
+
+    def _equals(self, given: bytes) -> bool:
+        return hmac.compare_digest(given, self._token)
 
 
 class _Handlers:

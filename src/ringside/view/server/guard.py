@@ -1,43 +1,21 @@
-"""Who may read the page: this host alone, or whoever has the token. Nothing can be changed over it."""
+"""Where the page listens, by which names it may be called, and who is at the other end of its connections."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import hmac
 import ipaddress
 import os
-import secrets
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, MutableMapping
+from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
 
 from ringside.errors import UsageError
 from ringside.monitor.run.registry import running_runs
 
 TOKEN = "RINGSIDE_SERVE_TOKEN"
-COOKIE = "ringside"
-METHODS = ("GET", "HEAD")
 _PORT = frozenset(":0123456789")
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-}
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def check_address(host: str, token: str) -> str:
@@ -78,88 +56,6 @@ def is_called(host: str, names: Container[str]) -> bool:
     except ValueError:
         return name.lower().rstrip(".") in names
     return True
-
-
-class HttpGuard:
-    """Lets requests through that may read, and answers all others itself.
-
-    A token comes as `Authorization: Bearer ...`, or once as `?token=...`, which sets a cookie and leads to the same
-    address without it. The `Host` header must be an address, `localhost` or a name of this host: so no foreign page can
-    read through a name of its own that it points here (DNS rebinding).
-
-    Args:
-        app: What to protect.
-        token: What readers must send; empty: nothing.
-        names: More names that this host is called, by a proxy for example.
-    """
-
-    def __init__(self, app: App, *, token: str = "", names: Iterable[str] = ()) -> None:
-        self._app, self._token = app, token.encode()
-        self._names = own_names() | {name.lower() for name in names}
-        self._pass = hmac.new(secrets.token_bytes(32), self._token, hashlib.sha256).hexdigest()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        send = _with_headers(send)
-        if scope["method"] not in METHODS:
-            await _answer(send, 405, "this page is for reading: GET and HEAD only\n", ("allow", ", ".join(METHODS)))
-        elif not is_called(headers.get("host", ""), self._names):
-            await _answer(send, 421, "this host is not called that; see --allow-host in docs/serve.md\n")
-        elif not self._token or self._is_authorized(headers):
-            await self._app(scope, receive, send)
-        elif self._equals(_query_fields(scope).get("token", "").encode()):
-            # Keep the token out of addresses that are bookmarked, logged and sent on.
-            rest = urlencode([(name, value) for name, value in _query_fields(scope).items() if name != "token"])
-            path = scope["path"].rsplit("/", 1)[-1]
-            where = f"./{quote(path)}" + (f"?{rest}" if rest else "")
-            cookie = f"{COOKIE}={self._pass}; HttpOnly; SameSite=Strict; Path=/"
-            await _answer(send, 303, "", ("location", where), ("set-cookie", cookie))
-        else:
-            words = "a token is needed: open this page with ?token=..., or send Authorization: Bearer ...\n"
-            await _answer(send, 401, words, ("www-authenticate", "Bearer"))
-
-    def _is_authorized(self, headers: dict[str, str]) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._equals(given.strip().encode("latin-1", "replace")):
-            return True
-        cookies = (cookie.strip() for cookie in headers.get("cookie", "").split(";"))
-        return any(hmac.compare_digest(cookie.encode(), f"{COOKIE}={self._pass}".encode()) for cookie in cookies)
-
-    def _equals(self, given: bytes) -> bool:
-        return hmac.compare_digest(given, self._token)
-
-
-def _query_fields(scope: Scope) -> dict[str, str]:
-    """The fields of the query; none where there are more than any page sends."""
-    try:
-        return dict(parse_qsl(scope["query_string"].decode("latin-1"), max_num_fields=64))
-    except ValueError:
-        return {}
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            # What the application set itself stays.
-            given = {name.lower() for name, _ in message["headers"]}
-            more = [(name.encode(), value.encode()) for name, value in HEADERS.items() if name.encode() not in given]
-            message = {**message, "headers": [*message["headers"], *more]}
-        await send(message)
-
-    return sending
-
-
-async def _answer(send: Send, status: int, words: str, *headers: tuple[str, str]) -> None:
-    body = words.encode()
-    plain = [("content-type", "text/plain; charset=utf-8"), ("content-length", str(len(body))), *headers]
-    listed = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in plain]
-    await send({"type": "http.response.start", "status": status, "headers": listed})
-    await send({"type": "http.response.body", "body": body})
 
 
 # -------------------------------------------------------------------------------------------------

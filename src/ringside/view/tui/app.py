@@ -360,11 +360,14 @@ class TopApp(App[None]):
             self._open(self._table.chosen)
 
     def _open(self, rank: int) -> None:
-        def write(width: int) -> Text:
-            return rank_detail(self.snapshot, rank, width) if self.snapshot else Text()
-
-        self.push_screen(Page(write, "ringside top · one rank", rank=rank, utf8=self._utf8))
+        self._open_page("one rank", lambda snapshot, width: rank_detail(snapshot, rank, width), rank)
         self.run_worker(self._read_detail(rank), exit_on_error=True)
+
+    def _open_page(self, title: str, write: Callable[[Snapshot, int], Text], rank: int | None = None) -> None:
+        def write_newest(width: int) -> Text:
+            return write(self.snapshot, width) if self.snapshot else Text()
+
+        self.push_screen(Page(write_newest, f"ringside top · {title}", rank=rank, utf8=self._utf8))
 
     async def _read_detail(self, rank: int) -> None:
         """Read the records of a rank, also while the screen stands still."""
@@ -375,11 +378,7 @@ class TopApp(App[None]):
 
     def action_verdicts(self) -> None:
         """Show all verdicts in full."""
-
-        def write(width: int) -> Text:
-            return all_verdicts(self.snapshot, width) if self.snapshot else Text()
-
-        self.push_screen(Page(write, "ringside top · verdicts", utf8=self._utf8))
+        self._open_page("verdicts", all_verdicts)
 
     def action_help(self) -> None:
         """Show the keys and what the columns mean."""

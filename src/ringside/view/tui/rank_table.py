@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,24 +124,11 @@ def heading_line(columns: Columns, order: SortOrder, window: str = "") -> str:
         order: How the rows are sorted.
         window: What the figures are medians of, said where there is room.
     """
-    down = order.reverse == (order.sort == "rank")
-
-    def name(column: str) -> str:
-        return f"{column}{'↓' if down else '↑'}" if column == order.sort else column
-
-    parts = [f"{name('rank'):>{columns.rank}}" if columns.rank else ""]
-    if columns.place:
-        parts.append("  " + "place".ljust(columns.place - 2))
-    if columns.host:
-        parts.append("  " + "host".ljust(columns.host - 2))
-    parts += [f"{name(each):>{getattr(columns, each)}}" for each in _FIELDS if getattr(columns, each)]
-    if columns.spark:
-        said = f"(medians, {window})  own time"
-        sparks = said if window and len(said) <= columns.spark else "own time"
-        parts.append("  " + sparks[: columns.spark].ljust(columns.spark))
-    if columns.verdict:
-        parts.append("  " + "verdict"[: columns.verdict - 2])
-    return "".join(parts)
+    arrow = "↓" if order.reverse == (order.sort == "rank") else "↑"
+    names = {name: name + arrow * (name == order.sort) for name in vars(columns)}
+    said = f"(medians, {window})  own time"
+    names["spark"] = said if window and len(said) <= columns.spark else "own time"
+    return _in_columns(columns, names)
 
 
 def rank_line(rank: RankNow, columns: Columns, sparks: str = "") -> str:
@@ -152,22 +139,24 @@ def rank_line(rank: RankNow, columns: Columns, sparks: str = "") -> str:
         columns: From `fit_columns`.
         sparks: From `Sparks`.
     """
-    number = f"{rank.rank:>{columns.rank}}"
-    parts = [(MARK + number[1:] if rank.verdicts else number) if columns.rank else ""]
-    if columns.place:
-        parts.append("  " + set_cell_size(printable(describe_place(rank.coordinates)), columns.place - 2))
-    if columns.host:
-        parts.append("  " + set_cell_size(printable(rank.host), columns.host - 2))
-    for field in ("own", "wait", "wire"):
-        if width := getattr(columns, field):
-            parts.append(f"{duration(getattr(rank, f'{field}_seconds')):>{width}}")
-    if columns.excess:
-        parts.append(f"{signed_percent(rank.excess_ratio):>{columns.excess}}")
-    if columns.spark:
-        parts.append("  " + sparks.ljust(columns.spark)[: columns.spark])
-    if columns.verdict:
-        parts.append("  " + set_cell_size(_kinds(rank), columns.verdict - 2))
-    return "".join(parts)
+    texts = {name: duration(getattr(rank, field)) for name, field in _FIELDS.items()}
+    texts |= {"rank": str(rank.rank), "excess": signed_percent(rank.excess_ratio), "spark": sparks}
+    texts |= {"place": printable(describe_place(rank.coordinates)), "host": printable(rank.host)}
+    line = _in_columns(columns, {**texts, "verdict": _kinds(rank)})
+    return MARK + line[1:] if rank.verdicts and columns.rank else line
+
+
+def _in_columns(columns: Columns, texts: Mapping[str, str]) -> str:
+    """Return texts in their columns: figures end at the right, words begin at the left behind two blanks."""
+    line = ""
+    for name, width in vars(columns).items():
+        if not width:
+            continue
+        if name == "rank" or name in _FIELDS:
+            line += f"{texts[name]:>{width}}"
+        else:
+            line += "  " + set_cell_size(texts[name], width if name == "spark" else width - 2)
+    return line
 
 
 def _kinds(rank: RankNow) -> str:

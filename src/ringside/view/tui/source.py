@@ -28,6 +28,7 @@ from ringside.monitor.run.directory import MOST_RANKS, STEPS, decode_record, ope
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.text import size
+from ringside.view.mesh_text import read_blocked
 from ringside.view.run.live import FIGURES, RECENT_STEPS, STEPS_KEPT, Floats32, LiveRun, RankNow, ranks_now
 from ringside.view.verdict_text import Calm
 
@@ -247,13 +248,6 @@ class _Verdict(msgspec.Struct, kw_only=True):
     by_way_of: str = ""
 
 
-class _Blocked(msgspec.Struct, kw_only=True):
-    dimension: str
-    seconds_per_step: float | None
-    step_ratio: float | None
-    ranks: str
-
-
 class _Mesh(msgspec.Struct, kw_only=True):
     dimensions: list[str] = []
     coordinates: str = ""
@@ -278,7 +272,7 @@ class _Now(msgspec.Struct, kw_only=True):
     window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
     mesh: _Mesh = msgspec.field(default_factory=_Mesh)
-    blocked: list[_Blocked] = []
+    blocked: list[dict[str, Any]] = []
 
 
 class _Rows(msgspec.Struct, kw_only=True):
@@ -362,6 +356,7 @@ class Remote:
                 )  # fmt: skip
                 words = sent.headline[:1].lower() + sent.headline[1:].rstrip(".")
                 verdicts.append(Open(verdict, sent.cost_rank_seconds, sent.over, words))
+        blocked = [{**sent, "ranks": self._unpack(str(sent.get("ranks", "")), "<f4").tolist()} for sent in now.blocked]
         steps = np.array(sorted(self._rows), dtype=np.int64)
         empty = np.empty((0, now.ranks), dtype=np.float32)
         info = RunInfo(
@@ -383,15 +378,7 @@ class Remote:
             notes=tuple(now.notes),
             window=now.window,
             calm=now.calm,
-            blocked=tuple(
-                Blocked(
-                    dimension=one.dimension,
-                    seconds_per_step=math.nan if one.seconds_per_step is None else one.seconds_per_step,
-                    step_ratio=math.nan if one.step_ratio is None else one.step_ratio,
-                    ranks=self._unpack(one.ranks, "<f4").tolist(),
-                )
-                for one in now.blocked
-            ),
+            blocked=tuple(read_blocked({"blocked": blocked})),
         )
 
     def records(self, rank: int) -> list[StepRecord]:
