@@ -196,10 +196,3 @@ def test_a_leader_knows_what_it_has_written_and_reads_what_it_has_not():
     assert leader.decide(Tag(1, 1, 42, 0), Abort(7)) == commit(44, ""), "that was decided long ago"
     assert leader.decide(Tag(1, 2, 45, 0), commit(45)) == commit(45)
     assert registers.reads == 3
-
-
-def test_a_later_decision_replaces_one_only_where_the_rule_is_broken():
-    registers = MemoryRegisters()
-    broken, tag = Decisions(registers, write_once=False), Tag(1, 1, 0, 0)
-    broken.decide(tag, Abort(2))
-    assert broken.decide(tag, commit(0)) == Decisions(registers).read(tag) == commit(0)

@@ -32,7 +32,11 @@ from ringside.survive.protocol.events import Acknowledgement, RankOffered
 from ringside.survive.protocol.generation import Generation, decode_generation
 from ringside.survive.state.kept import Head, Kept, Lies, Stage
 
-CHANGE = {"SurviveJob", "HostSums", "Supervisor", "PeerWait", "Failpoints", "Samples", "Stragglers", "HostView"}
+CHANGE = {"SurviveJob", "HostSums", "Supervisor", "PeerWait", "Failpoints", "Samples", "Stragglers", "HostView"} | {
+    "AttemptExchange",
+    "HostExchange",
+    "NetExchange",
+}
 """What is no value: parts of a worker."""
 
 

@@ -7,8 +7,8 @@ import pytest
 from ringside.survive.all_reduce.between_hosts import RingOrder, blamed
 from ringside.survive.protocol.decision import MemberId
 from ringside.survive.protocol.generation import Generation, MembershipChange
-from ringside.survive.protocol.settings import Rules
 from verification.survive import checker_state, checker_transitions
+from verification.survive.broken_rules import Rules
 from verification.survive.checker_state import Links, link_of, used_by
 from verification.survive.model_checker import Bounds, explore
 

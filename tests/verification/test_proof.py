@@ -10,9 +10,9 @@ from ringside.schedule import by_name, run
 from ringside.survive.protocol import Member
 from ringside.survive.protocol.decision import MemberId, Tag
 from ringside.survive.protocol.generation import Generation
-from ringside.survive.protocol.settings import Rules
 from verification.survive import simulated_process
 from verification.survive.__main__ import main
+from verification.survive.broken_rules import Rules
 from verification.survive.faults import Fault, Kind, Phase, Point
 from verification.survive.invariants import LAST
 from verification.survive.kill_matrix import ALGORITHMS, make_world, matrix_cases, run_case, strike

@@ -4,8 +4,9 @@ Two ways, beside each other. **The kill matrix**: a whole job on a simulated net
 phase. `simulated_world` is the clock, the network and the registers; `simulated_process` executes a member's
 instructions as a driver would; `simulated_exchange` runs a schedule message by message; `invariants` are checked
 whenever something happens; `faults` and `kill_matrix` define what is done to which rank and when, and do it. `mutants`
-break the rules one by one: the matrix must notice. The model (`sample_counting`) has one parameter per sample, and a
-step adds 1 to each of its samples', so its weights are the multiset of the samples trained on.
+break the rules one by one (`broken_rules` has them, and makes the state machine that breaks one): the matrix must
+notice. The model (`sample_counting`) has one parameter per sample, and a step adds 1 to each of its samples', so its
+weights are the multiset of the samples trained on.
 
 **The model checker**: every state that a small job can reach. `model_checker` searches, `checker_transitions` lists
 what can happen next, `checker_state` is what is known at one moment.

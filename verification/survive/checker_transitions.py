@@ -21,7 +21,8 @@ from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Abort, Commit, Decided, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation, Link
-from ringside.survive.protocol.settings import ProtocolSettings, Rules
+from ringside.survive.protocol.settings import ProtocolSettings
+from verification.survive.broken_rules import Rules, machine
 from verification.survive.checker_state import (
     CRASHES,
     CUTS,
@@ -61,6 +62,10 @@ MOST_ATTEMPTS = 6
 _SENDING = (MemberPhase.EXCHANGING, MemberPhase.FETCHING, MemberPhase.OUTSIDE)
 
 
+# What a machine's behaviour does not depend on here: the same for all, and the time.
+_UNCOUNTED = {"settings", "now", "since", "asked", "unanswered"}
+
+
 @dataclass
 class Moves:
     """What can happen in a state, and what must not.
@@ -88,7 +93,6 @@ class Moves:
             fetch_patience_s=long,
             end_patience_s=long,
             store_patience_s=long,
-            rules=self.rules,
         )
 
     def begin(self) -> State:
@@ -104,7 +108,7 @@ class Moves:
         return (b.crashes, b.mistakes, b.returns, b.retries, b.cuts, b.quits, b.drains, b.differences)
 
     def _add(self, state: State, seat: MemberId, started: e.Started) -> State:
-        member = Member(seat, 1, self.settings)
+        member = machine(self.rules, Member)(seat, 1, self.settings)
         node = Node(member, self._number(member), state=-1 if started.step is None else started.step)
         place = len(state.nodes)
         return self._handle(state._replace(nodes=(*state.nodes, node)), place, started)
@@ -267,7 +271,10 @@ class Moves:
     # ------------------------------------------------------------------------------------------ doing it
 
     def _number(self, member: Member) -> int:
-        return self._numbers.setdefault(member.key, len(self._numbers))
+        """Return a number that two machines share only where they go on equally, whatever the time."""
+        known = {name: value for name, value in vars(member).items() if name not in _UNCOUNTED}
+        acks = tuple(sorted(known.pop("acks").items()))
+        return self._numbers.setdefault((acks, *known.values()), len(self._numbers))
 
     def _handle(self, state: State, place: int, event: e.Event) -> State:
         """Return the state in which a process has been told something and has done what concerns only itself."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ringside.survive.protocol import events as e
-from ringside.survive.protocol.settings import Rules
+from verification.survive.broken_rules import Rules
 from verification.survive.faults import Fault, Kind, Phase, Point
 from verification.survive.sample_counting import Counting
 from verification.survive.simulated_exchange import rounds_of

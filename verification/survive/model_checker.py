@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.survive.protocol.settings import Rules
+from verification.survive.broken_rules import Rules
 from verification.survive.checker_state import Bounds, Broken
 from verification.survive.checker_transitions import Moves, who_waits
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from ringside.survive.protocol.settings import Rules
+from verification.survive.broken_rules import Rules
 from verification.survive.faults import Kind, Phase
 from verification.survive.invariants import INVARIANTS
 from verification.survive.kill_matrix import LAST_STEP, matrix_cases, run_case

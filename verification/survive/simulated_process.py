@@ -11,6 +11,7 @@ from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
 from ringside.survive.protocol.decision import Abort, Commit, Decision, MemberId, Tag
 from ringside.survive.protocol.generation import Generation
+from verification.survive.broken_rules import machine
 from verification.survive.faults import Phase, Point
 from verification.survive.sample_counting import Weights, apply_gradient, digest_of
 from verification.survive.simulated_exchange import Exchange, Part, ring_order
@@ -43,7 +44,7 @@ class Process:
     def __init__(self, world: World[Process], seat: MemberId) -> None:
         self.world, self.seat = world, seat
         self.alive, self.ended, self.finished = True, False, False
-        self.member = Member(seat, world.incarnation, world.settings)
+        self.member = machine(world.rules, Member)(seat, world.incarnation, world.settings)
         self.weights: Weights = world.model.weights_at(0)
         self._stopped_at: float | None = None  # seconds of the world's clock
         # What is to be done now, in order; and what came while the process was stopped.
@@ -64,12 +65,12 @@ class Process:
 
     def join(self) -> None:
         """Begin without state."""
-        self.member = Member(self.seat, self.world.incarnation, self.world.settings)
+        self.member = machine(self.world.rules, Member)(self.seat, self.world.incarnation, self.world.settings)
         self.post(lambda: self.feed(e.Started(self.world.now)))
 
     def found(self, step: int, weights: Weights, founders: tuple[MemberId, ...]) -> None:
         """Begin with the state of a checkpoint."""
-        self.member = Member(self.seat, self.world.incarnation, self.world.settings)
+        self.member = machine(self.world.rules, Member)(self.seat, self.world.incarnation, self.world.settings)
         self.weights = weights
         self.post(lambda: self.feed(e.Started(self.world.now, step, founders)))
 
@@ -260,7 +261,7 @@ class Process:
                 self.reach(Phase.LAST_APPLIED)
             case i.Finish(final):
                 # With the final state it does what a script does after the last step: write it into a file.
-                if final and digest_of(self.weights) != final and world.settings.rules.final_only:
+                if final and digest_of(self.weights) != final and world.rules.final_only:
                     kept = world.kept.get(me.rank)
                     if kept is None or digest_of(kept) != final:
                         self.end()  # with a status that says so
@@ -293,7 +294,7 @@ class Process:
         self.feed(e.WorkDone(tag))
 
     def _keep(self, tag: Tag) -> None:
-        if self.world.settings.rules.keep_final:
+        if self.world.rules.keep_final:
             self.world.kept[self.seat.rank] = self.weights
         self._todo.appendleft(lambda: self.feed(e.StateKept(tag, digest_of(self.weights))))
         self.reach(Phase.KEPT)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ringside.survive.cluster.registers import MemoryRegisters
-from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag, encode
+from ringside.survive.protocol.decision import Abort, Decision, Decisions, MemberId, Tag, decisions_key, encode
 from ringside.survive.protocol.generation import Generation, decode_generation, generation_key
-from ringside.survive.protocol.settings import ProtocolSettings, Rules
+from ringside.survive.protocol.settings import ProtocolSettings
+from verification.survive.broken_rules import Rules
 from verification.survive.faults import Fault, Kind, Point
 from verification.survive.invariants import ATTENDED, ENDS, Invariants
 from verification.survive.sample_counting import Counting, Weights
@@ -173,7 +174,7 @@ class World(Generic[P]):
         make_process: Callable[[World[P], MemberId], P],
         strike: Callable[[Kind, World[P], P], None],
     ) -> None:
-        self.case, self.outside, self.model = case, outside, case.model
+        self.case, self.rules, self.outside, self.model = case, rules, outside, case.model
         self._make_process, self._strike = make_process, strike
         self.settings = ProtocolSettings(
             micro_batches=case.model.micro_batches,
@@ -186,14 +187,13 @@ class World(Generic[P]):
             patience_s=0.4,
             fetch_patience_s=1.0,
             store_patience_s=5.0,
-            rules=rules,
         )
         self.now = 0.0
         self.random = random.Random(case.seed)
         self.network = Network(self.random, self.after)
         self.invariants = Invariants(case.model)
         self.registers = MemoryRegisters()
-        self.decisions = Decisions(self.registers, outside.write_once)
+        self.decisions = Decisions(self.registers)
         self.processes: dict[MemberId, P] = {}
         self.incarnation = 1
         self.kept: dict[int, Weights] = {}
@@ -319,8 +319,7 @@ class World(Generic[P]):
 
     def read_generation(self, incarnation: int) -> Generation | None:
         """Return what stands."""
-        found = self.registers.read(generation_key(incarnation))
-        return None if found is None else decode_generation(found)
+        return decode_generation(self.registers.read(generation_key(incarnation)))
 
     def swap_generation(self, expected: Generation | None, new: Generation) -> Generation | None:
         """Compare and set."""
@@ -329,19 +328,23 @@ class World(Generic[P]):
         if not self.outside.compare_and_set:
             old = self.registers.read(key)
         found = self.registers.swap(key, old, encode(new))
-        record = None if found is None else decode_generation(found)
+        record = decode_generation(found)
         if record is not None:
             self.invariants.generation(record)
         return record
 
     def create_decision(self, tag: Tag, decision: Decision) -> Decision:
         """Write once."""
+        if not self.outside.write_once:
+            self.registers.values.pop(decisions_key(tag.incarnation, tag.generation), None)
         found = self.decisions.decide(tag, decision)
         self.invariants.decided(tag, found)
         return found
 
     def end_generation(self, incarnation: int, number: int, by: Abort) -> int:
         """Abort what would be decided next in a generation; return its number."""
+        if not self.outside.write_once:
+            self.registers.values.pop(decisions_key(incarnation, number), None)
         decided = self.decisions.end(incarnation, number, by)
         self.invariants.ended(incarnation, number, decided.abort or by)
         return number

@@ -11,7 +11,7 @@ from pathlib import Path
 from ringside.lab.delay import start_delay
 from ringside.lab.iproute2 import MTU_BYTES, batch
 from ringside.lab.namespaces import LabName, inside
-from ringside.lab.wiring import BRIDGE, SWITCH, LabLink, LinkEnd, Wiring, routes
+from ringside.lab.wiring import BRIDGE, SWITCH, LabLink, LinkEnd, Wiring
 
 # -------------------------------------------------------------------------------------------------
 # A link's rate, as commands for `tc` and `ip`.
@@ -85,30 +85,25 @@ def build(lab: LabName, wiring: Wiring, rate: float | None) -> subprocess.Popen[
     Raises:
         RingsideError: A command was refused. What there is by then is the caller's to remove.
     """
-    batch("ip", (f"netns add {lab.namespace(node)}" for node in wiring.nodes))
-    for node in wiring.nodes:
+    batch("ip", (f"netns add {lab.namespace(node)}" for node in wiring.setup))
+    for node in wiring.setup:
         inside(lab.namespace(node), _apply_settings)
     # Cables: veth pairs, or TAP devices that a process joins where there is a delay.
     ends = [[(lab.namespace(end.node), end.device) for end in link.ends] for link in wiring.links]
-    delay_s = max((link.delay_s for link in wiring.links), default=0.0)
     delays = None
-    if delay_s > 0:
-        delays = start_delay(delay_s, [(a, b) for a, b in ends])
+    if wiring.delay_s > 0 and ends:
+        delays = start_delay(wiring.delay_s, [(a, b) for a, b in ends])
     else:
         pairs = (f"link add name {a} netns {near} type veth peer name {b} netns {far}" for (near, a), (far, b) in ends)
         batch("ip", pairs)
     try:
-        for node in wiring.nodes:
-            batch("ip", ("link set lo up", *wiring.setup[node]), lab.namespace(node))
+        for node, addresses in wiring.setup.items():
+            batch("ip", ("link set lo up", *addresses), lab.namespace(node))
         # The rate before the devices are up: not one frame passes at another.
         shape(lab, dict.fromkeys(wiring.links, rate))
         _on_ends(lab, "ip", {end: [f"link set {end.device} up"] for link in wiring.links for end in link.ends})
-        commands: dict[str, list[str]] = {}
-        for link in wiring.links:
-            for node, command in routes(link):
-                commands.setdefault(node, []).append(command)
-        for node, lines in commands.items():
-            batch("ip", lines, lab.namespace(node))
+        for node, routes in wiring.routes.items():
+            batch("ip", routes, lab.namespace(node))
     except BaseException:
         if delays is not None:
             delays.kill()

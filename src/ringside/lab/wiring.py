@@ -37,12 +37,10 @@ class LabLink:
     Args:
         hosts: The hosts it joins, ascending; one for a host's link to the switch.
         ends: Its ends; the first is on the first host.
-        delay_s: How long a frame takes, one way, seconds.
     """
 
     hosts: tuple[int, ...]
     ends: tuple[LinkEnd, LinkEnd]
-    delay_s: float
 
 
 @dataclass(frozen=True)
@@ -51,20 +49,22 @@ class Wiring:
 
     Args:
         hosts: How many there are.
-        nodes: All namespaces.
         links: All cables.
-        setup: For each node, the commands of `ip` that give it addresses and routes once its devices are there.
+        delay_s: How long a frame takes over each of them, one way, seconds.
+        setup: For each node, the commands of `ip` that give it addresses once its devices are there.
+        routes: For each node, the commands of `ip` that give it routes once its devices are up; a switch needs none.
     """
 
     hosts: int
-    nodes: tuple[str, ...]
     links: tuple[LabLink, ...]
+    delay_s: float
     setup: dict[str, tuple[str, ...]]
+    routes: dict[str, list[str]]
 
     @property
     def has_switch(self) -> bool:
         """Whether there is a switch."""
-        return SWITCH in self.nodes
+        return SWITCH in self.setup
 
     def links_of(self, host: int) -> list[LabLink]:
         """Return the links that end at a host."""
@@ -113,8 +113,7 @@ def star(hosts: int, delay_s: float) -> Wiring:
     setup: dict[str, tuple[str, ...]] = {node_of(host): (_address(host, 24),) for host in range(hosts)}
     ports = (f"link set {port.device} master {BRIDGE}" for _, port in ends)
     setup[SWITCH] = (*_bridge(BRIDGE), f"addr add {SWITCH_ADDRESS}/24 dev {BRIDGE}", *ports)
-    links = tuple(LabLink((host,), pair, delay_s / 2) for host, pair in enumerate(ends))
-    return Wiring(hosts, tuple(setup), links, setup)
+    return Wiring(hosts, tuple(LabLink((host,), pair) for host, pair in enumerate(ends)), delay_s / 2, setup, {})
 
 
 def mesh(hosts: int, delay_s: float) -> Wiring:
@@ -126,26 +125,22 @@ def mesh(hosts: int, delay_s: float) -> Wiring:
         hosts: How many.
         delay_s: From host to host, one way, seconds.
     """
-    links = tuple(
-        LabLink((a, b), (LinkEnd(node_of(a), f"to{b}"), LinkEnd(node_of(b), f"to{a}")), delay_s)
-        for a, b in combinations(range(hosts), 2)
-    )
     setup = {node_of(host): (*_bridge(INTERFACE), _address(host, 32)) for host in range(hosts)}
-    return Wiring(hosts, tuple(setup), links, setup)
+    routes = {node_of(host): [_route(host, peer) for peer in range(hosts) if peer != host] for host in range(hosts)}
+    pairs = [(a, b) for a, b in combinations(range(hosts), 2)]
+    links = tuple(LabLink(pair, (_mesh_end(*pair), _mesh_end(*reversed(pair)))) for pair in pairs)
+    return Wiring(hosts, links, delay_s, setup, routes)
 
 
 WIRINGS = {"star": star, "mesh": mesh}
 
 
-def routes(link: LabLink) -> list[tuple[str, str]]:
-    """Return (node, command of `ip`) for the routes over a link of a mesh; a link to a switch needs none."""
-    if len(link.hosts) == 1:
-        return []
-    (a, b), (at_a, at_b) = link.hosts, link.ends
-    return [
-        (at_a.node, f"route replace {address_of(b)}/32 dev {at_a.device} src {address_of(a)}"),
-        (at_b.node, f"route replace {address_of(a)}/32 dev {at_b.device} src {address_of(b)}"),
-    ]
+def _mesh_end(host: int, peer: int) -> LinkEnd:
+    return LinkEnd(node_of(host), f"to{peer}")
+
+
+def _route(host: int, peer: int) -> str:
+    return f"route replace {address_of(peer)}/32 dev {_mesh_end(host, peer).device} src {address_of(host)}"
 
 
 def _bridge(name: str) -> tuple[str, ...]:

@@ -73,10 +73,9 @@ def every_commit(registers: Registers, steps: int) -> list[tuple[Tag, Decided, C
     """Return every step before `steps` that was committed, with its generation's record: by generation and step."""
     found: list[tuple[Tag, Decided, Commit]] = []
     incarnation = 1
-    while (record := registers.read(generation_key(incarnation))) is not None:
-        for number in range(1, decode_generation(record).number + 1):
-            stands = registers.read(decisions_key(incarnation, number))
-            decided = Decided() if stands is None else decode_decided(stands)
+    while (record := decode_generation(registers.read(generation_key(incarnation)))) is not None:
+        for number in range(1, record.number + 1):
+            decided = decode_decided(registers.read(decisions_key(incarnation, number)))
             if decided.commit is not None:
                 taken = range(decided.first, min(decided.last + 1, steps))
                 found += [(Tag(incarnation, number, step, 0), decided, decided.commit) for step in taken]

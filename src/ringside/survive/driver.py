@@ -80,7 +80,8 @@ class Driver:
         self._life = 0
         self._founders: tuple[MemberId, ...] = ()
         self._ends = self.is_over = False
-        self._decisions = Decisions(job.rendezvous.registers)
+        self._registers = job.rendezvous.registers
+        self._decisions = Decisions(self._registers)
         self._begin(job.rendezvous.incarnation(), fresh=True)
 
     # ------------------------------------------------------------------------------------------ for the training loop
@@ -141,7 +142,7 @@ class Driver:
 
     def close(self) -> None:
         """Close memory, peers and threads; wait for a checkpoint that is being written."""
-        self._close_store_threads()
+        self._store_threads.close()
         if self.job.checkpoints is not None:
             self.job.checkpoints.finish(_LAST_WRITE_S)
         self._close_generation()
@@ -159,12 +160,14 @@ class Driver:
         self._transfer.unreached.clear()
 
         # Threads of this seat: one reads the store, one answers probes of reachability, one makes them.
-        open_transport = job.open_transport
-        self._responder = ReachabilityResponder(seat, incarnation, open_transport)
-        self._probe = None
-        if open_transport is not None:
-            self._probe = ReachabilityProbe(seat, incarnation, rendezvous, open_transport)
-        self._listener = WorkerListener(job.listening, incarnation, seat, self._responder.answer)
+        opened, self._probe = job.open_transport, None
+        self._store_threads = threads = contextlib.ExitStack()
+        responder = threads.enter_context(contextlib.closing(ReachabilityResponder(seat, incarnation, opened)))
+        if opened is not None:
+            self._probe = ReachabilityProbe(seat, incarnation, rendezvous, opened)
+            threads.callback(self._probe.close)
+        self._listener = WorkerListener(job.listening, incarnation, seat, responder.answer)
+        threads.callback(self._listener.close)
 
         self.member = Member(seat, incarnation, job.settings)
         if fresh:  # a process that was left out comes back to the same founders
@@ -181,17 +184,11 @@ class Driver:
 
     def _begin_again(self, incarnation: int, tree: dict[str, Any] | None) -> None:
         """Leave this seat and claim another; with a state to begin with, or none."""
-        self._close_store_threads()
+        self._store_threads.close()
         self._close_generation()
         if tree is not None:
             self.job.state.load(tree)
         self._begin(incarnation, fresh=tree is not None)
-
-    def _close_store_threads(self) -> None:
-        self._listener.close()
-        self._responder.close()
-        if self._probe is not None:
-            self._probe.close()
 
     def _close_generation(self) -> None:
         """Close what belongs to one generation: its memory, its connections, its processes."""
@@ -298,14 +295,12 @@ class Driver:
     # Registers
 
     def _read_generation(self, _: i.ReadGeneration) -> e.Event:
-        data = self.job.rendezvous.registers.read(generation_key(self.member.incarnation))
-        return e.GenerationRead(None if data is None else decode_generation(data))
+        return e.GenerationRead(decode_generation(self._registers.read(generation_key(self.member.incarnation))))
 
     def _propose_generation(self, proposal: i.ProposeGeneration) -> e.Event:
         expected = None if proposal.expected is None else encode(proposal.expected)
-        key = generation_key(self.member.incarnation)
-        stands = self.job.rendezvous.registers.swap(key, expected, encode(proposal.new))
-        return e.GenerationRead(None if stands is None else decode_generation(stands))
+        stands = self._registers.swap(generation_key(self.member.incarnation), expected, encode(proposal.new))
+        return e.GenerationRead(decode_generation(stands))
 
     def _try_commit(self, attempt: i.TryCommit) -> e.Event:
         self._reached("before_decide")

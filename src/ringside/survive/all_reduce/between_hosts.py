@@ -31,11 +31,9 @@ from ringside.engine.transports.base import Bytes, LinkError, LinkFailure
 from ringside.schedule import Schedule, chain, relabel, ring
 from ringside.schedule.algorithms.ring import ring_all_gather
 from ringside.survive.all_reduce.gradients import AttemptRun, add_up
-from ringside.survive.all_reduce.one_host import HostLayout
-from ringside.survive.cluster.failpoints import Failpoints
+from ringside.survive.all_reduce.one_host import AttemptExchange
 from ringside.survive.cluster.links import OpenTransport, PairwiseTransport
-from ringside.survive.cluster.peers import GaveUp, PeerWait, Superseded
-from ringside.survive.cluster.rendezvous import Rendezvous
+from ringside.survive.cluster.peers import GaveUp, Superseded
 from ringside.survive.protocol.decision import MemberId, Tag, decode, encode
 from ringside.survive.protocol.events import Acknowledgement
 from ringside.survive.protocol.generation import Generation, Link
@@ -149,33 +147,20 @@ class Shown(msgspec.Struct, frozen=True, array_like=True):
     own_s: float
 
 
-class NetExchange:
-    """One member's end.
+@dataclass(eq=False)
+class NetExchange(AttemptExchange):
+    """The end between hosts.
 
     Args:
-        seat: This member.
-        generation: Whom with.
-        layout: How sums are laid out.
-        rendezvous: Where acknowledgements are shown.
-        peer_wait: Waits for the others.
-        failpoints: Where this process is.
-        open_transport: Makes groups of two, one for each link that is used.
+        open_transport: Makes groups of two, one for each link that is used; the others as of `AttemptExchange`.
     """
 
-    def __init__(
-        self,
-        seat: MemberId,
-        generation: Generation,
-        layout: HostLayout,
-        rendezvous: Rendezvous,
-        peer_wait: PeerWait,
-        failpoints: Failpoints,
-        open_transport: OpenTransport,
-    ) -> None:
-        self.seat, self.generation, self._layout = seat, generation, layout
-        self._rendezvous, self._peer_wait, self._failpoints = rendezvous, peer_wait, failpoints
-        self._me = generation.members.index(seat)
-        self.slots = [np.zeros(layout.size_bytes, dtype=np.uint8) for _ in layout.slots[seat.rank]]
+    open_transport: OpenTransport
+
+    def __post_init__(self) -> None:
+        generation, open_transport = self.generation, self.open_transport
+        self._me = generation.members.index(self.seat)
+        self.slots = [np.zeros(self.layout.size_bytes, dtype=np.uint8) for _ in self.layout.slots[self.seat.rank]]
         self._way = way_around(generation)
         self._exchange: Exchange | None = None
         self._own: dict[int, float] = {}
@@ -195,7 +180,7 @@ class NetExchange:
             GaveUp, Superseded: It cannot be finished.
         """
         if len(self.generation.members) == 1:
-            add_up(self._layout.runs, self.slots, into, 0, self._layout.size_bytes)
+            add_up(self.layout.runs, self.slots, into, 0, self.layout.size_bytes)
             return
         if self._gone:
             # No order of the members avoids the broken links: those who stay go on without the others, who wait a
@@ -204,20 +189,20 @@ class NetExchange:
                 raise GaveUp(*self._gone)
             until = time.monotonic() + _JUDGE_S
             while time.monotonic() < until:
-                self._peer_wait.attend(())
-                self._peer_wait.pause(_LOOK_S)
+                self.peer_wait.attend(())
+                self.peer_wait.pause(_LOOK_S)
             raise GaveUp()
         if self._exchange is None:
             self._exchange = Exchange(self._wait_for(self._opening))
-        self._failpoints.reached("before_send")
+        self.failpoints.reached("before_send")
         # One sum per rank is added up on its way; several per rank travel as they are, and are added up in order.
-        slots_of = self._layout.slots.items()
+        slots_of = self.layout.slots.items()
         per_micro_batch = any(len(slots) > 1 or slots not in ((), (rank,)) for rank, slots in slots_of)
         reduce = self._gather if per_micro_batch else self._reduce
         under_way = self._thread.submit(lambda: reduce(into))
-        self._failpoints.reached("after_send")
+        self.failpoints.reached("after_send")
         self._wait_for(under_way)
-        self._failpoints.reached("after_sum")
+        self.failpoints.reached("after_sum")
 
     def publish_own_time(self, seconds: float) -> None:
         """Say what a micro-batch took here, seconds."""
@@ -229,13 +214,13 @@ class NetExchange:
 
     def acknowledge(self, ack: Acknowledgement) -> None:
         """Show an acknowledgement to all members."""
-        self._rendezvous.publish(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
+        self.rendezvous.publish(self._ack_key(self.seat), encode(Shown(ack, self._own.get(self.seat.rank, 0.0))))
 
     def acknowledgements(self, tag: Tag, checked: bool) -> list[Acknowledgement]:
         """Return the acknowledgements that the others show for an attempt."""
         found = []
         for seat in self.generation.members:
-            data = None if seat == self.seat else self._rendezvous.registers.read(self._ack_key(seat))
+            data = None if seat == self.seat else self.rendezvous.registers.read(self._ack_key(seat))
             if data is not None:
                 shown = decode(data, Shown, "an acknowledgement")
                 self._own[seat.rank] = shown.own_s
@@ -267,7 +252,7 @@ class NetExchange:
         assert self._exchange is not None
         schedule = self._way.all_reduce()
         plan = plan_messages(schedule, self._me)
-        for run in self._layout.runs:
+        for run in self.layout.runs:
             call = CollectiveSignature(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
             chunks = chunks_of(into, run, schedule.chunks)
             fold = self._noticed(make_fold(run.dtype, _SUM))
@@ -275,7 +260,7 @@ class NetExchange:
 
     def _noticed(self, fold: Fold) -> Fold:
         def noticed(sources: Sequence[int], target: int, elements: int) -> None:
-            self._failpoints.reached("mid_chunk")
+            self.failpoints.reached("mid_chunk")
             fold(sources, target, elements)
 
         return noticed
@@ -283,8 +268,8 @@ class NetExchange:
     def _gather(self, into: Bytes) -> None:
         """Give everybody all sums, and add them up in order."""
         assert self._exchange is not None
-        ranks, size = self.generation.ranks, self._layout.size_bytes
-        counts = [len(self._layout.slots[rank]) for rank in ranks]
+        ranks, size = self.generation.ranks, self.layout.size_bytes
+        counts = [len(self.layout.slots[rank]) for rank in ranks]
         memory, gather = np.zeros((sum(counts), size), dtype=np.uint8), self._way.all_gather()
         held = np.split(memory, np.cumsum(counts)[:-1])  # of each rank [its slots, size]
         for place, slot in zip(held[self._me], self.slots, strict=True):
@@ -293,14 +278,14 @@ class NetExchange:
         call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
         chunks = [part.reshape(-1) for part in (held if gather else [memory])]
         ExchangeRun(self._exchange, plan, chunks, 1, make_fold(_BYTE, _SUM), call).run()
-        self._failpoints.reached("mid_chunk")
-        add_up(self._layout.runs, self._layout.in_order(dict(zip(ranks, held, strict=True))), into, 0, size)
+        self.failpoints.reached("mid_chunk")
+        add_up(self.layout.runs, self.layout.in_order(dict(zip(ranks, held, strict=True))), into, 0, size)
 
     def _wait_for(self, work: Work) -> Any:
         """Wait for what the thread does; attend to other things meanwhile."""
         others = [seat for seat in self.generation.members if seat != self.seat]
         try:
-            self._peer_wait.wait(lambda: [] if work.is_completed() else others)
+            self.peer_wait.wait(lambda: [] if work.is_completed() else others)
             return work.result()
         except Superseded:
             self.close()
@@ -318,10 +303,10 @@ class NetExchange:
         seat, left = self.generation.members[cause.vertex], cause.kind == "left"
         until = time.monotonic() + _JUDGE_S * (1 + left)
         while time.monotonic() < until:
-            if seat in self._peer_wait.dead():
+            if seat in self.peer_wait.dead():
                 return GaveUp(seat)
-            self._peer_wait.attend(())
-            self._peer_wait.pause(_LOOK_S)
+            self.peer_wait.attend(())
+            self.peer_wait.pause(_LOOK_S)
         if left:
             return GaveUp()
         # It lives, so the link is broken: go around it, or where there is no way, on without those that are cut off.

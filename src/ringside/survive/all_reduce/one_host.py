@@ -180,32 +180,36 @@ def _fence() -> None:
 # A generation's exchange on one host: sums in arenas, acknowledgements and the decision's bell in their words.
 
 
-class HostExchange:
-    """One member's end.
+@dataclass(eq=False)
+class AttemptExchange:
+    """One member's end of a generation's exchange, on one host or between hosts.
 
     Args:
         seat: This member.
         generation: Whom with.
-        layout: How arenas are laid out.
-        rendezvous: Where members say where theirs lie.
+        layout: How sums are laid out.
+        rendezvous: Where members say where their arenas lie, and show acknowledgements.
         peer_wait: Waits for the others.
         failpoints: Where this process is.
     """
 
-    def __init__(
-        self,
-        seat: MemberId,
-        generation: Generation,
-        layout: HostLayout,
-        rendezvous: Rendezvous,
-        peer_wait: PeerWait,
-        failpoints: Failpoints,
-    ) -> None:
-        self.seat, self.generation = seat, generation
-        self._seats = {member.rank: member for member in generation.members}
-        self._sums = HostSums(seat.rank, layout)
-        self._rendezvous, self._peer_wait, self._failpoints = rendezvous, peer_wait, failpoints
-        rendezvous.publish_arena(generation.incarnation, generation.number, seat, self._sums.address)
+    seat: MemberId
+    generation: Generation
+    layout: HostLayout
+    rendezvous: Rendezvous
+    peer_wait: PeerWait
+    failpoints: Failpoints
+
+
+@dataclass(eq=False)
+class HostExchange(AttemptExchange):
+    """The end on one host; arguments as of `AttemptExchange`."""
+
+    def __post_init__(self) -> None:
+        record = self.generation
+        self._seats = {member.rank: member for member in record.members}
+        self._sums = HostSums(self.seat.rank, self.layout)
+        self.rendezvous.publish_arena(record.incarnation, record.number, self.seat, self._sums.address)
 
     @property
     def slots(self) -> list[Bytes]:
@@ -220,14 +224,14 @@ class HostExchange:
         """
         for rank, seat in self._seats.items():
             if rank not in self._sums.views:
-                self._peer_wait.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
-        self._failpoints.reached("before_send")
+                self.peer_wait.wait(lambda seat=seat: self._unmet(seat))  # type: ignore[misc]
+        self.failpoints.reached("before_send")
         self._sums.write_word(AttemptWord.READY, step + 1)
-        self._failpoints.reached("after_send")
+        self.failpoints.reached("after_send")
         self._await(AttemptWord.READY, step)
-        self._sums.add_up(lambda: self._failpoints.reached("mid_chunk"))
+        self._sums.add_up(lambda: self.failpoints.reached("mid_chunk"))
         self._sums.write_word(AttemptWord.SUMMED, step + 1)
-        self._failpoints.reached("after_sum")
+        self.failpoints.reached("after_sum")
         self._await(AttemptWord.SUMMED, step)
         self._sums.collect(into)
 
@@ -281,7 +285,7 @@ class HostExchange:
         self._sums.close()
 
     def _unmet(self, seat: MemberId) -> list[MemberId]:
-        address = self._rendezvous.arena_of(self.generation.incarnation, self.generation.number, seat)
+        address = self.rendezvous.arena_of(self.generation.incarnation, self.generation.number, seat)
         if address is None:
             return [seat]
         try:
@@ -291,7 +295,7 @@ class HostExchange:
         return []
 
     def _await(self, word: AttemptWord, step: int) -> None:
-        self._peer_wait.wait(lambda: [self._seats[rank] for rank in self._sums.silent(word, step + 1)])
+        self.peer_wait.wait(lambda: [self._seats[rank] for rank in self._sums.silent(word, step + 1)])
 
     def _has(self, rank: int, word: AttemptWord, step: int) -> bool:
         return self._sums.read_word(rank, word) == step + 1

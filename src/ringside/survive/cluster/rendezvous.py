@@ -281,8 +281,7 @@ class WorkerListener:
 
     def poll(self) -> None:
         """Read once what the others have written: generations, signs of life, messages."""
-        data = self._rendezvous.registers.read(generation_key(self._incarnation))
-        newest = None if data is None else decode_generation(data)
+        newest = decode_generation(self._rendezvous.registers.read(generation_key(self._incarnation)))
         if newest is not None and (self.newest is None or newest.number > self.newest.number):
             self.newest = newest
             self._found.put(GenerationRead(newest))

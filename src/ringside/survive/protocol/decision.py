@@ -159,11 +159,10 @@ class Decisions:
 
     Args:
         registers: The job's.
-        write_once: False: a later one replaces it. Only the proof turns that off, to see that it is noticed.
     """
 
-    def __init__(self, registers: Registers, write_once: bool = True) -> None:
-        self._registers, self._write_once = registers, write_once
+    def __init__(self, registers: Registers) -> None:
+        self._registers = registers
         self._seen: tuple[str, bytes | None] = ("", None)
 
     def decide(self, tag: Tag, decision: Decision) -> Decision:
@@ -173,7 +172,7 @@ class Decisions:
         if seen != key or stands is None or decode_decided(stands).last != tag.step - 1:
             stands = self._registers.read(key)  # a leader knows what it wrote itself, and need not ask
         while True:
-            decided = Decided() if stands is None or not self._write_once else decode_decided(stands)
+            decided = decode_decided(stands)
             answer = decided.answer(tag.step)
             if answer is not None:
                 return answer
@@ -185,31 +184,25 @@ class Decisions:
 
     def end(self, incarnation: int, generation: int, by: Abort) -> Decided:
         """Abort whatever step of a generation would be decided next, so that none is any more; return what stands."""
-        key = decisions_key(incarnation, generation)
-        stands = self._registers.read(key)
-        while True:
-            decided = Decided() if stands is None or not self._write_once else decode_decided(stands)
-            if decided.abort is not None:
-                return decided
-            ended = replace(decided, abort=by)
-            new = encode(ended)
-            stands = self._registers.swap(key, stands, new)
-            if stands == new:
-                return ended
+        while (decided := self._decided(incarnation, generation)).abort is None:
+            self.decide(Tag(incarnation, generation, decided.last + 1, 0), by)
+        return decided
 
     def read(self, tag: Tag) -> Decision | None:
         """Return what is decided; None: nothing yet."""
-        stands = self._registers.read(decisions_key(tag.incarnation, tag.generation))
-        return None if stands is None else decode_decided(stands).answer(tag.step)
+        return self._decided(tag.incarnation, tag.generation).answer(tag.step)
+
+    def _decided(self, incarnation: int, generation: int) -> Decided:
+        return decode_decided(self._registers.read(decisions_key(incarnation, generation)))
 
 
-def decode_decided(data: bytes) -> Decided:
-    """Return what a register says is decided.
+def decode_decided(data: bytes | None) -> Decided:
+    """Return what a register says is decided; None: nothing stands there.
 
     Raises:
         RingsideError: The bytes are no decisions.
     """
-    return decode(data, Decided, "the decisions of a generation")
+    return Decided() if data is None else decode(data, Decided, "the decisions of a generation")
 
 
 def decisions_key(incarnation: int, generation: int) -> str:

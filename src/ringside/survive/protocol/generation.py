@@ -120,13 +120,13 @@ def assign_micro_batches(owners: Sequence[int], quotas: Mapping[int, int]) -> tu
     return tuple(next(spare) if owner is None else owner for owner in kept)
 
 
-def decode_generation(data: bytes) -> Generation:
-    """Return the generation that stands in a register.
+def decode_generation(data: bytes | None) -> Generation | None:
+    """Return the generation that stands in a register; None: nothing stands there.
 
     Raises:
         RingsideError: The bytes are no generation.
     """
-    return decode(data, Generation, "a generation")
+    return None if data is None else decode(data, Generation, "a generation")
 
 
 def generation_key(incarnation: int) -> str:

@@ -1,11 +1,11 @@
-"""What is settled once for a member's state machine: the job's shape, its patience, and the rules it keeps."""
+"""What is settled once for a member's state machine: the job's shape and its patience."""
 
 from __future__ import annotations
 
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ringside.errors import UsageError
 
@@ -64,43 +64,6 @@ def gain(seconds: Sequence[float], before: Sequence[int], after: Sequence[int]) 
 
 
 @dataclass(frozen=True)
-class Rules:
-    """The rules that exactly-once rests on. All are kept; the proof breaks them one by one, to see that it notices.
-
-    Args:
-        every_ack: COMMIT is written only after every member acknowledged a private copy.
-        equal_digests: COMMIT is written, and applied, only for equal digests.
-        tagged_acks: An acknowledgement counts only for the attempt that it names.
-        abort_first: A later generation runs a step only after ABORT stands for the earlier one.
-        take_commit: Where COMMIT stands for the earlier one, its result is taken.
-        keep_copy: Nothing is discarded before a decision stands.
-        read_first: Nobody applies without having read COMMIT.
-        epochs: A process that comes back is not the one that went, though it has the same rank.
-        verify_state: State that was fetched counts only with the digest that was offered.
-        fence: An incarnation is given up only after ABORT was won in all its open generations.
-        committed_only: Only committed steps get into a checkpoint.
-        keep_final: The final state is kept where it outlives its process before that is acknowledged.
-        all_come: The job is over only when every rank that can come has the final state.
-        final_only: Whoever has not got the final state does not come to what a script does after its last step.
-    """
-
-    every_ack: bool = True
-    equal_digests: bool = True
-    tagged_acks: bool = True
-    abort_first: bool = True
-    take_commit: bool = True
-    keep_copy: bool = True
-    read_first: bool = True
-    epochs: bool = True
-    verify_state: bool = True
-    fence: bool = True
-    committed_only: bool = True
-    keep_final: bool = True
-    all_come: bool = True
-    final_only: bool = True
-
-
-@dataclass(frozen=True)
 class ProtocolSettings:
     """A job's shape and patience; equal on all members.
 
@@ -118,7 +81,6 @@ class ProtocolSettings:
         fetch_patience_s: The same in a generation's first step while somebody fetches state, seconds.
         end_patience_s: How long a rank is waited for at the end of which nobody knows whether it comes, seconds.
         store_patience_s: How long registers may not answer before the job halts, seconds.
-        rules: What is kept.
 
     Raises:
         UsageError: A number is out of range.
@@ -137,7 +99,6 @@ class ProtocolSettings:
     fetch_patience_s: float = 60.0
     end_patience_s: float = 300.0
     store_patience_s: float = 30.0
-    rules: Rules = field(default_factory=Rules)
 
     def __post_init__(self) -> None:
         if min(self.micro_batches, self.least_members, self.most_attempts) < 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import Any
 
 from ringside.survive.protocol import events as e
 from ringside.survive.protocol import instructions as i
@@ -33,8 +32,7 @@ class MemberPhase(Enum):
 class MemberState:
     """Where one process of one incarnation stands.
 
-    Its attributes are values that are replaced, never changed in place: `copy.copy` makes an independent one, and
-    equal `key`s mean equal behaviour from here on.
+    Its attributes are values that are replaced, never changed in place: `copy.copy` makes an independent one.
 
     Args:
         seat: Which process.
@@ -118,17 +116,9 @@ class MemberState:
         """Whether it has state and the newest generation it knows is in force for it."""
         return self.step is not None and self.generation is not None and self.generation == self.newest
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Everything that its further behaviour depends on, hashable, but for the settings and the time."""
-        timeless = (self.seat, self.incarnation, self.phase, self.generation, self.newest, self.step, self.own)
-        acks = tuple(sorted(self.acks.items()))
-        wanted = (self.change, self.founders, self.entered_at, self.offer, self.fence, self.proposal, self.gone)
-        return (*timeless, acks, *wanted)
-
     def is_own(self, seat: MemberId) -> bool:
         """Tell whether a seat is this process's."""
-        return seat == self.seat or (seat.rank == self.seat.rank and not self.settings.rules.epochs)
+        return seat == self.seat
 
     def is_among(self, seats: tuple[MemberId, ...]) -> bool:
         """Tell whether one of some seats is this process's."""

@@ -49,11 +49,9 @@ def generation_read(member: MemberState, event: e.GenerationRead) -> Instruction
         return member.end(i.Finish(record.final, record.without))
     if member.phase is MemberPhase.RESOLVING:
         return []  # the step is being aborted already; the newest generation is entered after that
-    if member.generation is None or member.step is None or not member.settings.rules.abort_first:
+    if member.generation is None or member.step is None:
         return _enter_generation(member)
     member.enter_phase(MemberPhase.RESOLVING)
-    if not member.settings.rules.keep_copy:
-        member.own = None
     return _abort_step(member)
 
 
@@ -153,19 +151,17 @@ def result_ready(member: MemberState, event: e.ResultReady) -> Instructions:
     member.enter_phase(MemberPhase.VOTING)
     member.own = e.Acknowledgement(event.tag, member.seat, event.digest, event.state)
     member.acks = {**member.acks, member.seat: member.own}
-    early = [] if member.settings.rules.committed_only else _checkpoint_if_due(member, event.tag.step + 1)
-    if not member.settings.rules.read_first:
-        return _apply_commit(member, _commit_of(member, event.tag, event.digest))
-    return [*early, *_publish_ack(member)]
+    return _publish_ack(member)
 
 
 def _publish_ack(member: MemberState) -> Instructions:
-    """Send the acknowledgement to the leader and look for the decision; the leader counts instead."""
+    """Send the acknowledgement to the leader, and look for the decision if there is to be one; the leader counts."""
     assert member.own is not None
     assert member.generation is not None
     if member.is_leader:
-        return _commit_if_unanimous(member)
-    return [i.PublishAck(member.own, member.generation.leader), i.ReadDecision(member.own.tag)]
+        return [*_commit_if_unanimous(member), *_end_job_if_all_kept(member)]
+    look = [i.ReadDecision(member.own.tag)] if member.phase is MemberPhase.VOTING else []
+    return [i.PublishAck(member.own, member.generation.leader), *look]
 
 
 def ack_seen(member: MemberState, event: e.AckSeen) -> Instructions:
@@ -184,13 +180,13 @@ def ack_seen(member: MemberState, event: e.AckSeen) -> Instructions:
 
 def _commit_if_unanimous(member: MemberState) -> Instructions:
     """COMMIT, once the leader knows that every member holds the same private copy (rule 1)."""
-    tag, rules = member.tag, member.settings.rules
+    tag = member.tag
     if member.phase is not MemberPhase.VOTING or not member.is_leader or tag is None or member.own is None:
         return []
-    if rules.every_ack and not all(_has_acknowledged(member, seat) for seat in member.members):
+    if _late(member):
         return []
     votes = {seat: (ack.digest, ack.state) for seat, ack in member.acks.items() if ack.tag == tag}
-    if rules.equal_digests and len(set(votes.values())) > 1:
+    if len(set(votes.values())) > 1:
         return _outvote(member, votes)
     return [i.TryCommit(tag, _commit_of(member, tag, member.own.digest))]
 
@@ -207,20 +203,32 @@ def _outvote(member: MemberState, votes: dict[MemberId, str] | dict[MemberId, tu
 
 def vote_again(member: MemberState) -> Instructions:
     """Repeat what may have been lost; suspect a member that keeps those with a private copy waiting for too long."""
-    waited = member.now - member.since
     # Joiners fetch the state during a generation's first step, and the others wait for that here.
     fetching = member.generation is not None and member.generation.joining and member.step == member.entered_at
     patience_s = member.settings.fetch_patience_s if fetching else member.settings.patience_s
-    if member.is_leader and waited > patience_s:
-        member.suspect(*(seat for seat in member.members if not _has_acknowledged(member, seat)))
-    elif not member.is_leader and waited > 2 * patience_s:
-        member.suspect(*member.members[:1])  # the leader had its turn to suspect others, and has not decided
+    _suspect_late(member, patience_s, 2 * patience_s)
     return [*propose_change(member), *_publish_ack(member)]
 
 
-def _has_acknowledged(member: MemberState, seat: MemberId) -> bool:
-    ack = member.acks.get(seat)
-    return ack is not None and (ack.tag == member.tag or not member.settings.rules.tagged_acks)
+def _late(member: MemberState) -> tuple[MemberId, ...]:
+    """Return the members that have not acknowledged the attempt at hand."""
+    acks = member.acks
+    return tuple(seat for seat in member.members if seat not in acks or acks[seat].tag != member.tag)
+
+
+def _suspect_late(member: MemberState, patience_s: float, leader_s: float) -> None:
+    """Suspect whom the others have waited for too long: the leader those who are late, the others the leader.
+
+    Args:
+        member: Who waits.
+        patience_s: How long the leader waits for acknowledgements, seconds.
+        leader_s: How long the others wait for what the leader does then, seconds.
+    """
+    waited = member.now - member.since
+    if member.is_leader and waited > patience_s:
+        member.suspect(*_late(member))
+    elif not member.is_leader and waited > leader_s:
+        member.suspect(*member.members[:1])  # the leader had its turn to suspect others, and has not decided
 
 
 def _commit_of(member: MemberState, tag: Tag, digest: str) -> Commit:
@@ -237,8 +245,7 @@ def decision_read(member: MemberState, event: e.DecisionRead) -> Instructions:
     member.unanswered = None
     if event.decision is None or event.tag != member.tag:
         return []
-    may_apply = member.settings.rules.take_commit or member.phase is not MemberPhase.RESOLVING
-    if isinstance(event.decision, Commit) and may_apply:
+    if isinstance(event.decision, Commit):
         return _apply_commit(member, event.decision)
     if member.phase is MemberPhase.RESOLVING:
         # ABORT is won: nothing is open in the old generation, the copy is of no use any more.
@@ -249,23 +256,19 @@ def decision_read(member: MemberState, event: e.DecisionRead) -> Instructions:
 
 def _apply_commit(member: MemberState, decision: Commit) -> Instructions:
     """Apply the private copy; then begin the next step, or abort it where a later generation stands."""
-    tag, own, rules = member.tag, member.own, member.settings.rules
+    tag, own = member.tag, member.own
     assert tag is not None
     assert member.step is not None
     # A process that reads COMMIT holds that very result, or is no member any more (rule 1).
-    if own is None or own.tag != tag or (rules.equal_digests and own.digest != decision.digest):
+    if own is None or own.tag != tag or own.digest != decision.digest:
         return member.end(i.Leave(f"{tag} is committed, and {member.seat} has another result"))
     member.step, member.own = member.step + 1, None
-    saved = _checkpoint_if_due(member, member.step) if rules.committed_only else []
+    every = member.settings.checkpoint_every
+    saved = [i.Checkpoint(member.step)] if every and member.step % every == 0 else []
     applied: Instructions = [i.Apply(tag, decision), *saved]
     if member.phase is MemberPhase.RESOLVING:
         return [*applied, *_abort_step(member)]  # of the next step, in the same old generation
     return [*applied, *_begin_step(member, between_steps=True)]
-
-
-def _checkpoint_if_due(member: MemberState, step: int) -> Instructions:
-    every = member.settings.checkpoint_every
-    return [i.Checkpoint(step)] if every and step % every == 0 else []
 
 
 # -------------------------------------------------------------------------------------------------
@@ -394,7 +397,7 @@ def state_fetched(member: MemberState, event: e.StateFetched) -> Instructions:
     """The state is here: take part, if it is what was offered."""
     if member.phase is not MemberPhase.FETCHING or member.offer is None or event.tag != member.offer.tag:
         return []
-    if event.digest != member.offer.digest and member.settings.rules.verify_state:
+    if event.digest != member.offer.digest:
         return fetch_failed(member, e.FetchFailed(event.tag))
     member.step = member.entered_at = event.tag.step
     return _begin_step(member)
@@ -424,16 +427,7 @@ def state_kept(member: MemberState, event: e.StateKept) -> Instructions:
     member.enter_phase(MemberPhase.CLOSING)
     member.own = e.Acknowledgement(event.tag, member.seat, event.digest)
     member.acks = {**member.acks, member.seat: member.own}
-    return _publish_kept(member)
-
-
-def _publish_kept(member: MemberState) -> Instructions:
-    """Send the acknowledgement of the final state to the leader; the leader counts instead."""
-    assert member.own is not None
-    assert member.generation is not None
-    if member.is_leader:
-        return _end_job_if_all_kept(member)
-    return [i.PublishAck(member.own, member.generation.leader)]
+    return _publish_ack(member)
 
 
 def ranks_gone(member: MemberState, event: e.RanksGone) -> Instructions:
@@ -448,27 +442,23 @@ def _end_job_if_all_kept(member: MemberState) -> Instructions:
     if member.phase is not MemberPhase.CLOSING or not member.is_leader or not member.is_settled or own is None:
         return []
     assert record is not None
-    if not all(_has_kept(member, seat) for seat in record.members):
+    if _late(member):
         return []
     # Ranks that are no members are awaited too, unless they are known to come no more.
     patient = member.now - member.since <= settings.end_patience_s
-    if settings.rules.all_come and patient and not set(member.absent_ranks) <= member.gone:
+    if patient and not set(member.absent_ranks) <= member.gone:
         return []
     votes = {seat: ack.digest for seat, ack in member.acks.items() if ack.tag == own.tag}
-    if settings.rules.equal_digests and len(set(votes.values())) > 1:
+    if len(set(votes.values())) > 1:
         return _outvote(member, votes)
     return [i.ProposeGeneration(record, ending(record, own.tag.step, own.digest, member.absent_ranks))]
 
 
 def wait_for_all(member: MemberState) -> Instructions:
     """Repeat what may have been lost; let newcomers in, and suspect who does not acknowledge for too long."""
-    waited, settings = member.now - member.since, member.settings
-    patience_s = settings.fetch_patience_s
-    if member.is_leader and waited > patience_s:
-        member.suspect(*(seat for seat in member.members if not _has_kept(member, seat)))
-    elif not member.is_leader and waited > 2 * patience_s + settings.end_patience_s:
-        member.suspect(*member.members[:1])
-    return [*propose_change(member, between_steps=True), *_publish_kept(member)]
+    patience_s = member.settings.fetch_patience_s
+    _suspect_late(member, patience_s, 2 * patience_s + member.settings.end_patience_s)
+    return [*propose_change(member, between_steps=True), *_publish_ack(member)]
 
 
 def end_wanted(member: MemberState, _: e.EndWanted) -> Instructions:
@@ -485,11 +475,6 @@ def store_lost(member: MemberState, _: e.StoreLost) -> Instructions:
         return member.end(i.Finish("", member.absent_ranks))
     patience = member.settings.store_patience_s
     return member.end(i.Halt(f"the store has not answered for {patience:g} s: start the job again, it resumes"))
-
-
-def _has_kept(member: MemberState, seat: MemberId) -> bool:
-    ack = member.acks.get(seat)
-    return ack is not None and ack.tag == member.tag
 
 
 # -------------------------------------------------------------------------------------------------
@@ -535,6 +520,6 @@ def _end_next_generation(member: MemberState) -> Instructions:
     closed = member.newest  # no generation follows the one that closes an incarnation
     if member.fence is None or closed is None:
         return []
-    if not member.fence or not member.settings.rules.fence:
+    if not member.fence:
         return member.end(i.OpenIncarnation(member.incarnation + 1))
     return [i.EndGeneration(member.incarnation, member.fence[0], closed.number)]
