@@ -96,8 +96,8 @@ def test_peers_are_told_what_was_called_and_a_switch_what_it_has_to_do() -> None
     assert [part(way, SUM_OF_3).call.extra for way in WAYS] == [3.0] * 4
     wide = Reduction(FLOAT32, SUM, scale=3.0, wire=WireCompression("float16"))
     assert [part(way, wide).call.extra for way in WAYS] == [3.0, 3.0, 3.0, 1.0], "the ranks have multiplied"
-    assert [part(way, what).native_op for way in WAYS for what in (MEAN, HALVES, SUM_OF_3)] == [SUM] * 12
-    assert part("in pieces", Reduction(FLOAT32, OP_CODES["max"])).native_op == OP_CODES["max"]
+    assert [part(way, what).reduction.fold_op for way in WAYS for what in (MEAN, HALVES, SUM_OF_3)] == [SUM] * 12
+    assert part("in pieces", Reduction(FLOAT32, OP_CODES["max"])).reduction.fold_op == OP_CODES["max"]
 
 
 def test_between_hosts_the_vertices_are_the_hosts() -> None:

@@ -22,7 +22,7 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import attribution
-from ringside.engine.net.blocks import exchange_run, reduce_in_blocks, reduce_over_messages
+from ringside.engine.net.blocks import exchange_run, reduce_in_blocks
 from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Channels, Exchange
@@ -271,11 +271,7 @@ class HierarchicalEngine:
         pending = PendingAllReduce(self, spec, Operation(call, str(spec)), size_bytes, time.perf_counter())
         self.wait_all()
         with self.attributing_errors(pending.label, pending.operation):
-            if spec.over == "ranks":
-                reduce_over_messages(context, spec, None, address, elements, reduction, call)
-            else:
-                reduction = safe_mean(reduction, self.rank_map.size)
-                reduce_in_blocks(context, spec, address, elements, reduction, call)
+            reduce_in_blocks(context, spec, address, elements, reduction, call)
         pending.ended()
         return pending
 

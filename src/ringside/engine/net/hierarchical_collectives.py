@@ -20,8 +20,6 @@ from ringside.engine.net.exchange.exchange import Fold
 from ringside.engine.net.exchange.pipeline import (
     Piece,
     SegmentLayout,
-    SegmentPipeline,
-    SegmentPlan,
     as_needed,
     chunks_ended,
     lay_out,
@@ -30,6 +28,7 @@ from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.persistent import PipelinedExchange
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, make_fold, safe_mean
 from ringside.engine.request import CoreRequest, bounds_of_one
@@ -92,8 +91,7 @@ def _run_through_hosts(
     """
     exchange = functools.partial(
         ExchangeRun,
-        engine.exchange,
-        plan,
+        plan=plan,
         item_bytes=item_bytes,
         fold=fold,
         call=call,
@@ -107,7 +105,7 @@ def _run_through_hosts(
             if fill is not None:
                 for piece in layout.fills:
                     fill(piece)
-            exchange(chunks=lanes).run()
+            exchange(engine.exchange, chunks=lanes).run()
             if end is not None:
                 for piece in layout.ends:
                     end(piece)
@@ -115,27 +113,10 @@ def _run_through_hosts(
         # Messages go on a thread of their own, while this one works in shared memory, piece by piece.
         most = engine.exchange.segment_of(item_bytes, None)
         length = min(segment_bytes // item_bytes * item_bytes or most, most)
-        chunks: list[list[Bytes]] = [[] for _ in range(plan.chunks)]
-        counts = []
-        for piece, lane in zip(layout.pieces, lanes, strict=True):
-            segments = [lane[begin : begin + length] for begin in range(0, len(lane), length)]
-            chunks[piece.chunk] += segments
-            counts.append(len(segments))
-        pipeline = SegmentPipeline(SegmentPlan(layout, counts, kept))
-        fed = functools.partial(exchange, chunks=chunks, feed=pipeline)
-        work = engine.channels.submit(functools.partial(_exchange_beside, pipeline, fed))
-        pipeline.fill(None if fill is None else [functools.partial(fill, piece) for piece in layout.pieces])
-        if end is not None:
-            pipeline.drain([functools.partial(end, piece) for piece in layout.pieces])
-        work.wait()
-
-
-def _exchange_beside(pipeline: SegmentPipeline, exchange: Callable[[], ExchangeRun]) -> None:
-    """Move this rank's lane between hosts; when that ends, the thread in shared memory waits for no more pieces."""
-    try:
-        exchange().run()
-    finally:
-        pipeline.stop()
+        segments = [[lane[begin : begin + length] for begin in range(0, len(lane), length)] for lane in lanes]
+        fills, ends = (step and [functools.partial(step, piece) for piece in layout.pieces] for step in (fill, end))
+        pipelined = PipelinedExchange(layout, segments, exchange, fills, ends, kept)
+        pipelined.finish(*pipelined.start(engine.channels))
 
 
 SMALL_BYTES = 256 << 10  # up to here the fewest rounds, in one go; beyond, neighbours only, piece by piece
@@ -166,15 +147,12 @@ def reduce_scatter(engine: HierarchicalEngine, request: CoreRequest, call: Colle
         request.out or request.flat.address + request.bounds[rank_map.rank] * item, own_bytes[rank_map.host]
     )
     sums = [target if h == rank_map.host else np.empty(size, dtype=np.uint8) for h, size in enumerate(own_bytes)]
-    op = SUM if reduction.op == AVG else reduction.op
 
     def add_up(piece: Piece) -> None:
         source = request.flat.address + piece.begin * item
-        host_slices.reduce_lanes_into(
-            address_of(sums[piece.chunk]), source, piece.bounds, reduction.dtype, op, reduction.scale
-        )
+        host_slices.reduce_lanes_into(address_of(sums[piece.chunk]), source, piece.bounds, reduction)
 
-    by = make_fold(reduction.dtype, op)
+    by = make_fold(reduction.dtype, reduction.fold_op)
     _run_through_hosts(engine, call, plan, layout, sums, item, by, at_once=small, fill=add_up)
     if reduction.op == AVG and len(target):
         start = address_of(target)
@@ -242,7 +220,7 @@ def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSig
     host_slices = _host_slices(engine)
     at_root = rank_map.host == rank_map.host_of(request.root)
     reduction = safe_mean(Reduction(request.flat.dtype, request.op), rank_map.size)
-    dtype, op = reduction.dtype, SUM if reduction.op == AVG else reduction.op
+    dtype = reduction.dtype
     data = bytes_at(request.flat.address, request.flat.numel * item)
     work = data if rank_map.rank == request.root else np.empty_like(data)  # only the root's tensor may change
     base = address_of(work)
@@ -252,13 +230,13 @@ def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSig
     def add_up(piece: Piece) -> None:
         source = request.flat.address + piece.begin * item
         target = base + (piece.begin + piece.bounds[rank_map.local_rank]) * item
-        host_slices.reduce_lanes_into(target, source, piece.bounds, dtype, op, reduction.scale)
+        host_slices.reduce_lanes_into(target, source, piece.bounds, reduction)
 
     def put_together(piece: Piece) -> None:
         host_slices.gather_lanes(base + piece.begin * item, piece.bounds, dtype)
 
     # The root's host adds up last, so it divides.
-    by = make_fold(dtype, op)
+    by = make_fold(dtype, reduction.fold_op)
     last = make_fold(dtype, AVG, divisor=rank_map.size) if reduction.op == AVG and at_root else by
     _run_through_hosts(
         engine,

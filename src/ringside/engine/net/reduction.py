@@ -116,6 +116,11 @@ class Reduction:
     wire: WireCompression | None = None
     storage: Storage | None = None
 
+    @property
+    def fold_op(self) -> int:
+        """What is folded of it: of an average the sum, which is divided afterwards."""
+        return SUM if self.op == AVG else self.op
+
 
 @dataclass(frozen=True, slots=True)
 class ReductionPlan:
@@ -138,11 +143,6 @@ class ReductionPlan:
     last_fold: Fold
     pre_scale: float = 1.0
     divisor: float = 0.0
-
-    @property
-    def native_op(self) -> int:
-        """The reduction that the group's own all-reduce does."""
-        return SUM if self.reduction.op == AVG else self.reduction.op
 
 
 def plan_reduction(

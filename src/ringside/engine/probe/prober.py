@@ -332,7 +332,7 @@ class Prober:
                 data = np.zeros(elements, dtype=np.float32)
                 per = -(-elements // roster.lanes)
                 bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
-                add, share = local.prepared(address_of(data), bounds, _F32, _SUM, 1.0)
+                add, share = local.prepared(address_of(data), bounds, Reduction(_F32, _SUM))
                 add()
                 share()
                 took[index] = np.median([self._timed(add) + self._timed(share) for _ in range(3)])
@@ -406,7 +406,7 @@ class Prober:
         late = self.across.rank_map.rank == 0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
 
-    def _timed(self, job: Callable[[], None]) -> float:
+    def _timed(self, job: Callable[[], object]) -> float:
         began = self.clock()
         job()
         return self.clock() - began
