@@ -14,7 +14,7 @@ from tests.engine.oracle import digest
 from tests.support.ranks import Team, communicator, hear, on_ranks, place
 
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
@@ -66,7 +66,7 @@ def calls_something_larger(path: str) -> list[str]:
         chunks = [x.view(np.uint8)[a:b] for a, b in pairwise(bounds)]
         call, by = CollectiveSignature(0, code, 0, count), make_fold(code, OP_CODES["sum"])
         try:
-            ExchangeRun(exchange, plan, chunks, 4, by, call, ordered=True, size=size).run()
+            ExchangeRun(exchange, ExchangeRequest(plan, 4, by, call), chunks, ordered=True, size=size).run()
             heard.append("finished")
         except SignatureMismatch as error:
             heard.append(transport.fail(LinkFailure("disagreed", error.peer)).kind)

@@ -10,16 +10,17 @@ from dataclasses import replace
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.context import EngineContext, Step
+from ringside.engine.net.exchange.exchange import ExchangeRequest
 from ringside.engine.net.exchange.pipeline import lane_bounds
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature
-from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, bytes_at, fold, plan_reduction, safe_mean
+from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, plan_reduction, safe_mean
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import Bytes
 from ringside.schedule import chunk_bounds
 
-Exchanging = Callable[[ReductionPlan, "Sequence[int] | None", Bytes], "list[Step]"]
-"""Makes of a rank's part in a schedule, of the ranks that take part and of the elements what moves the messages."""
+Exchanging = Callable[[ExchangeRequest, Bytes], "list[Step]"]
+"""Makes of a rank's part in a schedule and of its elements what moves the messages."""
 
 
 def steps_inside(
@@ -79,8 +80,8 @@ def steps_of(
     address, count = address + begin * ITEM_BYTES[dtype], end - begin
     data = bytes_at(address, count * ITEM_BYTES[dtype])
     between += _scaling(address, count, dtype, part.pre_scale)
-    if part.plan is not None:
-        between += exchanging(part, members, data)
+    if part.request is not None:
+        between += exchanging(part.request, data)
     elif count:
         between.append(context.native.prepare(data, dtype, part.reduction.fold_op, members))
     if part.divisor:
@@ -102,7 +103,7 @@ def reduce_in_blocks(
     """
     item, block = ITEM_BYTES[reduction.dtype], context.block_elements(reduction.dtype)
     block = max(elements, 1) if spec.over == "ranks" else block
-    exchanging = functools.partial(_exchange_once, context)
+    exchanging = functools.partial(exchange_once, context)
     before: tuple[Work | None, list[Step]] = None, []  # the block that is between hosts, and what shares it
     for start in range(0, max(elements, 1), block):
         count = min(block, elements - start)
@@ -126,34 +127,13 @@ def _end_block(work: Work | None, share: Sequence[Step]) -> None:
     _run_steps(share)
 
 
-def exchange_run(
-    context: EngineContext, part: ReductionPlan, members: Sequence[int] | None, data: Bytes
-) -> ExchangeRun:
-    """Return this rank's part of a reduction by a schedule over all ranks, or over the given ones, ready to be run."""
-    exchange, plan, wire, item = context.exchange, part.plan, part.reduction.wire, ITEM_BYTES[part.reduction.dtype]
-    assert plan is not None, "native is no schedule"
+def exchange_once(context: EngineContext, request: ExchangeRequest, data: Bytes) -> list[Step]:
+    """Return this rank's part of a reduction by a schedule, ready to be run, once."""
+    exchange, plan, item, wire = context.exchange, request.plan, request.item_bytes, request.wire
     bounds = (chunk_bounds(len(data) // item, plan.chunks) * item).tolist()
-    # Vertices beyond the ranks are switches, and belong to every selection of ranks.
-    switches = range(context.rank_map.size, exchange.transport.size)
-    return ExchangeRun(
-        exchange,
-        plan,
-        [data[begin:end] for begin, end in itertools.pairwise(bounds)],
-        item,
-        part.fold,
-        part.call,
-        last_fold=part.last_fold,
-        members=None if members is None else (*members, *switches),
-        wire=wire,
-        ordered=True,
-        size=exchange.size_of(plan.schedule, len(data), item, wire),
-    )
-
-
-def _exchange_once(
-    context: EngineContext, part: ReductionPlan, members: Sequence[int] | None, data: Bytes
-) -> list[Step]:
-    return [exchange_run(context, part, members, data).run]
+    chunks = [data[begin:end] for begin, end in itertools.pairwise(bounds)]
+    size = exchange.size_of(plan.schedule, len(data), item, wire)
+    return [ExchangeRun(exchange, request, chunks, ordered=True, size=size).run]
 
 
 def _scaling(address: int, count: int, dtype: int, scale: float) -> list[Step]:

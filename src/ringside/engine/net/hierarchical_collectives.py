@@ -16,7 +16,7 @@ import numpy as np
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.context import HostSlices
-from ringside.engine.net.exchange.exchange import Fold
+from ringside.engine.net.exchange.exchange import ExchangeRequest
 from ringside.engine.net.exchange.pipeline import (
     Piece,
     SegmentLayout,
@@ -54,15 +54,11 @@ Step = Callable[[Piece], None]
 
 def _run_through_hosts(
     engine: HierarchicalEngine,
-    call: CollectiveSignature,
-    plan: MessagePlan,
+    request: ExchangeRequest,
     layout: SegmentLayout,
     lanes: Sequence[Bytes],
-    item_bytes: int,
-    fold: Fold,
     *,
     at_once: bool,
-    last_fold: Fold | None = None,
     fill: Step | None = None,
     end: Step | None = None,
     kept: Collection[int] = (),
@@ -72,15 +68,11 @@ def _run_through_hosts(
 
     Args:
         engine: The ranks.
-        call: What was called, equal on all ranks.
-        plan: The host's part of the schedule.
+        request: The host's part of the schedule, and what was called, equal on all ranks.
         layout: The pieces of its chunks, and the orders in which they are filled and end.
         lanes: Where this rank's lane of each piece lies, by piece of `layout.pieces`.
-        item_bytes: Size of an element, bytes.
-        fold: The reduction of what arrives.
         at_once: Everything is filled before the first message, and ended after the last: it is little, and handing it
             to another thread would take longer. Each chunk is one piece then.
-        last_fold: As `fold`, after which a chunk is complete; None: no other.
         fill: Leaves what is to be sent of a piece in the ranks' lanes; None: it is there.
         end: What is to be done with a piece that is complete; None: nothing, `layout` has no ends.
         kept: Chunks of which nothing arrives here: they are complete when they are filled.
@@ -89,23 +81,15 @@ def _run_through_hosts(
     Raises:
         SyncError: As `HierarchicalEngine.all_reduce`.
     """
-    exchange = functools.partial(
-        ExchangeRun,
-        plan=plan,
-        item_bytes=item_bytes,
-        fold=fold,
-        call=call,
-        last_fold=last_fold,
-        members=engine.rank_map.lane(engine.rank_map.local_rank),
-    )
+    rank_map, item_bytes, name = engine.rank_map, request.item_bytes, request.plan.schedule.name
+    request = request._replace(members=rank_map.lane(rank_map.local_rank))
     engine.wait_all()
-    name = plan.schedule.name
-    with engine.attributing_errors(name, Operation(call, f"hosts/{name}")):
+    with engine.attributing_errors(name, Operation(request.call, f"hosts/{name}")):
         if at_once:
             if fill is not None:
                 for piece in layout.fills:
                     fill(piece)
-            exchange(engine.exchange, chunks=lanes).run()
+            ExchangeRun(engine.exchange, request, lanes).run()
             if end is not None:
                 for piece in layout.ends:
                     end(piece)
@@ -115,7 +99,8 @@ def _run_through_hosts(
         length = min(segment_bytes // item_bytes * item_bytes or most, most)
         segments = [[lane[begin : begin + length] for begin in range(0, len(lane), length)] for lane in lanes]
         fills, ends = (step and [functools.partial(step, piece) for piece in layout.pieces] for step in (fill, end))
-        pipelined = PipelinedExchange(layout, segments, exchange, fills, ends, kept)
+        exchange_run = functools.partial(ExchangeRun, request=request)
+        pipelined = PipelinedExchange(layout, segments, exchange_run, fills, ends, kept)
         pipelined.finish(*pipelined.start(engine.channels))
 
 
@@ -152,8 +137,8 @@ def reduce_scatter(engine: HierarchicalEngine, request: CoreRequest, call: Colle
         source = request.flat.address + piece.begin * item
         host_slices.reduce_lanes_into(address_of(sums[piece.chunk]), source, piece.bounds, reduction)
 
-    by = make_fold(reduction.dtype, reduction.fold_op)
-    _run_through_hosts(engine, call, plan, layout, sums, item, by, at_once=small, fill=add_up)
+    exchange = ExchangeRequest(plan, item, make_fold(reduction.dtype, reduction.fold_op), call)
+    _run_through_hosts(engine, exchange, layout, sums, at_once=small, fill=add_up)
     if reduction.op == AVG and len(target):
         start = address_of(target)
         fold([start], start, len(target) // item, reduction.dtype, AVG, divisor=rank_map.size)
@@ -178,7 +163,8 @@ def all_gather(engine: HierarchicalEngine, request: CoreRequest, call: Collectiv
 
     # Nothing arrives for the host's own piece, so it can be shared first.
     layout = replace(layout, ends=(layout.pieces[own], *layout.ends))
-    _run_through_hosts(engine, call, plan, layout, lanes, item, _copy, at_once=small, end=share, kept=(own,))
+    exchange = ExchangeRequest(plan, item, _copy, call)
+    _run_through_hosts(engine, exchange, layout, lanes, at_once=small, end=share, kept=(own,))
 
 
 def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
@@ -201,12 +187,9 @@ def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: Collective
 
     _run_through_hosts(
         engine,
-        call,
-        plan,
+        ExchangeRequest(plan, item, _copy, call),
         replace(layout, ends=() if at_root else layout.pieces),
         lanes,
-        item,
-        _copy,
         at_once=not segment_bytes,
         fill=spread if at_root else None,
         end=share,
@@ -240,14 +223,10 @@ def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSig
     last = make_fold(dtype, AVG, divisor=rank_map.size) if reduction.op == AVG and at_root else by
     _run_through_hosts(
         engine,
-        call,
-        plan,
+        ExchangeRequest(plan, item, by, call, last),
         replace(layout, ends=layout.pieces if at_root else ()),
         lanes,
-        item,
-        by,
         at_once=not segment_bytes,
-        last_fold=last,
         fill=add_up,
         end=put_together,
         segment_bytes=segment_bytes,
@@ -264,7 +243,7 @@ def barrier(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSi
     with engine.attributing_errors(schedule.name, Operation(call, f"leaders/{schedule.name}")):
         host_slices.communicator.barrier()
         if rank_map.local_rank == 0:
-            ExchangeRun(engine.exchange, plan, [token], 1, _copy, call, members=rank_map.lane(0)).run()
+            ExchangeRun(engine.exchange, ExchangeRequest(plan, 1, _copy, call, members=rank_map.lane(0)), [token]).run()
         host_slices.communicator.barrier()
 
 

@@ -17,14 +17,14 @@ from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.blocks import steps_inside, steps_of
 from ringside.engine.net.context import EngineContext, Step
-from ringside.engine.net.exchange.exchange import Channels, Exchange
+from ringside.engine.net.exchange.exchange import Channels, Exchange, ExchangeRequest
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.persistent import PersistentExchange
 from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline, SegmentPlan
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import Operation
-from ringside.engine.net.reduction import Reduction, ReductionPlan, bytes_at, plan_reduction, signature_of
+from ringside.engine.net.reduction import Reduction, bytes_at, plan_reduction, signature_of
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import Bytes
 
@@ -89,14 +89,8 @@ class PersistentSmall:
         if self._exchange is not None:
             self._exchange.close()
 
-    def _keep_exchange(
-        self, context: EngineContext, part: ReductionPlan, members: Sequence[int] | None, lane: Bytes
-    ) -> list[Step]:
-        plan, item = part.plan, ITEM_BYTES[part.reduction.dtype]
-        assert plan is not None, "native is no schedule"
-        self._exchange = PersistentExchange(
-            context.exchange, plan, lane, item, part.fold, part.last_fold, part.call, members
-        )
+    def _keep_exchange(self, context: EngineContext, request: ExchangeRequest, lane: Bytes) -> list[Step]:
+        self._exchange = PersistentExchange(context.exchange, request, lane)
         return [self._exchange.start, self._exchange.wait]
 
 
@@ -212,19 +206,8 @@ class PersistentLarge(PipelinedExchange):
             inside = replace(reduction, scale=1.0, scales=())  # scaled inside the host
             members = rank_map.lane(rank_map.local_rank)
             part = plan_reduction(spec, members, inside, operation.call._replace(elements=elements), rank_map)
-            assert part.plan is not None, "native is not fed in pieces"
-            exchange_run = functools.partial(
-                ExchangeRun,
-                plan=part.plan,
-                item_bytes=item,
-                fold=part.fold,
-                call=part.call,
-                last_fold=part.last_fold,
-                members=members,
-                wire=reduction.wire,
-                ordered=True,
-                size=size,
-            )
+            assert part.request is not None, "native is not fed in pieces"
+            exchange_run = functools.partial(ExchangeRun, request=part.request, ordered=True, size=size)
         # What adds up each piece among the ranks of the host, and what shares it; nothing does on a rank that is alone.
         adds, shares = [], []
         for piece in layout.pieces:

@@ -44,7 +44,7 @@ from ringside.engine.probe.links import (
 )
 from ringside.engine.settings import usable_cores
 from ringside.processes import boot_id, namespace_id
-from ringside.schedule import Round, from_rounds
+from ringside.schedule import Round, binomial_broadcast, from_rounds
 
 # -------------------------------------------------------------------------------------------------
 # Links that look slow are timed again before they are reported, or avoided.
@@ -160,11 +160,6 @@ class Probe:
         order = best_ring_order(self.upper)
         gain = slowest_of_ring(self.upper, order) / max(slowest_of_ring(self.upper, range(len(order))), 1e-9)
         return order if gain > 1.1 else ()
-
-    @property
-    def fine(self) -> bool:
-        """Whether no link is slow."""
-        return not self.slow
 
     @property
     def slow(self) -> list[MeasuredSlowLink]:
@@ -386,6 +381,28 @@ class Prober:
         slowest: list[float] = self.most(np.array(took)).tolist()
         return slowest
 
+    @property
+    def is_rank0(self) -> bool:
+        """Whether this is rank 0, whose decisions and clock count."""
+        return self.across.rank_map.rank == 0
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return the bytes that rank 0 gives; those of other ranks are ignored. A collective."""
+        # First their number, then the bytes: the other ranks must know how many to receive.
+        size = np.array([len(data)], dtype=np.int64)
+        self._broadcast(size.view(np.uint8))
+        content = np.zeros(int(size[0]), dtype=np.uint8)
+        if not len(content):
+            return b""
+        if self.is_rank0:
+            content[:] = np.frombuffer(data, dtype=np.uint8)
+        self._broadcast(content)
+        return content.tobytes()
+
+    def _broadcast(self, data: NDArray[np.uint8]) -> None:
+        call = CollectiveSignature(PROBE, _U8, _SUM, len(data))
+        self.across.run(binomial_broadcast(self.across.rank_map.size), [data], call)
+
     def total(self, values: Floats) -> Floats:
         """Return the sum of all ranks' values, elementwise. A collective."""
         return self._agreed(values, _SUM)
@@ -403,7 +420,7 @@ class Prober:
 
     def late(self, began: float, budget_s: float) -> bool:
         """Return whether a budget is over on rank 0's clock. A collective."""
-        late = self.across.rank_map.rank == 0 and self.clock() - began > budget_s
+        late = self.is_rank0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
 
     def _timed(self, job: Callable[[], object]) -> float:
@@ -420,7 +437,7 @@ class Prober:
         schedule = from_rounds("probe", self.across.rank_map.size, len(sizes), made)
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
         began = time.perf_counter()
-        self.across.run(schedule, chunks, 1, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
+        self.across.run(schedule, chunks, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
         # The log of hops is a ring of the last ones: those of this run are its end.
         mine: list[HopTiming] = []
         for hop in reversed(self.across.exchange.hops):
