@@ -24,7 +24,7 @@ from ringside.engine.tuner.drift import DRIFT, EVERY_NOTED, Drift
 from ringside.engine.tuner.explain import Explanation
 from ringside.engine.tuner.selector import PROBE_S, Tuner
 from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_table, predicted_at, priced
-from ringside.engine.tuner.timing import Race, StartupTiming, best_at
+from ringside.engine.tuner.timing import Race, Rank0Broadcast, StartupTiming, best_at
 from ringside.errors import UsageError
 from ringside.lab import Lab
 from ringside.text import percent
@@ -220,7 +220,7 @@ def test_of_ranks_that_are_alone_on_their_hosts_so_many_are_timed(size: int, cou
 
 def test_what_is_timed_depends_on_what_time_is_left():
     def job(across):
-        measuring = StartupTiming(Prober(across), lambda: 10.0)
+        measuring = StartupTiming(across.rank_map, Rank0Broadcast(across), Prober(across), lambda: 10.0)
         measuring.prices = priced(candidates(cluster()), cluster())
         names = ["native", "ring", "direct", "chain", "tree"]
         new = Race(MB, names, frozenset())

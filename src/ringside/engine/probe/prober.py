@@ -44,7 +44,7 @@ from ringside.engine.probe.links import (
 )
 from ringside.engine.settings import usable_cores
 from ringside.processes import boot_id, namespace_id
-from ringside.schedule import Round, binomial_broadcast, from_rounds
+from ringside.schedule import Round, from_rounds
 
 # -------------------------------------------------------------------------------------------------
 # Links that look slow are timed again before they are reported, or avoided.
@@ -381,28 +381,6 @@ class Prober:
         slowest: list[float] = self.most(np.array(took)).tolist()
         return slowest
 
-    @property
-    def is_rank0(self) -> bool:
-        """Whether this is rank 0, whose decisions and clock count."""
-        return self.across.rank_map.rank == 0
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Return the bytes that rank 0 gives; those of other ranks are ignored. A collective."""
-        # First their number, then the bytes: the other ranks must know how many to receive.
-        size = np.array([len(data)], dtype=np.int64)
-        self._broadcast(size.view(np.uint8))
-        content = np.zeros(int(size[0]), dtype=np.uint8)
-        if not len(content):
-            return b""
-        if self.is_rank0:
-            content[:] = np.frombuffer(data, dtype=np.uint8)
-        self._broadcast(content)
-        return content.tobytes()
-
-    def _broadcast(self, data: NDArray[np.uint8]) -> None:
-        call = CollectiveSignature(PROBE, _U8, _SUM, len(data))
-        self.across.run(binomial_broadcast(self.across.rank_map.size), [data], call)
-
     def total(self, values: Floats) -> Floats:
         """Return the sum of all ranks' values, elementwise. A collective."""
         return self._agreed(values, _SUM)
@@ -420,7 +398,7 @@ class Prober:
 
     def late(self, began: float, budget_s: float) -> bool:
         """Return whether a budget is over on rank 0's clock. A collective."""
-        late = self.is_rank0 and self.clock() - began > budget_s
+        late = self.across.rank_map.rank == 0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
 
     def _timed(self, job: Callable[[], object]) -> float:

@@ -29,7 +29,7 @@ from ringside.engine.tuner.cache import Mode, cache_path, load_table, store_tabl
 from ringside.engine.tuner.drift import DRIFT, DRIFT_SMALL, EVERY_NOTED, LARGE_BYTES, Drift
 from ringside.engine.tuner.explain import AlgorithmChange, Explanation, difference
 from ringside.engine.tuner.table import LADDER, Rank, TimingTable
-from ringside.engine.tuner.timing import StartupTiming
+from ringside.engine.tuner.timing import Rank0Broadcast, StartupTiming
 from ringside.engine.tuner.trials import OnlineTrials, settled_rank, trials_for
 from ringside.text import size
 
@@ -92,7 +92,8 @@ class Tuner:
         self._wire = wire
         effort = replace(QUICK, budget_s=PROBE_S)
         self._prober = prober or Prober(across, effort=effort, clock=clock, wire=wire)
-        self._startup = StartupTiming(self._prober, clock)
+        self._rank0 = Rank0Broadcast(across)
+        self._startup = StartupTiming(across.rank_map, self._rank0, self._prober, clock)
         self.key = {**_job(across), **{name: str(value) for name, value in (key or {}).items()}}
         # Of each class of sizes: where it ends, what is chosen, and what where native cannot be.
         self._bounds: list[float] = []
@@ -187,27 +188,27 @@ class Tuner:
         # Rank 0: a table that was kept, if it holds now; go on from its figures.
         path = self._mode.path or cache_path(self.key, self._environ)
         kept = None
-        if self._prober.is_rank0 and self._mode.read:
+        if self._rank0.is_here and self._mode.read:
             level = logging.INFO if self._mode.path is None else logging.WARNING
             kept = load_table(path, self.key, self.probe.network, level=level)
             if kept is not None and tuple(rank.size_bytes for rank in kept.ranks) == LADDER:
                 self._startup.resume(kept)
-        data = self._prober.broadcast(kept.encode() if kept is not None else b"")
+        data = self._rank0.broadcast(kept.encode() if kept is not None else b"")
         # Else measure in the time that is left, and keep the result.
         if not data:
             left_s = STARTUP_S - (self._clock() - began)
             data = self._startup.make_table(self.probe, left_s, self.key, None, self._due_bytes)
-            if self._prober.is_rank0 and self._mode.path is not None and path.exists():
+            if self._rank0.is_here and self._mode.path is not None and path.exists():
                 _log.warning(
                     "%s was not used and stays as it is: this run measures; move it away to keep its table", path
                 )
-            elif self._prober.is_rank0:
+            elif self._rank0.is_here:
                 store_table(path, TimingTable.decode(data))
         self._path = path if kept is None and self._mode.path is None else None
         self.use(data)
         self._drift = Drift(self._bounds)
         self.startup_s = self._clock() - began
-        if self._prober.is_rank0 and self.table is not None:
+        if self._rank0.is_here and self.table is not None:
             choices: list[str] = []  # a choice is named once, with the smallest size that it is for
             for rank in self.table.ranks:
                 if not choices or not choices[-1].endswith(f" {rank.winner}"):
@@ -254,7 +255,7 @@ class Tuner:
         self._drift.revised(changed=changed, cost=took_s / expected_s if expected_s else 0.0)
         revision = AlgorithmChange(self._due_bytes, old, new, others, reason, slow, found, took_s)
         self.revisions.append(revision)
-        if self._prober.is_rank0:
+        if self._rank0.is_here:
             _log.warning("selection revised in %.2f s: %s", took_s, revision.describe())
         for listener in self.listeners:
             listener(revision)
@@ -299,7 +300,7 @@ class Tuner:
         self._drift.tried(rank.size_bytes)
         ranks = (*self.table.ranks[:size_class], rank, *self.table.ranks[size_class + 1 :])
         self._set_table(TimingTable(self.table.key, self.table.topology, ranks))
-        if self._prober.is_rank0:
+        if self._rank0.is_here:
             self._startup.timings.update({(name, rank.size_bytes): took_s for name, took_s in medians.items()})
             _log.info("all-reduces of about %s: %s", size(rank.size_bytes), rank.why)
             if self._path is not None:

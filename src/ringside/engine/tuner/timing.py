@@ -11,10 +11,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.cost.model import Cluster, Price
-from ringside.engine.probe.prober import Probe, Prober
+from ringside.engine.net.exchange.signature import CollectiveSignature
+from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.rank_map import RankMap
+from ringside.engine.probe.prober import PROBE, Probe, Prober
 from ringside.engine.tuner.table import LADDER, TimingTable, candidates, make_table, predicted_at, priced
+from ringside.schedule import binomial_broadcast
 
 # -------------------------------------------------------------------------------------------------
 # Which choices are timed at a size, turn by turn, and which of them are dropped. Pure.
@@ -89,7 +94,40 @@ def best_at(prices: Mapping[str, Sequence[Price]], size: int) -> list[str]:
 
 
 # -------------------------------------------------------------------------------------------------
-# Decisions are rank 0's, given to all ranks byte for byte.
+# Decisions of rank 0, given to all ranks byte for byte.
+
+
+class Rank0Broadcast:
+    """This rank's end of broadcasts of bytes from rank 0.
+
+    Args:
+        across: The group.
+
+    Attributes:
+        is_here: Whether this is rank 0.
+    """
+
+    def __init__(self, across: HierarchicalEngine) -> None:
+        self._across = across
+        self.is_here = across.rank_map.rank == 0
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Return the bytes that rank 0 gives; those of other ranks are ignored. A collective."""
+        # First their number, then the bytes: the other ranks must know how many to receive.
+        size = np.array([len(data)], dtype=np.int64)
+        self._run(size.view(np.uint8))
+        content = np.zeros(int(size[0]), dtype=np.uint8)
+        if not len(content):
+            return b""
+        if self.is_here:
+            content[:] = np.frombuffer(data, dtype=np.uint8)
+        self._run(content)
+        return content.tobytes()
+
+    def _run(self, data: Any) -> None:
+        call = CollectiveSignature(PROBE, int(DType.uint8), int(ReduceOp.sum), len(data))
+        self._across.run(binomial_broadcast(self._across.rank_map.size), [data], call)
+
 
 _TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes
 _REPEATS = 3
@@ -102,7 +140,9 @@ class StartupTiming:
     """One rank's part in timing choices.
 
     Args:
-        prober: Times links and choices, and broadcasts decisions.
+        roster: The ranks of each host.
+        rank0: Broadcasts the decisions.
+        prober: Times links and choices.
         clock: Seconds.
 
     Attributes:
@@ -111,8 +151,8 @@ class StartupTiming:
         pace: What choices take over what they should, as far as they have been timed; None: none has been.
     """
 
-    def __init__(self, prober: Prober, clock: Callable[[], float]) -> None:
-        self._prober, self._clock = prober, clock
+    def __init__(self, roster: RankMap, rank0: Rank0Broadcast, prober: Prober, clock: Callable[[], float]) -> None:
+        self._rank_map, self._rank0, self._prober, self._clock = roster, rank0, prober, clock
         self.timings: dict[tuple[str, int], float] = {}
         self.prices: dict[str, list[Price]] = {}
         self.pace: float | None = None
@@ -136,8 +176,8 @@ class StartupTiming:
         deadline = self._clock() + budget_s
         cluster = self._prober.cluster(probe.network)
         # Rank 0 prices the candidates and plans which are timed.
-        plan = self._plan(probe, cluster, before, size_bytes) if self._prober.is_rank0 else []
-        plan = msgspec.json.decode(self._prober.broadcast(msgspec.json.encode(plan)), type=TimingPlan)
+        plan = self._plan(probe, cluster, before, size_bytes) if self._rank0.is_here else []
+        plan = msgspec.json.decode(self._rank0.broadcast(msgspec.json.encode(plan)), type=TimingPlan)
         # All time them, in turns, as far as rank 0's clock allows.
         used = {rank.winner for rank in before.ranks} if before is not None else set()
         races = [Race(size, names, frozenset({NATIVE, *used})) for size, names in plan]
@@ -146,20 +186,19 @@ class StartupTiming:
         for turn in range(_REPEATS):
             for race in races:
                 count = self.affordable(race, turn, deadline).to_bytes(2, "little")
-                count_of_rank0 = int.from_bytes(self._prober.broadcast(count), "little")
+                count_of_rank0 = int.from_bytes(self._rank0.broadcast(count), "little")
                 if count_of_rank0:
                     self._take_turn(race, count_of_rank0, turn, warm)
         # Rank 0 decides by the medians of the slowest rank.
-        if not self._prober.is_rank0:
-            return self._prober.broadcast(b"")
+        if not self._rank0.is_here:
+            return self._rank0.broadcast(b"")
         timings = {key: seconds for race in races for key, seconds in race.medians().items()}
         self.timings.update(timings)
-        rank_map = self._prober.across.rank_map
-        per_host = [len(ranks) for ranks in rank_map.hosts]
-        topology = cluster.between.to_topology(rank_map.names, per_host, "measured by ringside at start-up")
+        per_host = [len(ranks) for ranks in self._rank_map.hosts]
+        topology = cluster.between.to_topology(self._rank_map.names, per_host, "measured by ringside at start-up")
         fresh = {size for _, size in timings}
         table = make_table(self.prices, self.timings, key, topology, before=before, fresh=fresh)
-        return self._prober.broadcast(table.encode())
+        return self._rank0.broadcast(table.encode())
 
     def _plan(self, probe: Probe, cluster: Cluster, before: TimingTable | None, size_bytes: int) -> TimingPlan:
         """Price the candidates and return which are to be timed; rank 0 only."""
@@ -182,7 +221,7 @@ class StartupTiming:
 
     def affordable(self, race: Race, turn: int, deadline: float) -> int:
         """Return how many choices, the first ones, the budget has room for in one more turn; rank 0 decides."""
-        if not self._prober.is_rank0 or (turn > 0 and not race.turns):
+        if not self._rank0.is_here or (turn > 0 and not race.turns):
             return 0
         left_s = deadline - self._clock()
         if turn > 0:
@@ -212,7 +251,7 @@ class StartupTiming:
         for index in np.roll(race.going, -turn).tolist():
             took[index] = self._prober.time_once(AlgorithmSpec.parse(race.names[index]), race.data)
         race.took(self._prober.most(took))
-        if self._prober.is_rank0 and turn == 0:
+        if self._rank0.is_here and turn == 0:
             timed = np.flatnonzero(took >= 0)
             predicted_s = sum(predicted_at(race.size, self.prices[race.names[index]]) for index in timed)
             self.pace = min(max(float(race.turns[0][took >= 0].sum()) / predicted_s, 1.0), _MOST_PACE)
