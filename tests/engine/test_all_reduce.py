@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.collective_log import drain
 from tests.support.ranks import communicator, on_ranks, place
 
 from ringside.engine.dtypes import DTYPES
@@ -104,7 +105,7 @@ def sizes_around_thresholds(memory: str, algorithm: str | None) -> tuple[list[in
             for edge in (4096, 32768, 4096 * comm.size, 2 * 4096, stage, stage // comm.size, 65536):
                 for count in (edge // item - 1, edge // item, edge // item + 1):
                     digests.append(check(comm, rooms, dtype, "sum", count, memory, algorithm))
-        paths = {PATHS[call.path] for call in comm.log.drain()}
+        paths = {PATHS[call.path] for call in drain(comm.log.core)}
     return digests, paths
 
 
@@ -363,7 +364,7 @@ def many_in_flight() -> list[int]:
         assert works[0].wait(timedelta(seconds=1)) is True
         assert works[0].result() is works[0].get_future().result() is arrays[-1]
         assert works[0].is_success()
-        return [call.seq for call in comm.log.drain()]
+        return [call.seq for call in drain(comm.log.core)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -377,7 +378,7 @@ def read_the_log_meanwhile() -> int:
         if comm.rank == 0:
             work = comm.all_reduce(np.ones(4), async_op=True)
             for _ in range(100):  # rank 1 comes only when this is over: the log must not wait for the collective
-                comm.log.drain()
+                drain(comm.log.core)
                 with pytest.raises(TimeoutError):
                     work.wait(0.001)
             comm2 = communicator("go")
@@ -386,7 +387,7 @@ def read_the_log_meanwhile() -> int:
             comm2 = communicator("go")
             comm.all_reduce(np.ones(4))
         comm2.close()
-        return len(comm.log.drain())
+        return len(drain(comm.log.core))
 
 
 def test_the_log_can_be_read_while_a_collective_waits() -> None:
@@ -411,7 +412,7 @@ def memory_comes_and_goes() -> int:
             comm.all_reduce(view)  # a view keeps its memory
             assert (view == (sum(range(comm.size)) + i * comm.size) * comm.size).all()
             del view
-        paths = {PATHS[call.path] for call in comm.log.drain()}
+        paths = {PATHS[call.path] for call in drain(comm.log.core)}
         assert paths == ({"push"} if comm.size > 1 else {"local"})
         return len(addresses)
 

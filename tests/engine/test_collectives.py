@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.collective_log import drain
 from tests.support.ranks import communicator, on_ranks, place
 
 from ringside._core import numpy_kernels as twins
@@ -117,7 +118,7 @@ def moves(memory: str) -> None:
         for dtype in ODD_DTYPES:
             for shape in ((), (3, 2), (211, 3)):
                 check_moves(rooms, dtype, shape, memory, rng.randrange(comm.size), rng.random() < 0.3)
-        paths = {PATHS[call.path] for call in comm.log.drain()}
+        paths = {PATHS[call.path] for call in drain(comm.log.core)}
         big = {"symmetric": {"push"}, "private": {"staged"}, "mixed": {"push", "staged"}}[memory]
         assert paths == ({"one_shot"} | big if comm.size > 1 else {"local"})
 
@@ -162,7 +163,7 @@ def megabytes() -> list[tuple[str, str]]:
             assert (out == 11 * (n - 1)).all()
             rows = comm.gather(out, 1)
             assert rows is None if comm.rank != 1 else (rows == 11 * (n - 1)).all()
-        return [(KINDS[call.kind], PATHS[call.path]) for call in comm.log.drain()]
+        return [(KINDS[call.kind], PATHS[call.path]) for call in drain(comm.log.core)]
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -215,17 +215,15 @@ class Recorded(SegmentPipeline):
 
 
 def test_a_vertex_sends_its_own_only_a_little_ahead_of_what_comes() -> None:
-    segments, item = 20, 4
+    segments = 20
 
     def vertex(end: Threads) -> list[tuple[int, int]]:
         exchange, feed = Exchange(end, segment_bytes=64), Recorded()
         chunks = [[np.ones(16, np.float32).view(np.uint8) for _ in range(segments)] for _ in range(3)]
         what = Reduction(DTYPES.index("float32"), 0)
         part = plan_reduction(AlgorithmSpec("ring"), None, what, signature_of(what, 960), rank_map_of(3, end.rank))
-        assert part.plan is not None
-        ExchangeRun(
-            exchange, part.plan, chunks, item, part.fold, part.call, last_fold=part.last_fold, ordered=True, feed=feed
-        ).run()
+        assert part.request is not None
+        ExchangeRun(exchange, part.request, chunks, ordered=True, feed=feed).run()
         assert all((one.view(np.float32) == 3).all() for several in chunks for one in several)
         return feed.asked
 

@@ -13,7 +13,7 @@ from tests.support.thread_transport import Threads
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
@@ -238,7 +238,8 @@ def test_small_messages_are_sent() -> None:
         code = DTYPES.index("float32")
         plan, size = plan_messages(tree(3), end.rank), exchange.size_of(tree(3), x.nbytes, x.itemsize, None)
         call = CollectiveSignature(0, code, 0, len(x))
-        ExchangeRun(exchange, plan, [x.view(np.uint8)], 4, make_fold(code, 0), call, ordered=True, size=size).run()
+        request = ExchangeRequest(plan, 4, make_fold(code, 0), call)
+        ExchangeRun(exchange, request, [x.view(np.uint8)], ordered=True, size=size).run()
         assert (x == 3).all()
         return lengths
 

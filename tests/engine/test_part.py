@@ -12,6 +12,7 @@ from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.context import EngineContext
 from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.exchange.exchange import ExchangeRequest
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import Reduction, ReductionPlan, plan_reduction, signature_of
@@ -30,6 +31,12 @@ WEIGHTED = Reduction(FLOAT32, AVG, scale=2.0, scales=WEIGHTS, divisor=8.0)
 HALVES = Reduction(FLOAT16, AVG)
 NARROW = Reduction(FLOAT32, AVG, wire=WireCompression("float16"))
 BRAIN = Reduction(FLOAT32, AVG, wire=WireCompression("bfloat16"))
+
+
+def request_of(way: str, what: Reduction) -> ExchangeRequest:
+    found = part(way, what).request
+    assert found is not None
+    return found
 
 
 def part(way: str, what: Reduction) -> ReductionPlan:
@@ -65,14 +72,16 @@ def test_elements_are_scaled_and_divided_once(
     what: Reduction, way: str, first: float, last_divides: bool, divisor: float
 ) -> None:
     found = part(way, what)
-    assert (found.pre_scale, found.last_fold is not found.fold, found.divisor) == (first, last_divides, divisor)
+    request = found.request
+    divides_last = request is not None and request.last_fold not in (None, request.fold)
+    assert (found.pre_scale, divides_last, found.divisor) == (first, last_divides, divisor)
 
 
 @pytest.mark.parametrize("what", [SUM_OF_3, MEAN, WEIGHTED, HALVES])
 def test_one_fold_of_all_contributions_is_the_whole_reduction(what: Reduction) -> None:
     x = np.array([1, 2, 4, 8], "f2" if what is HALVES else "f4")
     addresses = [x[at:].ctypes.data for at in range(4)]
-    part("at once", what).fold(addresses, addresses[0], 1)
+    request_of("at once", what).fold(addresses, addresses[0], 1)
     want = {SUM_OF_3: 3 * 15, MEAN: 15 / 4, HALVES: 15 / 4, WEIGHTED: (1 + 2 * 2 + 3 * 4 + 2 * 8) / 8}[what]
     assert x[0] == want
 
@@ -80,7 +89,8 @@ def test_one_fold_of_all_contributions_is_the_whole_reduction(what: Reduction) -
 def test_the_last_fold_of_partial_sums_divides() -> None:
     x = np.array([1, 2], "f4")
     addresses = [x[at:].ctypes.data for at in range(2)]
-    found = part("in pieces", WEIGHTED)
+    found = request_of("in pieces", WEIGHTED)
+    assert found.last_fold is not None
     found.fold(addresses, addresses[0], 1)
     assert x[0] == 3
     found.last_fold(addresses, addresses[0], 1)
@@ -88,23 +98,24 @@ def test_the_last_fold_of_partial_sums_divides() -> None:
 
 
 def test_peers_are_told_what_was_called_and_a_switch_what_it_has_to_do() -> None:
-    assert [part(way, MEAN).call.flags for way in WAYS] == [0, 0, WHOLE_FOLD, WHOLE_FOLD]
-    assert [part(way, WEIGHTED).call.flags for way in WAYS] == [OWN_SCALE, OWN_SCALE, OWN_SCALE | WHOLE_FOLD, OWN_SCALE]
-    assert [part(way, NARROW).call.flags for way in WAYS] == [WIRE_FLOAT16] * 4
-    assert [part(way, BRAIN).call.flags for way in WAYS] == [WIRE_BFLOAT16] * 4
-    assert [part(way, NARROW).call.op for way in WAYS] == [AVG, AVG, AVG, SUM], "the shares are summed"
-    assert [part(way, SUM_OF_3).call.extra for way in WAYS] == [3.0] * 4
+    ways = ("in pieces", "at once", "a switch")
+    assert [request_of(way, MEAN).call.flags for way in ways] == [0, WHOLE_FOLD, WHOLE_FOLD]
+    assert [request_of(way, WEIGHTED).call.flags for way in ways] == [OWN_SCALE, OWN_SCALE | WHOLE_FOLD, OWN_SCALE]
+    assert [request_of(way, NARROW).call.flags for way in ways] == [WIRE_FLOAT16] * 3
+    assert [request_of(way, BRAIN).call.flags for way in ways] == [WIRE_BFLOAT16] * 3
+    assert [request_of(way, NARROW).call.op for way in ways] == [AVG, AVG, SUM], "the shares are summed"
+    assert [request_of(way, SUM_OF_3).call.extra for way in ways] == [3.0] * 3
     wide = Reduction(FLOAT32, SUM, scale=3.0, wire=WireCompression("float16"))
-    assert [part(way, wide).call.extra for way in WAYS] == [3.0, 3.0, 3.0, 1.0], "the ranks have multiplied"
-    assert [part(way, what).native_op for way in WAYS for what in (MEAN, HALVES, SUM_OF_3)] == [SUM] * 12
-    assert part("in pieces", Reduction(FLOAT32, OP_CODES["max"])).native_op == OP_CODES["max"]
+    assert [request_of(way, wide).call.extra for way in ways] == [3.0, 3.0, 1.0], "the ranks have multiplied"
+    assert [part(way, what).reduction.fold_op for way in WAYS for what in (MEAN, HALVES, SUM_OF_3)] == [SUM] * 12
+    assert part("in pieces", Reduction(FLOAT32, OP_CODES["max"])).reduction.fold_op == OP_CODES["max"]
 
 
 def test_between_hosts_the_vertices_are_the_hosts() -> None:
     found = plan_reduction(AlgorithmSpec.parse("hosts/tree"), (1, 3), MEAN, signature_of(MEAN, 10), RANK_MAP)
-    assert found.plan is not None
-    assert set(found.plan.links) <= {0, 1}
-    assert part("the group's own", MEAN).plan is None
+    assert found.request is not None
+    assert set(found.request.plan.links) <= {0, 1}
+    assert part("the group's own", MEAN).request is None
 
 
 # ------------------------------------------------------------------------------------------------ what a spec means

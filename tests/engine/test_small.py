@@ -14,7 +14,7 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OP_CODES
 from ringside.engine.net.context import EngineContext
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest
 from ringside.engine.net.exchange.persistent import PersistentExchange
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
@@ -41,9 +41,8 @@ def persistent_exchange(
     chunk = x.view(np.uint8)
     assert PersistentExchange.fits(exchange, plan, len(chunk))
     fold = make_fold(F32, SUM)
-    return PersistentExchange(
-        exchange, plan, chunk, 4, fold, fold, CollectiveSignature(1, F32, SUM, len(x), tag=tag), None
-    )
+    request = ExchangeRequest(plan, 4, fold, CollectiveSignature(1, F32, SUM, len(x), tag=tag))
+    return PersistentExchange(exchange, request, chunk)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -64,7 +63,8 @@ def test_a_script_and_the_interpreter_understand_each_other(name: str, size: int
             else:
                 plan = plan_messages(by_name(name, size), end.rank)
                 call = CollectiveSignature(1, F32, SUM, 7)
-                ExchangeRun(exchange, plan, [x.view(np.uint8)], 4, make_fold(F32, SUM), call, ordered=True).run()
+                request = ExchangeRequest(plan, 4, make_fold(F32, SUM), call)
+                ExchangeRun(exchange, request, [x.view(np.uint8)], ordered=True).run()
             found.append(x.copy())
         return [np.stack(found), dict(exchange.sent_bytes), len(exchange.hops)]
 

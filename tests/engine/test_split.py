@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.collective_log import drain
 from tests.support.ranks import Team, communicator, on_ranks, say
 
 from ringside.engine.request import KINDS
@@ -50,7 +51,7 @@ def groups() -> list[tuple[int, ...]]:
         x = np.ones(3)
         comm.all_reduce(x)
         assert (x == n).all()
-        assert {KINDS[call.kind] for call in comm.log.drain()} == {"split", "all_reduce"}
+        assert {KINDS[call.kind] for call in drain(comm.log.core)} == {"split", "all_reduce"}
     return seen
 
 

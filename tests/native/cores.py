@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 from tests.support import threads
+from tests.support.collective_log import drain
 
 from ringside import _core
 from ringside._core.enums import Algorithm, Status
 from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
-from ringside.engine.shm.log import PATHS, CollectiveLog
+from ringside.engine.shm.log import PATHS
 
 Array = np.ndarray[Any, Any]
 
@@ -153,7 +154,7 @@ def collective(
 
 def paths(core: Any) -> list[str]:
     """Return which ways the collectives since the last call went."""
-    return [PATHS[one.path] for one in CollectiveLog(core).drain()]
+    return [PATHS[one.path] for one in drain(core)]
 
 
 libc = ctypes.CDLL(None, use_errno=True)

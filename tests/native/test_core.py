@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.collective_log import drain
 from tests.support.waiting import until
 
 from ringside import _core
@@ -492,7 +493,7 @@ def test_the_sums_of_the_log_are_exact() -> None:
         assert first.sync_ns - first.wire_ns == 3 * (early - late)
         assert second.sync_ns == second.wire_ns > 3 * late
         call(5)
-        rows = [CollectiveLog(core).drain() for core in cores]
+        rows = [drain(core) for core in cores]
         for rank, (row,) in enumerate(rows):
             assert row.arrivals == tuple(stamps)
             assert (row.seq, row.payload_bytes, row.submitted) == (4, 20, stamps[rank])
@@ -508,7 +509,7 @@ def test_a_barrier_is_in_the_log_without_bytes_and_agreeing_on_memory_is_not() -
         assert together([partial(core.agree_on_empty, 4096, 0, (1024,)) for core in cores]) == [OK] * 2
         assert together([core.barrier for core in cores]) == [OK] * 2
         for core in cores:
-            rows = [(row.seq, PATHS[row.path], row.payload_bytes) for row in CollectiveLog(core).drain()]
+            rows = [(row.seq, PATHS[row.path], row.payload_bytes) for row in drain(core)]
             assert rows == [(1, "staged", 36), (3, "barrier", 0)]
         differ = [
             partial(core.agree_on_empty, 4096, 0, shape) for core, shape in zip(cores, [(1024,), (32, 32)], strict=True)
@@ -530,9 +531,9 @@ def test_the_log_keeps_the_oldest_and_counts_what_it_has_no_room_for() -> None:
 
             together([partial(many, core, x) for core, x in zip(cores, xs, strict=True)])
             assert [core.dropped_rows() for core in cores] == [3] * ranks
-            assert [one.seq for one in CollectiveLog(cores[0]).drain()] == list(range(1, 4097))
+            assert [one.seq for one in drain(cores[0])] == list(range(1, 4097))
             together([partial(core.all_reduce_array, x, 0, ONE_SHOT, -1) for core, x in zip(cores, xs, strict=True)])
-            assert [one.seq for one in CollectiveLog(cores[0]).drain()] == [4100]
+            assert [one.seq for one in drain(cores[0])] == [4100]
 
 
 # ------------------------------------------------------------------------------------------------ watched processes

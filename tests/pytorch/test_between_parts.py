@@ -271,10 +271,10 @@ def carried(carrier: Any, share: float | None = None, dtype: torch.dtype = torch
 def natively(port: int) -> list[Any]:
     with group(port):
         carrier = NativeReducer(dist.group.WORLD)
-        found = [carried(carrier), carried(carrier, 0.25), carrier.idle, carrier.ended() > 0]
+        found = [carried(carrier), carried(carrier, 0.25), not carrier.outcomes.spans, carrier.outcomes.ended > 0]
         times = carrier.pop_timings()()
         found += [times.collectives, times.payload_bytes, 0 < times.sync_seconds < 60, math.isnan(times.wait_seconds)]
-        found += [carrier.idle, dict(carrier.counters)]
+        found += [not carrier.outcomes.spans, dict(carrier.counters)]
         hook = UserHookReducer(dist.group.WORLD, 3.0, scaled, carrier.counters)
         return [*found, carried(hook), dict(hook.counters), hook.defer_wait(), carrier.has_buckets]
 
@@ -326,7 +326,7 @@ def by_the_engine(path: str, hosts: list[int]) -> list[Any]:
         told: list[dict[str, int]] = []
         carrier = RingsideReducer(comm if hosts[-1] else comm.local, dist.group.WORLD)
         carrier.on_memory = told.append
-        found = [carried(carrier), carried(carrier, 0.25), carrier.ended() > 0]
+        found = [carried(carrier), carried(carrier, 0.25), carrier.outcomes.ended > 0]
         told_native = carried(carrier, None, torch.complex64) if not hosts[-1] else None
         times: SyncTimes = carrier.pop_timings()()
         found += [times.collectives, times.payload_bytes, times.sync_seconds > 0, sum(carrier.counters.values())]

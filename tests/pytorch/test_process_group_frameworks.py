@@ -19,6 +19,7 @@ import torch.distributed as dist  # noqa: E402
 if not hasattr(dist.ProcessGroup, "_set_default_backend"):
     pytest.skip("refused in one line: the process group needs torch 2.7", allow_module_level=True)
 import torch.distributed._functional_collectives as functional  # noqa: E402
+from tests.support.collective_log import drain  # noqa: E402
 from tests.support.ranks import on_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook  # noqa: E402
@@ -78,7 +79,7 @@ def large_ddp() -> Tensors:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 512), nn.Linear(512, 4)))
     parameters = train(model, steps=6)
     if dist.get_backend() == "ringside":
-        rows = carrier_of(dist.group.WORLD).engine.inside.log.drain()
+        rows = drain(carrier_of(dist.group.WORLD).engine.inside.log.core)
         assert sum(PATHS[row.path] == "push" for row in rows) >= 3, rows
     return parameters
 

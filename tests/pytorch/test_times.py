@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.support.collective_log import drain  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -70,7 +71,7 @@ def overlap(port: int) -> list[bool]:
         seen: dict[str, Any] = {}
 
         def drained() -> Any:
-            seen["rows"] = log.drain()
+            seen["rows"] = drain(log.core)
             return totals()  # of nothing more
 
         def backward_ends() -> None:

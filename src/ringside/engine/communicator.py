@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar, overload
 
 from ringside.engine.dtypes import Op
 from ringside.engine.runtime.worker import Work
 from ringside.schedule import Schedule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Tensor = TypeVar("Tensor")
 """A torch CPU tensor (for all-reduces between ranks of a process group, one on a GPU too) or a NumPy array."""
@@ -34,6 +37,14 @@ def typed_as(signature: _Signature) -> Callable[[Callable[..., Any]], _Signature
     return typed
 
 
+class AllReduceOptions(TypedDict, total=False):
+    """How an all-reduce is done; see `ringside.HostCommunicator.all_reduce`."""
+
+    scale: float
+    algorithm: str | Schedule | None
+    weights: float | Sequence[float] | None
+
+
 class Communicator(Protocol):
     """Collectives of a group of ranks, of which every rank calls the same ones in the same order.
 
@@ -50,37 +61,14 @@ class Communicator(Protocol):
 
     @overload
     def all_reduce(
-        self,
-        x: Tensor,
-        op: Op = "sum",
-        async_op: Literal[False] = False,
-        *,
-        scale: float = 1.0,
-        algorithm: str | Schedule | None = None,
-        weights: float | Sequence[float] | None = None,
+        self, x: Tensor, op: Op = "sum", async_op: Literal[False] = False, **how: Unpack[AllReduceOptions]
     ) -> Tensor: ...
     @overload
     def all_reduce(
-        self,
-        x: Any,
-        op: Op = "sum",
-        *,
-        async_op: Literal[True],
-        scale: float = 1.0,
-        algorithm: str | Schedule | None = None,
-        weights: float | Sequence[float] | None = None,
+        self, x: Any, op: Op = "sum", *, async_op: Literal[True], **how: Unpack[AllReduceOptions]
     ) -> Work: ...
     @overload
-    def all_reduce(
-        self,
-        x: Any,
-        op: Op = "sum",
-        async_op: bool = False,
-        *,
-        scale: float = 1.0,
-        algorithm: str | Schedule | None = None,
-        weights: float | Sequence[float] | None = None,
-    ) -> Any: ...
+    def all_reduce(self, x: Any, op: Op = "sum", async_op: bool = False, **how: Unpack[AllReduceOptions]) -> Any: ...
     def all_reduce(self, x: Any, op: Any = "sum", async_op: bool = False, **how: Any) -> Any:
         """Reduce a tensor over all ranks, in place."""
 

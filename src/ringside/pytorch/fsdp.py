@@ -13,8 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions, ReduceScatterOptions
 
-from ringside.pytorch.process_group.carrier import carrier_of
+from ringside.engine.shm.memory import Storage
+from ringside.pytorch.process_group.carrier import Carrier, carrier_of
+from ringside.pytorch.process_group.collectives import all_gather_shared, reduce_scatter_shared
 from ringside.pytorch.shared_storage import empty_shared, storage_of
 
 _ALONE = 2  # the buffer's own tensor, and the storage that asks
@@ -23,6 +26,13 @@ _ALONE = 2  # the buffer's own tensor, and the storage that asks
 def _is_free(buffer: torch.Tensor) -> bool:
     """Tell whether nobody but its list holds a view of a buffer."""
     return bool(torch._C._storage_Use_Count(buffer.untyped_storage()._cdata) <= _ALONE)
+
+
+def _place_of(buffer: torch.Tensor, group: dist.ProcessGroup) -> tuple[Carrier, Storage] | None:
+    """Return what carries a group's collectives, and where a buffer lies; None: not where it could map that."""
+    storage = storage_of(buffer)
+    carrier = carrier_of(group) if storage is not None else None
+    return None if storage is None or carrier is None else (carrier, storage)
 
 
 class _SharedBuffers:
@@ -70,11 +80,12 @@ class SharedReduceScatter(_SharedBuffers):
         async_op: bool = False,
     ) -> Any:
         """Reduce the input over the group and give this rank its part; FSDP2 calls it."""
-        storage = storage_of(input_tensor)
-        carrier = carrier_of(group) if storage is not None else None
-        if storage is None or carrier is None:
+        place = _place_of(input_tensor, group)
+        if place is None:
             return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        return carrier.reduce_scatter_shared(output_tensor, input_tensor, storage, op, async_op=async_op)
+        options = ReduceScatterOptions()
+        options.reduceOp, options.asyncOp = op, async_op
+        return place[0].execute(reduce_scatter_shared, (output_tensor, input_tensor, place[1], options))
 
 
 class SharedAllGather(_SharedBuffers):
@@ -84,8 +95,9 @@ class SharedAllGather(_SharedBuffers):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Give every rank the inputs of all ranks; FSDP2 calls it, and its input is a part of the output already."""
-        storage = storage_of(output_tensor)
-        carrier = carrier_of(group) if storage is not None else None
-        if storage is None or carrier is None:
+        place = _place_of(output_tensor, group)
+        if place is None:
             return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
-        return carrier.all_gather_shared(output_tensor, input_tensor, storage, async_op=async_op)
+        options = AllgatherOptions()
+        options.asyncOp = async_op
+        return place[0].execute(all_gather_shared, (output_tensor, input_tensor, place[1], options))

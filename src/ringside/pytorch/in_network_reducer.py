@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, SignatureMismatch
@@ -142,7 +142,8 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
     if call.flags & (WIRE_BFLOAT16 | WIRE_FLOAT16):
         wire = WireCompression("bfloat16" if call.flags & WIRE_BFLOAT16 else "float16")
     item = ITEM_BYTES[call.dtype]
-    ExchangeRun(exchange, plan, [chunk], item, fold, call, members=[*members, switch], wire=wire).run()
+    request = ExchangeRequest(plan, item, fold, call, members=[*members, switch], wire=wire)
+    ExchangeRun(exchange, request, [chunk]).run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

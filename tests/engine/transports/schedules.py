@@ -16,7 +16,7 @@ from tests.engine.oracle import ALLOWED, as_argument, difference, digest, elemen
 
 from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, ITEM_BYTES, OP_CODES
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature
@@ -124,7 +124,9 @@ def run_schedule(
     bounds = (chunk_bounds(len(x), plan.chunks) * item).tolist()
     chunks = [data[bounds[c] : bounds[c + 1]] for c in range(plan.chunks)]
     call = CollectiveSignature(1, code, OP_CODES[op], len(x))
-    ExchangeRun(exchange, plan, chunks, item, make_fold(code, OP_CODES[op]), call, **more).run()
+    how = {name: more.pop(name) for name in ("last_fold", "members", "wire") if name in more}
+    request = ExchangeRequest(plan, item, make_fold(code, OP_CODES[op]), call, **how)
+    ExchangeRun(exchange, request, chunks, **more).run()
 
 
 def be_a_switch(exchange: Exchange, ranks: int, *, every: int = 1) -> None:

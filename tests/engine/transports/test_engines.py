@@ -14,7 +14,7 @@ from tests.engine.oracle import digest
 from tests.support.ranks import Team, communicator, hear, on_ranks, place
 
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.exchange.exchange import Exchange
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
@@ -66,7 +66,7 @@ def calls_something_larger(path: str) -> list[str]:
         chunks = [x.view(np.uint8)[a:b] for a, b in pairwise(bounds)]
         call, by = CollectiveSignature(0, code, 0, count), make_fold(code, OP_CODES["sum"])
         try:
-            ExchangeRun(exchange, plan, chunks, 4, by, call, ordered=True, size=size).run()
+            ExchangeRun(exchange, ExchangeRequest(plan, 4, by, call), chunks, ordered=True, size=size).run()
             heard.append("finished")
         except SignatureMismatch as error:
             heard.append(transport.fail(LinkFailure("disagreed", error.peer)).kind)
@@ -155,14 +155,14 @@ def by_the_groups_own(path: str) -> list[int]:
                 values = [np.abs(v) for v in values] if dtype == "uint8" else values
                 x = as_dtype(values[here.rank], dtype)
                 members = rng.choice([None, tuple(range(here.size))])
-                native.all_reduce(x.view(np.uint8), DTYPES.index(dtype), OP_CODES[op], members)
+                native.prepare(x.view(np.uint8), DTYPES.index(dtype), OP_CODES[op], members)()
                 want = {"sum": np.sum, "min": np.min, "max": np.max, "prod": np.prod}[op](np.stack(values), axis=0)
                 assert not count or (x == as_dtype(want, dtype)).all(), f"{dtype} {op} of {count}"
                 digests.append(digest(x))
         if dtype in ("float32", "float16", "bfloat16"):
             inputs = [as_dtype(np.random.default_rng(r).standard_normal(500), dtype) for r in range(here.size)]
             x = inputs[here.rank].copy()
-            native.all_reduce(x.view(np.uint8), DTYPES.index(dtype), OP_CODES["sum"], None)
+            native.prepare(x.view(np.uint8), DTYPES.index(dtype), OP_CODES["sum"], None)()
             assert is_close(x, inputs, dtype, here.size)
             digests.append(digest(x))
     for dtype, op in (("int16", "sum"), ("bool", "bor"), ("float32", "bxor")):
@@ -180,7 +180,7 @@ def with_a_late_rank(path: str) -> float:
     for _ in range(2):
         if place().rank == 1:
             time.sleep(1.5)
-        native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+        native.prepare(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)()
     return float(x[0])
 
 
@@ -199,7 +199,7 @@ def with_a_lost_rank(path: str) -> LinkFailure | None:
         hear()
         return None
     with pytest.raises(LinkError) as raised:
-        native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+        native.prepare(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)()
     return raised.value.cause
 
 
@@ -227,7 +227,7 @@ def with_a_rank_that_left(path: str) -> LinkFailure | None:
         store = dist.PrefixStore("native", dist.FileStore(path, -1))
         native = GlooAllReduce(store, here.rank, here.size, timeout_s=50, has_lost=transport.has_lost)
         with pytest.raises(LinkError) as raised:
-            native.all_reduce(np.ones(4, np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+            native.prepare(np.ones(4, np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)()
         return transport.fail(raised.value.cause)
     finally:
         transport.close(patience_s=0.2)
@@ -251,7 +251,7 @@ def given_up_before(path: str) -> LinkFailure:
     native, x = native_over(dist.FileStore(path, -1)), np.ones(5, np.float32)
     native.abort()
     with pytest.raises(LinkError, match="given up") as raised:
-        native.all_reduce(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)
+        native.prepare(x.view(np.uint8), DTYPES.index("float32"), OP_CODES["sum"], None)()
     return raised.value.cause
 
 

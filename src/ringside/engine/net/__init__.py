@@ -1,8 +1,8 @@
 """Between hosts: shared memory inside, a schedule over messages outside.
 
 attribution               Which rank a collective between hosts failed by, and the error that names it
-blocks                    All-reduces for which nothing is kept ready: over all ranks in one go, over hosts block by
-                          block
+blocks                    What an all-reduce is made of on one rank; and those for which nothing is kept ready, block
+                          by block over hosts
 collectives               The collectives besides all-reduce, between hosts: each is a schedule and a list of where
                           its chunks lie
 context                   What all-reduces between hosts share on one rank: which ranks are where, what they run over,

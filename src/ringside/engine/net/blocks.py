@@ -1,4 +1,4 @@
-"""All-reduces for which nothing is kept ready: over all ranks in one go, over hosts block by block."""
+"""What an all-reduce is made of on one rank; and those for which nothing is kept ready, block by block over hosts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,84 @@ from dataclasses import replace
 
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.context import EngineContext
+from ringside.engine.net.context import EngineContext, Step
+from ringside.engine.net.exchange.exchange import ExchangeRequest
 from ringside.engine.net.exchange.pipeline import lane_bounds
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature
-from ringside.engine.net.reduction import AVG, SUM, Reduction, ReductionPlan, bytes_at, fold, plan_reduction
+from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, plan_reduction, safe_mean
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import Bytes
 from ringside.schedule import chunk_bounds
+
+Exchanging = Callable[[ExchangeRequest, Bytes], "list[Step]"]
+"""Makes of a rank's part in a schedule and of its elements what moves the messages."""
+
+
+def steps_inside(
+    context: EngineContext, address: int, bounds: Sequence[int], reduction: Reduction
+) -> tuple[list[Step], list[Step]]:
+    """Return what adds elements up among the ranks of the host, lane by lane, and what gives every rank all lanes.
+
+    Args:
+        context: What it runs over.
+        address: Of the first element.
+        bounds: Element offsets of the local ranks' lanes.
+        reduction: The reduction, which scales here.
+    """
+    if context.host_slices is None:
+        return _scaling(address, bounds[-1], reduction.dtype, reduction.scale), []
+    add, share = context.host_slices.prepared(address, bounds, reduction)
+    return [add], [share]
+
+
+def steps_of(
+    context: EngineContext,
+    spec: AlgorithmSpec,
+    address: int,
+    elements: int,
+    reduction: Reduction,
+    call: CollectiveSignature,
+    exchanging: Exchanging,
+) -> tuple[list[Step], list[Step], list[Step]]:
+    """Return what adds elements up inside the host, what this rank does with its part between hosts, and what shares.
+
+    Over all ranks it is as if each were a host of its own: all is done between hosts.
+
+    Args:
+        context: What it runs over.
+        spec: How.
+        address: Of the first element.
+        elements: Their number.
+        reduction: The reduction.
+        call: What was called.
+        exchanging: Makes what moves the messages of a schedule.
+    """
+    rank_map, dtype = context.rank_map, reduction.dtype
+    begin, end, members = 0, elements, None
+    add, between, share = list[Step](), list[Step](), list[Step]()
+    if spec.over != "ranks":
+        reduction = safe_mean(reduction, rank_map.size)
+        bounds = lane_bounds(elements, context.lanes(spec), rank_map.local_size)
+        begin, end = bounds[rank_map.local_rank : rank_map.local_rank + 2]
+        add, share = steps_inside(context, address, bounds, reduction)
+        # Of no elements at all the ranks with a lane exchange headers: they compare what was called.
+        if begin == end and (elements or not context.has_lane(spec)):
+            return add, between, share
+        members = rank_map.lane(rank_map.local_rank)
+        reduction = replace(reduction, scale=1.0, scales=())  # scaled inside the host
+    # Between hosts: this rank's lane, or all of it.
+    part = plan_reduction(spec, members, reduction, call._replace(elements=end - begin), rank_map)
+    address, count = address + begin * ITEM_BYTES[dtype], end - begin
+    data = bytes_at(address, count * ITEM_BYTES[dtype])
+    between += _scaling(address, count, dtype, part.pre_scale)
+    if part.request is not None:
+        between += exchanging(part.request, data)
+    elif count:
+        between.append(context.native.prepare(data, dtype, part.reduction.fold_op, members))
+    if part.divisor:
+        between.append(functools.partial(fold, [address], address, count, dtype, AVG, divisor=part.divisor))
+    return add, between, share
 
 
 def reduce_in_blocks(
@@ -29,99 +99,50 @@ def reduce_in_blocks(
 ) -> None:
     """Reduce over hosts, block by block: each is between hosts while the next is added up inside the host.
 
-    Args:
-        context: What it runs over.
-        spec: How, over hosts or leaders.
-        address: Of the first element.
-        elements: Their number.
-        reduction: The reduction, as it travels (`safe_mean`).
-        call: What was called.
+    Over all ranks it is one block. Arguments as for `steps_of`.
     """
-    dtype, rank_map, host_slices = reduction.dtype, context.rank_map, context.host_slices
-    item, block = ITEM_BYTES[dtype], context.block_elements(dtype)
-    op = SUM if reduction.op == AVG else reduction.op
-    members = rank_map.lane(rank_map.local_rank) if context.has_lane(spec) else ()
-    between = replace(reduction, scale=1.0, scales=())  # scaled inside the host
-    before: tuple[Work | None, Callable[[], None] | None] | None = None  # the block that is between hosts
+    item, block = ITEM_BYTES[reduction.dtype], context.block_elements(reduction.dtype)
+    block = max(elements, 1) if spec.over == "ranks" else block
+    exchanging = functools.partial(exchange_once, context)
+    before: tuple[Work | None, list[Step]] = None, []  # the block that is between hosts, and what shares it
     for start in range(0, max(elements, 1), block):
         count = min(block, elements - start)
-        begin, bounds = address + start * item, lane_bounds(count, context.lanes(spec), rank_map.local_size)
-        # Add the block up inside the host, each rank its lane.
-        share = None
-        if host_slices is not None:
-            scale, own_scale = reduction.scale, bool(reduction.scales)
-            add, share = host_slices.prepared(begin, bounds, dtype, op, scale, own_scale, reduction.storage)
-            add()
-        elif reduction.scale != 1.0:
-            fold([begin], begin, bounds[-1], dtype, SUM, scale=reduction.scale)
-        # Let this rank's lane, if it has one, go between hosts: right here where there is one block, else beside the
-        # next one.
-        first, end = bounds[rank_map.local_rank : rank_map.local_rank + 2]
-        part = first * item + begin, end - first, between, call._replace(elements=end - first)
+        add, between, share = steps_of(context, spec, address + start * item, count, reduction, call, exchanging)
+        _run_steps(add)
+        # Right here where there is one block, else beside the next one.
         work = None
-        if members and elements <= block:
-            reduce_over_messages(context, spec, members, *part)
-        elif members:
-            work = context.channels.submit(functools.partial(reduce_over_messages, context, spec, members, *part))
-        if before is not None:
-            _end_block(*before)
+        if elements <= block:
+            _run_steps(between)
+        elif between:
+            work = context.channels.submit(functools.partial(_run_steps, between))
+        _end_block(*before)
         before = work, share
-    assert before is not None
     _end_block(*before)
 
 
-def _end_block(work: Work | None, share: Callable[[], None] | None) -> None:
+def _end_block(work: Work | None, share: Sequence[Step]) -> None:
     """Give every rank of the host all lanes of a block, when they have come."""
     if work is not None:
         work.wait()
-    if share is not None:
-        share()
+    _run_steps(share)
 
 
-def reduce_over_messages(
-    context: EngineContext,
-    spec: AlgorithmSpec,
-    members: Sequence[int] | None,
-    address: int,
-    elements: int,
-    reduction: Reduction,
-    call: CollectiveSignature,
-) -> None:
-    """Reduce over all ranks, or over the given ones (one per host), as if each were a host of its own.
-
-    Arguments as for `reduce_in_blocks` and `plan_reduction`.
-    """
-    part, dtype = plan_reduction(spec, members, reduction, call, context.rank_map), reduction.dtype
-    data = bytes_at(address, elements * ITEM_BYTES[dtype])
-    if part.pre_scale != 1.0:
-        fold([address], address, elements, dtype, SUM, scale=part.pre_scale)
-    if part.plan is None:
-        context.native.all_reduce(data, dtype, part.native_op, members)
-    else:
-        exchange_run(context, part, members, data).run()
-    if part.divisor:
-        fold([address], address, elements, dtype, AVG, divisor=part.divisor)
-
-
-def exchange_run(
-    context: EngineContext, part: ReductionPlan, members: Sequence[int] | None, data: Bytes
-) -> ExchangeRun:
-    """Return this rank's part of a reduction by a schedule over all ranks, or over the given ones, ready to be run."""
-    exchange, plan, wire, item = context.exchange, part.plan, part.reduction.wire, ITEM_BYTES[part.reduction.dtype]
-    assert plan is not None, "native is no schedule"
+def exchange_once(context: EngineContext, request: ExchangeRequest, data: Bytes) -> list[Step]:
+    """Return this rank's part of a reduction by a schedule, ready to be run, once."""
+    exchange, plan, item, wire = context.exchange, request.plan, request.item_bytes, request.wire
     bounds = (chunk_bounds(len(data) // item, plan.chunks) * item).tolist()
-    # Vertices beyond the ranks are switches, and belong to every selection of ranks.
-    switches = range(context.rank_map.size, exchange.transport.size)
-    return ExchangeRun(
-        exchange,
-        plan,
-        [data[begin:end] for begin, end in itertools.pairwise(bounds)],
-        item,
-        part.fold,
-        part.call,
-        last_fold=part.last_fold,
-        members=None if members is None else (*members, *switches),
-        wire=wire,
-        ordered=True,
-        size=exchange.size_of(plan.schedule, len(data), item, wire),
-    )
+    chunks = [data[begin:end] for begin, end in itertools.pairwise(bounds)]
+    size = exchange.size_of(plan.schedule, len(data), item, wire)
+    return [ExchangeRun(exchange, request, chunks, ordered=True, size=size).run]
+
+
+def _scaling(address: int, count: int, dtype: int, scale: float) -> list[Step]:
+    """Return what multiplies elements; nothing for a scale of 1."""
+    if scale == 1.0:
+        return []
+    return [functools.partial(fold, [address], address, count, dtype, SUM, scale=scale)]
+
+
+def _run_steps(steps: Sequence[Step]) -> None:
+    for step in steps:
+        step()

@@ -17,7 +17,7 @@ from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.signature import CollectiveSignature
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.hierarchical_collectives import BY_KIND, SMALL_BYTES, cached_schedule
-from ringside.engine.net.reduction import AVG, bytes_at
+from ringside.engine.net.reduction import AVG, bytes_at, make_fold
 from ringside.engine.request import KINDS, CoreRequest
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UnsupportedError
@@ -60,8 +60,8 @@ def run_collective(engine: HierarchicalEngine, request: CoreRequest, *, canonica
 
 
 def _barrier(engine: HierarchicalEngine, request: CoreRequest) -> None:
-    token = np.zeros(1, dtype=np.uint8)
-    _run(engine, request, dissemination_barrier(engine.rank_map.size), [token], item_bytes=1)
+    token = np.zeros(ITEM_BYTES[request.flat.dtype], dtype=np.uint8)
+    _run(engine, request, dissemination_barrier(engine.rank_map.size), [token])
 
 
 def _reduce_scatter(engine: HierarchicalEngine, request: CoreRequest) -> None:
@@ -145,13 +145,11 @@ def _run(
     request: CoreRequest,
     schedule: Schedule,
     chunks: Sequence[Bytes | None],
-    *,
-    item_bytes: int = 0,
     scale: float = 1.0,
     divisor: float = 1.0,
 ) -> None:
-    item, call = item_bytes or ITEM_BYTES[request.flat.dtype], _signature_of(request, scale)
-    engine.run(schedule, chunks, item, call, scale=scale, divisor=divisor)
+    call = _signature_of(request, scale)
+    engine.run(schedule, chunks, call, make_fold(call.dtype, call.op, scale=scale, divisor=divisor))
 
 
 def _signature_of(request: CoreRequest, scale: float) -> CollectiveSignature:

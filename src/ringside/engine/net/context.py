@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
@@ -21,11 +21,14 @@ from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import Reduction
 from ringside.engine.request import CoreRequest
 from ringside.engine.shm.communicator import HostCommunicator
-from ringside.engine.shm.memory import Storage
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
 
 _FLOAT32 = int(DType.float32)
+
+
+Step = Callable[[], object]
+"""A part of an all-reduce on one rank."""
 
 
 class NativeAllReduce(Protocol):
@@ -34,11 +37,11 @@ class NativeAllReduce(Protocol):
     def check(self, dtype: int, op: int) -> None:
         """Raise `UnsupportedError` for what it cannot reduce."""
 
-    def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
-        """Reduce in place over all ranks, or over the given ones (one per host); raise `LinkError`."""
+    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Step:
+        """Return what reduces data (not empty) in place over all ranks, or over the given ones, one per host.
 
-    def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], object]:
-        """Return `all_reduce` of data that are not empty and stay where they are."""
+        It raises `LinkError`, and may be called again and again.
+        """
 
     def close(self) -> None:
         """Leave: nothing is under way here; peers that still need this rank find out."""
@@ -57,29 +60,24 @@ class HostSlices:
     def __init__(self, communicator: HostCommunicator) -> None:
         self.communicator = communicator
 
-    def reduce_lanes_into(
-        self, target: int, address: int, bounds: Sequence[int], dtype: int, op: int, scale: float = 1.0
-    ) -> None:
+    def reduce_lanes_into(self, target: int, address: int, bounds: Sequence[int], reduction: Reduction) -> None:
         """Write the fold of this rank's lane to a target; the elements stay; arguments as for `prepared`."""
-        flat = _flat(address, bounds, dtype)
-        call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=target, op=op, scale=scale)
+        flat, op = _flat(address, bounds, reduction.dtype), reduction.fold_op
+        call = CoreRequest("reduce_scatter", flat, flat.numel, bounds, out=target, op=op, scale=reduction.scale)
         self.communicator.execute(call, 0, True)
 
     def gather_lanes(self, address: int, bounds: Sequence[int], dtype: int) -> None:
-        """Give every rank of the host all lanes; arguments as for `prepared`."""
+        """Give every rank of the host all lanes.
+
+        Args:
+            address: Of the first element.
+            bounds: As for `prepared`.
+            dtype: Code of the element type.
+        """
         call = CoreRequest("all_gather_", _flat(address, bounds, dtype), bounds[-1], bounds)
         self.communicator.execute(call, 0, True)
 
-    def prepared(
-        self,
-        address: int,
-        bounds: Sequence[int],
-        dtype: int,
-        op: int,
-        scale: float,
-        own_scale: bool = False,
-        storage: Storage | None = None,
-    ) -> tuple[Callable[[], None], Callable[[], None]]:
+    def prepared(self, address: int, bounds: Sequence[int], reduction: Reduction) -> tuple[Step, Step]:
         """Return what adds up the ranks of the host lane by lane, and what gives every rank all lanes: again and again.
 
         The first leaves in this rank's lane of the elements the fold over the ranks of the host.
@@ -87,16 +85,14 @@ class HostSlices:
         Args:
             address: Of the first element.
             bounds: Element offsets of the lanes, local ranks + 1; lane l is local rank l's.
-            dtype: Code of the element type.
-            op: Code of the reduction.
-            scale: Multiplies each contribution first.
-            own_scale: Ranks may have different scales.
-            storage: The shareable storage the elements lie in, if peers may not have mapped it yet.
+            reduction: What is done with the elements; an average is only summed.
         """
-        flat = _flat(address, bounds, dtype)
-        add = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, op=op, scale=scale, own_scale=own_scale)
+        flat, own_scale = _flat(address, bounds, reduction.dtype), bool(reduction.scales)
+        how: dict[str, Any] = {"op": reduction.fold_op, "scale": reduction.scale, "own_scale": own_scale}
+        add = CoreRequest("reduce_scatter_", flat, flat.numel, bounds, **how)
         spread = CoreRequest("all_gather_", flat, flat.numel, bounds)
-        return self.communicator.prepared(add, storage), self.communicator.prepared(spread, storage)
+        prepared = self.communicator.prepared
+        return prepared(add, reduction.storage), prepared(spread, reduction.storage)
 
 
 def _flat(address: int, bounds: Sequence[int], dtype: int) -> Flat:

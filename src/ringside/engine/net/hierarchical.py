@@ -22,17 +22,17 @@ from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import attribution
-from ringside.engine.net.blocks import exchange_run, reduce_in_blocks, reduce_over_messages
+from ringside.engine.net.blocks import exchange_once, reduce_in_blocks, steps_of
 from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.exchange import Channels, Exchange
-from ringside.engine.net.exchange.pipeline import SegmentPipeline, lane_bounds
+from ringside.engine.net.exchange.exchange import Channels, Exchange, ExchangeRequest, Fold
+from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.persistent import MOST_BYTES, PersistentLarge, PersistentSmall
 from ringside.engine.net.rank_map import RankMap
-from ringside.engine.net.reduction import Reduction, make_fold, plan_reduction, safe_mean, signature_of
+from ringside.engine.net.reduction import Reduction, make_fold, safe_mean, signature_of
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import NOBODY, Bytes, LinkFailure
@@ -271,11 +271,7 @@ class HierarchicalEngine:
         pending = PendingAllReduce(self, spec, Operation(call, str(spec)), size_bytes, time.perf_counter())
         self.wait_all()
         with self.attributing_errors(pending.label, pending.operation):
-            if spec.over == "ranks":
-                reduce_over_messages(context, spec, None, address, elements, reduction, call)
-            else:
-                reduction = safe_mean(reduction, self.rank_map.size)
-                reduce_in_blocks(context, spec, address, elements, reduction, call)
+            reduce_in_blocks(context, spec, address, elements, reduction, call)
         pending.ended()
         return pending
 
@@ -323,7 +319,7 @@ class HierarchicalEngine:
 
         Sends nothing; arguments as for `all_reduce`.
         """
-        context, rank_map = self._context, self.rank_map
+        context = self._context
         if spec.algorithm == NATIVE or (spec.over != "ranks" and not context.has_lane(spec)):
             return
         reduction = context.checked(reduction, spec)
@@ -332,15 +328,10 @@ class HierarchicalEngine:
         if large is not None:
             large.rehearse(self.exchange)
             return
-        # In one go over ranks, or block by block over hosts, as `reduce_in_blocks` does.
-        count, members = elements, None
-        if spec.over != "ranks":
-            members = rank_map.lane(rank_map.local_rank)
-            block = min(elements, context.block_elements(reduction.dtype))
-            bounds = lane_bounds(block, context.lanes(spec), rank_map.local_size)
-            count = bounds[rank_map.local_rank + 1] - bounds[rank_map.local_rank]
-        part = plan_reduction(spec, members, reduction, signature_of(reduction, count), rank_map)
-        exchange_run(context, part, members, memory[: count * ITEM_BYTES[reduction.dtype]])
+        # In one go over ranks, or block by block over hosts: the first one, as `reduce_in_blocks` does it.
+        count = elements if spec.over == "ranks" else min(elements, context.block_elements(reduction.dtype))
+        exchanging = functools.partial(exchange_once, context)
+        steps_of(context, spec, address_of(memory), count, reduction, signature_of(reduction, count), exchanging)
 
     def pieces_from_bytes(self, wire: WireCompression | None) -> int:
         """Return from how many bytes on float32 goes over hosts in pieces, by most schedules; over leaders it is less.
@@ -353,21 +344,21 @@ class HierarchicalEngine:
     # -------------------------------------------------------------------------------------------- anything else
 
     def run(
-        self,
-        schedule: Schedule,
-        chunks: Sequence[Bytes | None],
-        item_bytes: int,
-        call: CollectiveSignature,
-        *,
-        scale: float = 1.0,
-        divisor: float = 1.0,
+        self, schedule: Schedule, chunks: Sequence[Bytes | None], call: CollectiveSignature, fold: Fold | None = None
     ) -> None:
-        """Run any schedule over all ranks on the given chunks; see `ExchangeRun` and `all_reduce`."""
+        """Run any schedule over all ranks on the given chunks; see `ExchangeRun` and `all_reduce`.
+
+        Args:
+            schedule: A verified one.
+            chunks: Their memory, by number.
+            call: What is called.
+            fold: The reduction; None: that of the call.
+        """
         plan = plan_messages(schedule, self.rank_map.rank)
         self.wait_all()
         with self.attributing_errors(schedule.name, Operation(call, schedule.name)):
-            fold = make_fold(call.dtype, call.op, scale=scale, divisor=divisor)
-            ExchangeRun(self.exchange, plan, chunks, item_bytes, fold, call).run()
+            request = ExchangeRequest(plan, ITEM_BYTES[call.dtype], fold or make_fold(call.dtype, call.op), call)
+            ExchangeRun(self.exchange, request, chunks).run()
 
     def close(self, *, patience_s: float = 5.0) -> None:
         """Leave; peers that need this rank find out. What is on its way to peers that have not left yet, arrives."""

@@ -16,12 +16,10 @@ import numpy as np
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.context import HostSlices
-from ringside.engine.net.exchange.exchange import Fold
+from ringside.engine.net.exchange.exchange import ExchangeRequest
 from ringside.engine.net.exchange.pipeline import (
     Piece,
     SegmentLayout,
-    SegmentPipeline,
-    SegmentPlan,
     as_needed,
     chunks_ended,
     lay_out,
@@ -30,6 +28,7 @@ from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.persistent import PipelinedExchange
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, make_fold, safe_mean
 from ringside.engine.request import CoreRequest, bounds_of_one
@@ -55,15 +54,11 @@ Step = Callable[[Piece], None]
 
 def _run_through_hosts(
     engine: HierarchicalEngine,
-    call: CollectiveSignature,
-    plan: MessagePlan,
+    request: ExchangeRequest,
     layout: SegmentLayout,
     lanes: Sequence[Bytes],
-    item_bytes: int,
-    fold: Fold,
     *,
     at_once: bool,
-    last_fold: Fold | None = None,
     fill: Step | None = None,
     end: Step | None = None,
     kept: Collection[int] = (),
@@ -73,15 +68,11 @@ def _run_through_hosts(
 
     Args:
         engine: The ranks.
-        call: What was called, equal on all ranks.
-        plan: The host's part of the schedule.
+        request: The host's part of the schedule, and what was called, equal on all ranks.
         layout: The pieces of its chunks, and the orders in which they are filled and end.
         lanes: Where this rank's lane of each piece lies, by piece of `layout.pieces`.
-        item_bytes: Size of an element, bytes.
-        fold: The reduction of what arrives.
         at_once: Everything is filled before the first message, and ended after the last: it is little, and handing it
             to another thread would take longer. Each chunk is one piece then.
-        last_fold: As `fold`, after which a chunk is complete; None: no other.
         fill: Leaves what is to be sent of a piece in the ranks' lanes; None: it is there.
         end: What is to be done with a piece that is complete; None: nothing, `layout` has no ends.
         kept: Chunks of which nothing arrives here: they are complete when they are filled.
@@ -90,24 +81,15 @@ def _run_through_hosts(
     Raises:
         SyncError: As `HierarchicalEngine.all_reduce`.
     """
-    exchange = functools.partial(
-        ExchangeRun,
-        engine.exchange,
-        plan,
-        item_bytes=item_bytes,
-        fold=fold,
-        call=call,
-        last_fold=last_fold,
-        members=engine.rank_map.lane(engine.rank_map.local_rank),
-    )
+    rank_map, item_bytes, name = engine.rank_map, request.item_bytes, request.plan.schedule.name
+    request = request._replace(members=rank_map.lane(rank_map.local_rank))
     engine.wait_all()
-    name = plan.schedule.name
-    with engine.attributing_errors(name, Operation(call, f"hosts/{name}")):
+    with engine.attributing_errors(name, Operation(request.call, f"hosts/{name}")):
         if at_once:
             if fill is not None:
                 for piece in layout.fills:
                     fill(piece)
-            exchange(chunks=lanes).run()
+            ExchangeRun(engine.exchange, request, lanes).run()
             if end is not None:
                 for piece in layout.ends:
                     end(piece)
@@ -115,27 +97,11 @@ def _run_through_hosts(
         # Messages go on a thread of their own, while this one works in shared memory, piece by piece.
         most = engine.exchange.segment_of(item_bytes, None)
         length = min(segment_bytes // item_bytes * item_bytes or most, most)
-        chunks: list[list[Bytes]] = [[] for _ in range(plan.chunks)]
-        counts = []
-        for piece, lane in zip(layout.pieces, lanes, strict=True):
-            segments = [lane[begin : begin + length] for begin in range(0, len(lane), length)]
-            chunks[piece.chunk] += segments
-            counts.append(len(segments))
-        pipeline = SegmentPipeline(SegmentPlan(layout, counts, kept))
-        fed = functools.partial(exchange, chunks=chunks, feed=pipeline)
-        work = engine.channels.submit(functools.partial(_exchange_beside, pipeline, fed))
-        pipeline.fill(None if fill is None else [functools.partial(fill, piece) for piece in layout.pieces])
-        if end is not None:
-            pipeline.drain([functools.partial(end, piece) for piece in layout.pieces])
-        work.wait()
-
-
-def _exchange_beside(pipeline: SegmentPipeline, exchange: Callable[[], ExchangeRun]) -> None:
-    """Move this rank's lane between hosts; when that ends, the thread in shared memory waits for no more pieces."""
-    try:
-        exchange().run()
-    finally:
-        pipeline.stop()
+        segments = [[lane[begin : begin + length] for begin in range(0, len(lane), length)] for lane in lanes]
+        fills, ends = (step and [functools.partial(step, piece) for piece in layout.pieces] for step in (fill, end))
+        exchange_run = functools.partial(ExchangeRun, request=request)
+        pipelined = PipelinedExchange(layout, segments, exchange_run, fills, ends, kept)
+        pipelined.finish(*pipelined.start(engine.channels))
 
 
 SMALL_BYTES = 256 << 10  # up to here the fewest rounds, in one go; beyond, neighbours only, piece by piece
@@ -166,16 +132,13 @@ def reduce_scatter(engine: HierarchicalEngine, request: CoreRequest, call: Colle
         request.out or request.flat.address + request.bounds[rank_map.rank] * item, own_bytes[rank_map.host]
     )
     sums = [target if h == rank_map.host else np.empty(size, dtype=np.uint8) for h, size in enumerate(own_bytes)]
-    op = SUM if reduction.op == AVG else reduction.op
 
     def add_up(piece: Piece) -> None:
         source = request.flat.address + piece.begin * item
-        host_slices.reduce_lanes_into(
-            address_of(sums[piece.chunk]), source, piece.bounds, reduction.dtype, op, reduction.scale
-        )
+        host_slices.reduce_lanes_into(address_of(sums[piece.chunk]), source, piece.bounds, reduction)
 
-    by = make_fold(reduction.dtype, op)
-    _run_through_hosts(engine, call, plan, layout, sums, item, by, at_once=small, fill=add_up)
+    exchange = ExchangeRequest(plan, item, make_fold(reduction.dtype, reduction.fold_op), call)
+    _run_through_hosts(engine, exchange, layout, sums, at_once=small, fill=add_up)
     if reduction.op == AVG and len(target):
         start = address_of(target)
         fold([start], start, len(target) // item, reduction.dtype, AVG, divisor=rank_map.size)
@@ -200,7 +163,8 @@ def all_gather(engine: HierarchicalEngine, request: CoreRequest, call: Collectiv
 
     # Nothing arrives for the host's own piece, so it can be shared first.
     layout = replace(layout, ends=(layout.pieces[own], *layout.ends))
-    _run_through_hosts(engine, call, plan, layout, lanes, item, _copy, at_once=small, end=share, kept=(own,))
+    exchange = ExchangeRequest(plan, item, _copy, call)
+    _run_through_hosts(engine, exchange, layout, lanes, at_once=small, end=share, kept=(own,))
 
 
 def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSignature) -> None:
@@ -223,12 +187,9 @@ def broadcast(engine: HierarchicalEngine, request: CoreRequest, call: Collective
 
     _run_through_hosts(
         engine,
-        call,
-        plan,
+        ExchangeRequest(plan, item, _copy, call),
         replace(layout, ends=() if at_root else layout.pieces),
         lanes,
-        item,
-        _copy,
         at_once=not segment_bytes,
         fill=spread if at_root else None,
         end=share,
@@ -242,7 +203,7 @@ def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSig
     host_slices = _host_slices(engine)
     at_root = rank_map.host == rank_map.host_of(request.root)
     reduction = safe_mean(Reduction(request.flat.dtype, request.op), rank_map.size)
-    dtype, op = reduction.dtype, SUM if reduction.op == AVG else reduction.op
+    dtype = reduction.dtype
     data = bytes_at(request.flat.address, request.flat.numel * item)
     work = data if rank_map.rank == request.root else np.empty_like(data)  # only the root's tensor may change
     base = address_of(work)
@@ -252,24 +213,20 @@ def reduce(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSig
     def add_up(piece: Piece) -> None:
         source = request.flat.address + piece.begin * item
         target = base + (piece.begin + piece.bounds[rank_map.local_rank]) * item
-        host_slices.reduce_lanes_into(target, source, piece.bounds, dtype, op, reduction.scale)
+        host_slices.reduce_lanes_into(target, source, piece.bounds, reduction)
 
     def put_together(piece: Piece) -> None:
         host_slices.gather_lanes(base + piece.begin * item, piece.bounds, dtype)
 
     # The root's host adds up last, so it divides.
-    by = make_fold(dtype, op)
+    by = make_fold(dtype, reduction.fold_op)
     last = make_fold(dtype, AVG, divisor=rank_map.size) if reduction.op == AVG and at_root else by
     _run_through_hosts(
         engine,
-        call,
-        plan,
+        ExchangeRequest(plan, item, by, call, last),
         replace(layout, ends=layout.pieces if at_root else ()),
         lanes,
-        item,
-        by,
         at_once=not segment_bytes,
-        last_fold=last,
         fill=add_up,
         end=put_together,
         segment_bytes=segment_bytes,
@@ -286,7 +243,7 @@ def barrier(engine: HierarchicalEngine, request: CoreRequest, call: CollectiveSi
     with engine.attributing_errors(schedule.name, Operation(call, f"leaders/{schedule.name}")):
         host_slices.communicator.barrier()
         if rank_map.local_rank == 0:
-            ExchangeRun(engine.exchange, plan, [token], 1, _copy, call, members=rank_map.lane(0)).run()
+            ExchangeRun(engine.exchange, ExchangeRequest(plan, 1, _copy, call, members=rank_map.lane(0)), [token]).run()
         host_slices.communicator.barrier()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,21 +15,20 @@ import numpy as np
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.context import EngineContext
-from ringside.engine.net.exchange.exchange import Channels, Exchange
+from ringside.engine.net.blocks import steps_inside, steps_of
+from ringside.engine.net.context import EngineContext, Step
+from ringside.engine.net.exchange.exchange import Channels, Exchange, ExchangeRequest
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.persistent import PersistentExchange
-from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline, SegmentPlan, lane_bounds
+from ringside.engine.net.exchange.pipeline import SegmentLayout, SegmentPipeline, SegmentPlan
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
-from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
-from ringside.engine.net.reduction import AVG, SUM, Reduction, bytes_at, fold, plan_reduction, safe_mean, signature_of
+from ringside.engine.net.exchange.signature import Operation
+from ringside.engine.net.reduction import Reduction, bytes_at, plan_reduction, signature_of
 from ringside.engine.runtime.worker import Work
 from ringside.engine.transports.base import Bytes
 
 MOST_BYTES = 64 << 10  # copying more to the buffer and back takes longer than what is saved
-
-Step = Callable[[], object]
 
 
 class PersistentSmall:
@@ -56,37 +55,14 @@ class PersistentSmall:
     size_class = 0
 
     def __init__(self, context: EngineContext, elements: int, reduction: Reduction, spec: AlgorithmSpec) -> None:
-        rank_map, item = context.rank_map, ITEM_BYTES[reduction.dtype]
         call = signature_of(reduction, elements)
         self.label, self.operation = f"all_reduce by {spec}", Operation(call, str(spec))
-        self._buffer = np.zeros(elements * item, dtype=np.uint8)
+        self._buffer = np.zeros(elements * ITEM_BYTES[reduction.dtype], dtype=np.uint8)
         self._address, self.size_bytes, self.spec = address_of(self._buffer), len(self._buffer), spec
         self._exchange: PersistentExchange | None = None
-        self._steps: list[Step] = []
-        if spec.over == "ranks":
-            self._steps = self._between_hosts(context, spec, None, 0, elements, reduction, call)
-            return
-        # Add up inside the host, reduce this rank's lane between hosts, share.
-        reduction = safe_mean(reduction, rank_map.size)
-        bounds = lane_bounds(elements, context.lanes(spec), rank_map.local_size)
-        begin, end = bounds[rank_map.local_rank : rank_map.local_rank + 2]
-        between: list[Step] = []
-        if begin < end:
-            between = self._between_hosts(
-                context,
-                spec,
-                rank_map.lane(rank_map.local_rank),
-                begin,
-                end - begin,
-                Reduction(reduction.dtype, reduction.op, divisor=reduction.divisor),  # scaled inside the host
-                call._replace(elements=end - begin),
-            )
-        if context.host_slices is not None:
-            op = SUM if reduction.op == AVG else reduction.op
-            add, share = context.host_slices.prepared(self._address, bounds, reduction.dtype, op, reduction.scale)
-            self._steps = [add, *between, share]
-        else:
-            self._steps = [*self._scaling(reduction.scale, 0, elements, reduction.dtype), *between]
+        exchanging = functools.partial(self._keep_exchange, context)
+        parts = steps_of(context, spec, self._address, elements, reduction, call, exchanging)
+        self._steps = [step for steps in parts for step in steps]
 
     @staticmethod
     def fits(context: EngineContext, elements: int, reduction: Reduction, spec: AlgorithmSpec) -> bool:
@@ -113,42 +89,76 @@ class PersistentSmall:
         if self._exchange is not None:
             self._exchange.close()
 
-    def _between_hosts(
+    def _keep_exchange(self, context: EngineContext, request: ExchangeRequest, lane: Bytes) -> list[Step]:
+        self._exchange = PersistentExchange(context.exchange, request, lane)
+        return [self._exchange.start, self._exchange.wait]
+
+
+class PipelinedExchange:
+    """This rank's lane of a tensor between hosts, while pieces are filled before their messages and ended after them.
+
+    Args:
+        layout: The pieces of the schedule's chunks.
+        segments: What travels of each piece, message by message, by piece of `layout.pieces`.
+        exchange_run: Makes an `ExchangeRun` of an exchange and `chunks`; None: this rank has no lane.
+        fill: Leaves what is to be sent of a piece in the ranks' lanes, by piece; None: it is there.
+        end: What is to be done with a piece that is complete, by piece; None: nothing, or `layout` has no ends.
+        kept: Chunks of which nothing arrives here: they are complete when they are filled.
+    """
+
+    def __init__(
         self,
-        context: EngineContext,
-        spec: AlgorithmSpec,
-        members: Sequence[int] | None,
-        begin: int,
-        count: int,
-        reduction: Reduction,
-        call: CollectiveSignature,
-    ) -> list[Step]:
-        """Return what this rank does between hosts with `count` elements of the buffer from `begin` on."""
-        part = plan_reduction(spec, members, reduction, call, context.rank_map)
-        dtype, item = reduction.dtype, ITEM_BYTES[reduction.dtype]
-        lane = self._buffer[begin * item : (begin + count) * item]
-        steps = self._scaling(part.pre_scale, begin, count, dtype)
-        if part.plan is None:
-            steps.append(context.native.prepare(lane, dtype, part.native_op, members))
-        else:
-            self._exchange = PersistentExchange(
-                context.exchange, part.plan, lane, item, part.fold, part.last_fold, part.call, members
-            )
-            steps += [self._exchange.start, self._exchange.wait]
-        if part.divisor:
-            at_lane = address_of(lane)
-            steps.append(functools.partial(fold, [at_lane], at_lane, count, dtype, AVG, divisor=part.divisor))
-        return steps
+        layout: SegmentLayout,
+        segments: Sequence[Sequence[Bytes]],
+        exchange_run: Callable[..., ExchangeRun] | None,
+        fill: Sequence[Step] | None,
+        end: Sequence[Step] | None,
+        kept: Collection[int] = (),
+    ) -> None:
+        self._segment_plan = SegmentPlan(layout, list(map(len, segments)), kept)
+        self._fill, self._end = fill, end
+        self._exchange_run: Callable[..., ExchangeRun] | None = None
+        if exchange_run is not None:
+            # A chunk's segments are those of its pieces, in order.
+            chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
+            for piece, parts in zip(layout.pieces, segments, strict=True):
+                chunks[piece.chunk] += parts
+            self._exchange_run = functools.partial(exchange_run, chunks=chunks)
 
-    def _scaling(self, scale: float, begin: int, count: int, dtype: int) -> list[Step]:
-        """Return what multiplies `count` elements of the buffer from `begin` on; nothing for a scale of 1."""
-        if scale == 1.0:
-            return []
-        address = self._address + begin * ITEM_BYTES[dtype]
-        return [functools.partial(fold, [address], address, count, dtype, SUM, scale=scale)]
+    def rehearse(self, exchange: Exchange) -> None:
+        """Work out the order of its messages, which is kept, and send none."""
+        if self._exchange_run is not None:
+            self._exchange_run(exchange)
+
+    def start(self, channels: Channels, channel: int = 0, *, alone: bool = True) -> tuple[SegmentPipeline, Work]:
+        """Fill the tensor piece by piece with messages under way, and return what `finish` needs.
+
+        Args:
+            channels: Exchanges and their threads.
+            channel: Which of them moves the messages.
+            alone: Nothing is under way beside it; else it is to be ready when what is before it is through.
+        """
+        pipeline = SegmentPipeline(self._segment_plan)
+        work = channels.submit(functools.partial(self._exchange, pipeline, channels.exchange(channel)), channel)
+        pipeline.fill(self._fill, paced=alone)
+        return pipeline, work
+
+    def _exchange(self, pipeline: SegmentPipeline, exchange: Exchange) -> None:
+        """Move this rank's lane between hosts: on the channel's thread, beside `fill` and `drain`."""
+        try:
+            if self._exchange_run is not None:
+                self._exchange_run(exchange, feed=pipeline).run()
+        finally:
+            pipeline.stop()
+
+    def finish(self, pipeline: SegmentPipeline, work: Work) -> None:
+        """End each piece as soon as it has its result; return when all have."""
+        if self._end is not None:
+            pipeline.drain(self._end)
+        work.wait()
 
 
-class PersistentLarge:
+class PersistentLarge(PipelinedExchange):
     """All-reduces of one tensor over hosts by one spec, in pieces.
 
     A gradient bucket lies where it lay, and goes the same way, in every step. What that makes the same every time (the
@@ -182,85 +192,26 @@ class PersistentLarge:
         self.label, self.operation = f"all_reduce by {spec}", operation
         rank_map, dtype = context.rank_map, reduction.dtype
         item = ITEM_BYTES[dtype]
-        # Cut this rank's lane of each piece into segments: a chunk's are those of its pieces, in order.
-        chunks: list[list[Bytes]] = [[] for _ in range(layout.pieces[-1].chunk + 1)]
-        counts, has_lane = [], context.has_lane(spec)
+        has_lane = context.has_lane(spec)
+        # This rank's lane of each piece, cut into segments.
+        segments: list[list[Bytes]] = []
         for piece in layout.pieces:
             begin, end = piece.bounds[rank_map.local_rank : rank_map.local_rank + 2]
             lane = bytes_at(address + (piece.begin + begin) * item, (end - begin) * item)
-            segments = context.exchange.cut(lane, item, reduction.wire, size) if has_lane else []
-            chunks[piece.chunk] += segments
-            counts.append(len(segments))
-        self._segment_plan = SegmentPlan(layout, counts)
-        # This rank's part between hosts; None: it has no lane.
-        self._exchange_run: Callable[..., ExchangeRun] | None = None
-        if any(counts):
-            elements = sum(len(segment) for chunk in chunks for segment in chunk) // item
+            segments.append(context.exchange.cut(lane, item, reduction.wire, size) if has_lane else [])
+        # Its part between hosts.
+        exchange_run: Callable[..., ExchangeRun] | None = None
+        if any(segments):
+            elements = sum(len(segment) for cut in segments for segment in cut) // item
             inside = replace(reduction, scale=1.0, scales=())  # scaled inside the host
             members = rank_map.lane(rank_map.local_rank)
             part = plan_reduction(spec, members, inside, operation.call._replace(elements=elements), rank_map)
-            assert part.plan is not None, "native is not fed in pieces"
-            self._exchange_run = functools.partial(
-                ExchangeRun,
-                plan=part.plan,
-                chunks=chunks,
-                item_bytes=item,
-                fold=part.fold,
-                call=part.call,
-                last_fold=part.last_fold,
-                members=members,
-                wire=reduction.wire,
-                ordered=True,
-                size=size,
-            )
-        # What adds up each piece among the ranks of the host (None: nothing does), and what shares it.
-        starts = [address + piece.begin * item for piece in layout.pieces]
-        self._add: Sequence[Step] | None = None
-        self._share: Sequence[Step] | None = None
-        if context.host_slices is not None:
-            op, own_scale = SUM if reduction.op == AVG else reduction.op, bool(reduction.scales)
-            pairs = [
-                context.host_slices.prepared(
-                    start, piece.bounds, dtype, op, reduction.scale, own_scale, reduction.storage
-                )
-                for start, piece in zip(starts, layout.pieces, strict=True)
-            ]
-            self._add, self._share = [add for add, _ in pairs], [share for _, share in pairs]
-        elif reduction.scale != 1.0:
-            scale = functools.partial(fold, dtype=dtype, op=SUM, scale=reduction.scale)
-            self._add = [
-                functools.partial(scale, [start], start, piece.bounds[-1])
-                for start, piece in zip(starts, layout.pieces, strict=True)
-            ]
-
-    def rehearse(self, exchange: Exchange) -> None:
-        """Work out the order of its messages, which is kept, and send none."""
-        if self._exchange_run is not None:
-            self._exchange_run(exchange)
-
-    def start(self, channels: Channels, channel: int, *, alone: bool) -> tuple[SegmentPipeline, Work]:
-        """Add the tensor up piece by piece with messages under way, and return what `finish` needs.
-
-        Args:
-            channels: Exchanges and their threads.
-            channel: Which of them moves the messages.
-            alone: Nothing is under way beside it; else it is to be ready when what is before it is through.
-        """
-        pipeline = SegmentPipeline(self._segment_plan)
-        work = channels.submit(functools.partial(self._exchange, pipeline, channels.exchange(channel)), channel)
-        pipeline.fill(self._add, paced=alone)
-        return pipeline, work
-
-    def _exchange(self, pipeline: SegmentPipeline, exchange: Exchange) -> None:
-        """Move this rank's lane between hosts: on the channel's thread, beside `fill` and `drain`."""
-        try:
-            if self._exchange_run is not None:
-                self._exchange_run(exchange, feed=pipeline).run()
-        finally:
-            pipeline.stop()
-
-    def finish(self, pipeline: SegmentPipeline, work: Work) -> None:
-        """Share each piece inside the host as soon as it has its result; return when all have."""
-        if self._share is not None:  # a rank alone on its host shares with nobody
-            pipeline.drain(self._share)
-        work.wait()
+            assert part.request is not None, "native is not fed in pieces"
+            exchange_run = functools.partial(ExchangeRun, request=part.request, ordered=True, size=size)
+        # What adds up each piece among the ranks of the host, and what shares it; nothing does on a rank that is alone.
+        adds, shares = [], []
+        for piece in layout.pieces:
+            add, share = steps_inside(context, address + piece.begin * item, piece.bounds, reduction)
+            adds += add
+            shares += share
+        super().__init__(layout, segments, exchange_run, adds or None, shares or None)

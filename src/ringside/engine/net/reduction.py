@@ -17,8 +17,8 @@ from ringside._core.enums import DType, Kind, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
 from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.exchange import Fold
-from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
+from ringside.engine.net.exchange.exchange import ExchangeRequest, Fold
+from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.signature import (
     OWN_SCALE,
     WHOLE_FOLD,
@@ -116,33 +116,27 @@ class Reduction:
     wire: WireCompression | None = None
     storage: Storage | None = None
 
+    @property
+    def fold_op(self) -> int:
+        """What is folded of it: of an average the sum, which is divided afterwards."""
+        return SUM if self.op == AVG else self.op
+
 
 @dataclass(frozen=True, slots=True)
 class ReductionPlan:
     """What one rank does between hosts, worked out from a spec.
 
     Args:
-        plan: Its part of the schedule; None: it calls the group's own all-reduce.
+        request: Its part of the schedule, and what peers compare; None: it calls the group's own all-reduce.
         reduction: The reduction, an average of halves as a sum of shares.
-        call: What peers compare.
-        fold: The reduction of what arrives.
-        last_fold: The same, after which a chunk is complete.
         pre_scale: Multiplies the elements before anything is sent; 1.0: nothing does.
         divisor: What the elements are divided by at the very end; 0.0: by nothing.
     """
 
-    plan: MessagePlan | None
+    request: ExchangeRequest | None
     reduction: Reduction
-    call: CollectiveSignature
-    fold: Fold
-    last_fold: Fold
     pre_scale: float = 1.0
     divisor: float = 0.0
-
-    @property
-    def native_op(self) -> int:
-        """The reduction that the group's own all-reduce does."""
-        return SUM if self.reduction.op == AVG else self.reduction.op
 
 
 def plan_reduction(
@@ -161,10 +155,12 @@ def plan_reduction(
         call: What was called.
         rank_map: Which ranks are on which host.
     """
-    plan = None
+    plan, item = None, ITEM_BYTES[reduction.dtype]
     if spec.algorithm != NATIVE:
         vertices, me = (rank_map.size, rank_map.rank) if members is None else (len(members), rank_map.host)
         plan = plan_messages(spec.schedule(vertices), me)
+        if members is not None:  # vertices beyond the ranks are switches, and belong to every selection of ranks
+            members = (*members, *range(rank_map.size, rank_map.size + plan.switches))
     # A plan that adds up all contributions in one fold scales and divides in it, so that nothing is rounded twice.
     whole = (
         plan is not None and plan.whole_folds and reduction.wire is None and not (reduction.scales and plan.switches)
@@ -174,19 +170,22 @@ def plan_reduction(
     divisor = reduction.divisor or rank_map.size
     if plan is not None and plan.switches:  # the reducer does what the header asks, which may be less than was called
         call = call._replace(op=reduction.op, extra=reduction.scale if whole else 1.0)
-    if whole:
+    if whole and plan is not None:
         all_at_once = make_fold(
             reduction.dtype, reduction.op, scale=reduction.scale, scales=reduction.scales, divisor=divisor
         )
         call = call._replace(flags=call.flags | WHOLE_FOLD)
-        return ReductionPlan(plan, reduction, call, all_at_once, all_at_once)
+        return ReductionPlan(ExchangeRequest(plan, item, all_at_once, call, members=members), reduction)
     # Else every rank scales its elements first. An average is divided in the last fold of a chunk, where whatever is
     # sent after that is a finished chunk (`MessagePlan.finished`), or by every rank at the very end.
     fold_by = last = make_fold(reduction.dtype, reduction.op)
     if reduction.op == AVG and plan is not None and plan.finished and not plan.switches:
         last = make_fold(reduction.dtype, AVG, divisor=divisor)
     left = divisor if reduction.op == AVG and last is fold_by else 0.0
-    return ReductionPlan(plan, reduction, call, fold_by, last, reduction.scale, left)
+    request = None
+    if plan is not None:
+        request = ExchangeRequest(plan, item, fold_by, call, last, members, reduction.wire)
+    return ReductionPlan(request, reduction, reduction.scale, left)
 
 
 def signature_of(reduction: Reduction, elements: int) -> CollectiveSignature:

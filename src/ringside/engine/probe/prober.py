@@ -162,11 +162,6 @@ class Probe:
         return order if gain > 1.1 else ()
 
     @property
-    def fine(self) -> bool:
-        """Whether no link is slow."""
-        return not self.slow
-
-    @property
     def slow(self) -> list[MeasuredSlowLink]:
         """The slow links, slowest first."""
         return slow_links(self.upper)
@@ -332,7 +327,7 @@ class Prober:
                 data = np.zeros(elements, dtype=np.float32)
                 per = -(-elements // roster.lanes)
                 bounds = [min(elements, per * min(lane, roster.lanes)) for lane in range(roster.local_size + 1)]
-                add, share = local.prepared(address_of(data), bounds, _F32, _SUM, 1.0)
+                add, share = local.prepared(address_of(data), bounds, Reduction(_F32, _SUM))
                 add()
                 share()
                 took[index] = np.median([self._timed(add) + self._timed(share) for _ in range(3)])
@@ -406,7 +401,7 @@ class Prober:
         late = self.across.rank_map.rank == 0 and self.clock() - began > budget_s
         return bool(self.most(np.array([float(late)]))[0])
 
-    def _timed(self, job: Callable[[], None]) -> float:
+    def _timed(self, job: Callable[[], object]) -> float:
         began = self.clock()
         job()
         return self.clock() - began
@@ -420,7 +415,7 @@ class Prober:
         schedule = from_rounds("probe", self.across.rank_map.size, len(sizes), made)
         chunks = [np.zeros(size, dtype=np.uint8) for size in sizes]
         began = time.perf_counter()
-        self.across.run(schedule, chunks, 1, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
+        self.across.run(schedule, chunks, CollectiveSignature(PROBE, _U8, _SUM, len(sizes)))
         # The log of hops is a ring of the last ones: those of this run are its end.
         mine: list[HopTiming] = []
         for hop in reversed(self.across.exchange.hops):

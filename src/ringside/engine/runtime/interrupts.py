@@ -70,12 +70,6 @@ class interruptible:
         self.spares = 0
         self._listener: _SignalListener | None = None
 
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def start(self) -> None:
         """Listen from now on, where this is the main thread."""
         global _listener
@@ -91,13 +85,15 @@ class interruptible:
         _listener.waits += (self,)
         self._listener = _listener
 
-    def stop(self) -> None:
+    def stop(self, *_: object) -> None:
         """Listen no longer, if it did."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.waits = tuple(wait for wait in listener.waits if wait is not self)
             if not listener.waits and threading.get_ident() == threading.main_thread().ident:
                 signal.set_wakeup_fd(listener.previous_fd)
+
+    __enter__, __exit__ = start, stop
 
 
 class _CtrlC:

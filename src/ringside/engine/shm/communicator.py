@@ -80,8 +80,27 @@ class HostCommunicator(Collectives):
         # The members of a sub-group have just met in its parent.
         timeout_s = self.settings.timeout_s if members is None else min(self.settings.timeout_s, _REUNION_S)
         self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=timeout_s)
+        # Open the core on the arena that rank 0 makes; it owns the pidfds from there on.
         try:
-            self._core = self._open_core()
+            settings, cores = self.settings, usable_cores()
+            fd, self._secret = share_arena(self._native, self._hub, settings.stage_bytes, settings.timeout_s)
+            try:
+                self._core = self._native.open_communicator(
+                    arena_fd=fd,
+                    stage_bytes=settings.stage_bytes,
+                    rank=rank,
+                    ranks=size,
+                    pidfds=self._hub.pidfds,
+                    patience=patience(settings, size, cores, False),
+                    background=patience(settings, size, cores, True),
+                    timeout_s=settings.timeout_s,
+                    one_shot_bytes=settings.one_shot_bytes,
+                    segment_bytes=settings.segment_bytes,
+                    stream_bytes=settings.stream_bytes or cache_bytes(),
+                )
+                self._hub.pidfds, self._hub.lent = self._core.pidfds(), True
+            finally:
+                os.close(fd)
         except BaseException:
             self._hub.close()
             raise
@@ -138,7 +157,16 @@ class HostCommunicator(Collectives):
             op = op_name(op)  # torch's
             code = OP_CODES[op]
         if weights is not None:
-            return self._weighted_mean(x, op_name(op), async_op, scale, algorithm, weights)
+            op = op_name(op)
+            if op != "avg" or scale != 1.0:
+                raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
+            flat = flatten(x)
+            code = checked_op(flat, op, scaled=True)
+            own, tag = own_weight(weights, self.rank, self.size)
+            path, program = self._algorithm_code(algorithm)
+            weighting: dict[str, Any] = {"op": code, "scale": own, "own_scale": True, "tag": tag}
+            call = CoreRequest("all_reduce", flat, flat.numel, algorithm=path, program=program, **weighting)
+            return self._perform(call, lambda: x, async_op)
         plain = code <= _MAX and scale == 1.0  # allowed for every dtype but bool
         path, program = (_AUTOMATIC, -1) if algorithm is None else self._algorithm_code(algorithm)
         # A NumPy array, most often: one call into the core, which reads the array's header itself.
@@ -234,26 +262,6 @@ class HostCommunicator(Collectives):
         if status != _OK:
             self._resolve(status, "all_reduce of a gradient bucket")
 
-    def _weighted_mean(
-        self,
-        x: Any,
-        op: str,
-        async_op: bool,
-        scale: float,
-        algorithm: str | Schedule | None,
-        weights: float | Sequence[float],
-    ) -> Any:
-        if op != "avg" or scale != 1.0:
-            raise UsageError(f"weights= is for op='avg' without a scale, not for op={op!r}, scale={scale!r}")
-        flat = flatten(x)
-        code = checked_op(flat, op, scaled=True)
-        own, tag = own_weight(weights, self.rank, self.size)
-        path, program = self._algorithm_code(algorithm)
-        call = CoreRequest(
-            "all_reduce", flat, flat.numel, op=code, algorithm=path, scale=own, own_scale=True, tag=tag, program=program
-        )
-        return self._perform(call, lambda: x, async_op)
-
     def barrier(self) -> None:
         """Return when every rank has called it."""
         if self._must_queue():
@@ -346,29 +354,6 @@ class HostCommunicator(Collectives):
         return f"<ringside.HostCommunicator rank {self.rank} of {self.size}{', closed' if self._closed else ''}>"
 
     # -------------------------------------------------------------------------------------------- inside
-
-    def _open_core(self) -> Any:
-        stage = self.settings.stage_bytes
-        cores = usable_cores()
-        fd, self._secret = share_arena(self._native, self._hub, stage, self.settings.timeout_s)
-        try:
-            core = self._native.open_communicator(
-                arena_fd=fd,
-                stage_bytes=stage,
-                rank=self.rank,
-                ranks=self.size,
-                pidfds=self._hub.pidfds,
-                patience=patience(self.settings, self.size, cores, False),
-                background=patience(self.settings, self.size, cores, True),
-                timeout_s=self.settings.timeout_s,
-                one_shot_bytes=self.settings.one_shot_bytes,
-                segment_bytes=self.settings.segment_bytes,
-                stream_bytes=self.settings.stream_bytes or cache_bytes(),
-            )
-            self._hub.pidfds, self._hub.lent = core.pidfds(), True  # the core owns them from here on
-            return core
-        finally:
-            os.close(fd)
 
     def _algorithm_code(self, algorithm: str | Schedule | None) -> tuple[int, int]:
         """Return the core's code of an algorithm, and the number of the compiled schedule, or -1."""

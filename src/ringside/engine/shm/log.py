@@ -8,43 +8,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ringside._core.enums import Path
 
 PATHS: tuple[str, ...] = tuple(Path.__members__)
 """Names of the ways in which a collective was carried out, by code."""
-
-
-class LoggedCollective(NamedTuple):
-    """One finished collective; times in ns on the host's monotonic clock, which all its ranks share.
-
-    Args:
-        seq: Number of the collective, from 1.
-        kind: Index into `ringside.engine.request.KINDS`.
-        path: Index into `PATHS`.
-        payload_bytes: Size of the tensor.
-        submitted: When this rank was ready.
-        entered: When it started waiting for the others.
-        ready: When it saw that the last rank had arrived.
-        done: When its result was there.
-        arrivals: When each rank was ready, by rank.
-    """
-
-    seq: int
-    kind: int
-    path: int
-    payload_bytes: int
-    submitted: int
-    entered: int
-    ready: int
-    done: int
-    arrivals: tuple[int, ...]
-
-    @property
-    def wait_seconds(self) -> float:
-        """Time from this rank's arrival until the last rank's."""
-        return max(max(self.arrivals) - self.submitted, 0) * 1e-9
 
 
 class Totals(NamedTuple):
@@ -70,19 +37,18 @@ class Totals(NamedTuple):
 
 
 class CollectiveLog:
-    """Drains the core's log; the core keeps the oldest 4096 collectives that were not drained, and counts the rest."""
+    """Sums up the core's log; the core keeps the oldest 4096 collectives that were not drained, and counts the rest.
+
+    Attributes:
+        core: Whose log it is.
+    """
 
     def __init__(self, core: Any) -> None:
-        self._core = core
-
-    def drain(self) -> list[LoggedCollective]:
-        """Return what finished since the last call, in order."""
-        rows = np.frombuffer(self._core.drain(), np.int64).reshape(-1, self._core.log_width()).tolist()
-        return [LoggedCollective._make([*row[:8], tuple(row[8:])]) for row in rows]
+        self.core = core
 
     def totals(self) -> Totals:
         """Return the sums over what finished since the last call; cheap enough for every step."""
-        return Totals(*self._core.drain_totals())
+        return Totals(*self.core.drain_totals())
 
 
 class AcrossLog:

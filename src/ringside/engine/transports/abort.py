@@ -161,9 +161,9 @@ class AbortListener:
     def __init__(
         self, channel: AbortChannel, on_abort: Callable[[LinkFailure], object], on_idle: Callable[[], object], name: str
     ) -> None:
-        self._over = threading.Event()
-        callbacks = weakref.WeakMethod(on_abort), weakref.WeakMethod(on_idle)
-        self._thread = threading.Thread(target=_listen, args=(channel, self._over, *callbacks), name=name, daemon=True)
+        self._over, self._channel = threading.Event(), channel
+        self._on_abort, self._on_idle = weakref.WeakMethod(on_abort), weakref.WeakMethod(on_idle)
+        self._thread = threading.Thread(target=self._listen, name=name, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -172,21 +172,15 @@ class AbortListener:
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
-
-def _listen(
-    channel: AbortChannel,
-    over: threading.Event,
-    on_abort: weakref.WeakMethod[Callable[[LinkFailure], object]],
-    on_idle: weakref.WeakMethod[Callable[[], object]],
-) -> None:
-    # The thread holds its owner only while it calls it, so that an owner that nobody needs any more can go.
-    while not over.wait(_LISTEN_S) and (report := on_abort()) is not None:
-        if (notice := channel.first()) is not None:
-            report(notice.cause)
-            return
-        if (attend := on_idle()) is not None:
-            attend()
-        del report, attend
+    def _listen(self) -> None:
+        # The thread holds its owner only while it calls it, so that an owner that nobody needs any more can go.
+        while not self._over.wait(_LISTEN_S) and (report := self._on_abort()) is not None:
+            if (notice := self._channel.first()) is not None:
+                report(notice.cause)
+                return
+            if (attend := self._on_idle()) is not None:
+                attend()
+            del report, attend
 
 
 def find_late(channel: AbortChannel, me: int, own: AbortNotice, grace_s: float) -> LinkFailure:

@@ -97,13 +97,8 @@ class GlooAllReduce:
         if DTYPES[dtype] in ("int16", "bool") or (bitwise and DTYPES[dtype] in FLOATING):
             raise UnsupportedError(f"Gloo has no {name} of {DTYPES[dtype]}: name another algorithm than native")
 
-    def all_reduce(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> None:
-        """Reduce in place; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
-        if len(data):
-            self.prepare(data, dtype, op, members)()
-
     def prepare(self, data: Bytes, dtype: int, op: int, members: Sequence[int] | None) -> Callable[[], None]:
-        """Return `all_reduce` of data that are not empty and stay in place."""
+        """Return what reduces data in place; see `ringside.engine.net.context.NativeAllReduce`."""
         tensors = [torch.from_numpy(data).view(_DTYPES[dtype])]
         return functools.partial(self._all_reduce, tensors, _options(op), tuple(members or range(self._size)))
 
@@ -126,12 +121,12 @@ class GlooAllReduce:
             raise
 
     def close(self) -> None:
-        """Leave; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
+        """Leave; see `ringside.engine.net.context.NativeAllReduce`."""
         for group in list(self._groups.values()):
             close_connections(group)
 
     def abort(self) -> None:
-        """End what is under way; see `ringside.engine.net.hierarchical.NativeAllReduce`."""
+        """End what is under way; see `ringside.engine.net.context.NativeAllReduce`."""
         self._over = True
         for group in list(self._groups.values()):
             _keep_for_ever(group)

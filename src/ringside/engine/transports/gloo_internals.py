@@ -23,26 +23,26 @@ _AT_ONCE = timedelta(milliseconds=1)
 
 
 class Connections:
-    """Sockets that were opened, by descriptor and inode."""
+    """Sockets that were opened, by descriptor and inode.
+
+    Attributes:
+        sockets: Those that are open as far as is known.
+    """
 
     def __init__(self) -> None:
-        self._sockets: set[tuple[int, int]] = set()
-
-    def hold(self, sockets: set[tuple[int, int]]) -> None:
-        """Watch these sockets."""
-        self._sockets = sockets
+        self.sockets: set[tuple[int, int]] = set()
 
     def some_closed(self) -> bool:
         """Return whether any has been closed in this process since this was true: Gloo closes what is broken."""
         closed = set()
-        for fd, inode in self._sockets:
+        for fd, inode in self.sockets:
             try:
                 is_open = os.fstat(fd).st_ino == inode  # or the descriptor is another file's now
             except OSError:
                 is_open = False
             if not is_open:
                 closed.add((fd, inode))
-        self._sockets -= closed
+        self.sockets -= closed
         return bool(closed)
 
 
@@ -51,9 +51,9 @@ def watched_connections() -> Iterator[Connections]:
     """Watch the TCP connections that are opened inside the `with` statement, and yield what they are."""
     before, opened = _sockets(), Connections()
     yield opened
-    opened.hold(_sockets() - before)
+    opened.sockets = _sockets() - before
     # Have the kernel give up a peer that no longer answers, whether we send to it (TCP_USER_TIMEOUT) or wait for it.
-    for fd, _ in _sockets() - before:
+    for fd, _ in opened.sockets:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 continue

@@ -171,9 +171,9 @@ def candidates(cluster: Cluster, order: Sequence[int] = ()) -> list[AlgorithmSpe
     return found
 
 
-def priced(choices: Iterable[AlgorithmSpec], cluster: Cluster, sizes: Sequence[int] = LADDER) -> dict[str, list[Price]]:
+def priced(choices: Iterable[AlgorithmSpec], cluster: Cluster) -> dict[str, list[Price]]:
     """Return the price of every choice at every size."""
-    return {str(choice): price_choice(choice, sizes, cluster) for choice in choices}
+    return {str(choice): price_choice(choice, LADDER, cluster) for choice in choices}
 
 
 def make_table(
@@ -182,7 +182,6 @@ def make_table(
     key: dict[str, str],
     topology: dict[str, Any],
     *,
-    sizes: Sequence[int] = LADDER,
     before: TimingTable | None = None,
     fresh: Iterable[int] | None = None,
 ) -> TimingTable:
@@ -193,18 +192,17 @@ def make_table(
     that were timed anew only where the prices on the links as they are now differ by as much.
 
     Args:
-        prices: By choice, one per size.
+        prices: By choice, one per size of `LADDER`.
         timings: What was timed.
         key: What the table depends on.
         topology: The links.
-        sizes: In bytes, ascending.
         before: The table in use.
         fresh: With `before`, the sizes that were timed anew; None: all.
     """
     anew = None if fresh is None else tuple(fresh)
     timed_sizes = sorted({size for choice, size in timings if choice == NATIVE})  # at which others have a rival
     ranks = []
-    for index, size in enumerate(sizes):
+    for index, size in enumerate(LADDER):
         # Expected is the price times measured / predicted: the choice's own, or the median of those timed nearby.
         nearest = min(timed_sizes, key=lambda timed: abs(math.log(timed / size)), default=None)
         ratios = sorted(
@@ -266,9 +264,9 @@ def _ratio(choice: str, size: int, of_size: Sequence[Price], timings: Timings) -
     return ratios[-1][1]
 
 
-def predicted_at(size: int, of_size: Sequence[Price], sizes: Sequence[int] = LADDER) -> float:
+def predicted_at(size: int, of_size: Sequence[Price]) -> float:
     """Return the prediction at a size of the ladder, or at the nearest, seconds; never 0."""
-    nearest = min(range(len(of_size)), key=lambda index: abs(math.log(sizes[index] / size)))
+    nearest = min(range(len(of_size)), key=lambda index: abs(math.log(LADDER[index] / size)))
     return max(of_size[nearest].seconds, 1e-9)
 
 

@@ -126,7 +126,7 @@ class Rank0Broadcast:
 
     def _run(self, data: Any) -> None:
         call = CollectiveSignature(PROBE, int(DType.uint8), int(ReduceOp.sum), len(data))
-        self._across.run(binomial_broadcast(self._across.rank_map.size), [data], 1, call)
+        self._across.run(binomial_broadcast(self._across.rank_map.size), [data], call)
 
 
 _TIMED = (4 << 10, 1 << 20, 64 << 10, 4 << 20, 4, 256 << 10)  # in this order, as far as the budget goes

@@ -79,6 +79,10 @@ class OnlineTrials:
         stays: The group's own all-reduce has all of its `turns`, and wins unless another one is plainly, or by far,
             faster.
         pieces: What goes through hosts by a schedule travels in pieces; it wins ties with what does not.
+
+    Attributes:
+        names: As given.
+        turns: How many there were.
     """
 
     def __init__(
@@ -99,12 +103,12 @@ class OnlineTrials:
         self._going = list(range(len(names)))
         self._took: dict[int, float] = {}
         self._heard: list[list[float]] = [[] for _ in names]
-        self._number = 0
+        self.turns = 0
 
     @property
     def current(self) -> str:
         """Whose turn it is; each turn begins with another one."""
-        order = self._going[self._number % len(self._going) :] + self._going[: self._number % len(self._going)]
+        order = self._going[self.turns % len(self._going) :] + self._going[: self.turns % len(self._going)]
         return self.names[next(at for at in order if at not in self._took)]
 
     def took(self, seconds: float) -> None:
@@ -127,17 +131,17 @@ class OnlineTrials:
     def judge(self, slowest: Sequence[float]) -> None:
         """Take the slowest rank's times of this turn, by `names`."""
         for at in self._going:
-            if self._number == 1:
+            if self.turns == 1:
                 self._heard[at].clear()  # what was only warming up
             self._heard[at].append(slowest[at])
         so_far = {at: lower_tertile(self._heard[at]) for at in self._going}
-        hopeless = self._hopeless[min(self._number, len(self._hopeless) - 1)]
+        hopeless = self._hopeless[min(self.turns, len(self._hopeless) - 1)]
         own = math.inf if self._stays else max(hopeless, _STAYS)
         most = {at: own if self.names[at] == NATIVE else hopeless for at in self._going}
         self._going = [at for at in self._going if so_far[at] <= most[at] * min(so_far.values())]
         self._took = {}
-        self._number += 1
-        if self._number < self._turns or not self._more:
+        self.turns += 1
+        if self.turns < self._turns or not self._more:
             return
         # The first turns are over: those go on that are not plainly behind, if they are close to the best, or native.
         shares = self._shares()
@@ -170,12 +174,7 @@ class OnlineTrials:
     @property
     def over(self) -> bool:
         """Whether it is decided."""
-        return self._number >= self._turns + self._more or len(self._going) == 1
-
-    @property
-    def turns(self) -> int:
-        """How many turns there were."""
-        return self._number
+        return self.turns >= self._turns + self._more or len(self._going) == 1
 
     def result(self) -> dict[str, float]:
         """Return the time of each choice, seconds, those that left among them.

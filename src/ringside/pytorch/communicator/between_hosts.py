@@ -219,14 +219,5 @@ def record_algorithm_change(roster: RankMap, change: AlgorithmChange) -> None:
         ends = [link.src] if link.dst < 0 else [link.src, link.dst]  # dst < 0: a host as a whole
         hosts = {"ranks": [roster.hosts[end][0] for end in ends], "hosts": [roster.names[end] for end in ends]}
         links.append({**hosts, "bytes_per_s": link.bytes_per_s, "usual_bytes_per_s": link.usual})
-    session.algorithm_changed(
-        {
-            "size_bytes": change.size_bytes,
-            "before": change.before,
-            "after": change.after,
-            "others_changed": change.others_changed,
-            "reason": change.reason,
-            "links": links,
-            "seconds": change.seconds,
-        }
-    )
+    fields = {name: value for name, value in vars(change).items() if name not in ("slow", "found")}
+    session.algorithm_changed({**fields, "links": links})

@@ -161,7 +161,7 @@ class GradientHook(FollowedBackward):
                 self.is_unfinished = not defers
         else:
             self._board_guard.run(self.board.resumed)
-            ago = time.perf_counter() - reducer.ended() if is_deferred else 0.0
+            ago = time.perf_counter() - reducer.outcomes.ended if is_deferred else 0.0
             self.guard.run(self.clock.sync_ends, reducer.pop_timings, ago)
         if is_deferred or self.is_unfinished or not queue_callback(self._raise_error):
             self._raise_error()

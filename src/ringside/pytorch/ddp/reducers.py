@@ -31,10 +31,12 @@ class BucketReducer(Protocol):
 
     Attributes:
         counters: Collectives by what reduced them, such as `ringside/push` or `gloo`.
+        outcomes: What became of the buckets.
         will_wait: Whether `wait` is going to be called for the bucket that comes next, and raises what goes wrong.
     """
 
     counters: Counter[str]
+    outcomes: BucketOutcomes
     will_wait: bool
 
     def reduce(self, bucket: GradBucket, share: float | None = None) -> Future[torch.Tensor]:
@@ -48,9 +50,6 @@ class BucketReducer(Protocol):
 
     def wait(self) -> None:
         """Wait for every bucket of this backward; raise what went wrong."""
-
-    def ended(self) -> float:
-        """Return when the newest bucket was done, on the performance counter."""
 
     def pop_timings(self) -> Told:
         """Set apart what this backward's synchronisation took; the result works it out, on any thread and later."""
@@ -122,7 +121,7 @@ class NativeReducer:
         self._group, self._scale = group, 1.0 / dist.get_world_size(group)
         self._name = str(dist.get_backend(group))
         self._under_way: list[Future[Any]] = []
-        self._outcomes = BucketOutcomes()
+        self.outcomes = BucketOutcomes()
         self._meter = CollectiveMeter()
         self.counters: Counter[str] = Counter() if counters is None else counters
 
@@ -138,8 +137,8 @@ class NativeReducer:
         """Count a bucket that is about to be reduced; return the time."""
         if bucket.index() == 0:
             self._under_way = [future for future in self._under_way if not future.done()]
-            self._outcomes.clear()
-        self._outcomes.will_wait = self.will_wait
+            self.outcomes.clear()
+        self.outcomes.will_wait = self.will_wait
         self.counters[self._name] += 1
         return time.perf_counter()
 
@@ -154,15 +153,15 @@ class NativeReducer:
         def done(future: Future[Any]) -> torch.Tensor:
             reducer, ended = weak(), time.perf_counter()
             if reducer is not None:
-                reducer._outcomes.ended = ended
+                reducer.outcomes.ended = ended
             try:
                 value = future.value()
             except Exception as error:
-                if reducer is not None and reducer._defers and reducer._outcomes.defer(error):
+                if reducer is not None and reducer._defers and reducer.outcomes.defer(error):
                     return buffer
                 raise
             if reducer is not None:
-                reducer._outcomes.spans.append(CollectiveSpan(began, ended, size_bytes))
+                reducer.outcomes.spans.append(CollectiveSpan(began, ended, size_bytes))
             tensor: torch.Tensor = value[0] if isinstance(value, list) else value
             return tensor
 
@@ -172,36 +171,23 @@ class NativeReducer:
 
     def defer_wait(self) -> bool:
         """Let DDP wait, as it would without a hook."""
-        return self._defers and self.has_buckets and self._outcomes.will_wait and self._outcomes.is_empty
+        return self._defers and self.has_buckets and self.outcomes.will_wait and self.outcomes.is_empty
 
     @property
     def has_buckets(self) -> bool:
         """Whether it has reduced buckets of this backward."""
         return bool(self._under_way)
 
-    def begin(self) -> None:
-        """A backward begins; the one before it may have been broken off."""
-        self._outcomes.clear()
-
     def wait(self) -> None:
         """Wait for the group."""
         futures, self._under_way = self._under_way, []
         for future in futures:
             future.wait()
-        self._outcomes.raise_first()
-
-    def ended(self) -> float:
-        """Return when it was done with the newest bucket, on the performance counter."""
-        return self._outcomes.ended
-
-    @property
-    def idle(self) -> bool:
-        """Whether it has reduced nothing since its timings were read."""
-        return not self._outcomes.spans
+        self.outcomes.raise_first()
 
     def pop_timings(self) -> Told:
         """Set apart what it took; who was late is found later, by comparing ranks."""
-        return functools.partial(self._sync_times, self._outcomes.pop_spans())
+        return functools.partial(self._sync_times, self.outcomes.pop_spans())
 
     def _sync_times(self, spans: Collection[CollectiveSpan]) -> SyncTimes:
         return SyncTimes(

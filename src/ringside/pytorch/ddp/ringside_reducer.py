@@ -186,7 +186,7 @@ class RingsideReducer:
         else:
             self._storages, self._engine = SharedStorages(communicator), communicator
         self.will_wait = self._is_aborted = False
-        self._outcomes = BucketOutcomes()
+        self.outcomes = BucketOutcomes()
         self._queue = CollectiveQueue(f"ringside-{communicator.rank}-buckets", _REFUSAL)
         self._under_way: list[QueuedCollective] = []
         self._open: BucketAllReduce | None = None  # the newest bucket, unless it was the last of its backward
@@ -201,7 +201,7 @@ class RingsideReducer:
         """Queue the bucket's all-reduce; a dtype that the engine does not support goes to the group."""
         stamp_ns = time.monotonic_ns()  # the rank's arrival, before anything that could take time
         buffer = bucket.buffer()
-        self._outcomes.will_wait = self._native.will_wait = self.will_wait
+        self.outcomes.will_wait = self._native.will_wait = self.will_wait
         if self._is_aborted:  # in the middle of this backward, at whose end the error is raised
             future: Future[torch.Tensor] = Future()
             future.set_result(buffer)
@@ -225,8 +225,8 @@ class RingsideReducer:
             if self._timeout.has_changed():
                 timeout_s = Settings.of_environment(timeout=self._timeout.seconds()).timeout_s
                 self.communicator.set_timeout(timeout_s)
-            self._outcomes.clear()
-            self._native.begin()
+            self.outcomes.clear()
+            self._native.outcomes.clear()
             # Nobody waits for the buckets of a rank that has joined (DDP's Join).
             self._under_way = [queued for queued in self._under_way if not queued.is_completed()]
         is_last = bucket.is_last()
@@ -235,7 +235,7 @@ class RingsideReducer:
 
         # Hand it to the queue, whose thread takes it at once, but for the last one on a host.
         queued = BucketAllReduce(
-            self._engine, flat, storage, scale, stamp_ns, buffer, self._outcomes, is_last, self._open
+            self._engine, flat, storage, scale, stamp_ns, buffer, self.outcomes, is_last, self._open
         )
         self._queue.enqueue(queued, self.patience_s if is_last and self._interruptible is None else 0.0)
         self._under_way.append(queued)
@@ -244,7 +244,7 @@ class RingsideReducer:
 
     def defer_wait(self) -> bool:
         """Between hosts, let DDP wait, where Ctrl-C still ends what it waits for."""
-        outcomes = self._outcomes
+        outcomes = self.outcomes
         if self._interruptible is None or self._native.has_buckets or not (outcomes.will_wait and outcomes.is_empty):
             return False
         self._interruptible.start()
@@ -272,7 +272,7 @@ class RingsideReducer:
                     raise
                 first = first or error
         self._native.wait()
-        self._outcomes.raise_first()
+        self.outcomes.raise_first()
         if first is not None:
             raise first
         self._under_way.clear()
@@ -281,20 +281,16 @@ class RingsideReducer:
             self.memory = news
             self.on_memory(news)
 
-    def ended(self) -> float:
-        """Return when the newest bucket was done, on the performance counter."""
-        return self._outcomes.ended
-
     def pop_timings(self) -> Told:
         """Read from the engine's log who arrived when."""
-        native = None if self._native.idle else self._native.pop_timings()
+        native = self._native.pop_timings() if self._native.outcomes.spans else None
         totals = self.communicator.log.totals()
         for name, count in zip(_NAMES, totals.by_path, strict=True):
             if count:
                 self.counters[name] += count
         for name, count in totals.by_name.items():
             self.counters[f"ringside/{name}"] += count
-        return functools.partial(self._sync_times, self._outcomes.pop_spans(), totals, native)
+        return functools.partial(self._sync_times, self.outcomes.pop_spans(), totals, native)
 
     def _sync_times(self, spans: Collection[CollectiveSpan], totals: Totals, native_times: Told | None) -> SyncTimes:
         native = SyncTimes(wait_seconds=math.nan) if native_times is None else native_times()

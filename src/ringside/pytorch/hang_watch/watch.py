@@ -416,21 +416,15 @@ def log_line(verdict: Verdict) -> str:
     return f"{headline(verdict)} (step {verdict.since_step}): {verdict.cause}. {verdict.advice}"
 
 
-def begin(
-    store: Store,
-    rank: int,
-    size: int,
-    *,
-    step: Callable[[], int],
-    path: Path | None,
-    put_event: PutEvent | None,
-    hang_s: float = LIMIT_S,
-) -> HangWatch | None:
-    """Return this process's watcher; None where it is turned off (RINGSIDE_WATCH=off), not needed or cannot be."""
+def begin(store: Store, rank: int, size: int, **how: Any) -> HangWatch | None:
+    """Return this process's watcher; None where it is turned off (RINGSIDE_WATCH=off), not needed or cannot be.
+
+    Arguments as of `HangWatch`.
+    """
     if size < 2 or os.environ.get("RINGSIDE_WATCH", "").lower() in ("off", "0"):
         return None
     try:
-        return HangWatch(store, rank, size, step=step, path=path, put_event=put_event, hang_s=hang_s)
+        return HangWatch(store, rank, size, **how)
     except Exception as error:
         _log.warning("hangs are not watched for here (%s: %s); training goes on", type(error).__name__, error)
         return None

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch._C._distributed_c10d import Backend
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -42,22 +41,18 @@ _log = logging.getLogger("ringside")
 class GlooBackend(RingsideBackend):
     """What "gloo" is from torch 2.14 on: CPU tensors are Ringside's, others are Gloo's. Arguments as its base."""
 
+    backend_name = "gloo"
+
     def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
         """Give a collective of tensors on GPUs to Gloo."""
         _say(logging.INFO, "tensors on GPUs in groups of the backend gloo are carried by Gloo")
         return GlooWork(self.counters.through_gloo(collective, getattr(self._gloo, name), *args))
 
-    def getBackendName(self) -> str:
-        """Return `gloo`."""
-        return "gloo"
-
 
 class GlooGroup(RingsideGroup):
     """What "gloo" is up to torch 2.13. Arguments as its base."""
 
-    def getBackendName(self) -> str:
-        """Return `gloo`."""
-        return "gloo"
+    backend_name = "gloo"
 
 
 def make_backend(stock: Callable[..., Any], options: Any, backend_options: Any) -> Any:
@@ -75,9 +70,7 @@ def make_backend(stock: Callable[..., Any], options: Any, backend_options: Any) 
     if is_stocks or not _all_agree(options.store, options.group_rank, options.group_size, options.timeout):
         return stock(options, backend_options)
     creation.change_torch()
-    own = Backend.Options("gloo", timeout=options.timeout)
-    own.global_ranks_in_group, own.group_name = options.global_ranks_in_group, options.group_id
-    return GlooBackend(options.store, options.group_rank, options.group_size, own)
+    return GlooBackend.made_for(options)
 
 
 def make_group(stock: Callable[..., Any], call: dict[str, Any]) -> Any:

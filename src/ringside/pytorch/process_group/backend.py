@@ -41,6 +41,18 @@ class RingsideBackend(Carrier, Backend):
         Backend.__init__(self, rank, size)
         self._options = options
         self._open(own_part(store, rank), rank, size, options._timeout)
+        self.native = self._gloo
+
+    @classmethod
+    def made_for(cls, options: Any) -> RingsideBackend:
+        """Return the backend of a group that torch makes.
+
+        Args:
+            options: torch's: `store`, `group_rank`, `group_size`, `timeout`, ...
+        """
+        own = Backend.Options(cls.backend_name, timeout=options.timeout)
+        own.global_ranks_in_group, own.group_name = options.global_ranks_in_group, options.group_id
+        return cls(options.store, options.group_rank, options.group_size, own)
 
     @property
     def options(self) -> Any:
@@ -99,7 +111,7 @@ class RingsideBackend(Carrier, Backend):
         ranks = list(ranks)
         if self._rank not in ranks:
             return None
-        options = opts or options_of(self._options._timeout)
+        options = opts or Backend.Options(self.backend_name, timeout=self._options._timeout)
         return type(self)(store, ranks.index(self._rank), len(ranks), options)
 
     def perform_nocolor_split(self, device: torch.device) -> None:
@@ -107,16 +119,6 @@ class RingsideBackend(Carrier, Backend):
 
     def eager_connect_single_device(self, device: torch.device | None) -> None:
         """Connect: this is done when the backend is made."""
-
-    def shutdown(self) -> None:
-        """Finish what is under way, within seconds, and close; called by `destroy_process_group`."""
-        self.engine.close()
-        self._gloo.shutdown()
-
-    def abort(self) -> None:
-        """Close at once: what is under way fails here and at the peers."""
-        self.engine.abort()
-        self._gloo.abort()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Have collectives from now on raise `DeadlineError` after that time; the one that was waited for goes on.
@@ -132,11 +134,6 @@ class RingsideBackend(Carrier, Backend):
 
     def __repr__(self) -> str:
         return f"<ringside backend, rank {self._rank} of {self.size()}, carried {self.counters.table()}>"
-
-
-def options_of(timeout: timedelta) -> Any:
-    """Return torch's options of a backend of ours."""
-    return Backend.Options("ringside", timeout=timeout)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -15,11 +15,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ringside.engine.shm.memory import Storage
 from ringside.errors import UsageError
 from ringside.pytorch.process_group import collectives
 from ringside.pytorch.process_group.arguments import first_tensor, limit_of, normalize
@@ -42,11 +40,16 @@ class Carrier:
         counters: Which engine ran which collectives.
         engine: Runs those of CPU tensors.
         limit_s: The longest wait that `set_timeout` has set since, seconds; None: none was.
+        native: The same ranks as torch's own: Gloo and, in a group, what carries tensors on GPUs.
+        backend_name: What the group is asked for by.
     """
+
+    backend_name = "ringside"
 
     counters: GroupCounters
     engine: Engine
     limit_s: float | None
+    native: Any
 
     def _open(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         """Make what carries: Gloo's part first, so that ranks meet there.
@@ -132,37 +135,6 @@ class Carrier:
         """Whether there are other ranks, all on this host, that could map a bucket."""
         return self._buckets is not None
 
-    def reduce_scatter_shared(
-        self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, op: Any, *, async_op: bool = False
-    ) -> RingsideWork:
-        """Reduce a tensor that other ranks can map, and give each rank its part.
-
-        Args:
-            output: This rank's part, [numel / size].
-            tensor: [numel]; not changed.
-            storage: The storage it lies in (`ringside.pytorch.shared_storage.storage_of`).
-            op: A `ReduceOp`.
-            async_op: Carry it out in the background.
-        """
-        options = c10d.ReduceScatterOptions()
-        options.reduceOp, options.asyncOp = op, async_op
-        return self.execute(collectives.reduce_scatter_shared, (output, tensor, storage, options))
-
-    def all_gather_shared(
-        self, output: torch.Tensor, tensor: torch.Tensor, storage: Storage, *, async_op: bool = False
-    ) -> RingsideWork:
-        """Give every rank the tensors of all ranks, into one that other ranks can map.
-
-        Args:
-            output: [numel * size].
-            tensor: [numel]; may be this rank's part of the output.
-            storage: The storage that the output lies in.
-            async_op: Carry it out in the background.
-        """
-        options = AllgatherOptions()
-        options.asyncOp = async_op
-        return self.execute(collectives.all_gather_shared, (output, tensor, storage, options))
-
     def carry_elsewhere(self, collective: str, name: str, args: tuple[Any, ...]) -> Any:
         """Carry out a collective whose tensors are not in the memory of the host, or refuse it.
 
@@ -177,8 +149,18 @@ class Carrier:
         return self.counters.total()
 
     def getBackendName(self) -> str:
-        """Return `ringside`."""
-        return "ringside"
+        """Return what the group is asked for by."""
+        return self.backend_name
+
+    def shutdown(self) -> None:
+        """Finish what is under way, within seconds, and close; called by `destroy_process_group`."""
+        self.engine.close()
+        self.native.shutdown()
+
+    def abort(self) -> None:
+        """Close at once: what is under way fails here and at the peers."""
+        self.engine.abort()
+        self.native.abort()
 
 
 def own_part(store: Store, rank: int) -> Store:

@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from ringside.autoload.after_import import after_import
 from ringside.errors import UnsupportedError
-from ringside.pytorch.process_group.backend import RingsideBackend, answer_for_works, options_of
+from ringside.pytorch.process_group.backend import RingsideBackend, answer_for_works
 from ringside.pytorch.process_group.carrier import Carrier, carrier_of
 from ringside.pytorch.process_group.group import RingsideGroup
 
@@ -62,9 +62,7 @@ def _make(options: Any) -> Carrier:
         # The group was asked for by "ringside" alone: where "cuda:nccl" is named, torch makes NCCL's half itself.
         nccl = c10d.Backend._plugins["NCCL"].creator_fn(options, None)
         options.process_group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-    own = options_of(options.timeout)
-    own.global_ranks_in_group, own.group_name = options.global_ranks_in_group, options.group_id
-    return RingsideBackend(options.store, options.group_rank, options.group_size, own)
+    return RingsideBackend.made_for(options)
 
 
 def _name_other_torch(versions: list[str]) -> None:

@@ -29,9 +29,6 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
         timeout: Longest wait for other ranks in one collective; torch's default lets RINGSIDE_TIMEOUT_S decide.
         gpus: What carries tensors on GPUs: `nccl`, `gloo`, or "" for nothing.
 
-    Attributes:
-        native: The same ranks as torch's own process group: Gloo and, where there are GPUs, NCCL.
-
     Raises:
         DeadlineError, MismatchError: As `Carrier`.
     """
@@ -107,16 +104,6 @@ class RingsideGroup(Carrier, dist.ProcessGroup):
     def split_group(self, *args: Any, **named: Any) -> Any:
         """Refuse to be split: torch's C++ would ask for backends that there are not."""
         raise UnsupportedError(f"split_group is not served here (torch {torch.__version__}): use new_group")
-
-    def shutdown(self) -> None:
-        """Finish what is under way, within seconds, and close; called by `destroy_process_group`."""
-        self.engine.close()
-        self.native.shutdown()
-
-    def abort(self) -> None:
-        """Close at once: what is under way fails here and at the peers."""
-        self.engine.abort()
-        self.native.abort()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Have collectives from now on raise `DeadlineError` after that time; the one that was waited for goes on.

@@ -29,7 +29,7 @@ from ringside.isolation import Guard
 from ringside.monitor.alerts.book import as_text
 from ringside.monitor.replicas import Check, ReplicaCheck
 from ringside.monitor.verdict import VerdictEvent
-from ringside.pytorch.store import group_store
+from ringside.pytorch.store import decide
 from ringside.text import name_ranks
 
 KEPT = 512
@@ -250,10 +250,7 @@ def _list_of(number: int, kept: Sequence[_Kept]) -> list[int] | None:
 
 def agree_on_digests(group: dist.ProcessGroup, every: int) -> int:
     """Return rank 0's number of steps between two comparisons. A collective."""
-    store = group_store(group, "digests")
-    if dist.get_rank(group) == 0:
-        store.set("every", str(every))
-    return int(store.get("every"))
+    return decide(group, "digests", every, lambda offers: offers[0], int)
 
 
 def shared_parameters(model: DistributedDataParallel) -> list[tuple[str, torch.Tensor]]:

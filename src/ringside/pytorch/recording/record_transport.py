@@ -88,17 +88,15 @@ class RecordReceiver:
     Args:
         store: The session's part of the job's store, the same on all ranks.
         ranks: Number of ranks.
+
+    Attributes:
+        open: The ranks that may still send.
     """
 
     def __init__(self, store: Store, ranks: int) -> None:
-        self._open = set(range(ranks))
+        self.open = set(range(ranks))
         self._is_damaged = False
-        self._channel = _AppendChannel(store, ranks) if can_append(store) else _KeyChannel(store, self._open)
-
-    @property
-    def open(self) -> bool:
-        """Tell whether some rank may still send."""
-        return bool(self._open)
+        self._channel = _AppendChannel(store, ranks) if can_append(store) else _KeyChannel(store, self.open)
 
     def poll(self) -> list[StepRecord]:
         """Return what has arrived since the last call; of one rank in the order in which it was sent."""
@@ -114,7 +112,7 @@ class RecordReceiver:
                 _log.log(level, message, rank, error)
                 continue
             if not arrived:
-                self._open.discard(rank)
+                self.open.discard(rank)
             records += arrived
         return records
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from ringside.engine.dtypes import DTYPES, OP_CODES
-from ringside.engine.net.exchange.exchange import Exchange, Fold
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest, Fold
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, SignatureMismatch
@@ -256,7 +256,7 @@ class NetExchange(AttemptExchange):
             call = CollectiveSignature(ALL_REDUCE, run.dtype, _SUM, run.elements, 1.0, 0, 0)
             chunks = chunks_of(into, run, schedule.chunks)
             fold = self._noticed(make_fold(run.dtype, _SUM))
-            ExchangeRun(self._exchange, plan, chunks, run.item_bytes, fold, call).run()
+            ExchangeRun(self._exchange, ExchangeRequest(plan, run.item_bytes, fold, call), chunks).run()
 
     def _noticed(self, fold: Fold) -> Fold:
         def noticed(sources: Sequence[int], target: int, elements: int) -> None:
@@ -277,7 +277,8 @@ class NetExchange(AttemptExchange):
         plan = plan_messages(gather or self._way.all_reduce(), self._me)
         call = CollectiveSignature(ALL_REDUCE, _BYTE, _SUM, size, 1.0, 0, 0)
         chunks = [part.reshape(-1) for part in (held if gather else [memory])]
-        ExchangeRun(self._exchange, plan, chunks, 1, make_fold(_BYTE, _SUM), call).run()
+        request = ExchangeRequest(plan, 1, make_fold(_BYTE, _SUM), call)
+        ExchangeRun(self._exchange, request, chunks).run()
         self.failpoints.reached("mid_chunk")
         add_up(self.layout.runs, self.layout.in_order(dict(zip(ranks, held, strict=True))), into, 0, size)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
+from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader
 from ringside.engine.runtime.worker import Work, Worker
@@ -29,6 +30,28 @@ _RECENT = 4  # jobs that may still be under way: two channels, and the one befor
 
 Fold = Callable[[Sequence[int], int, int], None]
 """Reduces arrays: (addresses of the sources in order, address of the result, elements)."""
+
+
+class ExchangeRequest(NamedTuple):
+    """What one vertex is to do in a collective, whatever memory that is about.
+
+    Args:
+        plan: Its part of the schedule, by the numbers of the schedule.
+        item_bytes: Size of an element, bytes.
+        fold: The reduction.
+        call: What was called; must be equal on all.
+        last_fold: The reduction after which a chunk is complete here (`plan.finished`); None: `fold`.
+        members: The transport's vertex for each vertex of the schedule; None: the same.
+        wire: How elements travel, where not as they are. Where a chunk ends it is rounded like that.
+    """
+
+    plan: MessagePlan
+    item_bytes: int
+    fold: Fold
+    call: CollectiveSignature
+    last_fold: Fold | None = None
+    members: Sequence[int] | None = None
+    wire: WireCompression | None = None
 
 
 class HopTiming(NamedTuple):

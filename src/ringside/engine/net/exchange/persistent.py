@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ringside.engine.buffers import address_of
-from ringside.engine.net.exchange.exchange import Exchange, Fold, HopTiming
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest, Fold, HopTiming
 from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers
-from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
+from ringside.engine.net.exchange.signature import MessageHeader, SignatureMismatch
 from ringside.engine.transports.base import Bytes, Pending, Transport
 
 _SEQ_BYTES = 8  # of a header: the number of the collective on its link, which comes first
@@ -30,26 +29,12 @@ class PersistentExchange:
 
     Args:
         exchange: The links.
-        plan: Its part of the schedule: one chunk, no switch.
+        request: What is done: a plan of one chunk, no switch, no wire dtype.
         chunk: The chunk's memory, uint8 [n], 1 to a message's payload.
-        item_bytes: Size of an element, bytes.
-        fold: The reduction.
-        last_fold: The reduction after which the chunk is complete here.
-        call: What is called.
-        members: The transport's vertex for each vertex of the schedule; None: the same.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        plan: MessagePlan,
-        chunk: Bytes,
-        item_bytes: int,
-        fold: Fold,
-        last_fold: Fold,
-        call: CollectiveSignature,
-        members: Sequence[int] | None,
-    ) -> None:
+    def __init__(self, exchange: Exchange, request: ExchangeRequest, chunk: Bytes) -> None:
+        plan, item_bytes, fold, call, last_fold, members, _ = request
         self._exchange, self._chunk, self._address = exchange, chunk, address_of(chunk)
         self._elements = len(chunk) // item_bytes
         # This vertex's header, but for the number of the collective, which is written into it each time.
@@ -71,7 +56,7 @@ class PersistentExchange:
                     senders.append(_Sender(src, vertices[src], 0 if src in heard else HEADER_BYTES))
                     heard.add(src)
                 index = len(self._steps)
-                by = last_fold if index in plan.finals else fold
+                by = (last_fold or fold) if index in plan.finals else fold
                 messages = self._messages_after(plan, index, greeted)
                 own_position = sum(src < me for src in receive.sources)
                 self._steps.append(_ReceiveStep(k, receive.overwrite, own_position, senders, by, messages))

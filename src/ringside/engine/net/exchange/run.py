@@ -22,14 +22,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ringside.engine.buffers import address_of
-from ringside.engine.net.exchange.compression import WireCompression
-from ringside.engine.net.exchange.exchange import Exchange, Fold, HopTiming
+from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest, HopTiming
 from ringside.engine.net.exchange.message_size import MessageSize
 from ringside.engine.net.exchange.pipeline import AHEAD, SegmentPipeline
-from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
 from ringside.engine.net.exchange.route import Length, Parts, ReceiveSegment, route_of
-from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader, SignatureMismatch
+from ringside.engine.net.exchange.signature import MessageHeader, SignatureMismatch
 from ringside.engine.transports.base import Bytes, Pending
 
 Chunk = Sequence[Bytes] | Bytes | None
@@ -65,14 +63,8 @@ class ExchangeRun:
 
     Args:
         exchange: The links.
-        plan: Its part of the schedule, by the numbers of the schedule.
+        request: What is done.
         chunks: The chunks' memory, uint8 arrays by number, or what `Exchange.cut` makes of them.
-        item_bytes: Size of an element, bytes.
-        fold: The reduction.
-        call: What was called; must be equal on all.
-        last_fold: The reduction after which a chunk is complete here, where it is another (`plan.finished`).
-        members: The transport's vertex for each vertex of the schedule (default: the same).
-        wire: How elements travel, where not as they are. Where a chunk ends it is rounded like that.
         ordered: All vertices know the sizes of all chunks: large ones travel in an order that keeps links busy.
         feed: What fills the chunks and empties them meanwhile; default: they are all there.
         size: Of the messages, as `Exchange.size_of` returns, where an order is worked out; default: the largest.
@@ -81,19 +73,14 @@ class ExchangeRun:
     def __init__(
         self,
         exchange: Exchange,
-        plan: MessagePlan,
+        request: ExchangeRequest,
         chunks: Sequence[Chunk],
-        item_bytes: int,
-        fold: Fold,
-        call: CollectiveSignature,
         *,
-        last_fold: Fold | None = None,
-        members: Sequence[int] | None = None,
-        wire: WireCompression | None = None,
         ordered: bool = False,
         feed: SegmentPipeline | None = None,
         size: MessageSize | None = None,
     ) -> None:
+        plan, item_bytes, fold, call, last_fold, members, wire = request
         self.exchange, self.plan, self.item_bytes = exchange, plan, item_bytes
         self.fold, self.last_fold, self.call, self.wire, self.feed = fold, last_fold or fold, call, wire, feed
         self.peers: Sequence[int] = range(exchange.transport.size) if members is None else members
