@@ -6,12 +6,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.native.nccl import LIBRARY, harness, play, played_calls
+from tests.native.nccl import harness, play, played_calls
 
 from ringside import _core
 from ringside.errors import RingsideError, UnsupportedError
@@ -171,19 +172,17 @@ def test_it_shows_three_names_and_needs_nothing_but_the_c_library(library: Path)
     assert not {"pthread_create", "__cxa_thread_atexit_impl", "__cxa_atexit", "malloc", "_Znwm"} & set(names.split())
 
 
-def test_a_path_that_nccl_would_cut_off_is_refused(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Module:
-        __file__ = str(tmp_path / ("x" * 200) / "_native.so")
+def test_a_path_that_nccl_would_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "LONGEST_PLUGIN_PATH", len(os.fsencode(_core.nccl_plugin())))
+    _core.nccl_plugin()
+    monkeypatch.setattr(_core, "LONGEST_PLUGIN_PATH", _core.LONGEST_PLUGIN_PATH - 1)
+    with pytest.raises(UnsupportedError, match="cuts paths of plugins off"):
+        _core.nccl_plugin()
 
-    monkeypatch.setattr(_core, "_module", Module)
-    with pytest.raises(UnsupportedError, match="has no libnccl-profiler-ringside"):
-        _core.nccl_plugin()
-    Path(Module.__file__).parent.mkdir()
-    (Path(Module.__file__).parent / LIBRARY).touch()
-    with pytest.raises(UnsupportedError, match="after 254 bytes"):
-        _core.nccl_plugin()
-    monkeypatch.setattr(_core, "_module", None)
-    with pytest.raises(UnsupportedError, match="native core"):
-        _core.nccl_plugin()
+
+def test_without_the_core_there_is_none() -> None:
+    tell = "from ringside import _core; _core.nccl_plugin()"
+    done = subprocess.run(
+        [sys.executable, "-c", tell], env={**os.environ, "RINGSIDE_NO_NATIVE": "1"}, capture_output=True, text=True
+    )
+    assert "comes with Ringside's native core, but RINGSIDE_NO_NATIVE is set" in done.stderr

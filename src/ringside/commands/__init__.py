@@ -85,7 +85,7 @@ class _GroupedParser(argparse.ArgumentParser):
         formatter.end_section()
         parts = [f"usage: {self.prog} COMMAND [arguments]", DESCRIPTION]
         for group, verbs in GROUPS.items():
-            parts.append("\n".join([f"{group}:", *(f"  {verb:<13}{_module(verb).HELP}" for verb in verbs)]))
+            parts.append("\n".join([f"{group}:", *(f"  {verb:<8} {_module(verb).HELP}" for verb in verbs)]))
         return "\n\n".join([*parts, formatter.format_help().rstrip(), EXAMPLE])
 
 

@@ -4,7 +4,7 @@ With NCCL_PROFILER_PLUGIN set to it, NCCL (2.27 or newer) opens it by itself and
 records its collectives in shared memory; `ringside run --nccl` does that, reads
 the records and says who was late. On macOS there is none: NCCL runs on Linux.
 
-exit status: 0 fine, 2 there is none, or NCCL cannot open it there.
+exit status: 0 fine, 2 usage error, or there is none that NCCL can open.
 
 examples:
   $ ringside nccl-plugin
