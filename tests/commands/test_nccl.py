@@ -33,7 +33,8 @@ class Ranks(Recorded):
     def wait(self, timeout_s: float) -> int | None:
         for rank in range(self._ranks):
             folder = Path(self.environ["RINGSIDE_NCCL_DIR"])
-            play(Path(self.environ["NCCL_PROFILER_PLUGIN"]), folder, "work", 6, 100, rank, 3, self._mode, RANK=str(rank))
+            plugin = Path(self.environ["NCCL_PROFILER_PLUGIN"])
+            play(plugin, folder, "work", 6, 100, rank, 3, self._mode, RANK=str(rank))
         self._ranks = 0
         return super().wait(timeout_s)
 
@@ -72,6 +73,7 @@ def test_where_there_is_none_that_is_said(monkeypatch: pytest.MonkeyPatch, capsy
         run.NcclRecording.begin()
 
 
+@pytest.mark.noisy
 @pytest.mark.parametrize(("mode", "cause"), [("host", "late rank"), ("gpu", "slow GPU")])
 def test_who_was_late_is_said_and_written(
     mode: str, cause: str, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -170,6 +170,7 @@ def test_a_link_is_slow_beside_the_others_of_its_communicator() -> None:
 
 
 @pytest.mark.native
+@pytest.mark.noisy
 @pytest.mark.parametrize(("how", "cause"), [("host", LATE_RANK), ("gpu", SLOW_GPU)])
 def test_the_rank_that_comes_last_is_named_with_its_cause(how: str, cause: str, tmp_path: Path) -> None:
     """Three processes play the ranks of a job; the plugin of each writes, and one watch reads."""

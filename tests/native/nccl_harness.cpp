@@ -212,7 +212,7 @@ static void work(void* library, int version, int calls, int rank, int ranks, boo
   for (int number = 0; number < calls; ++number) {
     void* const api = version > 4 ? player.api(kCollApi) : nullptr;
     void* const call = player.collective(uint64_t(number), 2, api);
-    usleep(rank == 1 && is_gpu && number > 0 ? 5000 : 100);
+    usleep(rank == 1 && is_gpu && number > 0 ? 20000 : 100);
     const uint64_t started = now_ns() + kAhead;
     void* const kernels[2] = {player.kernel(call, 0, started), player.kernel(call, 1, started + 100)};
     void* const proxy = player.proxy(call, getpid(), 0, (rank + 1) % ranks, true);
@@ -220,10 +220,10 @@ static void work(void* library, int version, int calls, int rank, int ranks, boo
     player.state(step, kSendGpuWait, 0);
     player.state(step, kSendPeerWait, 0);
     player.state(step, kSendWait, 65536);
-    usleep(rank == 2 ? 2000 : 200);  // its link is slow
+    usleep(rank == 2 ? 10000 : 200);  // its link is slow
     player.stop(step);
     player.stop(proxy);
-    for (void* kernel : kernels) player.state(kernel, kKernelChStop, started + (rank == 1 ? 1000000 : 5000000));
+    for (void* kernel : kernels) player.state(kernel, kKernelChStop, started + (rank == 1 ? 1000000 : is_gpu ? 21000000 : 1000000000));
   }
   player.finalize();
 }

@@ -145,8 +145,8 @@ class _Known:
     def seen_ratio(self) -> float:
         """Return the smallest share of its calls that a rank was seen in."""
         calls = sum(most - least + 1 for least, most in self.span.values())
-        fewest = min(sum(seen[rank] for seen in self.seen.values()) for rank in range(self.communicator.ranks))
-        return fewest / calls if calls else 0.0
+        seen = [sum(one[rank] for one in self.seen.values()) for rank in range(self.communicator.ranks)]
+        return min(seen, default=0) / calls if calls else 0.0
 
     def name(self, rank: int) -> int:
         return self.names.get(rank, rank)

@@ -173,7 +173,7 @@ class Ring:
         if not 0 <= head - tail <= size:
             raise RingsideError(f"{self.path} is damaged: {head} records were begun and {tail} taken out")
         numbers = np.arange(tail, head, dtype=np.uint64)
-        found = self._records[numbers % np.uint64(size)]
+        found: Records = self._records[numbers % np.uint64(size)]
         is_whole = found["sequence"] == numbers + np.uint64(1)
         if alive and not is_whole.all():  # a thread is about to write one
             found = found[: np.argmin(is_whole)]
