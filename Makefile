@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel sdist release-check tsan asan stops test-oldest test-newest clean
+.PHONY: help setup frameworks demo test test-all test-long mutate lint bench prove docs wheel sdist release-check tsan asan stops plugin test-oldest test-newest clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,21 @@ asan: $(READY) ## the native core under the address and undefined-behaviour sani
 
 stops: $(READY) ## a rank stopped at every point of every path of the native core: all finish, or all raise
 	@$(call STRESS,stops,-DRINGSIDE_STOPS=ON,stops 3)
+
+# version by version: one thread, four of them, opened again, forked, and two that write while the ring is emptied
+PLAYS := play threads again forked
+plugin: ## NCCL's plugin under the thread, address and undefined-behaviour sanitizers: a program plays NCCL
+	@for kind in thread address,undefined; do \
+		at=build/plugin-$$kind; rm -rf $$at; mkdir -p $$at/rings; \
+		build="c++ -std=c++17 -Wall -Wextra -g -O1 -fsanitize=$$kind -Isrc/ringside/_core"; \
+		$$build -fPIC -shared -Wl,-z,nodelete src/ringside/_core/nccl_profiler.cpp -o $$at/plugin.so || exit 1; \
+		$$build tests/native/nccl_harness.cpp -o $$at/harness -ldl -pthread || exit 1; \
+		for version in 4 5 6; do for mode in $(PLAYS) cost; do \
+			count=200; test $$mode = cost && count=400000; \
+			RINGSIDE_NCCL_DIR=$$at/rings $(UNSHUFFLED) $$at/harness $$at/plugin.so $$mode $$version $$count $$(test $$mode = cost && echo 2) \
+				> $$at/told || exit 1; \
+		done; done; rm -rf $$at/rings; \
+	done; echo "nothing was found"
 
 comma := ,
 # The thread sanitizer knows where memory lies; kernels that shuffle addresses by more bits than it expects end it.

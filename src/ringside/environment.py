@@ -45,6 +45,8 @@ FOR_USERS = (
         "1800",
     ),
     Variable("RINGSIDE_AS_GLOO", "`1`: serves the process groups that a program makes by the name `gloo`", "`0`"),
+    Variable("RINGSIDE_NCCL_DIR", "where NCCL's [plugin](nccl.md) of Ringside makes its rings", "`/dev/shm`"),
+    Variable("RINGSIDE_NCCL_STEPS", "`1`: that plugin records every step of proxies, not a second of 30"),
     Variable("RINGSIDE_ISA", "`baseline`, `avx2` or `avx512`: no better kernels than these", "the best there are"),
     Variable("RINGSIDE_MACHINE", "equal values mean: these ranks can share memory", "the machine's own id"),
     Variable("RINGSIDE_HOST", "what a rank calls its host", "the host's name"),

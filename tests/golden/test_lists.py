@@ -21,7 +21,7 @@ else:
 
 STATUSES = (
     "--version", "", "help", "help nothing", "help report", "nothing", "reprot", "draw rign",
-    "predict --preset h100",
+    "predict --preset h100", "nccl-plugin x",
     "demo --inject slwo:rank=1", "report", "report demo", "report data", "report demo --json --markdown",
     "report demo --perfetto t.json --steps 3", "top --once demo", "top --once data", "top --once http:/x",
     "top nothing", "compare demo demo", "compare demo hosts --fail-over 5%", "compare demo hosts --fail-over x",

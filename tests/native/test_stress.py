@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-_FLAGS = {"stops": "", "tsan": "-fsanitize=thread", "asan": "-fsanitize=address,undefined"}
+_FLAGS = {
+    "stops": "",
+    "tsan": "-fsanitize=thread",
+    "asan": "-fsanitize=address,undefined",
+    "plugin": "-fsanitize=thread",
+}
 
 
 @pytest.mark.long

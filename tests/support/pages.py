@@ -33,7 +33,7 @@ def parse(command: str) -> None:
     args = build_parser(verbs=words[:1]).parse_args(words)
     if words[0] == "run":
         torchrun = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
-        switches = (run_command.SURVIVE, *run_command.VERBOSE, *run_command.QUIET)
+        switches = (run_command.NCCL, run_command.SURVIVE, *run_command.VERBOSE, *run_command.QUIET)
         line = parse_command_line(args.words, ours=run_command.OURS, switches=switches)
         line.check_ranks()
         torchrun.get_args_parser().parse_args(with_defaults(line, "2"))

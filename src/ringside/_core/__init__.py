@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib
 import os
+from pathlib import Path
 from types import ModuleType
 
 from ringside.errors import UnsupportedError
+
+NCCL_PLUGIN = "libnccl-profiler-ringside.so"
+LONGEST_PLUGIN_PATH = 254
 
 _module: ModuleType | None = None
 _why_not = ""
@@ -51,3 +55,22 @@ def describe() -> str:
     if _module is None:
         return f"ringside without its native core ({_why_not}); attach() only watches"
     return f"ringside with its native core ({_module.instruction_set()})"
+
+
+def nccl_plugin() -> Path:
+    """Return where NCCL's profiler plugin lies, for `NCCL_PROFILER_PLUGIN`.
+
+    Raises:
+        UnsupportedError: This installation has none, or NCCL cannot open it there.
+    """
+    if _module is None:
+        raise UnsupportedError(f"NCCL's profiler plugin comes with Ringside's native core, but {_why_not}")
+    path = Path(str(_module.__file__)).absolute().with_name(NCCL_PLUGIN)
+    if not path.exists():
+        raise UnsupportedError(f"this installation has no {NCCL_PLUGIN}: NCCL and its plugin exist on Linux only")
+    if len(os.fsencode(path)) > LONGEST_PLUGIN_PATH:
+        raise UnsupportedError(
+            f"NCCL cuts paths of plugins off after {LONGEST_PLUGIN_PATH} bytes, and this one is longer: link to it "
+            f"from elsewhere and set NCCL_PROFILER_PLUGIN to the link: {path}"
+        )
+    return path

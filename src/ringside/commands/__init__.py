@@ -18,7 +18,7 @@ from ringside.view.tui.console import never_raises, printable_lines
 
 GROUPS = {
     "Watch": ("run", "top", "serve", "report", "compare"),
-    "Diagnose": ("doctor", "probe"),
+    "Diagnose": ("doctor", "probe", "nccl-plugin"),
     "Plan": ("predict", "what-if"),
     "Learn and test": ("demo", "draw", "verify", "bench", "lab"),
 }
@@ -85,7 +85,7 @@ class _GroupedParser(argparse.ArgumentParser):
         formatter.end_section()
         parts = [f"usage: {self.prog} COMMAND [arguments]", DESCRIPTION]
         for group, verbs in GROUPS.items():
-            parts.append("\n".join([f"{group}:", *(f"  {verb:<9}{_module(verb).HELP}" for verb in verbs)]))
+            parts.append("\n".join([f"{group}:", *(f"  {verb:<8} {_module(verb).HELP}" for verb in verbs)]))
         return "\n\n".join([*parts, formatter.format_help().rstrip(), EXAMPLE])
 
 

@@ -20,6 +20,9 @@ options of ours, before the script:
                          steps; 0: never (default: 100)
   --as-gloo              have Ringside serve the process groups that the script
                          makes by the name gloo (RINGSIDE_AS_GLOO=1)
+  --nccl                 have NCCL (2.27 or newer) record its collectives by our
+                         plugin, and say who was late in them: its host, its GPU
+                         or a link (ranks of this host; docs/nccl.md)
   --survive              start a keeper per rank, which starts its worker again
                          when it dies: for scripts that train with
                          ringside.survive.training; nothing is recorded
@@ -48,14 +51,21 @@ import contextlib
 import logging
 import os
 import shlex
+import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
+from ringside import _core
 from ringside.commands.options import set_verbosity
 from ringside.engine.settings import usable_cores
 from ringside.errors import UsageError
-from ringside.launch.follow import ASKED, choose_directory, conclude_run, environment, follow_run
+from ringside.files import replace_file
+from ringside.launch.follow import ASKED, Show, choose_directory, conclude_run, environment, follow_run
 from ringside.launch.torchrun import (
     RANKS,
     CommandLine,
@@ -69,6 +79,8 @@ from ringside.launch.torchrun import (
     with_defaults,
 )
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
+from ringside.monitor.nccl.ring import FOLDER, FOLDER_VARIABLE, PREFIX
+from ringside.monitor.nccl.watch import FILE, PLUGIN_VARIABLE, NcclReport, NcclWatch, blame_line, report_lines
 from ringside.monitor.replicas import DIGEST_EVERY, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.processes import Death
@@ -82,10 +94,13 @@ ALERTS = {"--on-verdict": ON_VERDICT, "--metrics-port": METRICS_PORT}
 OURS = ("--run-dir", "--digest-every", *ALERTS)
 VERBOSE = {"-v": 1, "--verbose": 1, "-vv": 2}
 QUIET = ("-q", "--quiet")
+NCCL = "--nccl"
 SURVIVE = "--survive"
 AS_GLOO = "--as-gloo"
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
 _POLL_S = 0.2
+_NCCL_POLL_S = 0.25
+_NCCL_SILENT_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -93,7 +108,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     """Add this verb's arguments: all words are taken as they are, for most of them are torchrun's or the script's."""
     parser.usage = (
         "ringside run [-n N] [--run-dir DIR] [--on-verdict HOOK]\n"
-        "                    [--digest-every STEPS] [--as-gloo] [--survive]\n"
+        "                    [--digest-every STEPS] [--as-gloo] [--nccl] [--survive]\n"
         "                    [--metrics-port PORT] [-v | -q]\n"
         "                    [torchrun flags] train.py [arguments]"
     )
@@ -107,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if args.words[:1] in (["-h"], ["--help"]):
         args.print_help()
         return 0
-    line = parse_command_line(args.words, ours=OURS, switches=(AS_GLOO, SURVIVE, *VERBOSE, *QUIET))
+    line = parse_command_line(args.words, ours=OURS, switches=(AS_GLOO, NCCL, SURVIVE, *VERBOSE, *QUIET))
     quiet = not line.ours.keys().isdisjoint(QUIET)
     set_verbosity("run", max((VERBOSE.get(flag, 0) for flag in line.ours), default=0), quiet=quiet)
     line.check_script()
@@ -126,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
         _print_line(warning)
     if not quiet and os.access(path, os.W_OK):
         _print_line(start_line(line, path, os.environ))
+    nccl = NcclRecording.begin() if NCCL in line.ours else None
     with stop_requests(signals_to_handle(line, os.environ)) as stop:
         # Python starts with our sitecustomize before the script's own path.
         variables = environment(path)
@@ -134,9 +150,16 @@ def run(args: argparse.Namespace) -> int:
         variables["RINGSIDE_AUTOLOAD"] = "1"
         command = with_defaults(line, _processes())
         _log.info("starting: torchrun %s", shlex.join(command))
-        launch = Launch(command, {**variables, **alerts})
+        launch = Launch(command, {**variables, **alerts, **(nccl.variables if nccl else {})})
         # nodes may share the run directory: one of them tells
-        status = follow_run(launch, path, stop, _ignore if is_without_rank_0(line, os.environ) else _show)
+        show = _ignore if is_without_rank_0(line, os.environ) else _show
+        try:
+            status = follow_run(launch, path, stop, nccl.shown_beside(show) if nccl else show)
+        finally:
+            recorded = nccl.end() if nccl else None
+    if recorded is not None and (recorded.blames or not quiet):
+        for text in report_lines(recorded):
+            _print_line(text)
     ranks = sorted({death.rank for death in launch.deaths})
     failed = failure_line(launch.deaths) if status and not stop.signum else ""
     if ranks and 0 not in ranks:
@@ -155,6 +178,9 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
         _print_line("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
+    if recorded is not None:
+        with contextlib.suppress(OSError):
+            replace_file(path / FILE, msgspec.json.encode(recorded))
     if failed and not (concluded and any(verdict.kind == "dead_rank" for verdict in concluded[1])):
         _print_line(failed)
     print(path)
@@ -181,6 +207,69 @@ def run_surviving(line: CommandLine) -> int:
         while status is None:
             status = wait_or_stop(launch, _POLL_S, stop)
     return status
+
+
+class NcclRecording:
+    """The records of NCCL's collectives, from before the ranks start until they have ended.
+
+    Args:
+        folder: Where the ranks' rings are.
+
+    Attributes:
+        variables: What the ranks need.
+    """
+
+    def __init__(self, folder: Path, plugin: Path) -> None:
+        self._folder = folder
+        self._watch = NcclWatch(folder)
+        self._began = self._next = time.monotonic()
+        self._is_silent = True  # nothing was recorded, and nothing said of it
+        self._named: set[tuple[str, int, int]] = set()
+        self.variables = {PLUGIN_VARIABLE: str(plugin), FOLDER_VARIABLE: str(folder)}
+
+    @classmethod
+    def begin(cls) -> NcclRecording | None:
+        """Have the ranks' NCCL record; None, and a line that says why, where it cannot."""
+        users = os.environ.get(PLUGIN_VARIABLE)
+        if users:
+            _print_line(f"{PLUGIN_VARIABLE} is {users} and NCCL opens one plugin: --nccl records nothing")
+            return None
+        plugin = _core.nccl_plugin()
+        try:
+            return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=os.environ.get(FOLDER_VARIABLE) or FOLDER)), plugin)
+        except OSError as error:
+            _print_line(f"--nccl records nothing: there is no shared memory ({error})")
+            return None
+
+    def shown_beside(self, show: Show) -> Show:
+        """Return what reads the records whenever a run is shown."""
+
+        def show_both(run: RunFollower, found: list[ShownFinding]) -> None:
+            show(run, found)
+            if time.monotonic() >= self._next:
+                self._poll()
+
+        return show_both
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        self._next = now + _NCCL_POLL_S
+        self._watch.poll()
+        for blame in self._watch.blames() if now > self._began + _NCCL_SILENT_S else ():
+            if (key := (blame.cause, blame.rank, blame.peer)) not in self._named:
+                self._named.add(key)
+                _print_line(f"● {blame_line(blame)}")
+        if self._watch.records:
+            self._is_silent = False
+        elif self._is_silent and now > self._began + _NCCL_SILENT_S:
+            self._is_silent = False
+            _print_line(f"NCCL has recorded nothing in the first minute: {self._watch.why_silent(os.environ)}")
+
+    def end(self) -> NcclReport:
+        """Read what is left; return what came of it."""
+        self._watch.poll(is_last=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self._watch.report()
 
 
 def start_line(line: CommandLine, path: Path, environ: Mapping[str, str]) -> str:

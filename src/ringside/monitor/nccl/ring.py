@@ -1,0 +1,183 @@
+"""The ring in shared memory in which one process's NCCL plugin records events; `_core/nccl_ring.hpp` lays it out."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ringside.errors import RingsideError
+from ringside.processes import is_running
+
+FOLDER_VARIABLE = "RINGSIDE_NCCL_DIR"
+STEPS_VARIABLE = "RINGSIDE_NCCL_STEPS"
+FOLDER = "/dev/shm"
+PREFIX = "ringside-nccl-"
+
+COLLECTIVE, MESSAGE, KERNEL, PROXY, STEP = range(1, 6)
+"""What an event is of."""
+STARTED, CHANGED, STOPPED = range(3)
+SENDS, FOREIGN, CAPTURED, CALLED = 1, 2, 4, 8
+KIND_BITS = 3
+
+MAGIC = 0x314C43434E474E52
+HEAD, TAIL, DROPPED = 8, 16, 24
+"""Where a ring's counters lie, in words of 64 bits."""
+COMMUNICATORS = 1024
+HEADER_BYTES = 4096
+
+Records = NDArray[np.void]
+"""Of dtype `RECORD`."""
+
+HEADER = np.dtype(
+    [
+        ("magic", "u8"),
+        ("process_started", "u8"),
+        ("unix_ns", "i8"),
+        ("pid", "i4"),
+        ("global_rank", "i4"),
+        ("interface", "u4"),
+        ("communicators", "u4"),
+        ("records", "u4"),
+    ]
+)
+COMMUNICATOR = np.dtype(
+    [
+        ("id", "u8"),
+        ("opened_ns", "u8"),
+        ("closed_ns", "u8"),
+        ("ranks", "i4"),
+        ("rank", "i4"),
+        ("nodes", "i4"),
+        ("is_ready", "u4"),
+        ("name", "S88"),
+    ]
+)
+RECORD = np.dtype(
+    [
+        ("sequence", "u8"),
+        ("host_ns", "u8"),
+        ("handle", "u8"),
+        ("gpu_ns", "u8"),
+        ("number", "u8"),
+        ("count", "u8"),
+        ("communicator", "u4"),
+        ("peer", "i4"),
+        ("steps", "i4"),
+        ("flags", "u4"),
+        ("kind", "u1"),
+        ("what", "u1"),
+        ("state", "u1"),
+        ("channel", "u1"),
+        ("channels", "u1"),
+        ("protocol", "S11"),
+        ("func", "S16"),
+        ("datatype", "S16"),
+        ("algorithm", "S16"),
+    ]
+)
+
+
+class Communicator(msgspec.Struct, frozen=True):
+    """One rank's part of a communicator.
+
+    Args:
+        id: The same on all of its ranks.
+        ranks: How many it has.
+        rank: Which of them this process is.
+        name: The user's.
+    """
+
+    id: int
+    ranks: int
+    rank: int
+    name: str
+
+
+class Ring:
+    """The records of one process; whoever makes one is its only reader.
+
+    Args:
+        path: The file in shared memory.
+
+    Attributes:
+        pid: The process.
+        global_rank: torchrun's; -1: not known.
+        torn: Records that were begun and never finished, by a process that was killed.
+
+    Raises:
+        RingsideError: It is no ring of ours.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            at = HEADER_BYTES + COMMUNICATORS * COMMUNICATOR.itemsize
+            if not stat.S_ISREG(status.st_mode) or status.st_size <= at:
+                raise RingsideError(f"{path} is no ring of Ringside's NCCL plugin")
+            memory: Any = mmap.mmap(descriptor, status.st_size)
+        finally:
+            os.close(descriptor)
+        self._words: NDArray[np.uint64] = np.frombuffer(memory, np.uint64, HEADER_BYTES // 8)
+        self._header = np.frombuffer(memory, HEADER, 1)[0]
+        self._communicators = np.frombuffer(memory, COMMUNICATOR, COMMUNICATORS, HEADER_BYTES)
+        count = (status.st_size - at) // RECORD.itemsize
+        if self._header["magic"] != MAGIC or self._header["records"] != count:
+            raise RingsideError(f"{path} is no ring of Ringside's NCCL plugin, or of another version of it")
+        self._records = np.frombuffer(memory, RECORD, count, at)
+        self.pid = int(self._header["pid"])
+        self.global_rank = int(self._header["global_rank"])
+        self._started = int(self._header["process_started"])
+        self.torn = 0
+
+    @property
+    def interface(self) -> int:
+        """The version of the interface that NCCL has chosen; 0: no communicator was made."""
+        return int(self._header["interface"])
+
+    @property
+    def dropped(self) -> int:
+        """Events for which there was no room."""
+        return int(self._words[DROPPED])
+
+    @property
+    def communicators(self) -> list[Communicator]:
+        """Those that were made, in the order in which records number them."""
+        made = self._communicators[: int(self._header["communicators"])]
+        return [
+            Communicator(int(one["id"]), int(one["ranks"]), int(one["rank"]), one["name"].decode("utf-8", "replace"))
+            for one in made
+        ]
+
+    def is_alive(self) -> bool:
+        """Return whether its process may still write."""
+        return is_running(self.pid, self._started)
+
+    def take(self) -> Records:
+        """Return the records since the last call, oldest first.
+
+        Raises:
+            RingsideError: It is damaged.
+        """
+        alive = self.is_alive()  # asked first: what a process wrote before it ended is seen
+        size = len(self._records)
+        tail, head = int(self._words[TAIL]), int(self._words[HEAD])
+        if not 0 <= head - tail <= size:
+            raise RingsideError(f"{self.path} is damaged: {head} records were begun and {tail} taken out")
+        numbers = np.arange(tail, head, dtype=np.uint64)
+        found: Records = self._records[numbers % np.uint64(size)]
+        is_whole = found["sequence"] == numbers + np.uint64(1)
+        if alive and not is_whole.all():  # a thread is about to write one
+            found = found[: np.argmin(is_whole)]
+        else:
+            self.torn += int(np.count_nonzero(~is_whole))
+        self._words[TAIL] = tail + len(found)
+        return found if alive else found[is_whole[: len(found)]]

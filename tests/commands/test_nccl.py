@@ -1,0 +1,130 @@
+"""`ringside nccl-plugin`, and `ringside run --nccl` beside a program that plays NCCL in the ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.native.nccl import LIBRARY, play
+
+from ringside import _core
+from ringside.commands import main, run
+from ringside.errors import UnsupportedError
+
+from .recorded_launch import Recorded
+
+pytestmark = pytest.mark.native
+
+
+class Ranks(Recorded):
+    """Ranks in which a program plays NCCL, when the command looks for the first time.
+
+    Args:
+        ranks: How many.
+        mode: Of them.
+    """
+
+    def __init__(self, ranks: int, mode: str = "host", looks: int = 2) -> None:
+        super().__init__(looks=looks)
+        self._ranks, self._mode = ranks, mode
+
+    def wait(self, timeout_s: float) -> int | None:
+        for rank in range(self._ranks):
+            folder = Path(self.environ["RINGSIDE_NCCL_DIR"])
+            plugin = Path(self.environ["NCCL_PROFILER_PLUGIN"])
+            play(plugin, folder, "work", 6, 100, rank, 3, self._mode, RANK=str(rank))
+        self._ranks = 0
+        return super().wait(timeout_s)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where rings go; what NCCL's variables say is nothing."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    monkeypatch.setenv("RINGSIDE_NCCL_DIR", str(folder))
+    for name in ("NCCL_PROFILER_PLUGIN", "NCCL_DEBUG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return folder
+
+
+def launched(words: Sequence[str] = ()) -> list[str]:
+    return ["run", "--nccl", *words, "--run-dir", "run", "-n", "3", "train.py"]
+
+
+def test_the_path_is_printed_as_nccl_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nccl-plugin"]) == 0
+    path = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert path.is_absolute()
+    assert path.name == LIBRARY
+    assert path.exists()
+
+
+def test_where_there_is_none_that_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(_core, "NCCL_PLUGIN", "libmissing.so")
+    assert main(["nccl-plugin"]) == 2
+    assert "this installation has no libmissing.so: NCCL and its plugin exist on Linux only" in capsys.readouterr().err
+    monkeypatch.delenv("NCCL_PROFILER_PLUGIN", raising=False)
+    with pytest.raises(UnsupportedError):
+        run.NcclRecording.begin()
+
+
+@pytest.mark.noisy
+@pytest.mark.parametrize(("mode", "cause"), [("host", "late rank"), ("gpu", "slow GPU")])
+def test_who_was_late_is_said_and_written(
+    mode: str, cause: str, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = Ranks(3, mode)
+    ranks.instead_of(run, monkeypatch)
+    assert main(launched()) == 0
+    assert ranks.environ["NCCL_PROFILER_PLUGIN"] == str(_core.nccl_plugin())
+    err = capsys.readouterr().err
+    assert f"ringside run: NCCL: {cause}: the others waited " in err
+    assert "for rank 1 (host " in err
+    assert "ringside run: NCCL: slow link from rank 2 to rank 0: " in err
+    written = json.loads(Path("run", "nccl.json").read_text())
+    assert {blame["cause"] for blame in written["blames"]} == {cause, "slow link"}
+    assert written["communicators"][0]["calls"] == 100
+    assert list(shared.iterdir()) == []
+
+
+def test_a_plugin_of_the_users_is_left_alone(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "inspector")
+    ranks = Ranks(0)
+    ranks.instead_of(run, monkeypatch)
+    assert main(launched()) == 0
+    assert ranks.environ["NCCL_PROFILER_PLUGIN"] == "inspector"
+    err = capsys.readouterr().err
+    assert "NCCL_PROFILER_PLUGIN is inspector and NCCL opens one plugin: --nccl records nothing" in err
+
+
+def test_without_shared_memory_training_goes_on(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RINGSIDE_NCCL_DIR", str(shared / "missing"))
+    ranks = Ranks(0)
+    ranks.instead_of(run, monkeypatch)
+    assert main(launched()) == 0
+    assert "NCCL_PROFILER_PLUGIN" not in ranks.environ
+    assert "--nccl records nothing: there is no shared memory" in capsys.readouterr().err
+
+
+def test_after_a_minute_without_records_that_is_said_once(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moments = iter(range(0, 10_000, 50))
+    monkeypatch.setattr(run.time, "monotonic", lambda: float(next(moments)))
+    Ranks(0, looks=5).instead_of(run, monkeypatch)
+    assert main(launched(["-q"])) == 0
+    assert capsys.readouterr().err.count("NCCL has recorded nothing in the first minute: no communicator was made") == 1
+
+
+def test_surviving_records_nothing(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(launched(["--survive"])) == 2
+    assert "leave out --nccl, --run-dir" in capsys.readouterr().err

@@ -1,0 +1,210 @@
+"""What is made of the plugin's records: calls, the GPU's clock, who is late and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.native.nccl import play
+
+from ringside import _core
+from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, SETTLED_NS, WAIT, Calls, Joined
+from ringside.monitor.nccl.causes import LATE_RANK, SLOW_GPU, SLOW_LINK, Blame, Causes
+from ringside.monitor.nccl.clock import MOST_DRIFT, RESOLUTION_NS, fit_clock
+from ringside.monitor.nccl.ring import CALLED, COLLECTIVE, KERNEL, PREFIX, RECORD, STARTED, STOPPED, Communicator
+from ringside.monitor.nccl.watch import NcclWatch, blame_line, report_lines
+
+NS = 1_000_000_000
+AHEAD = 5 * NS
+"""What the GPUs' clocks are ahead here."""
+
+
+def records(*rows: tuple[int, int, int, int, int, int]) -> np.ndarray:
+    """Return records: sequence, kind, what, handle, seconds of the host in ms, GPU nanoseconds."""
+    made = np.zeros(len(rows), RECORD)
+    for at, (sequence, kind, what, handle, host_ms, gpu_ns) in enumerate(rows):
+        made[at]["sequence"], made[at]["kind"], made[at]["what"] = sequence, kind, what
+        made[at]["handle"], made[at]["host_ns"], made[at]["gpu_ns"] = handle, host_ms * 1_000_000, gpu_ns
+        made[at]["func"], made[at]["flags"] = b"AllReduce", CALLED if kind == COLLECTIVE else 0
+    return made
+
+
+def handle(sequence: int, kind: int) -> int:
+    return sequence << 3 | kind
+
+
+def test_a_call_is_over_when_its_kernels_have_ended_and_nothing_more_comes() -> None:
+    calls = Calls()
+    first = records((1, COLLECTIVE, STARTED, 0, 0, 0), (2, KERNEL, STARTED, handle(1, COLLECTIVE), 2, 700))
+    assert len(calls.add(first, SETTLED_NS + 10**7).calls) == 0
+    last = records((3, KERNEL, STOPPED, handle(2, KERNEL), 3, 900))
+    assert len(calls.add(last, 10**7).calls) == 0
+    (call,) = calls.add(records(), SETTLED_NS + 10**7).calls
+    assert (call["arrived_gpu_ns"], call["ended_gpu_ns"], call["reported_ns"], call["channels"]) == (
+        700,
+        900,
+        2 * 10**6,
+        1,
+    )
+    assert len(calls.add(records((4, KERNEL, STOPPED, handle(2, KERNEL), 3, 900)), 2 * GIVEN_UP_NS).calls) == 0
+
+
+def test_a_call_whose_end_never_comes_is_given_up() -> None:
+    calls = Calls()
+    calls.add(records((1, COLLECTIVE, STARTED, 0, 0, 0), (2, KERNEL, STARTED, handle(1, COLLECTIVE), 2, 700)), 10**7)
+    assert len(calls.add(records(), GIVEN_UP_NS).calls) == 0
+    (call,) = calls.add(records(), GIVEN_UP_NS + 10**7).calls
+    assert (call["arrived_gpu_ns"], call["ended_gpu_ns"]) == (700, 0)
+
+
+def made_calls(
+    stays: Sequence[float] | np.ndarray, queued: Sequence[float] | np.ndarray, *, rate: float = 0.0
+) -> np.ndarray:
+    """Return calls of one rank, every 100 ms.
+
+    Args:
+        stays: Seconds in each.
+        queued: Seconds from each call of the API to the arrival.
+        rate: How fast the GPU's clock drifts.
+    """
+    made = np.zeros(len(stays), CALL)
+    at = NS + (np.arange(len(stays)) * 0.1 * NS).astype(np.int64)
+    made["func"], made["number"], made["is_called"] = b"AllReduce", np.arange(len(stays)), True
+    made["enqueued_ns"] = at - (np.array(queued) * NS).astype(np.int64)
+    late = np.where(np.arange(len(stays)) % 5 == 0, 1e-5, 0.01) * NS
+    made["reported_ns"] = at + late.astype(np.int64)
+    made["arrived_gpu_ns"] = at + AHEAD + (rate * (at - NS)).astype(np.int64)
+    made["ended_gpu_ns"] = made["arrived_gpu_ns"] + (np.array(stays) * NS).astype(np.uint64)
+    return made
+
+
+@pytest.mark.parametrize("rate", [-5e-5, 0.0, 5e-5])
+def test_the_clocks_bounds_hold_what_is_true_while_it_drifts(rate: float) -> None:
+    random = np.random.default_rng(1)
+    calls = made_calls(np.full(200, 1e-3), random.uniform(1e-5, 5e-3, 200), rate=rate)
+    least, most = fit_clock(calls)
+    true = AHEAD + rate * np.arange(200) * 0.1 * NS
+    assert np.all((least <= true) & (true <= most))
+    # No more than the promptest report, and what four calls of 100 ms drift until the next prompt one.
+    assert np.max(true - least) <= 1e-5 * NS + RESOLUTION_NS + 100 + 0.4 * (MOST_DRIFT + abs(rate)) * NS
+
+
+def test_bounds_that_contradict_each_other_are_not_known() -> None:
+    calls = made_calls(np.full(20, 1e-3), np.full(20, 1e-5))
+    calls["arrived_gpu_ns"][10:] -= np.uint64(NS)  # a clock was set
+    least, most = fit_clock(calls)
+    assert np.isnan(least).all()
+    assert np.isnan(most).all()
+    assert len(fit_clock(calls[:0])[0]) == 0
+
+
+def blamed(*ranks: np.ndarray, waits: Sequence[np.ndarray] = ()) -> list[Blame]:
+    causes = Causes()
+    for rank, calls in enumerate(ranks):
+        made = waits[rank] if waits else np.zeros(0, WAIT)
+        causes.add([Communicator(9, len(ranks), rank, "dp")], rank + 10, Joined(calls, made))
+    return causes.blames()
+
+
+N = 50
+LONG, SHORT, NO = np.full(N, 0.030), np.full(N, 0.001), np.full(N, 1e-5)
+
+
+def test_who_is_in_it_for_the_shortest_time_came_last_and_its_host_was_late() -> None:
+    (blame,) = blamed(made_calls(LONG, NO), made_calls(SHORT, NO), made_calls(LONG, NO))
+    assert (blame.cause, blame.rank) == (LATE_RANK, 11)
+    assert blame.seconds == pytest.approx(N * 0.029)
+    assert blame.host_seconds == pytest.approx(N * 0.029, rel=0.01)
+
+
+def test_a_gpu_that_had_been_given_it_long_before_is_slow() -> None:
+    late = np.where(np.arange(N) == 0, 1e-5, 0.05)
+    (blame,) = blamed(made_calls(LONG, NO), made_calls(SHORT, late), made_calls(LONG, NO))
+    assert (blame.cause, blame.rank) == (SLOW_GPU, 11)
+    assert blame.gpu_seconds == pytest.approx((N - 1) * 0.029, rel=0.01)
+
+
+def test_repairing_one_rank_saves_no_more_than_the_second_last_allows() -> None:
+    blames = blamed(made_calls(LONG, NO), made_calls(SHORT, NO), made_calls(SHORT + 0.0005, NO))
+    assert blames == []
+
+
+def test_what_version_4_does_not_tell_leaves_the_cause_open() -> None:
+    ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
+    for calls in ranks:
+        calls["is_called"] = False
+    (blame,) = blamed(*ranks)
+    assert (blame.cause, blame.host_seconds, blame.gpu_seconds) == (LATE_RANK, 0.0, 0.0)
+    assert "not known" in blame_line(blame)
+
+
+def test_a_rank_seen_in_fewer_than_half_of_its_calls_blames_nobody() -> None:
+    ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)[::3]]
+    assert blamed(*ranks) == []
+    assert len(blamed(ranks[0], made_calls(SHORT, NO)[: N // 2 + 1])) == 1
+
+
+def test_collectives_that_ranks_leave_apart_are_not_compared() -> None:
+    ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
+    for calls in ranks:
+        calls["func"] = b"Broadcast"
+    assert blamed(*ranks) == []
+
+
+def made_waits(peer: int, send_s: float) -> np.ndarray:
+    made = np.zeros(1, WAIT)
+    made["peer"], made["sends"], made["steps"], made["size_bytes"] = peer, True, 200, 10**8
+    made["send_gpu"], made["send_peer"], made["send"] = 0.5, 0.1, send_s
+    return made
+
+
+def test_a_link_is_slow_beside_the_others_of_its_communicator() -> None:
+    equal = [made_calls(LONG, NO)] * 4
+    waits = [made_waits((rank + 1) % 4, 2.0 if rank == 2 else 0.5) for rank in range(4)]
+    (blame,) = blamed(*equal, waits=waits)
+    assert (blame.cause, blame.rank, blame.peer, blame.seconds) == (SLOW_LINK, 12, 13, pytest.approx(1.5))
+    assert "from rank 12 to rank 13" in blame_line(blame)
+    assert blamed(*equal[:2], waits=waits[:2]) == []  # of two links nobody can say which is slow
+
+
+@pytest.mark.native
+@pytest.mark.noisy
+@pytest.mark.parametrize(("how", "cause"), [("host", LATE_RANK), ("gpu", SLOW_GPU)])
+def test_the_rank_that_comes_last_is_named_with_its_cause(how: str, cause: str, tmp_path: Path) -> None:
+    """Three processes play the ranks of a job; the plugin of each writes, and one watch reads."""
+    for rank in range(3):
+        play(_core.nccl_plugin(), tmp_path, "work", 6, 120, rank, 3, how, RANK=str(rank + 4))
+    watch = NcclWatch(tmp_path)
+    watch.poll(is_last=True)
+    report = watch.report()
+    late, link = report.blames
+    if late.cause == SLOW_LINK:
+        late, link = link, late
+    assert (late.cause, late.rank) == (cause, 5)
+    assert (link.cause, link.rank, link.peer) == (SLOW_LINK, 6, 4)
+    assert (report.processes, report.interface, report.dropped, report.torn) == (3, 6, 0, 0)
+    (seen,) = report.communicators
+    assert (seen.calls, seen.ranks_seen, seen.seen_ratio) == (120, 3, 1.0)
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
+    assert len(report_lines(report)) == 2
+
+
+@pytest.mark.native
+def test_ranks_on_other_hosts_are_said_to_be_missing(tmp_path: Path) -> None:
+    play(_core.nccl_plugin(), tmp_path, "work", 5, 5, 0, 3, "host")
+    (tmp_path / f"{PREFIX}1-1").write_bytes(b"no ring")
+    watch = NcclWatch(tmp_path)
+    watch.poll()
+    watch.poll(is_last=True)
+    assert "1 of 3 ranks were seen here: not compared" in report_lines(watch.report())[-1]
+
+
+def test_why_nothing_was_recorded_is_told_by_nccls_log_where_there_is_one(tmp_path: Path) -> None:
+    watch = NcclWatch(tmp_path)
+    assert "older than 2.27" in watch.why_silent({})
+    (tmp_path / "nccl.host.17").write_text("NCCL INFO Bootstrap\nNCCL INFO External profiler plugin x is unsupported\n")
+    told = watch.why_silent({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p")})
+    assert told == "NCCL's log says NCCL INFO External profiler plugin x is unsupported"
+    assert report_lines(watch.report()) == []

@@ -1,0 +1,346 @@
+// Loads libnccl-profiler-ringside.so as NCCL does, and plays what NCCL calls: `nccl_harness LIBRARY MODE VERSION [NUMBER]`.
+//
+// What was played goes to stdout, a line for each: `comm ID RANKS RANK`, `call COMM FUNCTION NUMBER START STOP` (the GPU's
+// clock; STOP 0: it never ended), `sent COMM PEER STATE NANOSECONDS`. An expectation that fails ends with status 1.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "nccl_interface.hpp"
+#include "nccl_ring.hpp"
+
+using namespace ringside::nccl;
+
+#define EXPECT(what) \
+  do { \
+    if (!(what)) { \
+      fprintf(stderr, "line %d: not so: %s\n", __LINE__, #what); \
+      exit(1); \
+    } \
+  } while (0)
+
+static std::mutex printing;
+static int mask;
+static int dies_at = -1;  // the process, at this call of the first that comes to it
+static void* const kNowhere = reinterpret_cast<void*>(uintptr_t(0xdead0000dead0000));  // of another process
+
+static void log_line(int level, unsigned long, const char*, int, const char*, ...) { EXPECT(level <= kLogInfo); }
+
+static uint64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return uint64_t(now.tv_sec) * 1000000000 + uint64_t(now.tv_nsec);
+}
+
+// One communicator over one version of the interface.
+struct Player {
+  int version;
+  ProfilerV4* v4 = nullptr;
+  ProfilerV5* v5 = nullptr;
+  void* context = nullptr;
+  uint64_t id = 0;
+
+  Player(void* library, int version) : version(version) {
+    const std::string symbol = "ncclProfiler_v" + std::to_string(version);
+    (version == 4 ? reinterpret_cast<void*&>(v4) : reinterpret_cast<void*&>(v5)) = dlsym(library, symbol.c_str());
+    EXPECT(v4 != nullptr || v5 != nullptr);
+  }
+  int init(uint64_t of, int ranks, int rank) {
+    id = of;
+    return v4 ? v4->init(&context, &mask, "dp", id, 2, ranks, rank, log_line)
+              : v5->init(&context, id, &mask, "dp", 2, ranks, rank, log_line);
+  }
+  void* start(DescriptorV5& descriptor, void* of_context) {
+    void* handle = kNowhere;
+    if (v5) {
+      EXPECT(v5->start(of_context, &handle, &descriptor) == kSuccess);
+      return handle;
+    }
+    DescriptorV4 old{};
+    old.type = uint8_t(descriptor.type);
+    old.parent = descriptor.parent;
+    old.rank = descriptor.rank;
+    memcpy(static_cast<void*>(&old.coll), &descriptor.coll, sizeof(CollV4));
+    EXPECT(v4->start(of_context, &handle, &old) == kSuccess);
+    return handle;
+  }
+  void* start(DescriptorV5& descriptor) { return start(descriptor, context); }
+  void stop(void* handle) { EXPECT((v4 ? v4->stop(handle) : v5->stop(handle)) == kSuccess); }
+  void state(void* handle, int state, uint64_t value) {
+    StateArguments arguments{value};
+    EXPECT((v4 ? v4->record(handle, state, &arguments) : v5->record(handle, state, &arguments)) == kSuccess);
+  }
+  void finalize() { EXPECT((v4 ? v4->finalize(context) : v5->finalize(context)) == kSuccess); }
+
+  void* api(int type, bool is_captured = false) {
+    DescriptorV5 descriptor{};
+    descriptor.type = uint64_t(type);
+    descriptor.coll_api.is_captured = is_captured;
+    return start(descriptor);
+  }
+  void* collective(uint64_t number, int channels, void* parent) {
+    DescriptorV5 descriptor{};
+    descriptor.type = kColl;
+    descriptor.parent = parent;
+    descriptor.coll = {number, "AllReduce", nullptr, nullptr, 1000 + number, 0, "ncclFloat32", uint8_t(channels), 16, "RING", "SIMPLE"};
+    return start(descriptor);
+  }
+  void* message(int peer) {
+    DescriptorV5 descriptor{};
+    descriptor.type = kP2p;
+    descriptor.p2p = {"Send", nullptr, "ncclBfloat16", 77, peer, 2};
+    return start(descriptor);
+  }
+  void* kernel(void* parent, int channel, uint64_t timer) {
+    DescriptorV5 descriptor{};
+    descriptor.type = kKernelCh;
+    descriptor.parent = parent;
+    descriptor.kernel = {uint8_t(channel), timer};
+    return start(descriptor);
+  }
+  void* proxy(void* parent, int pid, int channel, int peer, bool sends) {
+    DescriptorV5 descriptor{};
+    descriptor.type = kProxyOp;
+    descriptor.parent = parent;
+    descriptor.proxy_op = {pid, uint8_t(channel), peer, 2, 65536, sends};
+    return start(descriptor, pid == getpid() ? context : kNowhere);
+  }
+  void* step(void* parent, int number) {
+    DescriptorV5 descriptor{};
+    descriptor.type = kProxyStep;
+    descriptor.parent = parent;
+    descriptor.proxy_step = number;
+    return start(descriptor);
+  }
+};
+
+// A communicator's life on one thread: calls that overlap, ends out of order, some that never come.
+static void play(void* library, int version, uint64_t id, int calls, unsigned seed) {
+  std::mt19937 random(seed);
+  Player player(library, version);
+  const int ranks = 2 + int(id % 3);
+  EXPECT(player.init(id, ranks, 1) == kSuccess);
+  EXPECT((__atomic_load_n(&mask, __ATOMIC_RELAXED) & ~kProxyStep) == (kColl | kP2p | kKernelCh | kProxyOp));
+  std::string told = "comm " + std::to_string(id) + " " + std::to_string(ranks) + " 1\n";
+  std::vector<std::function<void()>> later;
+  uint64_t gpu = 1000000 * id;
+  for (int number = 0; number < calls; ++number) {
+    if (number == dies_at) raise(SIGKILL);
+    const bool is_captured = number % 5 == 0 && version > 4;
+    void* const group = player.api(kGroup);
+    void* const api = version > 4 ? player.api(kCollApi, is_captured) : group;
+    EXPECT(group != nullptr && api != nullptr);
+    const int channels = 1 + int(random() % 4);
+    void* const call = player.collective(uint64_t(number), channels, api);
+    EXPECT(call != nullptr);
+    if (version > 4) player.stop(api);
+    const bool ends = number % 7 != 3;
+    uint64_t first = UINT64_MAX, last = 0;
+    for (int channel = 0; channel < channels; ++channel) {
+      const uint64_t started = gpu + random() % 500, stopped = started + 1000 + random() % 1000;
+      void* const kernel = player.kernel(call, channel, started);
+      void* const proxy = player.proxy(call, getpid(), channel, 0, true);
+      EXPECT(kernel != nullptr && proxy != nullptr);
+      player.state(proxy, kProxyOpInProgress, 0);
+      void* const step = player.step(proxy, channel);
+      player.state(step, kSendGpuWait, 0);
+      player.state(step, kSendPeerWait, 0);
+      player.state(step, kSendWait, 4096);
+      first = std::min(first, started);
+      last = std::max(last, stopped);
+      later.push_back([&player, step, proxy] {
+        player.stop(step);
+        player.stop(proxy);
+      });
+      if (ends || channel > 0)
+        later.push_back([&player, kernel, stopped] {
+          player.state(kernel, kKernelChStop, stopped);
+          player.stop(kernel);
+        });
+    }
+    player.stop(call);  // enqueued
+    player.stop(group);
+    told += "call " + std::to_string(id) + " AllReduce " + std::to_string(number) + " " + std::to_string(first) + " " +
+            std::to_string(ends ? last : 0) + "\n";
+    // PXN: this process's proxy works for another one.
+    void* const foreign = player.proxy(kNowhere, getpid() + 1, 0, 3, true);
+    EXPECT(foreign != nullptr);
+    player.stop(player.step(foreign, 0));
+    player.stop(foreign);
+    // what is not asked for, and null handles
+    EXPECT(player.api(kKernelLaunch) == nullptr && player.api(kNetPlugin) == nullptr && player.api(1 << 12) == nullptr);
+    EXPECT(player.kernel(nullptr, 0, 1) == nullptr && player.step(nullptr, 0) == nullptr);
+    player.stop(nullptr);
+    player.state(nullptr, kKernelChStop, 1);
+    std::shuffle(later.begin(), later.end(), random);
+    while (later.size() > 6) {
+      later.back()();
+      later.pop_back();
+    }
+    if (number % 4 == 0) player.stop(player.message(0));
+    gpu += 5000;
+  }
+  const auto half = later.size() / 2;
+  for (size_t i = 0; i < half; ++i) later[i]();
+  player.finalize();  // with handles still open
+  for (size_t i = half; i < later.size(); ++i) later[i]();
+  const std::lock_guard<std::mutex> lock(printing);
+  fputs(told.c_str(), stdout);
+  fflush(stdout);
+}
+
+// A rank of a job in which rank 1 comes last: its host calls late, or its GPU has had the call for long.
+static void work(void* library, int version, int calls, int rank, int ranks, bool is_gpu) {
+  Player player(library, version);
+  EXPECT(player.init(77, ranks, rank) == kSuccess);
+  constexpr uint64_t kAhead = 5000000000;
+  for (int number = 0; number < calls; ++number) {
+    void* const api = version > 4 ? player.api(kCollApi) : nullptr;
+    void* const call = player.collective(uint64_t(number), 2, api);
+    usleep(rank == 1 && is_gpu && number > 0 ? 20000 : 100);
+    const uint64_t started = now_ns() + kAhead;
+    void* const kernels[2] = {player.kernel(call, 0, started), player.kernel(call, 1, started + 100)};
+    void* const proxy = player.proxy(call, getpid(), 0, (rank + 1) % ranks, true);
+    void* const step = player.step(proxy, 0);
+    player.state(step, kSendGpuWait, 0);
+    player.state(step, kSendPeerWait, 0);
+    player.state(step, kSendWait, 65536);
+    usleep(rank == 2 ? 10000 : 200);  // its link is slow
+    player.stop(step);
+    player.stop(proxy);
+    for (void* kernel : kernels) player.state(kernel, kKernelChStop, started + (rank == 1 ? 1000000 : is_gpu ? 21000000 : 1000000000));
+  }
+  player.finalize();
+}
+
+static std::string ring_path() {
+  char text[2048];
+  FILE* const file = fopen("/proc/self/maps", "re");
+  std::string found;
+  while (fgets(text, sizeof text, file) != nullptr)
+    if (const char* at = strstr(text, "/"); at != nullptr && strstr(at, "/ringside-nccl-") != nullptr) found = at;
+  fclose(file);
+  return found.substr(0, found.find('\n'));
+}
+
+// This process's ring, mapped once more.
+static Ring* map_ring() {
+  const int fd = open(ring_path().c_str(), O_RDWR | O_CLOEXEC);
+  void* const mapped = mmap(nullptr, sizeof(Ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  EXPECT(mapped != MAP_FAILED);
+  return static_cast<Ring*>(mapped);
+}
+
+// Nanoseconds an event, with several threads, while the ring is emptied.
+static void cost(void* library, int version, uint64_t events, int threads) {
+  Player first(library, version);
+  EXPECT(first.init(1, 2, 0) == kSuccess);
+  Ring* const ring = map_ring();
+  std::atomic<bool> is_over{false};
+  std::thread reader([&] {
+    while (!is_over.load()) {
+      ring->tail.store(ring->head.load(), std::memory_order_release);
+      usleep(200);
+    }
+  });
+  std::vector<std::thread> writers;
+  for (int at = 0; at < threads; ++at)
+    writers.emplace_back([&] {
+      Player player(library, version);
+      EXPECT(player.init(2, 2, 0) == kSuccess);
+      const uint64_t each = events / uint64_t(threads);
+      const uint64_t wall = now_ns(), processor = now_ns(CLOCK_THREAD_CPUTIME_ID);
+      for (uint64_t done = 0; done < each;) {
+        void* const call = player.collective(done, 4, nullptr);
+        void* kernels[4];
+        for (int channel = 0; channel < 4; ++channel) kernels[channel] = player.kernel(call, channel, done);
+        for (void* kernel : kernels) player.state(kernel, kKernelChStop, done);
+        done += 9;
+      }
+      const uint64_t took = now_ns() - wall, ran = now_ns(CLOCK_THREAD_CPUTIME_ID) - processor;
+      const std::lock_guard<std::mutex> lock(printing);
+      printf("cost %.1f %.1f\n", double(took) / double(each), double(ran) / double(each));
+    });
+  for (auto& writer : writers) writer.join();
+  is_over.store(true);
+  reader.join();
+  printf("dropped %llu\n", static_cast<unsigned long long>(ring->dropped.load()));
+}
+
+int main(int argc, char** argv) {
+  EXPECT(argc >= 4);
+  const std::string path = argv[1], mode = argv[2];
+  const int version = atoi(argv[3]), number = argc > 4 ? atoi(argv[4]) : 20;
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    fprintf(stderr, "%s\n", dlerror());
+    return 1;
+  }
+  if (mode == "play") {
+    play(library, version, 1, number, 1);
+  } else if (mode == "threads" || mode == "killed") {
+    if (mode == "killed") dies_at = number / 2;
+    std::vector<std::thread> threads;
+    for (unsigned id = 1; id <= 4; ++id) threads.emplace_back(play, library, version, id, number, id);
+    for (auto& thread : threads) thread.join();
+  } else if (mode == "again") {
+    play(library, version, 1, number, 1);
+    EXPECT(dlclose(library) == 0);
+    library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    play(library, version, 2, number, 2);
+    if (argc > 5) {  // another copy of it takes up the same ring
+      void* const copy = dlopen(argv[5], RTLD_NOW | RTLD_LOCAL);
+      EXPECT(copy != nullptr && copy != library);
+      play(copy, version, 3, number, 3);
+    }
+  } else if (mode == "forked") {
+    play(library, version, 1, number, 1);
+    const pid_t child = fork();
+    if (child == 0) {
+      play(library, version, 2, number, 2);
+      return 0;
+    }
+    int status = 0;
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+  } else if (mode == "refused") {
+    Player player(library, version);
+    EXPECT(player.init(1, 2, 0) == kSystemError && player.context == nullptr && mask == 0);
+    EXPECT(player.collective(0, 1, nullptr) == nullptr);
+    player.stop(nullptr);
+    EXPECT(dlclose(library) == 0);
+  } else if (mode == "full") {
+    Player player(library, version);
+    EXPECT(player.init(1, 2, 0) == kSuccess);
+    void* const kernel = player.kernel(player.collective(0, 1, nullptr), 0, 5);
+    for (uint64_t at = 2; at < kRecords; ++at) EXPECT(player.collective(at, 1, nullptr) != nullptr);
+    for (uint64_t at = 0; at < 10; ++at) EXPECT(player.collective(at, 1, nullptr) == nullptr);
+    player.state(kernel, kKernelChStop, 6);
+    player.finalize();
+  } else if (mode == "mask") {
+    Player player(library, version);
+    EXPECT(player.init(1, 2, 0) == kSuccess && player.collective(0, 1, nullptr) != nullptr);
+    printf("mask %d\n", mask);
+  } else if (mode == "work") {
+    work(library, version, number, atoi(argv[5]), atoi(argv[6]), strcmp(argv[7], "gpu") == 0);
+  } else if (mode == "cost") {
+    cost(library, version, uint64_t(number), argc > 5 ? atoi(argv[5]) : 1);
+  } else {
+    EXPECT(!"a mode");
+  }
+  return 0;
+}

@@ -1,0 +1,188 @@
+"""NCCL's plugin, loaded as NCCL does by a program that plays NCCL: what it writes is what was played."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.native.nccl import harness, play, played_calls
+
+from ringside import _core
+from ringside.errors import RingsideError, UnsupportedError
+from ringside.monitor.nccl.calls import UNKNOWN, Calls, Joined
+from ringside.monitor.nccl.ring import FOREIGN, HEAD, MAGIC, PREFIX, PROXY, TAIL, Ring
+from ringside.processes import start_time
+
+pytestmark = pytest.mark.native
+VERSIONS = (4, 5, 6)
+
+
+@pytest.fixture
+def library() -> Path:
+    return _core.nccl_plugin()
+
+
+def ring_in(folder: Path) -> Ring:
+    (path,) = folder.glob(f"{PREFIX}*")
+    return Ring(path)
+
+
+def joined(ring: Ring) -> Joined:
+    return Calls().add(ring.take(), time.monotonic_ns(), is_last=True)
+
+
+def read_calls(ring: Ring, calls: np.ndarray) -> dict[tuple[int, str, int], tuple[int, int]]:
+    return {
+        (ring.communicators[call["communicator"]].id, call["func"].decode(), int(call["number"])): (
+            int(call["arrived_gpu_ns"]),
+            int(call["ended_gpu_ns"]),
+        )
+        for call in calls
+        if not call["is_message"]
+    }
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_played_is_what_is_read(version: int, library: Path, tmp_path: Path) -> None:
+    """Calls that overlap and end out of order or never, on four threads with a communicator each."""
+    told = play(library, tmp_path, "threads", version, 100)
+    ring = ring_in(tmp_path)
+    calls, waits = joined(ring)
+    assert ring.interface == version
+    assert (ring.dropped, ring.torn) == (0, 0)
+    assert read_calls(ring, calls) == played_calls(told)
+    communicators = sorted((one.id, one.ranks, one.rank, one.name) for one in ring.communicators)
+    assert communicators == sorted((int(w[1]), int(w[2]), int(w[3]), "dp") for w in told if w[0] == "comm")
+    assert np.count_nonzero(calls["is_message"]) == 100
+    assert calls["is_captured"].sum() == (80 if version > 4 else 0)  # version 4 does not tell
+    own = waits[waits["communicator"] != UNKNOWN]
+    assert set(own["communicator"]) == set(range(4))
+    assert all(own["peer"] == 0)
+    assert all(own["send"] > 0)
+
+
+def test_what_proxies_do_for_other_processes_is_not_taken_for_ones_own(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "play", 6, 10)
+    records = ring_in(tmp_path).take()
+    foreign = records[(records["kind"] == PROXY) & (records["flags"] & FOREIGN != 0)]
+    assert len(foreign) == 10
+    assert set(foreign["communicator"]) == {UNKNOWN}
+
+
+def test_a_library_that_is_opened_again_or_from_a_copy_takes_its_ring_up(library: Path, tmp_path: Path) -> None:
+    shutil.copy(library, tmp_path / "copy.so")
+    told = play(library, tmp_path, "again", 6, 20, tmp_path / "copy.so")
+    ring = ring_in(tmp_path)
+    assert [one.id for one in ring.communicators] == [1, 2, 3]
+    assert read_calls(ring, joined(ring).calls) == played_calls(told)
+
+
+def test_a_forked_child_has_a_ring_of_its_own(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "forked", 5, 20)
+    rings = [Ring(path) for path in tmp_path.glob(f"{PREFIX}*")]
+    assert sorted(one.id for ring in rings for one in ring.communicators) == [1, 2]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_killed_process_leaves_its_ring_readable(version: int, library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "killed", version, 200, status=-9)
+    ring = ring_in(tmp_path)
+    assert not ring.is_alive()
+    calls, _ = joined(ring)
+    assert len(calls) > 50
+    assert len(ring.take()) == 0
+
+
+def test_a_full_ring_drops_what_is_new_and_counts_it(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "full", 6)
+    ring = ring_in(tmp_path)
+    assert ring.dropped == 11
+    records = ring.take()
+    assert len(records) == 32 * 1024
+    calls = Calls().add(records, time.monotonic_ns(), is_last=True).calls
+    assert (calls["arrived_gpu_ns"][0], calls["ended_gpu_ns"][0]) == (5, 0)  # its end is not known
+
+
+def test_a_record_that_was_never_finished_is_left_out(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "play", 5, 20)
+    ring = ring_in(tmp_path)
+    words = np.memmap(ring.path, np.uint64)
+    words[HEAD] += 1
+    records = ring.take()
+    assert len(records) == words[HEAD] - 1
+    assert ring.torn == 1
+    assert words[TAIL] == words[HEAD]
+    words[HEAD] += 10**9
+    with pytest.raises(RingsideError, match="damaged"):
+        ring.take()
+
+
+def test_of_a_living_process_only_what_is_whole_is_taken(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "play", 5, 20)
+    (path,) = tmp_path.glob(f"{PREFIX}*")
+    header = np.memmap(path, np.uint64)
+    header[1], np.memmap(path, np.int32)[6] = start_time(os.getpid()), os.getpid()
+    header[HEAD] += 1
+    ring = Ring(path)
+    assert len(ring.take()) == header[HEAD] - 1
+    assert (header[TAIL], ring.torn) == (header[HEAD] - 1, 0)
+
+
+def test_files_that_are_no_rings_are_refused(tmp_path: Path) -> None:
+    for content in (b"", b"\0" * 5_000_000, MAGIC.to_bytes(8, "little") + b"\0" * 1_000_000):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(RingsideError, match="no ring"):
+            Ring(tmp_path / "file")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with pytest.raises(OSError):
+        Ring(tmp_path / "link")
+
+
+def test_without_shared_memory_init_fails_and_nothing_else(library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path / "missing", "refused", 6)
+    play(library, tmp_path / ("x" * 600), "refused", 5)
+    limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "-", harness(), library, "refused", "6"]
+    subprocess.run(limited, env={**os.environ, "RINGSIDE_NCCL_DIR": str(tmp_path)}, check=True, timeout=60)
+    assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+def test_steps_of_proxies_are_asked_for_always_where_that_is_wanted(library: Path, tmp_path: Path) -> None:
+    """The harness plays them in any case; what NCCL is asked for is the mask."""
+    assert play(library, tmp_path, "mask", 6, RINGSIDE_NCCL_STEPS="1") == [["mask", str(2 + 4 + 8 + 16 + 64)]]
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
+def test_it_shows_three_names_and_needs_nothing_but_the_c_library(library: Path) -> None:
+    def told(*words: str) -> str:
+        return subprocess.run([*words, str(library)], capture_output=True, text=True, check=True).stdout
+
+    assert re.findall(r" [A-TV-Z] (\S+)", told("nm", "-D")) == [f"ncclProfiler_v{version}" for version in VERSIONS]
+    assert re.findall(r"NEEDED.*\[(.+)\]", told("readelf", "-dW")) == ["libc.so.6"]
+    assert not [name for name in re.findall(r" U (\S+)", told("nm", "-D")) if "@GLIBC" not in name]
+    assert "NODELETE" in told("readelf", "-dW")
+    names = told("nm", "-D")
+    assert not {"pthread_create", "__cxa_thread_atexit_impl", "__cxa_atexit", "malloc", "_Znwm"} & set(names.split())
+
+
+def test_a_path_that_nccl_would_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_core, "LONGEST_PLUGIN_PATH", len(os.fsencode(_core.nccl_plugin())))
+    _core.nccl_plugin()
+    monkeypatch.setattr(_core, "LONGEST_PLUGIN_PATH", _core.LONGEST_PLUGIN_PATH - 1)
+    with pytest.raises(UnsupportedError, match="cuts paths of plugins off"):
+        _core.nccl_plugin()
+
+
+def test_without_the_core_there_is_none() -> None:
+    tell = "from ringside import _core; _core.nccl_plugin()"
+    done = subprocess.run(
+        [sys.executable, "-c", tell], env={**os.environ, "RINGSIDE_NO_NATIVE": "1"}, capture_output=True, text=True
+    )
+    assert "comes with Ringside's native core, but RINGSIDE_NO_NATIVE is set" in done.stderr
