@@ -63,7 +63,7 @@ class BenchPlan(msgspec.Struct, frozen=True):
     arrays: tuple[str, ...] = ("numpy",)
     pin: bool = False
     environments: str = ""
-    hang_s: float = 120.0
+    hang_s: float = 300.0
 
     def parts(self, size_bytes: int) -> list[tuple[str, int, int]]:
         """Return (collective, bytes given, bytes of a result that is apart) of each call that makes up one of a size.
