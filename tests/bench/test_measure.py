@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from ringside.bench import launch, peers, worker
 from ringside.bench import worker as check
 from ringside.bench import worker as measure
-from ringside.bench.messages import Begin, Done, Failed, Message, Skipped, WorkerHello
+from ringside.bench.messages import About, Begin, Done, Failed, Message, Skipped, WorkerHello
 from ringside.bench.peers import Contender
-from ringside.bench.plan import ITEM_BYTES, BenchPlan
+from ringside.bench.plan import COLLECTIVES, ITEM_BYTES, BenchPlan
 from ringside.bench.worker import BenchMeter
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 
@@ -33,11 +35,16 @@ class Work:
     def perf_counter(self) -> float:
         return self.now
 
+    monotonic = perf_counter
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
 
 class Alone:
     """Stands for a communicator of two ranks, of which the other takes `slower` times as long."""
 
-    rank, slower = 0, 1.0
+    rank, size, slower = 0, 2, 1.0
 
     def __init__(self) -> None:
         self.barriers = 0
@@ -61,7 +68,8 @@ class Engine:
         self.given: list[Any] = []
         self.firsts: list[float] = []
         self.spoil = 0
-        self.contender = Contender(name, tensor, lambda array: array, self.call)
+        calls = {"all_reduce": lambda x, out: functools.partial(self.call, x)}
+        self.contender = Contender(name, tensor, lambda array: array, calls)
 
     def call(self, array: Any) -> None:
         self.given.append(array)
@@ -95,8 +103,9 @@ def test_a_turn_has_as_many_calls_as_fit_and_engines_take_turns(clock: Work) -> 
     assert one.seconds == pytest.approx((0.001,) * 4)
     assert other.seconds == pytest.approx((0.01,) * 4)
     assert (one.wrong, other.wrong) == (0, 0)
-    assert comm.barriers == 2 * (1 + 5 + 4)
-    assert len(fast.given) == 1 + 5 + 4 * one.iterations
+    assert comm.barriers == 2 * (1 + 5 + 4 + 1)
+    assert len(fast.given) == 1 + 5 + (4 + 1) * one.iterations
+    assert (other.median_s, other.late_s) == (pytest.approx(0.01), pytest.approx(0.01))
 
 
 def test_how_many_calls_is_what_was_asked_for_or_within_bounds(clock: Work) -> None:
@@ -157,14 +166,14 @@ def test_buffers_are_rotated_and_lie_apart_and_wrong_elements_are_counted(clock:
     assert all(array.nbytes == 100 for array in engine.given)
     order = [begins.index(place) for place in places]
     assert order[0] == 2  # the last one is checked
-    assert order[1:] == [number % 3 for number in range(5 + 2 * 3)]
+    assert order[1:] == [number % 3 for number in range(5 + 3 * 3)]
 
 
 def test_what_is_checked_is_this_ranks_and_what_is_timed_begins_at_zero(clock: Work) -> None:
     engine = Engine(clock, 0.001)
     meter(engine, rounds=1, iterations=1).case(64, "warm", 1)
     own, other = check.whole_numbers(0, 2, "float32", "sum")[0], OTHER[0]
-    assert engine.firsts == [own, *(number * other for number in range(5 + 1))]
+    assert engine.firsts == [own, *(number * other for number in range(5 + 2))]
 
 
 def test_between_cold_turns_the_cache_is_swept(clock: Work) -> None:
@@ -361,7 +370,7 @@ def test_a_rank_starts_with_one_thread_unless_the_user_says_so(monkeypatch: pyte
 
 
 def test_open_mpi_starts_as_root_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = BenchPlan(key="test", ranks=3, sizes_bytes=(4,), peers=("gloo", "mpi"))
+    asked = BenchPlan(key="test", ranks=3, sizes_bytes=(4,), peers=("mpi",))
     for user, flags in ((0, ["--allow-run-as-root"]), (1000, [])):
         monkeypatch.setattr(launch.os, "geteuid", lambda user=user: user)
         ((command, environ),) = launch.rank_commands(asked, tmp_path)
@@ -381,81 +390,108 @@ def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(
     def cannot(*_: Any) -> Any:
         raise RingsideError("\nno such thing\nat all")
 
-    monkeypatch.setattr(worker, "open_gloo", cannot)
-    assert worker.open_peer("gloo", asked, 0, tmp_path, writer) is None
+    comm: Any = Alone()
+    monkeypatch.setattr(worker, "opener_of", lambda name: cannot)
+    assert worker.open_peer("gloo", asked, comm, tmp_path, writer) is None
     assert sent == [Skipped("gloo", "max of bfloat16: no such thing")]
     tried: list[Any] = []
-    peer = Contender("mpi", "private", lambda array: array, tried.append)
-    monkeypatch.setattr(worker, "open_mpi", lambda *_: peer)
-    assert worker.open_peer("mpi", asked, 0, tmp_path, writer) is peer
+    calls = {"all_reduce": lambda x, out: functools.partial(tried.append, x)}
+    peer = Contender("mpi", "private", lambda array: array, calls, about="version 3")
+    monkeypatch.setattr(worker, "opener_of", lambda name: lambda *_: peer)
+    assert worker.open_peer("mpi", asked, comm, tmp_path, writer) is peer
     assert [(array.dtype, array.tolist()) for array in tried] == [(np.dtype("int16"), [0])]
-    assert len(sent) == 1
+    assert sent[1:] == [About("mpi", "version 3")]
+    other = msgspec.structs.replace(asked, collective="fsdp2")
+    assert worker.open_peer("mpi", other, comm, tmp_path, writer) is None
+    assert sent[-1] == Skipped("mpi", "max of bfloat16: it has no all_gather, reduce_scatter")
 
 
 def test_our_engine_is_called_as_users_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
     comm: Any = SimpleNamespace(all_reduce=lambda array, **how: given.append(how))
     for op, auto in (("sum", {}), ("max", {"op": "max"})):
-        made = peers.ours(comm, "float32", op, ("auto", "ring"))
+        made = peers.ours(comm, BenchPlan(key="", ranks=2, sizes_bytes=(4,), op=op, algorithms=("auto", "ring")))
         assert [(one.engine, one.algorithm, one.tensor) for one in made] == [
             ("ringside", algorithm, tensor) for algorithm in ("auto", "ring") for tensor in ("symmetric", "private")
         ]
         given.clear()
         for one in made:
-            one.call(one.wrap(np.zeros(1)))
+            one.calls["all_reduce"](one.wrap(np.zeros(1)), None)()
         assert given == [auto, auto, *[{"op": op, "algorithm": "ring"}] * 2]
     monkeypatch.setattr(peers, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None)))
     with pytest.raises(UsageError, match="bfloat16 tensors need torch"):
-        peers.ours(comm, "bfloat16", "sum", ("auto",))
+        peers.ours(comm, BenchPlan(key="", ranks=2, sizes_bytes=(4,), dtype="bfloat16"))
 
 
 def test_gloo_is_called_as_users_call_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     joined: list[Any] = []
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *what, **how: joined.append((what, how)))
-    plain = peers.open_gloo(1, 3, "float32", "sum", tmp_path)
+    comm: Any = SimpleNamespace(rank=1, size=3)
+
+    def opened(dtype: str, op: str) -> Contender:
+        asked = BenchPlan(key="", ranks=3, sizes_bytes=(4,), dtype=dtype, op=op)
+        return peers.open_gloo(asked, comm, tmp_path)
+
+    plain = opened("float32", "sum")
     ((what, how),) = joined
     assert (what, how["rank"], how["world_size"]) == (("gloo",), 1, 3)
     assert how["init_method"] == f"file://{tmp_path}/gloo-store"
-    assert (plain.engine, plain.tensor, plain.call) == ("gloo", "private", torch.distributed.all_reduce)
+    assert (plain.engine, plain.tensor, plain.array) == ("gloo", "private", "torch")
+    call: Any = plain.calls["all_reduce"](1, 2)
+    assert (call.func, call.args, call.keywords) == (torch.distributed.all_reduce, (1,), {})
     ops = torch.distributed.ReduceOp
     for op, asked in (("prod", ops.PRODUCT), ("max", ops.MAX)):
-        call: Any = peers.open_gloo(1, 3, "float32", op, tmp_path).call
-        assert call.keywords == {"op": asked}
+        call = opened("float32", op).calls["reduce_scatter"](1, 2)
+        assert (call.args, call.keywords) == ((2, 1), {"op": asked})
     memory = np.array([0x3F80, 0x4000], np.int16)
-    assert peers.open_gloo(0, 1, "bfloat16", "sum", tmp_path).wrap(memory).tolist() == [1.0, 2.0]
+    assert opened("bfloat16", "sum").wrap(memory).tolist() == [1.0, 2.0]
 
 
 def test_open_mpi_reduces_in_place_and_refuses_what_it_has_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     steps: list[Any] = []
     world = SimpleNamespace(
-        Get_size=lambda: 2, Barrier=lambda: steps.append("barrier"), Allreduce=lambda *given: steps.append(given)
-    )
+        Get_size=lambda: 2, Barrier=lambda: steps.append("barrier"),
+        **{name: lambda *given, name=name: steps.append((name, *given))
+           for name in ("Allreduce", "Reduce_scatter_block", "Allgather", "Bcast", "Reduce", "Alltoall")},
+    )  # fmt: skip
     mpi = SimpleNamespace(COMM_WORLD=world, IN_PLACE="in place", FLOAT="float", MAX="max")
     package = SimpleNamespace(rc=SimpleNamespace(threads=True), MPI=mpi)
     monkeypatch.setitem(sys.modules, "mpi4py", package)
     memory = tmp_path / "memory"
     (memory / "segment").mkdir(parents=True)
     monkeypatch.setenv(peers.MPI_MEMORY, str(memory))
-    peer = peers.open_mpi(2, "float32", "max")
+    comm: Any = SimpleNamespace(rank=1, size=2)
+
+    def opened(ranks: int, dtype: str, op: str) -> Contender:
+        asked = BenchPlan(key="", ranks=ranks, sizes_bytes=(4,), dtype=dtype, op=op, peers=("mpich",))
+        return peers.open_mpi(asked, comm, tmp_path)
+
+    peer = opened(2, "float32", "max")
     assert package.rc.threads is False
     assert (steps, memory.exists()) == (["barrier"], False)  # all have mapped it by then
-    peer.call(peer.wrap("array"))
-    assert steps[1:] == [("in place", ["array", "float"], "max")]
+    steps.clear()
+    x, out = ["x", "float"], ["out", "float"]
+    for make in peer.calls.values():
+        make("x", "out")()
+    assert steps == [
+        ("Allreduce", "in place", x, "max"), ("Reduce_scatter_block", x, out, "max"), ("Allgather", x, out),
+        ("Bcast", x, 0), ("Reduce", x, None, "max", 0), ("Alltoall", x, out), "barrier",
+    ]  # fmt: skip
     for asked, why in (
         ((3, "float32", "max"), "MPI sees 2 ranks instead of 3"),
         ((2, "bfloat16", "max"), "no max of bfloat16"),
         ((2, "float32", "avg"), "no avg of float32"),
     ):
         with pytest.raises(UnsupportedError, match=why):
-            peers.open_mpi(*asked)
+            opened(*asked)
 
 
 def test_why_a_peer_cannot_take_part_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"torch", "mpi4py"}
     found = SimpleNamespace(find_spec=lambda name: name if name in there else None)
     monkeypatch.setattr(peers, "importlib", SimpleNamespace(util=found))
-    monkeypatch.setattr(peers, "find_mpirun", lambda: "mpirun")
+    monkeypatch.setattr(peers, "find_mpirun", lambda *_: "mpirun")
     for said, why in (
         ("mpirun (Open MPI) 5.0.8\n", ""),
         ("mpirun (OpenRTE) 4.1.4\n", ""),
@@ -464,9 +500,81 @@ def test_why_a_peer_cannot_take_part_is_one_line(monkeypatch: pytest.MonkeyPatch
         done = SimpleNamespace(stdout=said, stderr="")
         monkeypatch.setattr(peers.subprocess, "run", lambda *words, done=done, **how: done)
         assert peers.why_not("mpi") == why
-    monkeypatch.setattr(peers, "find_mpirun", lambda: None)
+    monkeypatch.setattr(peers, "find_mpirun", lambda *_: None)
     assert peers.why_not("mpi").startswith("mpirun is not installed")
     assert peers.why_not("gloo") == ""
     there.clear()
     assert peers.why_not("mpi").startswith("mpi4py is not installed")
     assert peers.why_not("gloo") == "torch is not installed"
+    there.add("torch")
+    for peer in ("vllm", "deepspeed", "mpich", "impi", "openmpi-sm"):
+        assert peers.why_not(peer, "nowhere").startswith("not in nowhere: bench/peers.sh")
+    assert peers.why_not("some.module:opens") == ""
+
+
+def test_each_mpi_is_started_with_its_own_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("openmpi", "mpich", "impi"):
+        program = tmp_path / name / "bin" / "mpirun"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh")
+        program.chmod(0o755)
+    monkeypatch.setattr(peers, "usable_cores", lambda: 2)
+    place = str(tmp_path)
+    command, variables = peers.mpi_command("openmpi-sm", place, 2)
+    assert (command[0], variables["OMPI_MCA_coll_sm_priority"]) == (f"{place}/openmpi/bin/mpirun", "100")
+    assert peers.mpi_command("mpich", place, 2) == ([f"{place}/mpich/bin/mpirun", "-n", "2"], {})
+    assert peers.mpi_command("mpich", place, 3)[1]["MPIR_CVAR_POLLS_BEFORE_YIELD"] == "1"
+    variables = peers.mpi_command("impi", place, 2)[1]
+    assert (variables["I_MPI_FABRICS"], variables["I_MPI_ROOT"]) == ("shm", f"{place}/impi")
+    asked = BenchPlan(key="", ranks=2, sizes_bytes=(4,), peers=("impi",), environments=place)
+    ((command, _),) = launch.rank_commands(asked, tmp_path)
+    assert command[:4] == [f"{place}/impi/bin/mpirun", "-n", "2", f"{place}/impi/bin/python"]
+    told = peers.about_mpi("impi", asked, "Intel MPI 7\n")
+    assert told.startswith("Intel MPI 7; shm fabric alone; single copy by ")
+    assert told.endswith("; I_MPI_FABRICS=shm, I_MPI_PIN=off")
+
+
+def test_every_collective_is_checked(clock: Work) -> None:
+    """The other rank is played: what it would have given is written by hand, right and then wrong in one element."""
+    ranks, count = 2, 6
+    whole = [np.resize(check.whole_numbers(rank, ranks, "float32", "sum"), 2 * count) for rank in range(ranks)]
+    total, half = whole[0] + whole[1], count
+
+    def plays(collective: str, x: Any, out: Any, spoil: float) -> None:
+        right = {
+            "all_reduce": (x, total), "reduce": (x, total), "broadcast": (x, whole[0]),
+            "reduce_scatter": (out, total[:half]), "all_to_all": (out, np.concatenate([w[:half] for w in whole])),
+            "all_gather": (out, np.concatenate([w[:half] for w in whole])),
+        }[collective]  # fmt: skip
+        right[0][...] = right[1]
+        right[0][-1] += spoil
+
+    for collective in COLLECTIVES[:-1]:
+        for spoil in (0.0, 1.0):
+            calls = {collective: lambda x, out, c=collective, s=spoil: lambda: plays(c, x, out, s)}
+            contender = Contender("fake", "private", lambda array: array, calls)
+            asked = BenchPlan(key="", ranks=2, sizes_bytes=(48,), cache_bytes=1 << 14, rounds=1, collective=collective)
+            (sample,) = BenchMeter(Alone(), asked, [contender]).case(48, "warm", 1)  # type: ignore[arg-type]
+            assert (collective, sample.wrong) == (collective, int(spoil))
+
+
+def test_a_step_is_its_collectives_one_after_the_other() -> None:
+    def parts(collective: str, size: int) -> list[tuple[str, int, int]]:
+        return BenchPlan(key="", ranks=2, sizes_bytes=(size,), collective=collective).parts(size)
+
+    megabyte = 1 << 20
+    assert [size for _, size, _ in parts("ddp", 30 * megabyte)] == [megabyte, 25 * megabyte, 4 * megabyte]
+    assert parts("tensor_parallel", 64) == [("all_reduce", 64, 0)] * 4
+    assert parts("fsdp2", 64) == [("all_gather", 8, 16)] * 8 + [("reduce_scatter", 16, 8)] * 4
+    assert parts("all_to_all", 64) == [("all_to_all", 64, 64)]
+    assert parts("barrier", 0) == [("barrier", 0, 0)]
+
+
+@pytest.mark.parametrize("early", [0.0, 0.5])
+def test_a_barrier_that_lets_a_rank_go_early_is_wrong(clock: Work, early: float) -> None:
+    comm = Alone()
+    comm.all_reduce = lambda x, op: x + early  # type: ignore[method-assign]
+    contender = Contender("fake", "private", lambda array: array, {"barrier": lambda x, out: lambda: None})
+    asked = BenchPlan(key="", ranks=2, sizes_bytes=(0,), cache_bytes=1 << 14, rounds=1, collective="barrier")
+    (sample,) = BenchMeter(comm, asked, [contender]).case(0, "warm", 1)  # type: ignore[arg-type]
+    assert sample.wrong == int(early > 0)

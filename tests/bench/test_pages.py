@@ -18,7 +18,9 @@ PLAN = BenchPlan(
 def rows(engine: str, algorithm: str, tensor: str, small_us: float, large_us: float, wrong: int = 0) -> list[Message]:
     sizes = ((1 << 20, "warm", 1, small_us), (1 << 20, "cold", 3, 2 * small_us), (3 << 20, "any", 1, large_us))
     return [
-        Sample(engine, algorithm, tensor, cache, size, buffers, 7, (9.0, us * 1e-6, us * 1e-6), wrong)
+        Sample(
+            engine, algorithm, tensor, cache, size, buffers, 7, (9.0, us * 1e-6, us * 1e-6), wrong, "numpy", 2e-6, 3e-6
+        )
         for size, cache, buffers, us in sizes
     ]
 
@@ -39,7 +41,7 @@ def report(wrong: int = 0) -> list[Message]:
 
 def result(wrong: int = 0) -> BenchResult:
     skipped = [Skipped("mpi", "not on Sundays")]
-    return merge(PLAN, 2, [report(wrong), report(), report(wrong), report()], skipped)
+    return merge(PLAN, 2, [[report(wrong), report(), report(wrong), report()]], skipped)
 
 
 PAGE = """\
@@ -99,14 +101,16 @@ def test_the_page_as_data() -> None:
     data = result(5).to_json()
     row = data.pop("rows")[3]
     assert data == {
-        "schema": 1, "ranks": 4, "cores": 2, "cache_bytes": 4 << 20,
+        "schema": 1, "ranks": 4, "cores": 2, "collective": "all_reduce", "cache_bytes": 4 << 20, "peers": [],
         "stream_limit_bytes_per_second": 4 * 4 * 2**20 / 2e-3,
         "skipped": [{"peer": "mpi", "reason": "not on Sundays"}], "wrong": 30,
     }  # fmt: skip
     assert row == {
         "size_bytes": 1 << 20, "count": 1 << 17, "type": "float64", "redop": "max", "root": -1, "engine": "ringside",
-        "algorithm": "ring", "tensor": "private", "cache": "warm", "buffers": 1, "iterations": 7, "time_seconds": 5e-4,
-        "rounds_seconds": [9.0, 5e-4, 5e-4], "algbw_bytes_per_second": 2**20 / 5e-4,
+        "algorithm": "ring", "tensor": "private", "array": "numpy", "cache": "warm", "buffers": 1,
+        "iterations": 7, "time_seconds": 5e-4,
+        "rounds_seconds": [9.0, 5e-4, 5e-4], "call_median_seconds": 2e-6, "call_p99_seconds": 3e-6,
+        "algbw_bytes_per_second": 2**20 / 5e-4,
         "busbw_bytes_per_second": pytest.approx(1.5 * 2**20 / 5e-4), "wrong": 10,
         "ratios": {"gloo": pytest.approx(7.96), "mpi": pytest.approx(79.598)}, "limit_share": None,
     }  # fmt: skip
@@ -125,15 +129,15 @@ def test_ratios_have_three_digits() -> None:
         report += [
             Sample("ringside", "auto", tensor, "warm", 8, 1, 1, (1.0,), 0) for tensor in ("symmetric", "private")
         ]
-        said.append(table.verdict(merge(plan, 2, [report] * 2))[1])
+        said.append(table.verdict(merge(plan, 2, [[report] * 2]))[1])
     assert [line.split()[-2] for line in said] == ["0.50x", "9.95x", "10.0x", "10.0x", "99.5x", "100x", "1234x"]
 
 
 def test_where_no_size_is_a_landmark_the_first_and_the_last_are_told() -> None:
     plan = BenchPlan(key="test", ranks=2, sizes_bytes=(8, 16, 32))
-    reports = [
+    reports: list[list[Message]] = [
         [Limit(8, (1.0,)), *(Sample("ringside", "auto", tensor, "warm", size, 1, 1, (size * 1e-4,), 0)
                              for size in plan.sizes_bytes for tensor in ("symmetric", "private"))]
         for _ in range(2)
     ]  # fmt: skip
-    assert table.verdict(merge(plan, 2, reports))[1:] == ["       8 B: 800 µs", "      32 B: 3.20 ms"]
+    assert table.verdict(merge(plan, 2, [reports]))[1:] == ["       8 B: 800 µs", "      32 B: 3.20 ms"]

@@ -14,7 +14,7 @@ from .reports import PLAN, SIZE, report, sample
 
 @pytest.fixture
 def result() -> BenchResult:
-    return merge(PLAN, 2, [report(0.0), report(2e-6)])
+    return merge(PLAN, 2, [[report(0.0), report(2e-6)]])
 
 
 def test_an_iteration_takes_what_the_slowest_rank_takes_and_rounds_their_median(result: BenchResult):
@@ -42,7 +42,7 @@ def test_the_share_of_the_streaming_limit_is_for_symmetric_tensors_beyond_the_ca
 
 
 def test_wrong_elements_of_all_ranks_are_added_and_come_first():
-    result = merge(PLAN, 2, [report(0.0, wrong=3), report(0.0, wrong=4)])
+    result = merge(PLAN, 2, [[report(0.0, wrong=3), report(0.0, wrong=4)]])
     assert result.wrong == result.to_json()["wrong"] == 7
     assert table.verdict(result)[0] == "WRONG RESULTS in 1 of 6 rows, first: ringside symm, 1 KiB, warm: 7 elements"
 
@@ -62,7 +62,7 @@ def of_sizes(*sizes: int, ours_s: float = 1e-3, gloo_s: float = 2e-3) -> BenchRe
         for cache, times in (("warm", 1), ("cold", 3)):
             each += [sample("ringside", tensor, size, (ours_s,), cache) for tensor in ("symmetric", "private")]
             each.append(sample("gloo", "private", size, (times * gloo_s,), cache))
-    return merge(replace(PLAN, sizes_bytes=sizes, peers=("gloo",)), 2, [each, each])
+    return merge(replace(PLAN, sizes_bytes=sizes, peers=("gloo",)), 2, [[each, each]])
 
 
 def test_the_verdict_tells_of_round_sizes_or_else_of_the_smallest_and_the_largest():
@@ -95,7 +95,7 @@ def test_an_algorithm_that_was_asked_for_is_named_and_only_direct_has_a_share_of
             [replace(m, algorithm=algorithm) if isinstance(m, Sample) and m.engine == "ringside" else m for m in one]
             for one in (report(0.0), report(0.0))
         ]
-        found = merge(replace(PLAN, algorithms=(algorithm,)), 2, reports)
+        found = merge(replace(PLAN, algorithms=(algorithm,)), 2, [reports])
         assert table.ratios(found)[0] == f"algorithm {algorithm}"
         assert f" ringside symm {algorithm} " in table.rows(found)[2]
         assert [row.limit_share is not None for row in found.rows] == [False] * 3 + [has_share] + [False] * 2
@@ -107,7 +107,7 @@ def test_an_algorithm_that_was_asked_for_is_named_and_only_direct_has_a_share_of
 def test_who_did_not_take_part_is_told_once_though_all_ranks_found_it():
     untried = Skipped("gloo", "no torch")
     for other in (report(0.0), report(0.0)[1:]):
-        assert merge(PLAN, 2, [report(0.0), other], [untried]).skipped == (untried, report(0.0)[0])
+        assert merge(PLAN, 2, [[report(0.0), other]], [untried]).skipped == (untried, report(0.0)[0])
 
 
 def test_of_one_rank_is_said_that_it_exchanges_nothing(result: BenchResult):

@@ -109,7 +109,7 @@ def test_open_mpi_has_no_named_memory_while_it_is_measured_so_nobody_who_is_kill
 def test_a_peer_that_is_not_there_is_skipped_with_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(peers, "why_not", lambda peer: "mpirun is not installed")
+    monkeypatch.setattr(peers, "why_not", lambda *_: "mpirun is not installed")
     assert run(*TINY, "--sizes", "4", "--peers", "mpi") == 0
     output, progress = capsys.readouterr()
     assert output.splitlines()[-1] == "Open MPI skipped: mpirun is not installed"
@@ -120,7 +120,7 @@ def test_a_peer_that_is_not_there_is_skipped_with_one_line(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (("--peers", "nccl"), r"unknown peer 'nccl'; there are gloo, mpi"),
+        (("--peers", "nccl"), r"unknown peer 'nccl'; there are gloo, mpi, openmpi"),
         (("--dtype", "float8"), r"unknown dtype 'float8'; there are float32, float64"),
         (("--op", "median"), r"unknown reduction 'median'; there are sum"),
         (("--algorithm", "butterfly"), r"unknown algorithm 'butterfly'; there are auto, .*direct"),
@@ -147,7 +147,7 @@ def test_wrong_elements_and_dead_ranks_are_exit_status_1(monkeypatch: pytest.Mon
     def dead(*_: object) -> None:
         raise RingsideError("rank 1 died (SIGKILL)")
 
-    monkeypatch.setattr(launch, "run_ranks", dead)
+    monkeypatch.setattr(launch, "run_launches", dead)
     with pytest.raises(RingsideError) as caught:
         run(*TINY)
     assert caught.value.exit_status == 1

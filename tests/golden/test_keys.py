@@ -52,7 +52,7 @@ def test_json_has_the_keys_it_had(name: str, command: Call, golden: Golden) -> N
 
 
 def test_bench_has_the_keys_it_had(command: Call, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "run_ranks", lambda *_: [report(0.0), report(2e-6)])
+    monkeypatch.setattr(launch, "run_launches", lambda *_: ([[report(0.0), report(2e-6)]], []))
     monkeypatch.setattr(bench, "make_plan", lambda _: (PLAN, []))
     status, out, _ = command("bench --json")
     assert status == 0

@@ -1,4 +1,4 @@
-"""Measures all-reduce: ours beside Gloo and Open MPI, in turn, in the same processes.
+"""Measures collectives: ours beside each peer, in turn, in the same processes.
 
 `plan.py` says what to measure, `launch.py` starts the ranks and reads what they report (`messages.py`), `worker.py` is
 one rank, `result.py` merges the ranks, `table.py` renders. `peers.py` opens the others; only there torch and mpi4py

@@ -16,8 +16,8 @@ from typing import IO
 
 import msgspec
 
-from ringside.bench.messages import Begin, Done, Failed, Message, MessageReader, WorkerHello
-from ringside.bench.peers import MPI_4_MEMORY, MPI_MEMORY, find_mpirun
+from ringside.bench.messages import Begin, Done, Failed, Message, MessageReader, Sample, Skipped, WorkerHello
+from ringside.bench.peers import MPI_4_MEMORY, MPI_MEMORY, MPIS, mpi_command
 from ringside.bench.plan import BenchPlan
 from ringside.bench.worker import PLAN
 from ringside.errors import RingsideError
@@ -31,19 +31,53 @@ Observer = Callable[[int, Message], None]
 Reports = list[list[Message]]
 
 
+class RanksFailed(RingsideError):
+    """A rank failed, died or hung; `reports` are the messages until then."""
+
+    def __init__(self, message: str, reports: Reports) -> None:
+        super().__init__(message)
+        self.reports = reports
+
+
+def run_launches(
+    plan: BenchPlan, observe: Observer = lambda rank, message: None
+) -> tuple[list[Reports], list[Skipped]]:
+    """Run a plan once per peer, each beside ours in ranks of its own; return what came of it, and what failed.
+
+    A peer that does not start, hangs or crashes stops no other, and what it gave until then counts.
+
+    Raises:
+        RanksFailed: There is no peer, or none that ours could be measured beside.
+    """
+    launches: list[Reports] = []
+    skipped: list[Skipped] = []
+    for peer in plan.peers or ("",):
+        try:
+            launches.append(run_ranks(msgspec.structs.replace(plan, peers=(peer,) if peer else ()), observe))
+        except RanksFailed as failure:
+            if not peer:
+                raise
+            skipped.append(Skipped(peer, str(failure)))
+            if all(any(isinstance(message, Sample) for message in report) for report in failure.reports):
+                launches.append(failure.reports)
+    if not launches:
+        raise RanksFailed(skipped[0].reason, [])
+    return launches, skipped
+
+
 def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -> Reports:
-    """Run a plan to its end and return the messages of each rank.
+    """Run a plan of one peer, or none, to its end and return the messages of each rank.
 
     Args:
         plan: What the ranks measure.
         observe: Called with (rank, message) for every message as it comes.
 
     Raises:
-        RingsideError: A rank failed or died; all others have been ended.
+        RanksFailed: A rank failed, died or hung; all others have been ended.
     """
     with tempfile.TemporaryDirectory(prefix="ringside-bench-") as name:
         directory = Path(name)
-        if "mpi" in plan.peers:
+        if set(plan.peers) & set(MPIS):
             _mpi_memory(directory).mkdir(mode=0o700)
         (directory / PLAN).write_bytes(msgspec.json.encode(plan))
         ranks = BenchRanks([MessageReader(directory, rank) for rank in range(plan.ranks)])
@@ -51,12 +85,16 @@ def run_ranks(plan: BenchPlan, observe: Observer = lambda rank, message: None) -
             with (directory / _LOG).open("wb") as log:
                 for command, environment in rank_commands(plan, directory):
                     ranks.start(command, environment, log)
-            ranks.follow(observe)
+            if ranks.follow(observe, plan.hang_s):
+                while_ = _during(max(ranks.reports, key=len))
+                raise RanksFailed(f"hung {while_}: no rank reported for {plan.hang_s:g} s", ranks.reports)
             if not all(any(isinstance(m, Done) for m in report) for report in ranks.reports):
-                raise RingsideError(ranks.what_happened((directory / _LOG).read_text(errors="replace")))
+                raise RanksFailed(ranks.what_happened((directory / _LOG).read_text(errors="replace")), ranks.reports)
         finally:
             ranks.end()
             shutil.rmtree(_mpi_memory(directory), ignore_errors=True)
+            for left in Path("/dev/shm").glob(f"*{directory.name}*"):  # vLLM's and DeepSpeed's
+                left.unlink(missing_ok=True)
         return ranks.reports
 
 
@@ -67,12 +105,14 @@ def _mpi_memory(directory: Path) -> Path:
 
 def rank_commands(plan: BenchPlan, directory: Path) -> list[tuple[list[str], Mapping[str, str]]]:
     """Return the processes to start, as (command, variables): one mpirun if MPI takes part, else one per rank."""
-    worker = [sys.executable, "-m", "ringside.bench.worker", str(directory)]
-    if "mpi" not in plan.peers:
-        return [(worker, {"RANK": str(rank)}) for rank in range(plan.ranks)]
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    command = [find_mpirun() or "mpirun", *root, "--oversubscribe", "--bind-to", "none", "-n", str(plan.ranks), *worker]
-    return [(command, dict.fromkeys((MPI_MEMORY, MPI_4_MEMORY), str(_mpi_memory(directory))))]
+    worker = ["-m", "ringside.bench.worker", str(directory)]
+    peer = next(iter(plan.peers), "")
+    if peer not in MPIS:
+        return [([sys.executable, *worker], {"RANK": str(rank)}) for rank in range(plan.ranks)]
+    command, settings = mpi_command(peer, plan.environments, plan.ranks)
+    memory = dict.fromkeys((MPI_MEMORY, MPI_4_MEMORY), str(_mpi_memory(directory)))
+    python = sys.executable if peer == "mpi" else str(Path(command[0]).with_name("python"))
+    return [([*command, python, *worker], {**settings, **memory})]
 
 
 @dataclass
@@ -101,17 +141,24 @@ class BenchRanks:
         )
         self.processes.append(process)
 
-    def follow(self, observe: Observer) -> None:
-        """Read messages until every process ended, or one failed and the others had time to say what they saw."""
-        deadline = float("inf")
+    def follow(self, observe: Observer, hang_s: float = float("inf")) -> bool:
+        """Read messages until every process ended, or one failed and the others had time to say what they saw.
+
+        Returns:
+            Whether they hung: no rank reported anything for `hang_s`.
+        """
+        deadline, heard = float("inf"), time.monotonic()
         while True:
             ended = [process.poll() for process in self.processes]
             for rank, reader in enumerate(self.readers):
                 for message in reader.read():
                     self.reports[rank].append(message)
                     observe(rank, message)
+                    heard = time.monotonic()
             if all(status is not None for status in ended) or time.monotonic() > deadline:
-                return
+                return False
+            if time.monotonic() > heard + hang_s:
+                return True
             if any(status not in (None, 0) for status in ended):
                 deadline = min(deadline, time.monotonic() + _GRACE_S)
             time.sleep(POLL_S)

@@ -21,6 +21,13 @@ class Skipped(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
+class About(msgspec.Struct, frozen=True, tag=True):
+    """What takes part as a peer: version, components, single-copy mechanism and settings, in one line."""
+
+    peer: str
+    text: str
+
+
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """The rank starts on something; `what` names it for people, `share` is the part of the run done, 0 to 1."""
 
@@ -39,7 +46,7 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     """One engine on one size.
 
     Args:
-        engine: ringside, gloo or mpi.
+        engine: ringside or the peer.
         algorithm: Of ours; "auto" for what it chooses, and for peers.
         tensor: symmetric or private.
         cache: warm, cold or any.
@@ -48,6 +55,9 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
         iterations: Per round (of the last one, if turns had to be shortened).
         seconds: Mean per all-reduce on this rank, per round.
         wrong: Elements of the checked tensor that were wrong on this rank.
+        array: What it was given: numpy or torch.
+        median_s: Of single calls on this rank, seconds; each is timed by itself, after the rounds.
+        late_s: Their 99th percentile.
     """
 
     engine: str
@@ -59,6 +69,9 @@ class Sample(msgspec.Struct, frozen=True, tag=True):
     iterations: int
     seconds: tuple[float, ...]
     wrong: int
+    array: str = "numpy"
+    median_s: float = 0.0
+    late_s: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -73,8 +86,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The rank finished."""
 
 
-Message = WorkerHello | Skipped | Begin | Limit | Sample | Failed | Done
-_decoder = msgspec.json.Decoder(type=WorkerHello | Skipped | Begin | Limit | Sample | Failed | Done)
+Message = WorkerHello | Skipped | About | Begin | Limit | Sample | Failed | Done
+_decoder = msgspec.json.Decoder(type=WorkerHello | Skipped | About | Begin | Limit | Sample | Failed | Done)
 
 
 def report_path(directory: Path, rank: int) -> Path:

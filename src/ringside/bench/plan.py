@@ -14,7 +14,12 @@ from ringside.errors import UsageError
 
 ITEM_BYTES = {name: size for name, size in zip(dtypes.DTYPES, dtypes.ITEM_BYTES, strict=True) if name != "bool"}
 NCCL_NAMES = {"float": "float32", "double": "float64", "half": "float16"}
-PEERS = ("gloo", "mpi")
+PEERS = ("gloo", "mpi", "openmpi", "openmpi-sm", "mpich", "impi", "vllm", "deepspeed")
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "barrier")
+STEPS = ("ddp", "fsdp2", "tensor_parallel")
+"""What users call in a training step, as the collectives it consists of: `BenchPlan.parts`."""
+FSDP_LAYERS = 4
+FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, DDP's defaults
 MAX_BUFFERS = 65536
 ROTATION = 2  # cold buffers of all ranks together: so many times the last-level cache
 _ALIGN = 64
@@ -31,11 +36,16 @@ class BenchPlan(msgspec.Struct, frozen=True):
         dtype: Of `ITEM_BYTES`.
         op: Reduction.
         algorithms: Of our engine; "auto" lets it choose.
-        peers: Of `PEERS`, those that can run here.
+        peers: Of `PEERS` or `MODULE:FUNCTION`, those that can run here; ranks that run take one of them.
         rounds: Rounds in which the engines take turns.
         iterations: All-reduces per engine and round; 0 fits as many into `round_seconds` as they take.
         round_seconds: How long an engine's turn should last.
         cache_bytes: The last-level cache.
+        collective: Of `COLLECTIVES` or `STEPS`.
+        arrays: What our engine is given: numpy, torch or both.
+        pin: Rank r stays on core r, where there are as many cores.
+        environments: Where `bench/peers.sh` put the peers.
+        hang_s: Ranks that report nothing for so long hang, seconds.
     """
 
     key: str
@@ -49,6 +59,35 @@ class BenchPlan(msgspec.Struct, frozen=True):
     iterations: int = 0
     round_seconds: float = 0.05
     cache_bytes: int = 32 << 20
+    collective: str = "all_reduce"
+    arrays: tuple[str, ...] = ("numpy",)
+    pin: bool = False
+    environments: str = ""
+    hang_s: float = 300.0
+
+    def parts(self, size_bytes: int) -> list[tuple[str, int, int]]:
+        """Return (collective, bytes given, bytes of a result that is apart) of each call that makes up one of a size.
+
+        Sizes are nccl-tests': the larger of what a rank gives and gets. A step's is that of the gradients (`ddp`), of
+        the parameters (`fsdp2`) or of a layer's activations (`tensor_parallel`).
+        """
+        if self.collective == "ddp":  # a first bucket of its own size, and the rest
+            first = min(size_bytes, FIRST_BUCKET)
+            rest = [min(BUCKET, size_bytes - at) for at in range(first, size_bytes, BUCKET)]
+            return [("all_reduce", part, 0) for part in (first, *rest)]
+        if self.collective == "fsdp2":  # every layer is gathered before forward and backward, its gradients scattered
+            layer = size_bytes // FSDP_LAYERS
+            gathered = [("all_gather", layer // self.ranks, layer)] * (2 * FSDP_LAYERS)
+            return gathered + [("reduce_scatter", layer, layer // self.ranks)] * FSDP_LAYERS
+        if self.collective == "tensor_parallel":  # after attention and after the MLP, forward and backward
+            return [("all_reduce", size_bytes, 0)] * 4
+        given = size_bytes // self.ranks if self.collective == "all_gather" else size_bytes
+        apart = {"reduce_scatter": size_bytes // self.ranks, "all_gather": size_bytes, "all_to_all": size_bytes}
+        return [(self.collective, given, apart.get(self.collective, 0))]
+
+    def stride(self, size_bytes: int) -> int:
+        """Return the bytes on a rank that one call of a size takes: whole cache lines for each tensor."""
+        return sum(stride_of(given) + stride_of(apart) for _, given, apart in self.parts(size_bytes))
 
     def states(self, size_bytes: int) -> list[tuple[str, int]]:
         """Return (cache state, number of buffers to rotate through) to measure for a size.
@@ -57,16 +96,18 @@ class BenchPlan(msgspec.Struct, frozen=True):
         itself is "any": there is only one case. Sizes too small to fill the cache with `MAX_BUFFERS` have no cold one.
         """
         goal = ROTATION * self.cache_bytes
-        if size_bytes * self.ranks >= goal:
+        if self.collective == "barrier":
+            return [("warm", 1)]
+        if self.stride(size_bytes) * self.ranks >= goal:
             return [("any", 1)]
-        buffers = -(-goal // (self.ranks * stride_of(size_bytes)))
+        buffers = -(-goal // (self.ranks * self.stride(size_bytes)))
         return [("warm", 1)] + ([("cold", buffers)] if buffers <= MAX_BUFFERS else [])
 
     @property
     def pool_bytes(self) -> int:
         """Bytes that hold the buffers of any one case on one rank."""
         cases = [(size, buffers) for size in self.sizes_bytes for _, buffers in self.states(size)]
-        return max(stride_of(size) * buffers for size, buffers in cases)
+        return max(_ALIGN, *(self.stride(size) * buffers for size, buffers in cases))
 
     @property
     def limit_bytes(self) -> int:
@@ -105,9 +146,12 @@ def sizes_between(first: int, last: int, factor: int) -> list[int]:
     return sizes
 
 
-def whole_items(sizes: Sequence[int], dtype: str) -> tuple[int, ...]:
-    """Return the sizes rounded down to whole items (at least one), ascending, each once."""
-    item = ITEM_BYTES[dtype]
+def whole_items(sizes: Sequence[int], dtype: str, collective: str = "all_reduce", ranks: int = 1) -> tuple[int, ...]:
+    """Return the sizes rounded down to whole items of every rank's part, at least one, ascending, each once."""
+    if collective == "barrier":
+        return (0,)
+    parts = {"reduce_scatter": ranks, "all_gather": ranks, "all_to_all": ranks, "fsdp2": ranks * FSDP_LAYERS}
+    item = ITEM_BYTES[dtype] * parts.get(collective, 1)
     return tuple(sorted({max(item, size // item * item) for size in sizes}))
 
 

@@ -7,11 +7,11 @@ and busbw is algbw·2(n−1)/n. The figure of an engine is the median of its rou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from ringside.bench.messages import Limit, Message, Sample, Skipped
+from ringside.bench.messages import About, Limit, Message, Sample, Skipped
 from ringside.bench.plan import ITEM_BYTES, ROTATION, BenchPlan
 from ringside.text import counted, duration, percent, rate, size
 
@@ -26,13 +26,17 @@ class BenchRow:
         sample: Rank 0's; size, engine and so on are the same on all.
         rounds_s: Seconds per all-reduce of the slowest rank, per round.
         wrong: Wrong elements, all ranks together.
+        single_s: Median and 99th percentile of single calls on the slowest rank, seconds.
         limit_share: Part of the streaming limit, 0 to 1; None where the tensors fit into the cache or are private.
+        beside: Of ours, the rounds of each peer that took turns with it, in the same processes.
     """
 
     sample: Sample
     rounds_s: tuple[float, ...]
     wrong: int
+    single_s: tuple[float, float] = (0.0, 0.0)
     limit_share: float | None = None
+    beside: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
     @property
     def time_s(self) -> float:
@@ -58,7 +62,8 @@ class BenchResult:
         cores: Cores the ranks could use.
         rows: In the order measured.
         limit: Bytes per second that all ranks together stream, reads and writes.
-        skipped: Peers that did not take part, with the reason.
+        skipped: Peers that did not take part, or not to the end, with the reason.
+        about: What each peer is.
     """
 
     plan: BenchPlan
@@ -66,6 +71,7 @@ class BenchResult:
     rows: tuple[BenchRow, ...]
     limit: float
     skipped: tuple[Skipped, ...] = ()
+    about: tuple[About, ...] = ()
 
     @property
     def wrong(self) -> int:
@@ -73,10 +79,11 @@ class BenchResult:
         return sum(row.wrong for row in self.rows)
 
     def ratio(self, row: BenchRow, peer: str) -> float | None:
-        """Return the peer's time over this row's at the same size and cache state; None where it was not measured."""
-        key = (peer, row.sample.size_bytes, row.sample.cache)
-        times = (r.time_s for r in self.rows if (r.sample.engine, r.sample.size_bytes, r.sample.cache) == key)
-        return next((time_s / row.time_s for time_s in times), None)
+        """Return the peer's time over this row's, of the turns they took together; None where it was not measured."""
+        if peer not in row.beside:
+            return None
+        own, theirs = map(median, row.beside[peer])
+        return theirs / own
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain data; the keys are documented in `ringside bench --help`."""
@@ -94,11 +101,14 @@ class BenchResult:
                     "engine": sample.engine,
                     "algorithm": sample.algorithm,
                     "tensor": sample.tensor,
+                    "array": sample.array,
                     "cache": sample.cache,
                     "buffers": sample.buffers,
                     "iterations": sample.iterations,
                     "time_seconds": row.time_s,
                     "rounds_seconds": list(row.rounds_s),
+                    "call_median_seconds": row.single_s[0],
+                    "call_p99_seconds": row.single_s[1],
                     "algbw_bytes_per_second": row.algbw,
                     "busbw_bytes_per_second": row.busbw(self.plan.ranks),
                     "wrong": row.wrong,
@@ -110,43 +120,69 @@ class BenchResult:
             "schema": SCHEMA,
             "ranks": self.plan.ranks,
             "cores": self.cores,
+            "collective": self.plan.collective,
             "cache_bytes": self.plan.cache_bytes,
             "stream_limit_bytes_per_second": self.limit,
             "skipped": [{"peer": s.peer, "reason": s.reason} for s in self.skipped],
+            "peers": [{"peer": a.peer, "about": a.text} for a in self.about],
             "wrong": self.wrong,
             "rows": rows,
         }
 
 
 def merge(
-    plan: BenchPlan, cores: int, reports: Sequence[Sequence[Message]], skipped: Sequence[Skipped] = ()
+    plan: BenchPlan, cores: int, launches: Sequence[Sequence[Sequence[Message]]], skipped: Sequence[Skipped] = ()
 ) -> BenchResult:
-    """Merge what the ranks reported; `skipped` are peers that were not even tried."""
-    # What all ranks stream together, bytes per second: the median over all rounds of the slowest rank.
-    limits = [[m for m in report if isinstance(m, Limit)] for report in reports]
-    streamed = [4 * limit.size_bytes * len(reports) for limit in limits[0] for _ in limit.seconds]
-    seconds = [[s for limit in of_rank for s in limit.seconds] for of_rank in limits]
-    slowest: list[float] = [max(times) for times in zip(*seconds, strict=True)]
-    limit = median(t / s for t, s in zip(streamed, slowest, strict=True))
+    """Merge what the ranks of every launch reported; `skipped` are peers that were not even tried, or failed.
 
-    samples = [[m for m in report if isinstance(m, Sample)] for report in reports]
-    rows = []
-    for of_ranks in zip(*samples, strict=True):
-        first = of_ranks[0]
-        rounds = tuple(max(times) for times in zip(*(sample.seconds for sample in of_ranks), strict=True))
-        row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks))
-        if first.cache == "any" and first.tensor == "symmetric" and first.algorithm in ("auto", "direct"):
-            traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
-            row = replace(row, limit_share=traffic / row.time_s / limit)
-        rows.append(row)
-    refused = [m for m in reports[0] if isinstance(m, Skipped)]
-    return BenchResult(plan, cores, tuple(rows), limit, (*skipped, *refused))
+    Of ours the first launch that measured a case is shown, and compared with the peer in each launch.
+    """
+    # What all ranks stream together, bytes per second: the median over all rounds of the slowest rank.
+    streamed = []
+    for reports in launches:
+        limits = [[m for m in report if isinstance(m, Limit)] for report in reports]
+        sizes = [4 * limit.size_bytes * len(reports) for limit in limits[0] for _ in limit.seconds]
+        seconds = [[s for limit in of_rank for s in limit.seconds] for of_rank in limits]
+        streamed += [bytes_ / max(times) for bytes_, *times in zip(sizes, *seconds, strict=False)]
+    limit = median(streamed)
+
+    rows: dict[tuple[Any, ...], BenchRow] = {}
+    for reports in launches:
+        samples = [[m for m in report if isinstance(m, Sample)] for report in reports]
+        merged = [_merge_ranks(plan, of_ranks, limit) for of_ranks in zip(*samples, strict=False)]
+        for row in merged:
+            s = row.sample
+            kept = rows.setdefault((s.engine, s.algorithm, s.tensor, s.array, s.size_bytes, s.cache), row)
+            for other in merged if s.engine == "ringside" else ():
+                o = other.sample
+                if o.engine != "ringside" and (o.size_bytes, o.cache) == (s.size_bytes, s.cache):
+                    kept.beside[o.engine] = row.rounds_s, other.rounds_s
+    told = [m for reports in launches for m in reports[0]]
+    refused = [m for m in told if isinstance(m, Skipped)]
+    about = tuple(m for m in told if isinstance(m, About))
+    return BenchResult(plan, cores, tuple(rows.values()), limit, (*skipped, *refused), about)
+
+
+def _merge_ranks(plan: BenchPlan, of_ranks: Sequence[Sample], limit: float) -> BenchRow:
+    first = of_ranks[0]
+    rounds = tuple(max(times) for times in zip(*(sample.seconds for sample in of_ranks), strict=True))
+    single = max(sample.median_s for sample in of_ranks), max(sample.late_s for sample in of_ranks)
+    row = BenchRow(first, rounds, sum(sample.wrong for sample in of_ranks), single)
+    is_push = plan.collective == "all_reduce" and first.algorithm in ("auto", "direct")
+    if is_push and first.cache == "any" and first.tensor == "symmetric":
+        traffic = 2 * plan.ranks * first.size_bytes  # every rank's tensor is read once and written once
+        row = replace(row, limit_share=traffic / row.time_s / limit)
+    return row
 
 
 # -------------------------------------------------------------------------------------------------
 # A run as text: the verdict, what each peer takes over what we take, and nccl-tests' table.
 
-NAMES = {"ringside": "Ringside", "gloo": "Gloo", "mpi": "Open MPI"}
+NAMES = {
+    "ringside": "Ringside", "gloo": "Gloo", "mpi": "Open MPI", "openmpi": "OpenMPI5", "openmpi-sm": "OMPI5 sm",
+    "mpich": "MPICH", "impi": "IntelMPI", "vllm": "vLLM", "deepspeed": "DSpeed",
+}  # fmt: skip
+"""Of eight letters at most, for the columns of the table."""
 _SHORT = {"symmetric": "symm", "private": "priv"}
 _LANDMARKS = (4, 1 << 10, 1 << 20, 64 << 20, 256 << 20)
 WIDE = 100  # columns from which type, redop and root are repeated in every row
@@ -162,7 +198,8 @@ def verdict(result: BenchResult) -> list[str]:
     """Return the lines that say it in one breath: wrong results first, then how we stand."""
     plan = result.plan
     where = f"{counted(plan.ranks, 'rank')} on {counted(result.cores, 'core')}"
-    lines = [f"{where}, {plan.dtype} {plan.op}, in place"]
+    what = "" if plan.collective == "all_reduce" else f"{plan.collective}, "
+    lines = [f"{where}, {what}{plan.dtype} {plan.op}" + (", in place" if not what else "")]
     if plan.ranks == 1:
         lines.append("  one rank exchanges nothing: what is timed is the call")
     wrong = [row for row in result.rows if row.wrong]
@@ -176,7 +213,7 @@ def verdict(result: BenchResult) -> list[str]:
     marks = [r for r in ours if r.sample.size_bytes in _LANDMARKS] or ours[:1] + ours[1:][-1:]  # or else the ends
     for row in marks:
         ratios = [(peer, result.ratio(row, peer)) for peer in plan.peers]
-        parts = [f"{_short_number(ratio)}x {NAMES[peer]}" for peer, ratio in ratios if ratio is not None]
+        parts = [f"{_short_number(ratio)}x {name_of(peer)}" for peer, ratio in ratios if ratio is not None]
         parts.insert(0, duration(row.time_s))
         if row.limit_share is not None:
             parts.append(f"{percent(row.limit_share)} of the streaming limit")
@@ -188,7 +225,7 @@ def ratios(result: BenchResult) -> list[str]:
     """Return the table of ratios, symmetric beside private."""
     peers = [peer for peer in result.plan.peers if any(r.sample.engine == peer for r in result.rows)]
     heads = [f"{'':>6} {'':>5}  {'symmetric':<{11 + 10 * len(peers)}}        {'private':<8}".rstrip()]
-    columns = "".join(f" {'x ' + NAMES[peer]:>10}" for peer in peers)
+    columns = "".join(f" {'x ' + name_of(peer):>10}" for peer in peers)
     heads.append(f"{'size':>6} {'cache':>5} {'time(us)':>10}{columns} {'limit':>6} {'time(us)':>10}{columns}")
     if result.plan.algorithms[0] != "auto":
         heads.insert(0, f"algorithm {result.plan.algorithms[0]}")
@@ -239,18 +276,26 @@ def notes(result: BenchResult) -> list[str]:
         "  the mean of a round on the slowest rank.",
         "symm: symmetric memory (comm.empty); priv: any other memory.",
     ]
-    return lines + [f"{NAMES[skip.peer]} skipped: {skip.reason}" for skip in result.skipped]
+    lines += [f"{name_of(about.peer)}: {about.text}" for about in result.about]
+    return lines + [f"{name_of(skip.peer)} skipped: {skip.reason}" for skip in result.skipped]
 
 
 def _is_first_of_ours(result: BenchResult, row: BenchRow) -> bool:
-    return row.sample.engine == "ringside" and row.sample.algorithm == result.plan.algorithms[0]
+    first = result.plan.algorithms[0], result.plan.arrays[0]
+    return row.sample.engine == "ringside" and (row.sample.algorithm, row.sample.array) == first
 
 
 def _label(row: BenchRow) -> str:
     s = row.sample
     if s.engine != "ringside":
         return s.engine
-    return f"ringside {_SHORT[s.tensor]}" + ("" if s.algorithm == "auto" else f" {s.algorithm}")
+    words = [s.algorithm] * (s.algorithm != "auto") + [s.array] * (s.array != "numpy")
+    return " ".join(["ringside", _SHORT[s.tensor], *words])
+
+
+def name_of(peer: str) -> str:
+    """Return what a peer is called in tables."""
+    return NAMES.get(peer, peer.rpartition(":")[2])
 
 
 def _times(result: BenchResult, row: BenchRow, peers: Sequence[str]) -> str:

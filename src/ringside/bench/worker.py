@@ -1,6 +1,6 @@
 """One rank of the benchmark: `python -m ringside.bench.worker DIRECTORY`, started by `launch.py`.
 
-The directory holds the plan and takes the rank's messages. RANK tells the rank, or what Open MPI's mpirun sets.
+The directory holds the plan and takes the rank's messages. RANK tells the rank, or what an MPI's mpirun sets.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside import _core
-from ringside.bench.messages import Begin, Done, Failed, Limit, Sample, Skipped, WorkerHello, Writer
-from ringside.bench.peers import Contender, open_gloo, open_mpi, ours
+from ringside.bench.messages import About, Begin, Done, Failed, Limit, Sample, Skipped, WorkerHello, Writer
+from ringside.bench.peers import Contender, join_gloo, opener_of, ours
 from ringside.bench.plan import BenchPlan, storage_dtype, stride_of
 from ringside.engine import HostCommunicator
-from ringside.errors import SyncError
+from ringside.errors import SyncError, UnsupportedError
 from ringside.processes import die_with_parent
 from ringside.text import size
 
 # -------------------------------------------------------------------------------------------------
-# What an all-reduce must give, computed without any engine, and how many elements differ from it.
+# What a collective must give, computed without any engine, and how many elements differ from it.
 #
 # Every rank's tensor repeats `PERIOD` random numbers of its own. The period is prime, so that an element taken from a
 # wrong slice, segment or rank is seen. The numbers are small integers: every order of summation gives the same bits.
@@ -80,6 +81,27 @@ def count_wrong(array: Array, period: Array) -> int:
     return wrong
 
 
+def results(collective: str, rank: int, count: int, own: Sequence[Array], reduced: Array) -> list[Array]:
+    """Return what a collective leaves in a rank's result: of each of its equal parts one period, [PERIOD].
+
+    Args:
+        collective: Of `COLLECTIVES`, without an operation that is none of its own.
+        rank: This rank; the root is 0.
+        count: Elements of a part.
+        own: Of each rank one period of its tensor.
+        reduced: One period of their reduction.
+    """
+    if collective == "reduce_scatter":
+        return [np.roll(reduced, -rank * count)]
+    if collective == "all_to_all":
+        return [np.roll(given, -rank * count) for given in own]
+    if collective == "all_gather":
+        return list(own)
+    if collective == "broadcast":
+        return [own[0]]
+    return [own[rank] if collective == "reduce" and rank else reduced]
+
+
 def whole_numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
     """Return the whole numbers, shape [PERIOD], of which a rank's tensor is made: their reduction is exact."""
     random = np.random.default_rng((rank, 20260101))
@@ -95,6 +117,8 @@ def whole_numbers(rank: int, ranks: int, dtype: str, op: str) -> Array:
 # The measuring loop of one rank: engines in turn, round after round, on the same buffers.
 
 MAX_ITERATIONS = 20000
+MAX_TIMED_CALLS = 1000  # one by one
+BARRIER_LATE_S = 0.005  # by which one rank comes late to the barrier that is checked
 LIMIT_ROUNDS = 5
 _LIMIT_PASSES = 3
 _TOO_LONG = 3  # times what a turn should last
@@ -108,18 +132,18 @@ class _Turns:
     """A contender in one case: what it rotates through, what it measured."""
 
     contender: Contender
-    handles: Iterator[Any]
+    calls: Iterator[Callable[[], Any]]
     wrong: int
     estimate_s: float = 0.0
     iterations: int = 1
     seconds: list[float] = field(default_factory=list)
+    single: tuple[float, float] = (0.0, 0.0)
 
     def sample(self, cache: str, size_bytes: int, buffers: int) -> Sample:
         """Return what is reported of this case."""
         who, seconds = self.contender, tuple(self.seconds)
-        return Sample(
-            who.engine, who.algorithm, who.tensor, cache, size_bytes, buffers, self.iterations, seconds, self.wrong
-        )
+        case = cache, size_bytes, buffers, self.iterations, seconds, self.wrong
+        return Sample(who.engine, who.algorithm, who.tensor, *case, who.array, *self.single)
 
 
 class BenchMeter:
@@ -129,24 +153,33 @@ class BenchMeter:
         comm: Used for agreement and for barriers between turns.
         plan: What to measure.
         contenders: Engines, in the order they take turns.
+        report: Takes what begins now, in words.
 
     Attributes:
         sweep: What is read and written before a cold turn, so that the caches hold nothing else.
     """
 
-    def __init__(self, comm: HostCommunicator, plan: BenchPlan, contenders: Sequence[Contender]) -> None:
-        self._comm, self._plan, self._contenders = comm, plan, contenders
+    def __init__(
+        self,
+        comm: HostCommunicator,
+        plan: BenchPlan,
+        contenders: Sequence[Contender],
+        report: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self._comm, self._plan, self._contenders, self._report = comm, plan, contenders, report
         self._pools = {"symmetric": comm.empty(plan.pool_bytes, np.uint8), "private": aligned(plan.pool_bytes)}
         self.sweep = aligned(plan.limit_bytes)
-        self._own = to_storage(whole_numbers(comm.rank, plan.ranks, plan.dtype, plan.op), plan.dtype)
-        self._expected = expected(plan.ranks, plan.dtype, plan.op)
+        numbers = (whole_numbers(rank, plan.ranks, plan.dtype, plan.op) for rank in range(plan.ranks))
+        self._own = [to_storage(period, plan.dtype) for period in numbers]
+        self._reduced = expected(plan.ranks, plan.dtype, plan.op)
 
     def case(self, size_bytes: int, cache: str, buffers: int) -> list[Sample]:
         """Measure every contender on one size and cache state."""
         turns = [self._prepare(contender, size_bytes, buffers) for contender in self._contenders]
         slow = max(turn.estimate_s for turn in turns) > self._plan.round_seconds
-        for _ in range(min(_SLOW_ROUNDS, self._plan.rounds) if slow else self._plan.rounds):
-            for turn in turns:
+        for number in range(min(_SLOW_ROUNDS, self._plan.rounds) if slow else self._plan.rounds):
+            for turn in reversed(turns) if number % 2 else turns:  # nobody always follows the same one
+                self._report(turn.contender.engine)
                 if cache == "cold":
                     np.add(self.sweep, 1, out=self.sweep)  # the turn before may have left buffers in the cache
                 seconds = self._time(turn, turn.iterations)
@@ -154,6 +187,9 @@ class BenchMeter:
                 slowest = self._slowest(seconds)
                 if slowest > _TOO_LONG * self._plan.round_seconds:  # the next one is shorter
                     turn.iterations = self._iterations(slowest / turn.iterations)
+        for turn in turns:
+            self._report(turn.contender.engine)
+            turn.single = self._time_singly(turn, min(turn.iterations, MAX_TIMED_CALLS))
         return [turn.sample(cache, size_bytes, buffers) for turn in turns]
 
     def limit(self) -> Limit:
@@ -173,22 +209,60 @@ class BenchMeter:
         return Limit(size, tuple(seconds[1:]))
 
     def _prepare(self, contender: Contender, size_bytes: int, buffers: int) -> _Turns:
-        """Check the contender's result on the last buffer, then estimate how long it takes."""
-        stride = stride_of(size_bytes)
-        pool, kind = self._pools[contender.tensor], storage_dtype(self._plan.dtype)
-        arrays = [pool[i * stride : i * stride + size_bytes].view(kind) for i in range(buffers)]
-        handles = [contender.wrap(array) for array in arrays]
-        fill(arrays[-1], self._own)
+        """Check the contender's result on the last buffers, then estimate how long it takes."""
+        self._report(contender.engine)
+        pool, kind, at = self._pools[contender.tensor], storage_dtype(self._plan.dtype), 0
+        calls: list[Callable[[], Any]] = []
+        tensors: list[tuple[str, Array, Array]] = []
+        for _ in range(buffers):
+            each, tensors = [], []
+            for collective, given, apart in self._plan.parts(size_bytes):
+                x = pool[at : at + given].view(kind)
+                at += stride_of(given)
+                out = pool[at : at + apart].view(kind)
+                at += stride_of(apart)
+                tensors.append((collective, x, out))
+                each.append(contender.calls[collective](contender.wrap(x), contender.wrap(out)))
+            calls.append(each[0] if len(each) == 1 else partial(_call_all, each))
+        for _, x, out in tensors:
+            fill(x, self._own[self._comm.rank])
+            out[...] = 0
         self._comm.barrier()
-        contender.call(handles[-1])
-        wrong = count_wrong(arrays[-1], self._expected)
-        arrays[-1][...] = 0  # sums of sums would overflow; zeros stay zeros
-        turns = _Turns(contender, itertools.cycle(handles), wrong)
+        if self._plan.collective == "barrier":
+            wrong = self._check_barrier(calls[-1])
+        else:
+            calls[-1]()
+            wrong = sum(self._count_wrong(*part) for part in tensors)
+        for _, x, _ in tensors:
+            x[...] = 0  # sums of sums would overflow; zeros stay zeros
+        turns = _Turns(contender, itertools.cycle(calls), wrong)
         trials = 1 if size_bytes >= 4 << 20 else 5
         seconds = min(self._time(turns, 1) for _ in range(trials))
         turns.estimate_s = self._slowest(seconds)
         turns.iterations = self._iterations(turns.estimate_s)
         return turns
+
+    def _count_wrong(self, collective: str, x: Array, out: Array) -> int:
+        """Return how many elements of a collective's result are wrong on this rank."""
+        result = out if collective in ("reduce_scatter", "all_gather", "all_to_all") else x
+        rank, ranks = self._comm.rank, self._plan.ranks
+        pieces = ranks if collective in ("all_gather", "all_to_all") else 1
+        count = len(result) // pieces
+        periods = results(collective, rank, count, self._own, self._reduced)
+        return sum(count_wrong(result[i * count : (i + 1) * count], period) for i, period in enumerate(periods))
+
+    def _check_barrier(self, barrier: Callable[[], Any]) -> int:
+        """Return 1 if a barrier let this rank go before the last one came to it: each rank is last once."""
+        early = 0
+        for last in range(self._plan.ranks):
+            self._comm.barrier()
+            if self._comm.rank == last:
+                time.sleep(BARRIER_LATE_S)
+            entered = time.monotonic()
+            barrier()
+            left = time.monotonic()
+            early |= left < self._slowest(entered)  # all ranks of a host share this clock
+        return early
 
     def _iterations(self, estimate_s: float) -> int:
         if self._plan.iterations:
@@ -201,12 +275,28 @@ class BenchMeter:
         return float(self._comm.all_reduce(np.array([seconds]), "max")[0])
 
     def _time(self, turns: _Turns, count: int) -> float:
-        call, handles = turns.contender.call, itertools.islice(turns.handles, count)
+        calls = itertools.islice(turns.calls, count)
         self._comm.barrier()
         start = time.perf_counter()
-        for handle in handles:
-            call(handle)
+        for call in calls:
+            call()
         return time.perf_counter() - start
+
+    def _time_singly(self, turns: _Turns, count: int) -> tuple[float, float]:
+        """Return the median and the 99th percentile of single calls, seconds."""
+        calls, clock = itertools.islice(turns.calls, count), time.perf_counter
+        self._comm.barrier()
+        stamps = [clock()]
+        for call in calls:
+            call()
+            stamps.append(clock())
+        middle, late = np.percentile(np.diff(stamps), (50, 99))
+        return float(middle), float(late)
+
+
+def _call_all(calls: Sequence[Callable[[], Any]]) -> None:
+    for call in calls:
+        call()
 
 
 def aligned(size_bytes: int) -> Array:
@@ -225,19 +315,29 @@ def main(directory: Path) -> None:
     """Run this rank to its end; a failure is reported and ends the process at once."""
     die_with_parent()
     plan = msgspec.json.decode((directory / PLAN).read_bytes(), type=BenchPlan)
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["RANK"])
-    writer = Writer(directory, rank)
+    told = "PMI_RANK" if {"mpich", "impi"} & set(plan.peers) else "OMPI_COMM_WORLD_RANK"
+    rank = int(os.environ.get(told) or os.environ["RANK"])
+    writer, cores = Writer(directory, rank), sorted(os.sched_getaffinity(0))
     writer.send(WorkerHello(os.getpid()))
     try:
-        with HostCommunicator(plan.key, rank, plan.ranks) as comm:
-            peers = [peer for name in plan.peers if (peer := open_peer(name, plan, rank, directory, writer))]
-            meter = BenchMeter(comm, plan, [*ours(comm, plan.dtype, plan.op, plan.algorithms), *peers])
+        with _communicator(plan, rank, directory) as whole:
+            comm: HostCommunicator = getattr(whole, "local", whole)
+            contenders: list[Contender] = []
+            for array in plan.arrays:
+                contenders += ours(whole if array == "torch" else comm, plan, array)
+            peers = [peer for name in plan.peers if (peer := open_peer(name, plan, comm, directory, writer))]
+            if plan.pin and plan.ranks <= len(cores):
+                os.sched_setaffinity(0, {cores[rank]})
+            what, share = "the streaming limit", 0.0
+            meter = BenchMeter(
+                comm, plan, [*contenders, *peers], lambda engine: writer.send(Begin(f"{what}: {engine}", share))
+            )
             gc.disable()
-            writer.send(Begin("the streaming limit", 0.0))
+            writer.send(Begin(what, 0.0))
             writer.send(meter.limit())
             cases = [(each, *state) for each in plan.sizes_bytes for state in plan.states(each)]
             for number, (size_bytes, cache, buffers) in enumerate(cases):
-                writer.send(Begin(f"{size(size_bytes, binary=True)}, {cache}", number / len(cases)))
+                what, share = f"{size(size_bytes, binary=True)}, {cache}", number / len(cases)
                 for sample in meter.case(size_bytes, cache, buffers):
                     writer.send(sample)
             writer.send(meter.limit())
@@ -253,18 +353,32 @@ def main(directory: Path) -> None:
     writer.close()
 
 
-def open_peer(name: str, plan: BenchPlan, rank: int, directory: Path, writer: Writer) -> Contender | None:
-    """Open a peer and try it on one element; report why it cannot do this dtype and reduction."""
+def _communicator(plan: BenchPlan, rank: int, directory: Path) -> Any:
+    """Return what users of torch tensors call, where there are any, else the host's communicator."""
+    if "torch" not in plan.arrays:
+        return HostCommunicator(plan.key, rank, plan.ranks)
+    import ringside
+
+    join_gloo(rank, plan.ranks, directory)
+    return ringside.communicator()
+
+
+def open_peer(name: str, plan: BenchPlan, comm: HostCommunicator, directory: Path, writer: Writer) -> Contender | None:
+    """Open a peer and try it on one element; report why it cannot do this collective, dtype and reduction."""
     try:
-        if name == "gloo":
-            peer = open_gloo(rank, plan.ranks, plan.dtype, plan.op, directory)
-        else:
-            peer = open_mpi(plan.ranks, plan.dtype, plan.op)
-        peer.call(peer.wrap(np.zeros(1, storage_dtype(plan.dtype))))
+        peer = opener_of(name)(plan, comm, directory)
+        missing = sorted({part for part, _, _ in plan.parts(0)} - set(peer.calls))
+        if missing:
+            raise UnsupportedError(f"it has no {', '.join(missing)}")
+        if plan.collective == "all_reduce":
+            nothing = peer.wrap(np.zeros(1, storage_dtype(plan.dtype)))
+            peer.calls["all_reduce"](nothing, nothing)()
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         writer.send(Skipped(name, f"{plan.op} of {plan.dtype}: {reason}"))
         return None
+    if peer.about:
+        writer.send(About(name, peer.about))
     return peer
 
 

@@ -1,6 +1,8 @@
-"""Benchmark Ringside's all-reduce on this machine against Gloo and Open MPI.
+"""Benchmark Ringside's all-reduce, or another collective, on this machine.
 
-The engines take turns in the same processes. Results are checked against sums
+Each peer takes turns with ours in the same processes: gloo; mpi, the Open MPI
+that is installed; and what bench/peers.sh makes environments for. One that is
+absent, hangs or crashes is skipped in a line. Results are checked against sums
 computed without any engine. The first lines are a summary; then come the
 ratios (peer's time over ours) and nccl-tests' columns.
 
@@ -49,7 +51,12 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("-b", "--min-bytes", default="4", metavar="SIZE", help="first size (default: 4)")
     add("-e", "--max-bytes", default="256M", metavar="SIZE", help="last size (default: 256M)")
     add("-f", "--step-factor", type=int, default=4, metavar="F", help="each size F times the last (default: 4)")
-    add("--peers", default="", metavar="LIST", help=f"of {','.join(plan.PEERS)}: measured in turn with ours")
+    add("--peers", default="", metavar="LIST", help=f"of {', '.join(plan.PEERS)}, or MODULE:FUNCTION of one's own")
+    add("--environments", default="build/peers", metavar="DIR", help="made by bench/peers.sh (default: build/peers)")
+    known = ", ".join((*plan.COLLECTIVES, *plan.STEPS))
+    add("--collective", default="all_reduce", metavar="NAME", help=f"of {known} (default: all_reduce)")
+    add("--arrays", default="numpy", metavar="LIST", help="what ours is given: numpy, torch or both (default: numpy)")
+    add("--pin", action="store_true", help="rank r stays on core r, where there are as many cores")
     add("--algorithm", default="auto", metavar="LIST", help=f"ours: {', '.join(_ALGORITHMS)} (default: auto)")
     add("-d", "--dtype", default="float32", help=f"of {', '.join(plan.ITEM_BYTES)} (default: float32)")
     add("-o", "--op", default="sum", help=f"of {', '.join(OPS)} (default: sum)")
@@ -69,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         engines = " against ".join(["ours", *bench_plan.peers])
         display.print(f"starting {counted(bench_plan.ranks, 'rank')}, {engines}{alone}")
         for skip in skipped:
-            display.print(f"{table.NAMES[skip.peer]} skipped: {skip.reason}")
+            display.print(f"{table.name_of(skip.peer)} skipped: {skip.reason}")
 
     def observe(rank: int, message: Message) -> None:
         if rank == 0 and isinstance(message, Begin):  # all ranks do the same: one is enough to show
@@ -77,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
             display.show(lambda: f"{where} ({time.monotonic() - began:.0f} s)")
 
     with display:
-        reports = launch.run_ranks(bench_plan, observe)
-    result = table.merge(bench_plan, usable_cores(), reports, skipped)
+        launches, failed = launch.run_launches(bench_plan, observe)
+    result = table.merge(bench_plan, usable_cores(), launches, [*skipped, *failed])
     if args.json:
         print(json.dumps(result.to_json(), indent=2))
     else:
@@ -94,8 +101,10 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     if not is_allowed(code, OP_CODES[op_name(op)]):
         raise UnsupportedError(f"{op} of {dtype} is not defined: bitwise reductions need integers")
     # A peer that cannot run here is skipped with its reason; a peer that does not exist is an error.
-    named = _listed(args.peers, plan.PEERS, "peer")
-    reasons = {peer: peers.why_not(peer) for peer in named}
+    own = tuple(name for name in args.peers.split(",") if ":" in name)
+    named = _listed(args.peers, (*plan.PEERS, *own), "peer")
+    reasons = {peer: peers.why_not(peer, args.environments) for peer in named}
+    (collective,) = _listed(args.collective, (*plan.COLLECTIVES, *plan.STEPS), "collective") or ("all_reduce",)
     most = int(_core.native().MAX_RANKS)
     ranks = max(2, usable_cores()) if args.nproc_per_node is None else args.nproc_per_node
     if not 1 <= ranks <= most:
@@ -111,7 +120,7 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     bench_plan = BenchPlan(
         key=f"bench/{uuid.uuid4()}",
         ranks=ranks,
-        sizes_bytes=plan.whole_items(sizes, dtype),
+        sizes_bytes=plan.whole_items(sizes, dtype, collective, ranks),
         dtype=dtype,
         op=op,
         algorithms=_listed(args.algorithm, _ALGORITHMS, "algorithm"),
@@ -120,6 +129,10 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
         iterations=_at_least(args.iterations, "--iterations"),
         round_seconds=0.015 if args.quick else 0.05,
         cache_bytes=cache_bytes(),
+        collective=collective,
+        arrays=_listed(args.arrays, ("numpy", "torch"), "kind of array"),
+        pin=args.pin,
+        environments=args.environments,
     )
     free = plan.free_memory_bytes()
     if bench_plan.needed_bytes > free:
