@@ -120,6 +120,10 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
     # The newest verdicts.
     if not run.findings:
         parts.append(Text("● no verdict so far"))
+        if run.undecided:
+            line = Text(f"  {run.undecided}")
+            line.truncate(width, overflow="ellipsis")
+            parts.append(line)
     for finding in run.findings[-2:]:
         verdict, style = finding.verdict, "yellow" if finding.over else "bold red"
         parts.append(Text(f"● {headline(verdict)} {onset(verdict)}", style=style))

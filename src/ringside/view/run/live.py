@@ -114,6 +114,7 @@ class RunFollower:
         own: Own times of all ranks in the newest steps where all are known, oldest first, seconds [ranks].
         revised: When gradients went another way between hosts, oldest first.
         mesh: How ranks are arranged, as far as their groups tell; None before the start.
+        undecided: What the detector of slow ranks has not decided, in words.
     """
 
     info: RunInfo | None = None
@@ -128,6 +129,7 @@ class RunFollower:
     own: deque[NDArray[np.float64]] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     mesh: Mesh | None = None
+    undecided: str = ""
     _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     _row: dict[int, StepRecord] = field(default_factory=dict)
     _blocked: list[Blocked] | None = None
@@ -434,6 +436,8 @@ class LiveRun:
             self._keep(records)
             self.records_read += len(records)
             self.fresh_findings = self.following.feed(records, events)
+            undecided = self._reader.undecided()
+            self.following.undecided = "" if undecided is None else undecided.describe()
             self.ended |= any(event["kind"] == "ended" for event in events)
             self.settled, self._is_settled = None, False
             self.version += 1

@@ -44,10 +44,11 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         links: What its links carried, slowest first.
 
     Returns:
-        Names, stage and step; `verdicts` in words with prices; `calm`, of an ended run without any: headline, reasons
-        and whether it is sure; `tiles`; `figures` per rank (base64 float32 seconds, and ratios), medians over `window`;
-        `arrows` [waiting, awaited, mean seconds per step], over `arrows_window`; `links`; `questions`; `notes`,
-        sentences. Where they are known: `mesh`, see `_mesh`, and `blocked`, waits along each of its dimensions.
+        Names, stage and step; `verdicts` in words with prices; `undecided`, what the detector has not decided;
+        `calm`, of an ended run without any: headline, reasons and whether it is sure; `tiles`; `figures` per rank
+        (base64 float32 seconds, and ratios), medians over `window`; `arrows` [waiting, awaited, mean seconds per step],
+        over `arrows_window`; `links`; `questions`; `notes`, sentences. Where they are known: `mesh`, see `_mesh`, and
+        `blocked`, waits along each of its dimensions.
     """
     info, settled = live.info, live.settled
     following = live.following
@@ -82,6 +83,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         "host_of": packed([host_index[host] for host in info.hosts[: live.ranks]], np.int32),
         "verdicts": verdicts,
         "calm": live.calm,
+        "undecided": as_text(live.following.undecided),
         "cost": rank_time(sum(verdict["cost_rank_seconds"] for verdict in verdicts)),
         "tiles": _tiles(live, verdicts),
         "step_seconds": _or_none(_step_seconds(live)),

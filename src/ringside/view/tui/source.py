@@ -79,6 +79,7 @@ class Snapshot:
         notes: What else happened, in words, oldest first.
         window: What the ranks' figures are medians of, in words.
         calm: What an ended run without a verdict says; None of others.
+        undecided: What the detector has not decided, in words.
         reading: What is read and judged first, in words; empty once that is done.
         blocked: How long ranks are blocked along each dimension of the mesh.
     """
@@ -99,6 +100,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
     window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
+    undecided: str = ""
     reading: str = ""
     blocked: tuple[Blocked, ...] = ()
 
@@ -194,6 +196,7 @@ class Local:
             notes=tuple(change.describe() for change in run.revised),
             window=live.window,
             calm=live.calm,
+            undecided=run.undecided,
             reading=self._reading,
             blocked=tuple(live.blocked()),
         )
@@ -271,6 +274,7 @@ class _Now(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
+    undecided: str = ""
     mesh: _Mesh = msgspec.field(default_factory=_Mesh)
     blocked: list[dict[str, Any]] = []
 
@@ -378,6 +382,7 @@ class Remote:
             notes=tuple(now.notes),
             window=now.window,
             calm=now.calm,
+            undecided=now.undecided,
             blocked=tuple(read_blocked({"blocked": blocked})),
         )
 

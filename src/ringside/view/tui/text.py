@@ -112,6 +112,8 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
         return f"too few steps for a verdict: it takes {FEWEST_STEPS}", "dim"
     if len(known) < 2:
         return "there is nobody to wait for: one rank is all there is", "green"
+    if snapshot.undecided.startswith("rank "):  # suspected
+        return f"no verdict so far; {snapshot.undecided}", "yellow"
     found = assess_own_times(snapshot.steps, snapshot.own_seconds.astype(np.float64))
     if found.rank is not None:
         words = describe_assessment(found)

@@ -278,8 +278,8 @@ function calm() {
 function calmWords() {
   if (state.calm) return unbroken(state.calm[1]);
   if (!calm().startsWith("No straggler") || !(figures?.excess.length > 1)) return "";
-  const rank = slowest();
-  return `Rank ${rank} is slowest now: its own time is ${signedPercent(figures.excess[rank]).slice(1)} above the median of the others’ (${state.window}).`;
+  const rank = slowest(), open = state.undecided ? ` The detector: ${state.undecided}.` : "";
+  return `Rank ${rank} is slowest now: its own time is ${signedPercent(figures.excess[rank]).slice(1)} above the median of the others’ (${state.window}).${open}`;
 }
 
 function calmCard() {
