@@ -99,11 +99,20 @@ def errors_of(sizes: Floats, times_s: Floats, measured_s: Floats) -> Errors:
 # ------------------------------------------------------------------------------------------------ the four ways
 
 
-def hold_out(table: Table, known: Knowledge) -> Score:
-    """Fit rows 0, 2, 4, ... of a checked table and score rows 1, 3, 5, ..."""
+def hold_out(table: Table, known: Knowledge, *, others: Sequence[Table] = (), first: int = 0) -> Score:
+    """Fit every second row of a checked table and score the rest.
+
+    Args:
+        table: Rows by size.
+        known: Of its hardware.
+        others: Tables of other scales of its cluster, of which all rows may be fitted.
+        first: 0: rows 0, 2, 4, ... are fitted; 1: rows 1, 3, 5, ...
+    """
     if len(table.rows) < LEAST_HELD:
         return _refused(table, "hold-out", f"{len(table.rows)} usable rows; a hold-out needs {LEAST_HELD}")
-    return _fitted(table, "hold-out", table.rows[0::2], table.rows[1::2], known)
+    rows, held = table.rows[first::2], table.rows[1 - first :: 2]
+    found = moved_law(others, table, known) if others else known.law_or_vague(table)
+    return _scored(table, "hold-out", found, fit(_sizes(rows), measured(rows), found), rows, held, known)
 
 
 def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
@@ -113,7 +122,8 @@ def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
     if len(small) < 2 or not large:
         why = f"{len(small)} usable rows up to {limit_bytes:.0f} bytes and {len(large)} above; 2 and 1 are needed"
         return _refused(table, "larger sizes", why)
-    return _fitted(table, "larger sizes", small, large, known)
+    found = known.law_or_vague(table)
+    return _scored(table, "larger sizes", found, fit(_sizes(small), measured(small), found), small, large, known)
 
 
 def preset_only(table: Table, known: Knowledge) -> Score:
@@ -134,26 +144,26 @@ def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> S
     usable = [table for table in fit_tables if table.rows and table.collective == test.collective]
     if not usable or not test.rows:
         return _refused(test, "other scale", "no usable rows to fit or to score")
+    moved = moved_law(usable, test, known)
+    rows = tuple(row for table in usable for row in table.rows)
+    return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
+
+
+def moved_law(others: Sequence[Table], table: Table, known: Knowledge) -> Law:
+    """Return what is expected of a table when tables of other scales of its cluster are known."""
     # The laws of all of them, or where one's is not known vague ones.
-    tables = (test, *usable)
+    tables = (table, *others)
     laws = [law for table in tables if (law := known.law(table)) is not None]
     if len(laws) < len(tables):
         laws = [vague(table.ranks, noisy=is_mpi(table)) for table in tables]
-    there, *others = laws
-    fitted = [fit(_sizes(t.rows), measured(t.rows), law) for t, law in zip(usable, others, strict=True)]
-    moved = transfer(fitted, there)
-    rows = tuple(row for table in usable for row in table.rows)
-    return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
+    there, *theirs = laws
+    fitted = [fit(_sizes(t.rows), measured(t.rows), law) for t, law in zip(others, theirs, strict=True)]
+    return transfer(fitted, there)
 
 
 def _refused(table: Table, mode: str, why: str) -> Score:
     flags = "; ".join(f"line {flag.line}: {flag.reason}" for flag in table.flags[:3])
     return Score(table, mode, refused=why + (f" ({flags})" if flags else ""))
-
-
-def _fitted(table: Table, mode: str, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge) -> Score:
-    found = known.law_or_vague(table)
-    return _scored(table, mode, found, fit(_sizes(rows), measured(rows), found), rows, held, known)
 
 
 def _scored(
