@@ -241,23 +241,24 @@ def alps_rows(folder: Path, prepare: Callable[[Table], Table]) -> Iterable[tuple
 
 def version_rows(tables: Sequence[Measured]) -> Iterable[tuple[str, str, Sequence[Result]]]:
     """Yield the scores across versions: of every two that follow each other, the newer from the older."""
-    groups: dict[tuple[str, str, str, int], dict[tuple[int, ...], Measured]] = defaultdict(dict)
+    groups: dict[tuple[str, str], dict[tuple[tuple[int, ...], int], Table]] = defaultdict(dict)
     for one in tables:
-        table, number = one.table, one.table.library.split()[-1]
-        key = (one.system.removesuffix("_sxm"), table.collective, table.dtype, table.ranks)
-        groups[key].setdefault(tuple(map(int, number.split("."))), one)
+        number = tuple(map(int, one.table.library.split()[-1].split(".")))
+        groups[one.system.removesuffix("_sxm"), one.table.dtype].setdefault((number, one.table.ranks), one.table)
     found = []
-    for (system, *_), versions in groups.items():
-        order = sorted(versions)
-        for old, new in zip(order, order[1:], strict=False):
-            before, after = versions[old].table, versions[new].table
+    for (system, _), known in groups.items():
+        tuning = any(system == name.removesuffix("_sxm") for name in TUNING_SYSTEMS)
+        for new, ranks in known:
+            older = [number for number, count in known if number < new and count == ranks]
+            if not older:
+                continue
+            old, after = max(older), known[new, ranks]
+            before = known[old, ranks]
             sizes = [row.size_bytes for row in before.rows]
             rows = [row for row in after.rows if row.size_bytes in sizes]
             if len(rows) >= 10:
                 test = replace(after, rows=tuple(rows))
-                found.append(
-                    scaled([before], test, any(system == name.removesuffix("_sxm") for name in TUNING_SYSTEMS))
-                )
+                found.append(scaled([before], test, tuning))
     yield "a version from the one before", "≤ carried", found
     far = [one for one in found if one.errors["carried"] > 0.05]
     yield "of which differ by more than 5%", "≤ 0.8 carried", far
@@ -338,9 +339,9 @@ HEAD = """\
 
 Written by `python -m bench.predict.public --scoring --write`; its docstring says where the tables come from. Nothing of
 them is kept here but errors. Mean absolute errors of the time by table, medians over tables, the 90th percentile beside
-them. Hold-out: every second row predicted from the others, both halves, the first and the last row not scored. *in band*
-is the share of rows in their 95% band, *band ±* its median half-width. The α–β line and the interpolation in log-log are
-fitted to the same rows; *carried over* takes the nearest table as it is.
+them. Hold-out: every second row predicted from the others, both halves, the first and the last row not scored.
+*in band* is the share of rows in their 95% band, *band ±* its median half-width. The α–β line and the interpolation in
+log-log are fitted to the same rows; *carried over* takes the nearest table as it is.
 
 *Tuning* tables are those that were looked at while the model was made: 8 to 64 GPUs of Alps, every second system of
 aiconfigurator by name. *Scoring* tables had no part in it.

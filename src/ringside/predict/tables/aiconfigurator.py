@@ -104,6 +104,11 @@ class Package:
     version: str
     systems: Path
 
+    @property
+    def measured(self) -> list[str]:
+        """Names of the systems that have such files."""
+        return [folder.name for folder in sorted(self.systems.iterdir()) if self.files(folder.name)]
+
     def files(self, system: str) -> list[Path]:
         """Return the files with NCCL's collectives of a system."""
         return sorted(
