@@ -286,9 +286,8 @@ def redrawn(configurations: dict[str, dict[int, Table]], draws: int = 200) -> fl
         for sweep in sweeps:
             for row in sweep[table.ranks].rows:
                 times[row.size_bytes].append(row.time_s)
-        rows = [np.median(random.choice(times[row.size_bytes], (draws, len(times[row.size_bytes]))), axis=1) / row.time_s
-                for row in table.rows]  # fmt: skip
-        moves.append(float(np.mean([np.abs(drawn - 1).mean() for drawn in rows])))
+        drawn = {size: np.median(random.choice(every, (draws, len(every))), axis=1) for size, every in times.items()}
+        moves.append(float(np.mean([np.abs(drawn[row.size_bytes] / row.time_s - 1) for row in table.rows])))
     return float(np.median(moves))
 
 
