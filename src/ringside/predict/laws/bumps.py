@@ -31,9 +31,9 @@ def bumps(a: Floats, b: Floats, scale: float, of_a: Regimes, of_b: Regimes) -> F
     far = np.abs(a[:, None] - b[None, :])
     smooth = np.sqrt(3.0) * far / REACH
     wide, narrow = max(scale, SMOOTH) * BUMP**2, scale * STEP**2
-    found: Floats = wide * (1.0 + smooth) * np.exp(-smooth) + narrow * np.exp(-far / STEP_REACH)
     same = (of_a[:, None] == of_b[None, :]) & (of_a[:, None] > 0)
-    return found + JUMP**2 * same
+    found: Floats = wide * (1.0 + smooth) * np.exp(-smooth) + narrow * np.exp(-far / STEP_REACH) + JUMP**2 * same
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,8 +72,8 @@ def _tables(records: Iterable[Mapping[str, object]], path: Path) -> list[Table]:
         except (KeyError, ValueError, OverflowError):
             flags.setdefault(key, []).append(Flag(line, f"no size, element type or latency: {list(words.values())}"))
     found = []
-    for key, sizes in groups.items():
-        collective, dtype, gpus, version, device = key
+    for named, sizes in groups.items():
+        collective, dtype, gpus, version, device = named
         rows = []
         for size, repeats in sorted(sizes.items()):
             times = [time for _, time in repeats]
@@ -83,7 +83,7 @@ def _tables(records: Iterable[Mapping[str, object]], path: Path) -> list[Table]:
         name = f"{system} {collective} {dtype}, {gpus} GPUs, NCCL {version}"
         hosts = 1 if ranks <= GPUS_PER_HOST else 0
         words_of = (device, collective, "auto", str(path), f"NCCL {version}", dtype)
-        found.append(Table(name, tuple(rows), tuple(flags.get(key, ())), ranks, hosts, *words_of))
+        found.append(Table(name, tuple(rows), tuple(flags.get(named, ())), ranks, hosts, *words_of))
     return found
 
 
