@@ -55,7 +55,8 @@ def nccl_constants(topology: Topology, requested: ArrayLike) -> Floats:
     Returns:
         Seconds, float64 [m].
     """
-    return np.min(_tuned(topology, np.asarray(requested, dtype=np.float64)), axis=0)
+    least: Floats = np.min(_tuned(topology, np.asarray(requested, dtype=np.float64)), axis=0)
+    return least
 
 
 def switches(topology: Topology, collective: str = ALL_REDUCE) -> tuple[float, ...]:
