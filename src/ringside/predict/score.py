@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import mpi
+from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import Calibration, Prediction, expect, fit, transfer, vague
-from ringside.predict.laws.fabric import Floats, Law
+from ringside.predict.laws.fabric import Law
 from ringside.predict.laws.knowledge import Knowledge, is_mpi
 from ringside.predict.laws.nccl import nccl_constants
 from ringside.predict.tables.checks import check_rows

@@ -193,7 +193,7 @@ class Calibration:
     def _rising(self, x: Floats, mean: Floats) -> Floats:
         """Return times that never fall as sizes grow, but from one regime to the next: rows show where one ends."""
         regime = np.searchsorted([b for _, b in self._falls()], x, side="right")
-        found = mean.copy()
+        found: Floats = mean.copy()
         for one in np.unique(regime):
             order = np.flatnonzero(regime == one)[np.argsort(x[regime == one], kind="stable")]
             up, down = np.maximum.accumulate(mean[order]), np.minimum.accumulate(mean[order][::-1])[::-1]

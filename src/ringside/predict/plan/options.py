@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import fabric
+from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import NOISY, Band, Calibration, Prediction, expect, fit, transfer
-from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Floats, Law, PipelineLaw, TermsLaw
+from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Law, PipelineLaw, TermsLaw
 from ringside.predict.laws.nccl import switches
 from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
