@@ -337,6 +337,8 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
             [np.searchsorted(scale.law.switches, scale.x) for scale in fitted],
             [scale.rest for scale in fitted],
             np.array([[one.apart(other) for other in laws] for one in laws]),
-        ),
+        )
+        if isinstance(law.backbone, PipelineLaw)
+        else None,
         words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
     )
