@@ -316,6 +316,7 @@ def scores(alps: Path | None, checked: bool, scoring: bool) -> Iterable[str]:
     yield from [f"## NVIDIA aiconfigurator, {which}", "", f"{used}. Two tables of the same hardware and version are"]
     yield from [f"{percent(repeats(tables))} apart.", ""]
     rows = []
+    groups: list[tuple[str, tuple[str, ...], tuple[str, ...]]]
     groups = [("aiconfigurator-core", (ALL_REDUCE,), (dtype,)) for dtype in ("half", "int8")]
     groups += [
         ("aiconfigurator-core", (name,), ("half", "int8")) for name in ("all_gather", "reduce_scatter", "alltoall")
