@@ -319,7 +319,9 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
         law: The law of the scale to predict.
     """
     beside, precision = np.zeros(len(law.mean)), np.zeros((len(law.mean), len(law.mean)))
-    drifts = [law.backbone.drift**2 * max(scale.law.apart(law), LEAST_APART) for scale in fitted]
+    drifts = [
+        law.backbone.drift**2 * (max(scale.law.apart(law), LEAST_APART) if law.place[0] else 1.0) for scale in fitted
+    ]
     for scale, drift in zip(fitted, drifts, strict=True):
         known = np.linalg.inv(scale.posterior + np.diag(drift))
         # What the rows moved the law's figures by, in the linear model.
