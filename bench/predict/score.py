@@ -15,7 +15,7 @@ import numpy as np
 from bench.common import ROOT, make_parser
 
 from ringside.predict import score
-from ringside.predict.laws import calibrate, fabric
+from ringside.predict.laws import bumps, calibrate, fabric
 from ringside.predict.laws.fabric import DEPTH, PIPELINE, RAMP, nvls_rate
 from ringside.predict.laws.knowledge import Knowledge, named_topology
 from ringside.predict.score import Score, summary
@@ -202,10 +202,10 @@ _tried: dict[tuple[float, str], Score] = {}
 
 def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
     """Set bumps and quantile to what serves the other tables best: the median error, and 95.5% of their rows."""
-    before = calibrate.BUMP, calibrate.QUANTILE
+    before = bumps.BUMP, calibrate.QUANTILE
     best: tuple[float, float, list[Score]] | None = None
     for bump in (0.10, 0.14, 0.18, 0.25):
-        _put(calibrate, "BUMP", bump)
+        _put(bumps, "BUMP", bump)
         for table in rest:
             if (bump, table.name) not in _tried:
                 _tried[bump, table.name] = score.hold_out(table, known)
@@ -214,7 +214,7 @@ def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
         if best is None or error < best[0]:
             best = (error, bump, scores)
     assert best is not None
-    _put(calibrate, "BUMP", best[1])
+    _put(bumps, "BUMP", best[1])
     ratios = []
     for found in best[2]:
         if (predicted := found.prediction) is not None:
@@ -224,7 +224,7 @@ def _bumps(rest: Sequence[Table], known: Knowledge) -> Callable[[], None]:
     _put(calibrate, "QUANTILE", float(np.quantile(np.concatenate(ratios), 0.955)))
 
     def undo() -> None:
-        _put(calibrate, "BUMP", before[0])
+        _put(bumps, "BUMP", before[0])
         _put(calibrate, "QUANTILE", before[1])
 
     return undo

@@ -1,7 +1,8 @@
-"""Hardware that is held to tables measured on it, and how well such a fit meets rows that had no part in it."""
+"""Hardware that is held to tables measured on it: one's own, or those of an installed package."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.plan.options import has_library
 from ringside.predict.plan.plan import CERTAIN
 from ringside.predict.score import Score, hold_out, measured, other_scale
-from ringside.predict.tables.table import Table
+from ringside.predict.tables import aiconfigurator, read_tables
+from ringside.predict.tables.checks import check_rows
+from ringside.predict.tables.table import ALL_REDUCE, Table
 from ringside.predict.topology.topology import MeasuredTimes, Topology
 
 
@@ -95,3 +98,65 @@ def measured_topology(tables: Sequence[Table], known: Knowledge) -> Topology:
         words = table.collective, table.algorithm or "auto", Path(table.path).name
         measured.append(MeasuredTimes(scale.ranks_per_host, scale.nics, sizes, times, *words))
     return replace(largest, measured=tuple(measured))
+
+
+# -------------------------------------------------------------------------------------------------
+# A system that NVIDIA's aiconfigurator has measured: its tables are read where pip has put them.
+
+INSTALL = "pip install 'torch-ringside[presets]' && pip install --no-deps aiconfigurator-core"
+USED = (ALL_REDUCE, "all_gather", "reduce_scatter")
+
+
+def installed_system(system: str, gpus: int, nccl: str = "") -> tuple[Topology, str]:
+    """Return a system as installed tables have measured it, and in words which; a preset of ours where there are none.
+
+    Args:
+        system: `h200`, `gb200`, ...: the folder of the package, or its first word.
+        gpus: How many in all.
+        nccl: Version or its beginning, `2.29`; empty: the newest.
+
+    Raises:
+        UsageError: The system, or this version of it, is not known.
+    """
+    if gpus < 2:
+        raise UsageError(f"--gpus {gpus}: one GPU has nobody to reduce with; give 2 or more")
+    packages = aiconfigurator.installed()
+    names = sorted({name for package in packages for name in package.measured})
+    wanted = [name for name in names if name == system or name.startswith(f"{system}_")]
+    files = [path for package in packages for name in wanted for path in package.files(name)]
+    if files:
+        tables = [table for path in files for table in read_tables(path) if table.dtype == "half"]
+        chosen = _of_version(tables, nccl, system)
+        topology = measured_topology(chosen, Knowledge())
+        sized = Knowledge().topology(replace(chosen[0], ranks=gpus, hosts=0))
+        assert sized is not None  # its words named the tables' hardware
+        source = Path(chosen[0].path)
+        package = next(package for package in packages if package.systems in source.parents)
+        meta = source.with_name("collection_meta.yaml")
+        year = re.search(r"Copyright \(c\) (\d{4})", meta.read_text()) if meta.is_file() else None
+        counts = ", ".join(map(str, sorted({table.ranks for table in chosen})))
+        words = (
+            f"measured by NVIDIA: {package.name} {package.version} (Apache-2.0), {chosen[0].cluster}, "
+            f"{chosen[0].library}, half, {counts} GPUs; {f'of {year[1]}' if year else 'no date given'}"
+        )
+        return replace(sized, measured=topology.measured), words
+    ours = Knowledge().topology(Table(system, (), ranks=gpus, cluster=system))
+    if ours is None:
+        raise UsageError(f"--system {system}: not known; {'one of ' + ', '.join(names) if packages else INSTALL}")
+    why = f"no table of {system} is installed" if packages else f"for NVIDIA's own measurements: {INSTALL}"
+    return ours, f"preset {ours.name}; {why}"
+
+
+def _of_version(tables: Sequence[Table], nccl: str, system: str) -> list[Table]:
+    """Return the tables of the newest version that begins so, one for every collective and number of GPUs."""
+    versions = {table.library.split()[-1] for table in tables if table.collective == ALL_REDUCE}
+    fitting = [each for each in versions if each == nccl or not nccl or each.startswith(f"{nccl}.")]
+    if not fitting:
+        raise UsageError(f"--nccl {nccl}: {system} was measured with {', '.join(sorted(versions))}")
+    newest = max(fitting, key=lambda each: [int(part) for part in re.findall(r"\d+", each)])
+    found: dict[tuple[str, int], Table] = {}
+    # The folder of that very version before others that hold it too.
+    for table in sorted(tables, key=lambda table: Path(table.path).parent.name != newest):
+        if table.library.split()[-1] == newest and table.collective in USED:
+            found.setdefault((table.collective, table.ranks), check_rows(table))
+    return list(found.values())

@@ -6,7 +6,6 @@ law, which is made from the table's words and counts. Only the row checks of `ch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,12 +14,13 @@ from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import mpi
+from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import Calibration, Prediction, expect, fit, transfer, vague
-from ringside.predict.laws.fabric import Floats, Law
+from ringside.predict.laws.fabric import Law
 from ringside.predict.laws.knowledge import Knowledge, is_mpi
+from ringside.predict.laws.nccl import nccl_constants
 from ringside.predict.tables.checks import check_rows
 from ringside.predict.tables.table import ALL_REDUCE, BUS_FACTORS, Flag, Table, TableRow
-from ringside.predict.topology.topology import Topology
 
 LARGE_BYTES = 1 << 20
 FULL_SWEEP = (18, 1 << 15)  # rows, and how many times the smallest size the largest is, of a sweep from end to end
@@ -99,11 +99,20 @@ def errors_of(sizes: Floats, times_s: Floats, measured_s: Floats) -> Errors:
 # ------------------------------------------------------------------------------------------------ the four ways
 
 
-def hold_out(table: Table, known: Knowledge) -> Score:
-    """Fit rows 0, 2, 4, ... of a checked table and score rows 1, 3, 5, ..."""
+def hold_out(table: Table, known: Knowledge, *, others: Sequence[Table] = (), first: int = 0) -> Score:
+    """Fit every second row of a checked table and score the rest.
+
+    Args:
+        table: Rows by size.
+        known: Of its hardware.
+        others: Tables of other scales of its cluster, of which all rows may be fitted.
+        first: 0: rows 0, 2, 4, ... are fitted; 1: rows 1, 3, 5, ...
+    """
     if len(table.rows) < LEAST_HELD:
         return _refused(table, "hold-out", f"{len(table.rows)} usable rows; a hold-out needs {LEAST_HELD}")
-    return _fitted(table, "hold-out", table.rows[0::2], table.rows[1::2], known)
+    rows, held = table.rows[first::2], table.rows[1 - first :: 2]
+    found = moved_law(others, table, known) if others else known.law_or_vague(table)
+    return _scored(table, "hold-out", found, fit(_sizes(rows), measured(rows), found), rows, held, known)
 
 
 def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
@@ -113,7 +122,8 @@ def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
     if len(small) < 2 or not large:
         why = f"{len(small)} usable rows up to {limit_bytes:.0f} bytes and {len(large)} above; 2 and 1 are needed"
         return _refused(table, "larger sizes", why)
-    return _fitted(table, "larger sizes", small, large, known)
+    found = replace(known.law_or_vague(table), switches=())  # a jump among few rows says little of those beyond
+    return _scored(table, "larger sizes", found, fit(_sizes(small), measured(small), found), small, large, known)
 
 
 def preset_only(table: Table, known: Knowledge) -> Score:
@@ -134,26 +144,26 @@ def other_scale(fit_tables: Sequence[Table], test: Table, known: Knowledge) -> S
     usable = [table for table in fit_tables if table.rows and table.collective == test.collective]
     if not usable or not test.rows:
         return _refused(test, "other scale", "no usable rows to fit or to score")
+    moved = moved_law(usable, test, known)
+    rows = tuple(row for table in usable for row in table.rows)
+    return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
+
+
+def moved_law(others: Sequence[Table], table: Table, known: Knowledge) -> Law:
+    """Return what is expected of a table when tables of other scales of its cluster are known."""
     # The laws of all of them, or where one's is not known vague ones.
-    tables = (test, *usable)
+    tables = (table, *others)
     laws = [law for table in tables if (law := known.law(table)) is not None]
     if len(laws) < len(tables):
         laws = [vague(table.ranks, noisy=is_mpi(table)) for table in tables]
-    there, *others = laws
-    fitted = [fit(_sizes(t.rows), measured(t.rows), law) for t, law in zip(usable, others, strict=True)]
-    moved = transfer(fitted, there)
-    rows = tuple(row for table in usable for row in table.rows)
-    return _scored(test, "other scale", moved, expect(moved), rows, test.rows, known)
+    there, *theirs = laws
+    fitted = [fit(_sizes(t.rows), measured(t.rows), law) for t, law in zip(others, theirs, strict=True)]
+    return transfer(fitted, there)
 
 
 def _refused(table: Table, mode: str, why: str) -> Score:
     flags = "; ".join(f"line {flag.line}: {flag.reason}" for flag in table.flags[:3])
     return Score(table, mode, refused=why + (f" ({flags})" if flags else ""))
-
-
-def _fitted(table: Table, mode: str, rows: Sequence[TableRow], held: Sequence[TableRow], known: Knowledge) -> Score:
-    found = known.law_or_vague(table)
-    return _scored(table, mode, found, fit(_sizes(rows), measured(rows), found), rows, held, known)
 
 
 def _scored(
@@ -319,95 +329,3 @@ def interpolate(sizes: ArrayLike, times_s: ArrayLike, requested: ArrayLike) -> F
             slope = (means[a] - means[b]) / (places[a] - places[b])
             result[beyond] = means[a] + slope * (where[beyond] - places[a])
     return np.asarray(np.exp(result), dtype=np.float64)
-
-
-# ------------------------------------------------------------------------------------------------ NCCL's constants
-
-# https://github.com/NVIDIA/nccl/blob/5067397/src/graph/tuning.cc (NCCL 2.30.7): microseconds, GB/s.
-_BASE = {"Tree": (6.8, 14.0, 8.4), "Ring": (6.6, 14.0, 8.4), "NVLS": (0.0, 0.0, 0.0), "NVLSTree": (0.0, 0.0, 0.0)}
-_HOPS = {  # LL, LL128, Simple
-    "NVLINK": {"Tree": (0.6, 1.25, 4.0), "Ring": (0.6, 1.9, 3.4), "NVLS": (0, 0, 25), "NVLSTree": (0, 0, 25)},
-    "PCI": {"Tree": (1.0, 1.9, 4.0), "Ring": (1.0, 2.5, 5.7), "NVLS": (0, 0, 0), "NVLSTree": (0, 0, 0)},
-    "NET": {"Tree": (5.0, 8.5, 14.0), "Ring": (2.7, 4.0, 14.0), "NVLS": (0, 0, 18), "NVLSTree": (0, 0, 20.9)},
-}
-_CHANNELS = 16
-# Per architecture and 1, 2, 4 or more hosts
-_LL_MOST = {"Ampere": (87.7, 22.5, 19.0), "Hopper": (141.0, 45.0, 35.0), "Blackwell": (282.0, 90.0, 70.0)}
-_RING_LL128 = {"Ampere": (20, 20, 20), "Hopper": (36.7, 36.7, 36.7), "Blackwell": (40, 40, 40)}
-_TREE_LL128 = {"Ampere": (20, 20, 20), "Hopper": (36.7, 36.7, 29), "Blackwell": (55.6, 31.67, 20)}
-_TREE = {"Ampere": (24, 23.6, 17.8), "Hopper": (38.7, 41.4, 36), "Blackwell": (70, 42.8, 24)}
-_NVLS_TREE = {"Ampere": (0, 0, 0), "Hopper": (0, 57.7, 45.5), "Blackwell": (0, 96, 80)}
-_NVLS = {"Ampere": 0.0, "Hopper": 0.85, "Blackwell": 0.74}
-# Tree's correction by log2(bytes / 64)
-_CORRECTION = (
-    (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1, 1),
-    (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1, 1),
-    (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9,
-     0.9),
-)  # fmt: skip
-
-
-def nccl_constants(topology: Topology, requested: ArrayLike) -> Floats:
-    """Return the times that NCCL's tuner computes for its own choice: the least over algorithms and protocols.
-
-    The tuner needs them only to compare; taken as seconds they are a baseline. Bandwidths per channel and efficiencies
-    are NCCL's, link rates the topology's.
-
-    Args:
-        topology: Its rates; `nvls` tells Hopper and Blackwell from what came before.
-        requested: Bytes, [m].
-
-    Returns:
-        Seconds, float64 [m].
-    """
-    sizes = np.asarray(requested, dtype=np.float64)
-    best = np.full(len(sizes), np.inf)
-    for algorithm in ("Ring", "Tree", "NVLS", "NVLSTree"):
-        for protocol in range(3):
-            full = _rate(topology, algorithm, protocol)
-            if full <= 0:
-                continue
-            rate = np.full(len(sizes), full)
-            if algorithm == "Tree":
-                place = np.clip(np.floor(np.log2(np.maximum(sizes / 64, 1))), 0, 23).astype(int)
-                rate *= np.array(_CORRECTION[protocol], dtype=np.float64)[place]
-            best = np.minimum(best, (_latency(topology, algorithm, protocol) + sizes / (1e3 * rate)) * 1e-6)
-    return best
-
-
-def _rate(topology: Topology, algorithm: str, protocol: int) -> float:
-    """Return the algorithm bandwidth, GB/s; 0 where the topology does not allow the algorithm."""
-    name = "Ampere"
-    if topology.nvls is not None:
-        name = "Blackwell" if topology.nvls.bytes_per_s > 400e9 else "Hopper"
-    place = min(topology.hosts, 3) - 1  # 1, 2, more hosts
-    inside = topology.inside.bytes_per_s / 1e9 if topology.inside is not None else math.inf
-    link = topology.between if topology.hosts > 1 else None
-    between = topology.nics * link.bytes_per_s / 1e9 if link is not None else math.inf
-    bus = min(inside, between) if algorithm == "Ring" or topology.hosts > 2 else min(inside, 2 * between)
-    ranks = topology.ranks
-    if algorithm == "Ring":
-        most = (_LL_MOST[name][place], _CHANNELS * _RING_LL128[name][place], math.inf)[protocol]
-        return min(bus * (0.5, 0.92, 1.0)[protocol], most) * ranks / (2 * (ranks - 1))
-    if algorithm == "Tree":
-        most = (_LL_MOST[name][place], _CHANNELS * _TREE_LL128[name][place], _CHANNELS * _TREE[name][place])[protocol]
-        share = (1 / 3.8, 7 / 9 if topology.hosts == 1 else 0.92, 0.92)[protocol]
-        return 0.5 * min(bus * share, most)
-    if protocol != 2 or topology.nvls is None:
-        return 0.0
-    if algorithm == "NVLS":
-        return _NVLS[name] * inside * ranks / (ranks + 1) if topology.hosts == 1 else 0.0
-    return 0.5 * min(_NVLS[name] * bus, _CHANNELS * _NVLS_TREE[name][place]) if topology.hosts > 1 else 0.0
-
-
-def _latency(topology: Topology, algorithm: str, protocol: int) -> float:
-    """Return what NCCL reckons beside bytes, microseconds."""
-    kind = "NVLINK" if topology.inside is None or topology.inside.kind in ("nvlink", "nvswitch") else "PCI"
-    inside, network = _HOPS[kind][algorithm][protocol], _HOPS["NET"][algorithm][protocol]
-    base, hosts, ranks = _BASE[algorithm][protocol], topology.hosts, topology.ranks
-    if algorithm == "Ring":
-        across = 2 * hosts if hosts > 1 else 0
-        return base + (2 * (ranks - 1) - across) * inside + across * network
-    if algorithm == "Tree":
-        return base + 2 * ((ranks / hosts - 1) * inside + math.log2(hosts) * network)
-    return base + inside + (2 * math.log2(hosts) * network if hosts > 1 else 0.0)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ringside.errors import UsageError
+from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import Band
-from ringside.predict.laws.fabric import Floats
 from ringside.predict.plan.buckets import BACKWARD, exposed_s
 from ringside.predict.plan.options import (
     AUTO,

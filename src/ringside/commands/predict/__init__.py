@@ -17,6 +17,7 @@ examples:
   $ ringside predict --preset dgx-h100 --hosts 16 --model 70B
   $ ringside predict --preset ethernet-10g --hosts 8 --bytes 100MB \\
         --compute-seconds 0.25 --all
+  $ ringside predict --system h200 --gpus 8 --nccl 2.29 --model 7B
   $ ringside predict --topology probe.json --bytes 25MiB --json
   $ ringside predict --run runs/demo-1 --topology probe.json --html plan.html
   $ ringside predict fit nccl.log -o fabric.toml

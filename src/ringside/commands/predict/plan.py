@@ -15,6 +15,7 @@ from typing import Any
 
 from ringside.commands.options import algorithm_name, host_count, write_output
 from ringside.errors import UsageError
+from ringside.predict.fit import installed_system
 from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES
 from ringside.predict.plan.options import AUTO
 from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
@@ -38,6 +39,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_hardware(parser)
     add_size(parser)
     add = parser.add_argument
+    add(
+        "--system", metavar="NAME", help="hardware as NVIDIA's aiconfigurator measured it, where installed: h200, gb300"
+    )
+    add("--gpus", type=int, metavar="N", help="with --system: how many in all")
+    add("--nccl", metavar="VERSION", default="", help="with --system: measured with this version (default: the newest)")
     add("--memory", metavar="SIZE", help="of a rank's device: 80GB (default: as the preset's datasheet says)")
     add("--compute-seconds", type=float, metavar="S", help="forward and backward of a step: buckets, efficiency")
     add("--run", metavar="DIR", help="a recorded run: its bytes, its computation, what its buckets took")
@@ -72,9 +78,11 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what synchronisation would cost; 1 where the model fits no way."""
+    if not args.system and (args.gpus is not None or args.nccl):
+        raise UsageError("--gpus and --nccl go with --system NAME")
     if args.run:
         # What a recorded run did, over the hardware that arguments name.
-        if args.bytes or args.compute_seconds is not None:
+        if args.bytes or args.compute_seconds is not None or args.system:
             raise UsageError(f"--run {args.run} gives what it synchronised and computed: omit the others")
         recorded = Run(args.run)
         step = recorded_step(recorded, hardware_of(recorded, args))
@@ -83,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             step.topology, step.size_bytes, compute_s=step.work_s, measured=step.measured, ran=step.buckets
         )
     else:
-        topology = hardware(args)
+        topology = system_hardware(args) if args.system else hardware(args)
         nbytes, parameters = gradient_bytes(args)
         question = PlanQuestion(topology, nbytes, compute_s=args.compute_seconds)
     memory_bytes = DEVICE_BYTES.get(question.topology.name)
@@ -128,6 +136,17 @@ def hardware_of(run: Run, args: argparse.Namespace) -> Topology | None:
         return hardware(args)
     sizes = host_sizes(run)
     return hardware(args).sized(len(sizes), sizes)
+
+
+def system_hardware(args: argparse.Namespace) -> Topology:
+    """Return the system of --system, and print on stderr which tables measured it."""
+    if args.preset or args.topology or args.hosts is not None or args.ranks_per_host is not None:
+        raise UsageError("--system takes --gpus and --nccl, not --preset, --topology, --hosts or --ranks-per-host")
+    if args.gpus is None:
+        raise UsageError(f"--system {args.system}: how many GPUs? give --gpus N")
+    topology, words = installed_system(args.system, args.gpus, args.nccl)
+    print(f"({words})", file=sys.stderr)
+    return topology
 
 
 def hardware(args: argparse.Namespace) -> Topology:

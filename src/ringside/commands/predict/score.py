@@ -42,7 +42,7 @@ from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score import Score, summary
 from ringside.predict.tables import read_tables
 from ringside.predict.tables.table import Table
-from ringside.text import parse_size, percent, signed_percent, size
+from ringside.text import counted, parse_size, percent, signed_percent, size
 from ringside.view.html.predictions import MODES, score_page
 from ringside.view.predict_text import BASELINE_NAMES
 from ringside.view.tui.console import SafeConsole
@@ -199,6 +199,11 @@ def print_scores(scores: Sequence[Score], console: Console) -> None:
     """Print the verdict, the tables, and the rows that were not used."""
     for line in verdict_lines(scores):
         console.print(line, markup=False, soft_wrap=True)
+    for score in scores:
+        if wrong := score.table.wrong_sums:
+            console.print(
+                f"{score.table.name}: {counted(wrong, 'row')} returned wrong sums", markup=False, soft_wrap=True
+            )
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     grid.add_column("table", overflow="fold")
     for heading in ("ranks", "rows", "flagged", "error", "≥ 1 MiB", "bias", "worst at", "in band"):

@@ -11,13 +11,14 @@ noise is learnt per table with leave-one-out residuals of the fitted rows; every
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.errors import UsageError
-from ringside.predict.laws.fabric import BASE, RATE, Floats, Law, PipelineLaw
+from ringside.predict.laws.bumps import NOISE, STEP, Beside, Floats, bumps
+from ringside.predict.laws.fabric import BASE, RATE, Law, PipelineLaw
 from ringside.predict.tables.table import bus_factor
 
 
@@ -53,16 +54,14 @@ class Band:
         return Band(self.value + other.value, self.low + other.low, self.high + other.high)
 
 
-REACH, STEP_REACH = 4.0, 0.7  # of a bump and of a step, in doublings of the size
-BUMP, STEP = 0.18, 0.04  # their standard deviations before a table has spoken, of log time
-NOISE = 0.015
 FREEDOM = 4.0  # of Student's t: how surprising an outlier is
-SMOOTH = 0.5  # least variance of bumps, in units of the usual
 FAR = 16.0  # squares of standardised residuals beyond this count as this
 PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
 NEAR, ALIKE = 1.0, 20.0  # doublings over which rows show how restless sizes are; rows' worth of belief in all alike
 QUANTILE = 2.9  # of the standardised error for a band of 95%; see docs/design/0020-calibration.md
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
+LEAST_APART = 0.1  # of scales: a figure drifts by so much of a doubling's share between two tables of one scale
+FALL = 0.25  # of log time: a row so much faster than a smaller one is of another regime
 MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
 
 
@@ -121,6 +120,8 @@ class Calibration:
         slopes: Derivatives of the curve at the rows, float64 [n, k].
         scale: Variance of bumps and noise in units of the usual.
         unrest: What rows left out are off by, squared, in units of their variance, float64 [n].
+        left_out: How surprising rows left out are: twice their negative log probability.
+        logs: Logarithms of the rows' times, float64 [n].
     """
 
     theta: Floats
@@ -131,6 +132,15 @@ class Calibration:
     slopes: Floats
     scale: float = 1.0
     unrest: Floats | None = None
+    left_out: float = 0.0
+    logs: Floats = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def rest(self) -> Floats:
+        """Return what the rows have beside the curve, of log time, float64 [n]."""
+        covariance = np.linalg.inv(self.inverse) - self.slopes @ np.diag(self.law.spread**2) @ self.slopes.T
+        left: Floats = covariance @ self.pull + _beside(self.law, self.x, self.scale)[0]
+        return left
 
     @property
     def posterior(self) -> Floats:
@@ -148,13 +158,11 @@ class Calibration:
         x = np.log2(sizes)
         curve, slopes = self.law.backbone.log_slopes(self.theta, sizes)
         prior = np.diag(self.law.spread**2)
-        near = bumps(x, self.x, self.scale) + slopes @ prior @ self.slopes.T
-        mean = curve + slopes @ (self.law.mean - self.theta) + near @ self.pull
-        total = (
-            max(self.scale, SMOOTH) * BUMP**2
-            + self.scale * (STEP**2 + NOISE**2)
-            + np.einsum("ij,ij->i", slopes @ prior, slopes)
-        )
+        places = np.concatenate([x, self.x])
+        expected, covariance = _beside(self.law, places, self.scale)
+        near = covariance[: len(x), len(x) :] + slopes @ prior @ self.slopes.T
+        mean = curve + expected[: len(x)] + slopes @ (self.law.mean - self.theta) + near @ self.pull
+        total = np.diag(covariance)[: len(x)] + self.scale * NOISE**2 + np.einsum("ij,ij->i", slopes @ prior, slopes)
         known = np.einsum("ij,ij->i", near @ self.inverse, near)
         # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
         # variance of a size is as many times the table's as the rows around it, left out, are off by.
@@ -163,23 +171,42 @@ class Calibration:
             weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
             restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
         spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
-        low, high = self.x.min(initial=np.inf), self.x.max(initial=-np.inf)
-        far = (x < low - 1e-9) | (x > high + 1e-9)
-        return Prediction(sizes, np.exp(mean), np.exp(mean - spread), np.exp(mean + spread), far)
+        first, last = self.x.min(initial=np.inf), self.x.max(initial=-np.inf)
+        far = (x < first - 1e-9) | (x > last + 1e-9)
+        low, high = mean - spread, mean + spread
+        mean = self._rising(x, mean)
+        for a, b in self._falls():  # between two such rows it may still be the one regime or already the other
+            between = (x > a) & (x < b)
+            before, behind = (float(self.logs[self.x == end].mean()) for end in (a, b))
+            mean[between] = np.minimum(mean[between], behind)
+            high[between] = np.maximum(high[between], before + (x[between] - a) * np.log(2.0))
+        low, high = np.minimum(low, mean - 0.5 * spread), np.maximum(high, mean + 0.5 * spread)
+        return Prediction(sizes, np.exp(mean), np.exp(low), np.exp(high), far)
+
+    def _falls(self) -> list[tuple[float, float]]:
+        """Return log2 of the sizes of neighbouring rows of which the larger takes less time, beyond noise."""
+        places = np.unique(self.x)
+        times = [float(self.logs[self.x == place].mean()) for place in places]
+        pairs = zip(places, places[1:], times, times[1:], strict=False)
+        return [(float(a), float(b)) for a, b, before, behind in pairs if behind < before - FALL]
+
+    def _rising(self, x: Floats, mean: Floats) -> Floats:
+        """Return times that never fall as sizes grow, but from one regime to the next: rows show where one ends."""
+        regime = np.searchsorted([b for _, b in self._falls()], x, side="right")
+        found: Floats = mean.copy()
+        for one in np.unique(regime):
+            order = np.flatnonzero(regime == one)[np.argsort(x[regime == one], kind="stable")]
+            up, down = np.maximum.accumulate(mean[order]), np.minimum.accumulate(mean[order][::-1])[::-1]
+            found[order] = 0.5 * (up + down)
+        return found
 
 
-def bumps(a: Floats, b: Floats, scale: float) -> Floats:
-    """Return the covariance of bumps and steps at sizes, float64 [len(a), len(b)], from their log2.
-
-    Bumps are smooth (Matérn-3/2); steps, where a protocol or a count of channels changes, are not (Matérn-1/2). Rows a
-    doubling apart cannot tell a step from noise; dense rows can. However well dense rows agree with their neighbours,
-    that implies little about bumps beyond them: their variance does not fall below `SMOOTH` of the usual.
-    """
-    far = np.abs(a[:, None] - b[None, :])
-    smooth = np.sqrt(3.0) * far / REACH
-    wide, narrow = max(scale, SMOOTH) * BUMP**2, scale * STEP**2
-    found: Floats = wide * (1.0 + smooth) * np.exp(-smooth) + narrow * np.exp(-far / STEP_REACH)
-    return found
+def _beside(law: Law, x: Floats, scale: float) -> tuple[Floats, Floats]:
+    """Return what is expected beside a law's curve at sizes, from their log2, and its covariance: [n], [n, n]."""
+    regimes = np.searchsorted(law.switches, x)
+    if law.beside is None:
+        return np.zeros(len(x)), bumps(x, x, scale, regimes, regimes)
+    return law.beside.given(x, scale, regimes)
 
 
 def expect(law: Law) -> Calibration:
@@ -215,8 +242,12 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law) -> Calibration:
         guess[BASE] = np.log(times.min())
         guess[RATE] = np.log((size / times).max() * 1.2)
         starts.append(guess)
-    fitted = [_fit_from(start, size, np.log(times), law) for start in starts]
-    return min(fitted, key=lambda found: found[1])[0]
+    # With the named switches and without: what rows left out say.
+    fitted = []
+    for regimes in [law, replace(law, switches=())] if law.switches else [law]:
+        found = [_fit_from(start, size, np.log(times), regimes) for start in starts]
+        fitted.append(min(found, key=lambda one: one[1])[0])
+    return min(fitted, key=lambda one: one.left_out)
 
 
 def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Calibration, float]:
@@ -225,11 +256,12 @@ def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Cal
     weights, scale, theta = np.ones(len(x)), law.noise, start
     for turn in range(5):  # weights and scale are learnt in four turns; the last one takes them as they are
         # Of the rows about the curve; a row of weight below 1 is that much less sure.
-        rows = bumps(x, x, scale) + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
-        theta, surprise = _most_probable(sizes, logs, law, rows, theta)
+        expected, rows = _beside(law, x, scale)
+        rows = rows + scale * np.diag(NOISE**2 + STEP**2 * (1.0 / weights - 1.0))
+        theta, surprise = _most_probable(sizes, logs - expected, law, rows, theta)
         curve, slopes = law.backbone.log_slopes(theta, sizes)
         inverse = np.linalg.inv(rows + slopes @ np.diag(law.spread**2) @ slopes.T)
-        pull = inverse @ (logs - curve - slopes @ (law.mean - theta))
+        pull = inverse @ (logs - expected - curve - slopes @ (law.mean - theta))
         left = 1.0 / np.diag(inverse)  # leave-one-out variances and residuals, Rasmussen and Williams 5.12
         if turn == 4:
             break
@@ -239,7 +271,8 @@ def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Cal
         scale = float(np.clip(scale * ratio, 0.1, 30.0))
     plain = np.maximum(left - scale * STEP**2 * (1.0 / weights - 1.0), 1e-8)  # were no row weighed down
     unrest: Floats = np.minimum((pull * left) ** 2 / plain, FAR)
-    fitted = Calibration(theta, law, x, pull, inverse, slopes, scale, unrest)
+    left_out = float(np.sum(np.minimum((pull * left) ** 2 / left, FAR) + np.log(left)))
+    fitted = Calibration(theta, law, x, pull, inverse, slopes, scale, unrest, left_out, logs)
     return fitted, surprise + len(x) * float(np.log(scale))
 
 
@@ -276,26 +309,38 @@ def _most_probable(sizes: Floats, logs: Floats, law: Law, rows: Floats, theta: F
 
 
 def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
-    """Return what is expected at another scale of a cluster that was measured at one or more.
+    """Return what is expected at another scale, or of another version, of a cluster that was measured at some.
 
-    What the measured scales had beside their laws, the new one has beside its own, as far as they show it.
+    What the measured ones had beside their laws, the new one has beside its own, as far as they show it: in the law's
+    figures, and in bumps at the same sizes.
 
     Args:
         fitted: Calibrations of tables of the same cluster, each fitted with the law of its own scale.
         law: The law of the scale to predict.
     """
-    drift = np.diag(law.backbone.drift**2)
     beside, precision = np.zeros(len(law.mean)), np.zeros((len(law.mean), len(law.mean)))
-    for scale in fitted:
-        known = np.linalg.inv(scale.posterior + drift)
+    drifts = [
+        law.backbone.drift**2 * (max(scale.law.apart(law), LEAST_APART) if law.place[0] else 1.0) for scale in fitted
+    ]
+    for scale, drift in zip(fitted, drifts, strict=True):
+        known = np.linalg.inv(scale.posterior + np.diag(drift))
         # What the rows moved the law's figures by, in the linear model.
         beside += known @ (np.diag(scale.law.spread**2) @ scale.slopes.T @ scale.pull)
         precision += known
     spread = np.linalg.inv(precision)
+    laws = [*(scale.law for scale in fitted), law]
     return replace(
         law,
         mean=law.mean + spread @ beside,
-        spread=np.minimum(np.sqrt(np.diag(spread + drift)), law.spread),
+        spread=np.minimum(np.sqrt(np.diag(spread) + np.min(drifts, axis=0)), law.spread),
         noise=float(np.exp(np.mean([np.log(scale.scale) for scale in fitted]))),
+        beside=Beside(
+            [scale.x for scale in fitted],
+            [np.searchsorted(scale.law.switches, scale.x) for scale in fitted],
+            [scale.rest for scale in fitted],
+            np.array([[one.apart(other) for other in laws] for one in laws]),
+        )
+        if isinstance(law.backbone, PipelineLaw)
+        else None,
         words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
     )

@@ -22,14 +22,12 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
+from ringside.predict.laws.bumps import Beside, Floats
 from ringside.predict.tables.table import ALL_REDUCE, bus_factor
 from ringside.predict.topology.topology import Topology
-
-Floats = NDArray[np.float64]
-
 
 # -------------------------------------------------------------------------------------------------
 # The time of a collective over its size: latency, pipeline fill, bandwidth. Four figures, each with a meaning.
@@ -111,6 +109,7 @@ NETWORK_RING = 0.98
 NETWORK_TREE = 0.87
 NETWORK_NVLS_TREE = 0.94
 
+BETWEEN_HOSTS = 3.0  # doublings of ranks that one host and several are apart
 PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
 # The pipeline's fill (`PipelineLaw`) inside one host, among hosts, and inside a host whose ranks are one hop apart.
 RAMPS, DEPTHS = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
@@ -145,6 +144,9 @@ class Law:
         words: Where it comes from.
         backbone: The curve that the figures are of.
         noise: Variance of bumps and noise that is expected, in units of a GPU cluster's.
+        switches: log2 of the sizes at which the library changes its protocol so that times may jump, ascending.
+        place: log2 of the ranks, more between hosts than inside one, and how new the library is: see `apart`.
+        beside: What tables of other scales have beside their curves.
     """
 
     mean: Floats
@@ -152,6 +154,13 @@ class Law:
     words: str
     backbone: PipelineLaw | TermsLaw = PIPELINE
     noise: float = 1.0
+    switches: tuple[float, ...] = ()
+    place: tuple[float, float] = (0.0, 0.0)
+    beside: Beside | None = None
+
+    def apart(self, other: Law) -> float:
+        """Return how far two laws of a cluster are from each other, in doublings of its ranks."""
+        return sum(abs(mine - theirs) for mine, theirs in zip(self.place, other.place, strict=True))
 
 
 def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto") -> Law:
@@ -180,7 +189,8 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     place = reach(topology)
     mean = np.log([base, RAMPS[place], DEPTHS[place], chosen.bytes_per_s])
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} µs"
-    return Law(mean, np.array(SPREAD), words)
+    scale = math.log2(topology.ranks) + BETWEEN_HOSTS * (topology.hosts > 1)
+    return Law(mean, np.array(SPREAD), words, place=(scale, 0.0))
 
 
 def reach(topology: Topology) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ringside.predict.laws import mpi
 from ringside.predict.laws.calibrate import vague
 from ringside.predict.laws.fabric import Law, law
+from ringside.predict.laws.nccl import switches
 from ringside.predict.tables.table import ALL_REDUCE, Table
 from ringside.predict.topology.files import load_topology, preset
 from ringside.predict.topology.topology import LinkClass, Topology
@@ -24,13 +25,14 @@ _MACHINES = (
     (r"\bp4de?\b|p4de?\.", "p4de"),
     (r"\bp5(?:en?)?\b|p5(?:en?)?\.", "p5"),
     (r"nvl ?72|gb[23]00", "gb200-nvl72"),
-    (r"\bb[23]00\b|blackwell", "dgx-b200"),
+    (r"\bb[23]00\b|(?<!6000 )blackwell", "dgx-b200"),
     (r"\bh200\b(?! nvl\b)", "dgx-h200"),
     (r"(?<!\w)h(?:100|800|20)(?!\w)(?!.{0,12}pcie)|hopper|a3-?(?:mega|high|ultra)", "dgx-h100"),
     (r"(?<!\w)a(?:100|800)(?!\w)(?!.{0,12}pcie)", "dgx-a100"),
 )
 # GPUs that no preset has: words, the links to the others of a host, bytes per second, and the source of that.
 _GPUS = (
+    (r"gh200", "nvlink", 336e9, "3 x 6 NVLink 4 of 25 GB/s each way to the other GPUs of a host (NVIDIA), 3/4 of it"),
     (r"mi35[05]x?", "nvlink", 360e9, "7 xGMI links of 76.8 GB/s each way (AMD CDNA 4 white paper), 2/3 of it"),
     (r"mi3[02][05]x?", "nvlink", 336e9, "7 xGMI links of 64 GB/s each way (AMD CDNA 3 white paper), 3/4 of it"),
     (r"v100.{0,12}pcie|\bt4\b|g4dn", "pcie", 12e9, "PCIe 3.0 x16"),
@@ -135,6 +137,9 @@ def _port(text: str) -> str | None:
     return next((port for port in _PORTS if re.search(rf"\b{port}\b", text)), None)
 
 
+VERSIONS = 0.1  # doublings of ranks that two minor versions of a library are apart
+
+
 @dataclass(frozen=True)
 class Knowledge:
     """Where the law of a table comes from.
@@ -169,12 +174,22 @@ class Knowledge:
         if is_mpi(table) and self.preset == "auto":
             return None
         topology = self.topology(table)
-        return law(topology, table.collective, table.algorithm) if topology is not None else None
+        if topology is None:
+            return None
+        found = law(topology, table.collective, table.algorithm)
+        place = found.place[0], VERSIONS * _minor(table.library)
+        return replace(found, switches=switches(topology, table.collective), place=place)
 
     def law_or_vague(self, table: Table) -> Law:
         """Return the law of a table; a vague one where nothing is known of its hardware."""
         found = self.law(table)
         return found if found is not None else vague(table.ranks, noisy=is_mpi(table))
+
+
+def _minor(library: str) -> float:
+    """Return 29 of `NCCL 2.29.2`; 0 where there is none."""
+    match = re.search(r"\d+\.(\d+)", library)
+    return float(match[1]) if match else 0.0
 
 
 def is_mpi(table: Table) -> bool:

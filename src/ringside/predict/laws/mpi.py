@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
+from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import NOISY
-from ringside.predict.laws.fabric import Floats, Law, TermsLaw
+from ringside.predict.laws.fabric import Law, TermsLaw
 from ringside.predict.tables.table import Table
 
 NOISE_PER_RANK_S = 100e-9  # the geometric mean over published clusters of 1,792 to 6,144 ranks

@@ -17,8 +17,10 @@ from numpy.typing import ArrayLike
 
 from ringside.errors import UsageError
 from ringside.predict.laws import fabric
+from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import NOISY, Band, Calibration, Prediction, expect, fit, transfer
-from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Floats, Law, PipelineLaw, TermsLaw
+from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, SPREAD, Candidate, Law, PipelineLaw, TermsLaw
+from ringside.predict.laws.nccl import switches
 from ringside.predict.simulation.simulate import prices
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.tables.table import ALL_REDUCE
@@ -306,7 +308,8 @@ def _held_to_tables(
 
 @cache
 def _fit_of(scale: Topology, times: MeasuredTimes) -> Calibration:
-    return fit(times.sizes_bytes, times.times_s, fabric.law(scale, times.collective, times.algorithm))
+    law = fabric.law(scale, times.collective, times.algorithm)
+    return fit(times.sizes_bytes, times.times_s, replace(law, switches=switches(scale, times.collective)))
 
 
 # ------------------------------------------------------------------------------------------------ by schedule

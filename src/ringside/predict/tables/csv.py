@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringside.errors import UsageError
-from ringside.predict.tables.table import ALL_REDUCE, Flag, Table, TableRow, collective_named, figure
+from ringside.predict.tables.table import ALL_REDUCE, Flag, Table, TableRow, collective_named, figure, wrong_sums
 from ringside.text import parse_size
 
 _SIZE = re.compile(r"^(size|bytes|nbytes|message_?size|size_bytes|sizeb|size_b)$")
@@ -39,6 +39,7 @@ class _Columns:
     scale: Mapping[str, float]
     width: int
     collective: str = ALL_REDUCE
+    wrong: Sequence[int] = ()  # nccl-tests' counts of wrong elements: out of place, in place
 
 
 def read(text: str, stem: str) -> list[Table]:
@@ -112,7 +113,8 @@ def _columns(cells: Sequence[str]) -> _Columns | None:
                 collective = "p2p_bandwidth"
     if "size" not in place or not ({"time", "p2p", "efficiency", "busbw", "algbw"} & set(place)):
         return None
-    return _Columns(place, scale, len(cells), collective)
+    wrong = [index for index, cell in enumerate(cells) if cell.strip().lower() == "#wrong"]
+    return _Columns(place, scale, len(cells), collective, wrong)
 
 
 def _known(cell: str) -> tuple[str, float]:
@@ -169,7 +171,8 @@ def _row(columns: _Columns, line: int, cells: Sequence[str]) -> TableRow | Flag:
         if text and found[name] is None:
             return Flag(line, f"{text!r} in column {name} is no number", size)
     low, high = (found[name].value if found[name] else None for name in ("low", "high"))  # type: ignore[union-attr]
-    return TableRow(line, size, time.value, found["algbw"], found["busbw"], low, high)
+    row = TableRow(line, size, time.value, found["algbw"], found["busbw"], low, high)
+    return wrong_sums(line, [cells[index] for index in columns.wrong], size) or row
 
 
 def _int(text: str) -> int:

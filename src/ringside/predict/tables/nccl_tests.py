@@ -14,7 +14,16 @@ from typing import Any
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import UsageError
-from ringside.predict.tables.table import ALL_REDUCE, Figure, Flag, Table, TableRow, collective_named, figure
+from ringside.predict.tables.table import (
+    ALL_REDUCE,
+    Figure,
+    Flag,
+    Table,
+    TableRow,
+    collective_named,
+    figure,
+    wrong_sums,
+)
 
 _HEADER = re.compile(r"#\s+size\s+count\s+type\b")
 _TYPES = r"(?:u?int\d+|float|double|half|bfloat16|u?char|f8e\w+|fp8_\w+|float8_\w+|uint8|int8|float16|float32|float64)"
@@ -96,7 +105,8 @@ def _row(number: int, line: str) -> TableRow | Flag | None:
     time, algbw, busbw = (figure(word) for word in numbers[:3])
     if time is None:
         return Flag(number, f"{numbers[0]!r} is no time", size)
-    return TableRow(number, size, time.value * 1e-6, _gigabytes(algbw), _gigabytes(busbw))
+    row = TableRow(number, size, time.value * 1e-6, _gigabytes(algbw), _gigabytes(busbw))
+    return wrong_sums(number, numbers[3::4], size) or row
 
 
 def _gigabytes(read: Figure | None) -> Figure | None:
@@ -162,6 +172,10 @@ def _json_row(number: int, result: object) -> TableRow | Flag:
     time = _number(body.get("time", body.get("cpu_time")))
     if time is None:
         return Flag(number, f"time {body.get('time')!r} is no number of microseconds", size)
+    bodies = [result.get(name) for name in ("out_of_place", "in_place")]
+    counts = [str(each.get("nwrong")) if isinstance(each, dict) else "" for each in bodies]
+    if wrong := wrong_sums(number, counts, size):
+        return wrong
     return TableRow(number, size, time * 1e-6, _json_rate(body.get("alg_bw")), _json_rate(body.get("bus_bw")))
 
 

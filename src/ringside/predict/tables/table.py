@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 ALL_REDUCE = "all_reduce"
@@ -64,11 +64,13 @@ class Flag:
         line: Line of the file, from 1.
         reason: What is wrong with it, in plain words.
         size_bytes: Its size, where it could be read.
+        wrong_sums: Whether the collective returned wrong sums there.
     """
 
     line: int
     reason: str
     size_bytes: float | None = None
+    wrong_sums: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Table:
         collective: `all_reduce`, or another key of `BUS_FACTORS`; `p2p_latency` and `p2p_bandwidth` for OSU's.
         algorithm: As the table names it (`auto`, `Ring`, ...).
         path: Where it came from.
+        library: Which version measured it (`NCCL 2.29.2`); empty where the table does not say.
+        dtype: Of its elements, as the table names it (`half`); empty likewise.
     """
 
     name: str
@@ -96,11 +100,18 @@ class Table:
     collective: str = ALL_REDUCE
     algorithm: str = ""
     path: str = ""
+    library: str = ""
+    dtype: str = ""
 
     @property
     def count(self) -> int:
         """All rows of the table, used or not."""
         return len(self.rows) + len(self.flags)
+
+    @property
+    def wrong_sums(self) -> int:
+        """Rows whose collective returned wrong sums."""
+        return sum(flag.wrong_sums for flag in self.flags)
 
     def with_flags(self, rows: Iterable[TableRow], flags: Iterable[Flag]) -> Table:
         """Return the table with `rows` left in use and `flags` added, by line."""
@@ -129,6 +140,15 @@ def figure(text: str, scale: float = 1.0) -> Figure | None:
         return Figure(value)
     digits = len(mantissa.partition(".")[2]) - (int(power) if power else 0)
     return Figure(value * scale, 0.5 * 10.0**-digits * scale)
+
+
+def wrong_sums(line: int, counts: Sequence[str], size_bytes: float) -> Flag | None:
+    """Return the flag of a row of which nccl-tests counted wrong elements (`#wrong`), out of place or in place."""
+    wrong = [max(count.value, 0.0) if (count := figure(text)) else 0.0 for text in counts]
+    if not any(wrong):
+        return None
+    places = [f"{many:g} {place}" for many, place in zip(wrong, ("out of place", "in place"), strict=False) if many]
+    return Flag(line, f"wrong sums: {' and '.join(places)}", size_bytes, wrong_sums=True)
 
 
 _COLLECTIVES = {"allreduce": ALL_REDUCE, "allgather": "all_gather", "reducescatter": "reduce_scatter"}
