@@ -364,12 +364,12 @@ def test_a_quota_of_a_process_that_was_killed_is_removed_by_the_next():
 
 
 def test_where_no_quota_can_be_it_is_said_in_a_line(monkeypatch, tmp_path):
-    monkeypatch.setattr(quota, "_homes", lambda: iter([tmp_path / "none"]))
+    monkeypatch.setattr(quota, "homes", lambda: iter([tmp_path / "none"]))
     assert "cgroup" in quota.unavailable()
     assert "\n" not in quota.unavailable()
     with pytest.raises(UnsupportedError):
         inject(Quota(0), torch.nn.Linear(1, 1), 0)
-    monkeypatch.setattr(quota, "_homes", lambda: iter([tmp_path]))
+    monkeypatch.setattr(quota, "homes", lambda: iter([tmp_path]))
     (tmp_path / f"{quota.PREFIX}{os.getpid()}").write_text("in the way")
     monkeypatch.setattr(quota, "TRIES", 1)
     assert "no cgroup with a CPU quota can be made here" in quota.unavailable()

@@ -106,7 +106,12 @@ def test_the_site_keeps_links_among_its_pages_only() -> None:
 def test_extras_are_what_all_says() -> None:
     extras = PYPROJECT["project"]["optional-dependencies"]
     (everything,) = extras["all"]
-    assert set(re.findall(r"[a-z]+", everything.split("[")[1])) == set(extras) - {"all", "torch", "integrations"}
+    assert set(re.findall(r"[a-z]+", everything.split("[")[1])) == set(extras) - {
+        "all",
+        "presets",
+        "torch",
+        "integrations",
+    }
 
 
 def test_the_page_of_installation_says_what_is_declared() -> None:
@@ -121,7 +126,7 @@ def test_the_page_of_installation_says_what_is_declared() -> None:
     }
     assert extras == declared
     assert everything == "the next six"
-    assert set(list(extras)[:6]) == set(declared) - {"torch", "integrations"}
+    assert set(list(extras)[:6]) == set(declared) - {"presets", "torch", "integrations"}
 
     python, torch = project["requires-python"].removeprefix(">="), project["optional-dependencies"]["torch"][0][7:]
     required = f"Linux, Python {python} or newer, torch {torch} or newer."

@@ -38,10 +38,10 @@ class Recorded:
 
     def instead_of(self, module: Any, monkeypatch: pytest.MonkeyPatch) -> Recorded:
         """Be what a command's module starts."""
-        monkeypatch.setattr(module, "Launch", self._start)
+        monkeypatch.setattr(module, "Launch", self.start)
         return self
 
-    def _start(
+    def start(
         self, arguments: Sequence[str], environ: Mapping[str, str], sink: Callable[[str], None] | None = None
     ) -> Recorded:
         self.arguments, self.environ, self._sink = list(arguments), dict(environ), sink

@@ -223,7 +223,7 @@ def test_the_tour_shows_five_and_leaves_out_what_cannot_be(call: Call, monkeypat
     started: list[list[str]] = []
 
     def start(arguments: list[str], *given: object, **more: object) -> Recorded:
-        launch = Recorded("demo")._start(arguments, *given, **more)  # type: ignore[arg-type]
+        launch = Recorded("demo").start(arguments, *given, **more)  # type: ignore[arg-type]
         started.append(launch.arguments)
         return launch
 

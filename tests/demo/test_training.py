@@ -113,7 +113,7 @@ def factor_of_a_rank(port: int, rank: int) -> tuple[float, bool]:
                 now[0] = 0.0
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trainer, "_step", step)
+            patch.setattr(trainer, "train_batch", step)
             patch.setattr(train, "inject", lambda fault, *_: Injector(fault))
             patch.setattr(train, "log_ratios", lambda own, who: np.log(own[:, 0]))  # the others need a second
             before = [values.clone() for values in trainer.model.parameters()]

@@ -1,7 +1,5 @@
 """The tables of NVIDIA's aiconfigurator: files of the same shape, made here, and the package where it is installed."""
 
-import importlib.util
-
 import pytest
 
 from ringside.errors import UsageError
@@ -90,10 +88,8 @@ def test_without_the_package_a_preset_is_taken_and_the_command_said(monkeypatch)
         installed_system("abacus", 8)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("aiconfigurator_core") is None, reason="aiconfigurator-core is not installed"
-)
 def test_the_package_itself():
+    pytest.importorskip("aiconfigurator_core", reason="aiconfigurator-core is not installed")
     pytest.importorskip("pyarrow", reason="its tables are Parquet: pyarrow is not installed")
     _, words = installed_system("h200", 8, "2.29")
     assert "NCCL 2.29.2" in words

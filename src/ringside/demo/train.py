@@ -132,7 +132,7 @@ class Trainer:
         """Do one training step; return its loss in nats per byte."""
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min((step + 1) / WARM_UP_STEPS, 1.0)
-        return self._step(model, optimizer, self.generator, self.injector.batch(self.size.batch))
+        return self.train_batch(model, optimizer, self.generator, self.injector.batch(self.size.batch))
 
     def calibrate(self, fault: Slow, session: Session, size: float) -> Slow:
         """Return a fault with the factor at which its rank is slower by `size`. A collective.
@@ -146,7 +146,7 @@ class Trainer:
         aside = Aside(session)
 
         def train() -> None:
-            self._step(wrapped, optimizer, self.aside, self.size.batch)
+            self.train_batch(wrapped, optimizer, self.aside, self.size.batch)
 
         aside.block(train)  # DDP's buckets are rebuilt, caches are filled
         factor, factors, ratios = 1.0 + size, list[float](), list[Seconds]()
@@ -166,7 +166,7 @@ class Trainer:
         session.event("calibrated", factor=factor, size=size, steps=len(factors))
         return replace(fault, factor=factor)
 
-    def _step(
+    def train_batch(
         self, model: DistributedDataParallel, optimizer: Any, generator: np.random.Generator, sequences: int
     ) -> float:  # fmt: skip
         text = torch.from_numpy(self.corpus.batch(generator, sequences))

@@ -31,7 +31,7 @@ class CpuQuota:
 
     def __init__(self, cpus: float) -> None:
         remove_leftovers()
-        home = next((home for home in _homes() if os.access(home, os.W_OK)), None)
+        home = next((home for home in homes() if os.access(home, os.W_OK)), None)
         if home is None:
             raise UnsupportedError("a CPU quota needs a cgroup with the cpu controller that may be written to")
         directory = home / f"{PREFIX}{os.getpid()}"
@@ -71,14 +71,14 @@ def unavailable() -> str:
 
 def remove_leftovers() -> None:
     """Remove the cgroups of processes that have ended without."""
-    for home in _homes():
+    for home in homes():
         for directory in home.glob(f"{PREFIX}*"):
             if not Path("/proc", directory.name.removeprefix(PREFIX)).exists():
                 with contextlib.suppress(OSError):
                     directory.rmdir()
 
 
-def _homes() -> Iterator[Path]:
+def homes() -> Iterator[Path]:
     """Yield directories in which a cgroup with a quota may be made: this process's own, or the top."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
