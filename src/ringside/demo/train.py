@@ -169,6 +169,7 @@ class Trainer:
     def train_batch(
         self, model: DistributedDataParallel, optimizer: Any, generator: np.random.Generator, sequences: int
     ) -> float:  # fmt: skip
+        """Train on that many sequences; return the loss in nats per byte."""
         text = torch.from_numpy(self.corpus.batch(generator, sequences))
         optimizer.zero_grad()
         loss = model(text)
