@@ -335,7 +335,7 @@ class StepClock:
     def __post_init__(self) -> None:
         self._began = self._mark = self.now()
         self._cpu_began = self.cpu()
-        self._delay_mark = self.run_delay()
+        self._delay_mark = self._blocked_delay = self.run_delay()
 
     def time_by(self, marks: DeviceEvents) -> None:
         """Time steps by marks on a device from now on; the step under way is discarded."""
@@ -378,7 +378,7 @@ class StepClock:
 
     def blocks(self) -> None:
         """This rank is about to be blocked on others inside a forward pass; `blocked` is called with how long."""
-        self._count_delay()
+        self._blocked_delay = self.run_delay()
         if self._laps is not None:
             self._laps.end("forward")
 
@@ -386,7 +386,7 @@ class StepClock:
         """This rank was blocked on others for so long inside the phase under way (buffers broadcast in forward)."""
         self._open.exposed += seconds
         self._mark += seconds
-        self._delay_mark = self.run_delay()
+        self._delay_mark += self.run_delay() - self._blocked_delay
         if self._laps is not None:
             self._laps.end("exposed")
 
@@ -455,18 +455,13 @@ class StepClock:
     def _lap(self, phase: str, until: float | None = None) -> float:
         end = self.now() if until is None else max(until, self._mark)
         seconds, self._mark = end - self._mark, end
-        if phase == SYNC:
-            self._delay_mark = self.run_delay()
-        else:
-            self._count_delay()
+        delay = self.run_delay()
+        if phase != SYNC:
+            self._open.run_delay += max(delay - self._delay_mark, 0.0)  # another thread's may be less
+        self._delay_mark = delay
         if self._laps is not None:
             self._laps.end(phase)
         return seconds
-
-    def _count_delay(self) -> None:
-        until = self.run_delay()
-        self._open.run_delay += max(until - self._delay_mark, 0.0)  # another thread's may be less
-        self._delay_mark = until
 
     def _own_time(self) -> None:
         """Ascribe what has passed since the last lap to this instrument itself (it stays part of its phase, too)."""
