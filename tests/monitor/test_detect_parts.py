@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from ringside.monitor.slow_rank.detector import PARTS, Detector
+from ringside.monitor.slow_rank.detector import MOST_WITH_PARTS, PARTS, STREAMS, Detector
+from ringside.monitor.slow_rank.window_test import WindowTest
 from ringside.monitor.verdict import VerdictEvent
 
 SHARES = np.array([0.005, 0.25, 0.5, 0.245])
@@ -35,7 +39,7 @@ def test_a_loader_that_takes_a_fifth_of_a_step_more_is_named_at_once_though_step
         assert event.verdict.ranks == [1]
         assert event.verdict.since_step == 100
         assert event.verdict.detected_step <= 100 + 8
-        assert 0.15 <= event.verdict.excess_ratio <= 0.25
+        assert 0.12 <= event.verdict.excess_ratio <= 0.33  # five steps of a noisy whole may seem to add to it
 
 
 def test_ten_times_the_input_of_a_third_of_a_millisecond_matters_to_nobody() -> None:
@@ -89,3 +93,67 @@ def test_what_a_busy_machine_takes_is_told_apart_from_what_a_rank_needs() -> Non
         assert [event.verdict.ranks for event in found] == [[0]]
         assert 100 <= found[0].verdict.detected_step <= 124
         assert 0.07 <= found[0].verdict.excess_ratio <= 0.4
+
+
+def test_the_streams_share_one_rate_of_false_alarms() -> None:
+    one, eight = WindowTest(1, 4), WindowTest(STREAMS, 4, streams=STREAMS, phases=len(PARTS))
+    assert NormalDist().cdf(-one.z) == pytest.approx(STREAMS * NormalDist().cdf(-eight.z))
+
+
+@pytest.mark.parametrize("mends", ["moves", "is rebalanced", "is known no more"])
+def test_a_part_that_holds_up_nobody_any_more_ends_its_episode(mends: str) -> None:
+    parts, samples = phases(700, 4, 9), np.full((700, 4), 100.0)
+    if mends == "moves":  # the input stays slow, and the forward pass becomes as much shorter
+        parts[100:, 0, 2] += 0.012
+        parts[300:, 1, 2] -= 0.012
+    else:  # slower per sample, which its share of samples makes up for later
+        samples[:, 2] = 120.0
+        parts[:, :, 2] *= 1.2
+        parts[100:, :, 2] *= 1.3
+        parts[300:, :, 2] /= 1.56
+        if mends == "is rebalanced":
+            samples[300:, 2] = 60.0
+        else:
+            samples[300:] = np.nan
+    detector, events = Detector(4, has_parts=True), []
+    for step, row in enumerate(parts):
+        events += detector.update(row.sum(axis=0), samples[step], step=step, parts=row)
+    assert [verdict.ranks for verdict in detector.open] == []
+    assert [event.verdict.ranks for event in events if event.ended and event.verdict.ranks == [2]]
+
+
+def test_a_rank_that_is_slower_per_sample_is_not_said_to_have_more_of_them() -> None:
+    kinds = []
+    for seed in range(12):
+        rng = np.random.default_rng(200 + seed)
+        samples = rng.integers(40, 120, (200, 4)).astype(float)
+        parts = phases(200, 4, 300 + seed).mean(axis=(0, 2))[:, None] * samples[:, None, :] / 80
+        parts *= np.exp(0.02 * rng.standard_normal(parts.shape))
+        parts[100:, :, 2] *= 1.3
+        kinds += [event.verdict.kind for event in watch(parts, samples) if event.verdict.ranks == [2]]
+    assert len(kinds) >= 10
+    assert set(kinds) == {"slow_rank"}
+
+
+def test_waits_in_the_input_count_once() -> None:
+    for seed in range(5):
+        parts = phases(130, 2, 400 + seed)
+        run_delay = 0.0005 * np.ones((130, 2))
+        parts[100:, 0, 1] += 0.012
+        run_delay[100:, 1] += 0.012
+        detector, events = Detector(2, has_parts=True), []
+        for step, row in enumerate(parts):
+            events += detector.update(row.sum(axis=0), step=step, parts=row, run_delay=run_delay[step])
+        assert 0.1 <= events[0].verdict.excess_ratio <= 0.34
+
+
+def test_ranks_beyond_a_hundred_and_more_are_judged_as_wholes() -> None:
+    detector = Detector(MOST_WITH_PARTS + 1, has_parts=True)
+    rng = np.random.default_rng(1)
+    for step in range(80):
+        own = 0.06 * np.exp(0.02 * rng.standard_normal(MOST_WITH_PARTS + 1))
+        own[7] *= 1.2 if step >= 60 else 1.0
+        events = detector.update(own, step=step, parts=np.outer(SHARES, own), run_delay=np.zeros_like(own))
+        if events:
+            break
+    assert events[0].verdict.ranks == [7]

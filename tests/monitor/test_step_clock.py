@@ -190,12 +190,16 @@ def test_want_of_a_cpu_counts_in_own_work_and_not_while_the_rank_is_blocked() ->
     assert [record.run_delay_seconds for record in world.finished()] == [0.0, 0.875, 0.0]
 
 
-def test_another_threads_want_of_a_cpu_takes_nothing_off() -> None:
+def test_where_another_thread_goes_on_it_is_not_known_and_never_more_than_the_time_that_passed() -> None:
     world = World()
     world.step()
-    world.run_delay = 0.0
+    world.run_delay = float("nan")
     world.step()
-    assert [record.run_delay_seconds for record in world.finished()] == [0.0, 0.0]
+    world.run_delay = 70.0
+    world.step()
+    world.run_delay += 50.0
+    world.step()
+    assert [record.run_delay_seconds for record in world.finished()] == [0.0, None, None, 0.25]
 
 
 def test_restart_forgets_what_was_open() -> None:

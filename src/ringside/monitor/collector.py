@@ -181,14 +181,19 @@ class StepCollector:
         # Records before events: a reader that knows of a verdict finds the steps it rests on.
         if self._writer is not None and done:
             self._writer.append(done)
-        if self._writer is not None and (self.steps - len(self.completed)) // LOOK_STEPS < self.steps // LOOK_STEPS:
-            for watcher in self._watchers:
-                if isinstance(watcher, PeersWatcher):
-                    self._writer.put_undecided(watcher.undecided())
-        return [
+        events = [
             self._emit({"kind": finding.kind, "step": self.newest, "verdict": msgspec.to_builtins(finding.verdict)})
             for finding in findings
         ]
+        is_time = (self.steps - len(self.completed)) // LOOK_STEPS < self.steps // LOOK_STEPS
+        if self._writer is not None and (is_time or findings or everything):
+            for watcher in self._watchers:
+                if isinstance(watcher, PeersWatcher):
+                    try:
+                        self._writer.put_undecided(watcher.undecided())
+                    except Exception:  # verdicts are worth more than what is not decided
+                        _log.exception("What is undecided could not be worked out; the run goes on.")
+        return events
 
     def _is_awaited(self, step: int, row: Row) -> bool:
         """Return whether a record of this step, or a whole step before it, may still be on its way."""

@@ -210,7 +210,7 @@ class Draft:
             compute_seconds=max(phases.compute - sums.unseen_seconds, 0.0),
             unclear_seconds=sums.unclear_seconds,
             # Where waits are only seen when they are over, what it was delayed in them is not to be taken off.
-            run_delay_seconds=phases.run_delay if self.laps is None and not sums.uses else 0.0,
+            run_delay_seconds=None if self.laps or sums.uses or math.isnan(phases.run_delay) else phases.run_delay,
             routed_bytes=sums.routed_bytes,
             groups=sums.uses,
             new_groups=sums.new_groups,
@@ -310,7 +310,7 @@ class StepClock:
         rank: Global rank.
         emit: Called with every finished step, when nothing more can be added to it.
         now, cpu, wall: Clocks: monotonic seconds, CPU seconds of this process, seconds since 1970.
-        run_delay: How many seconds the calling thread has been ready to run and had no CPU, up to now.
+        run_delay: How many seconds the calling thread has been ready to run and had no CPU, up to now; NaN: not known.
         always_synced: Count every optimizer update as a step, though no synchronisation was seen.
         groups: Adds up what is done in watched groups: an update with some of it is a step, as all ranks take part.
         is_manual: Whether only `step_ends` ends a step.
@@ -321,7 +321,7 @@ class StepClock:
     now: Clock = time.perf_counter
     cpu: Clock = time.process_time
     wall: Clock = time.time
-    run_delay: Clock = float
+    run_delay: Clock = lambda: math.nan
     always_synced: bool = False
     step: int = 0
     groups: GroupMeter | None = None
@@ -339,7 +339,7 @@ class StepClock:
 
     def time_by(self, marks: DeviceEvents) -> None:
         """Time steps by marks on a device from now on; the step under way is discarded."""
-        self._marks = marks
+        self._marks, self.run_delay = marks, float
         self.restart()
 
     def forward_begins(self, samples: int = 0) -> None:
@@ -457,7 +457,8 @@ class StepClock:
         seconds, self._mark = end - self._mark, end
         delay = self.run_delay()
         if phase != SYNC:
-            self._open.run_delay += max(delay - self._delay_mark, 0.0)  # another thread's may be less
+            # NaN, not known, where the kernel does not say or another thread goes on.
+            self._open.run_delay += min(delay - self._delay_mark, seconds)
         self._delay_mark = delay
         if self._laps is not None:
             self._laps.end(phase)

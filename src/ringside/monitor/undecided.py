@@ -10,6 +10,10 @@ SUSPECTED = 0.6
 """A rank is suspected from this share of the bar on: chance gives so much once in some hundred steps."""
 
 
+NO_CHANCE = 1e-9
+"""A chance per step below this is none."""
+
+
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that may be slow.
 
@@ -49,7 +53,8 @@ class Undecided(msgspec.Struct, frozen=True, kw_only=True):
         """Return both in a line: who may be slower by how much, and what would have been named."""
         said = []
         for suspect in self.suspects[:1]:
-            why = suspect.why or f"chance gives as much once in {suspect.healthy_steps:,} steps"
+            often = f"chance gives as much once in {suspect.healthy_steps:,} steps"
+            why = suspect.why or (often if suspect.healthy_steps else "chance hardly ever gives as much")
             size = percent(suspect.excess_ratio)
             said.append(f"{name_ranks([suspect.rank])} may be {size} slower since step {suspect.since_step}: {why}")
         if self.found:

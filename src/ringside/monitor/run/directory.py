@@ -111,9 +111,10 @@ class RunWriter:
         self._append(EVENTS, _encode(finite(event)) + b"\n")
 
     def put_undecided(self, undecided: Undecided) -> None:
-        """Replace what is undecided now."""
-        if not self.off:
-            self._try(lambda: replace_file(self.path / UNDECIDED, msgspec.json.encode(undecided) + b"\n"))
+        """Replace what is undecided now; where that cannot be written the run goes on without."""
+        with contextlib.suppress(OSError, ValueError):
+            if not self.off:
+                replace_file(self.path / UNDECIDED, msgspec.json.encode(undecided) + b"\n")
 
     def _append(self, name: str, data: bytes) -> None:
         if data and not self.off:

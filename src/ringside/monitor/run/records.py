@@ -177,8 +177,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         wires: What it sent to other hosts; on the newest record of a batch, about once a second.
         compute_seconds: What came before the optimizer's update, where forward and backward passes are not told apart.
         unclear_seconds: Part of `own_seconds` in which it may have been waiting: that was not to be seen.
-        run_delay_seconds: Part of `own_seconds` in which the training thread was ready to run and had no CPU; 0 where
-            that is not known.
+        run_delay_seconds: Part of `own_seconds` in which the training thread was ready to run and had no CPU; None: not
+            known.
         routed_bytes: What it sent or received in all-to-alls, of each the larger: the tokens of its experts.
         groups: What it did in which process group, where groups are watched.
         new_groups: Groups that it used for the first time; rank 0 puts them into the run's events, not into records.
@@ -209,7 +209,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wires: tuple[Wire, ...] = ()
     compute_seconds: float = 0.0
     unclear_seconds: float = 0.0
-    run_delay_seconds: float = 0.0
+    run_delay_seconds: float | None = None
     routed_bytes: Count = 0
     groups: tuple[GroupUse, ...] = ()
     new_groups: tuple[Group, ...] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import NormalDist, median
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from ringside.monitor.run.table import tabulate
 from ringside.monitor.slow_rank.pauses import PauseMeter, Pauses, is_of_pauses, judge_pauses, rejudge_pauses
 from ringside.monitor.slow_rank.window_test import EFFECT, PERSISTENCE, WindowTest
 from ringside.monitor.stats import Floats, known_median, log_excess, others_median, usable
-from ringside.monitor.undecided import SUSPECTED, Suspect, Undecided
+from ringside.monitor.undecided import NO_CHANCE, SUSPECTED, Suspect, Undecided
 from ringside.monitor.verdict import Verdict, VerdictEvent, episode_end
 
 WINDOW = 128
@@ -32,6 +32,11 @@ PARTS = ("data", "forward", "backward", "optimizer")
 
 STREAMS = 1 + len(PARTS) + 3
 """The whole, its parts, what it was delayed for want of a CPU, the rest without that, and the rest per sample."""
+WHOLE, DELAY, REST, PER_SAMPLE = 0, STREAMS - 3, STREAMS - 2, STREAMS - 1
+
+MOST_WITH_PARTS = 128
+"""More ranks are judged by whole own times alone: streams of 1,024 would take 8 ms a step and 0.3 GB of rank 0, and
+among so many the noise of one is known well."""
 
 
 class Detector:
@@ -49,6 +54,7 @@ class Detector:
         if ranks < 1:
             raise UsageError(f"a job has at least one rank; got {ranks}")
         self.ranks = ranks
+        has_parts = has_parts and ranks <= MOST_WITH_PARTS
         streams = STREAMS if has_parts else 1
         self._screen = WindowTest(streams, ranks, streams=streams, phases=len(PARTS) if has_parts else None)
         self._pauses = Pauses(1, ranks)
@@ -106,7 +112,9 @@ class Detector:
             events.append(self._end(rank, self._pauses.last[0, rank]))
             self._pauses.reset(0, rank)
         for rank in map(int, np.flatnonzero(closed)):
-            events.append(self._end(rank, int(self._screen.relief[:, rank].max())))
+            # No stream is judged by windows that hold something of an episode in another.
+            self._screen.relief[:, rank] = self._screen.relief[:, rank].max()
+            events.append(self._end(rank, int(self._screen.relief[0, rank])))
         for rank in map(int, np.flatnonzero(opened)):
             self._open[rank] = self._judge_episode(rank, now, starting[:, rank])
             events.append(VerdictEvent(self._open[rank], ended=False))
@@ -125,18 +133,22 @@ class Detector:
         for stream, rank in np.argwhere((shares >= SUSPECTED) & ~screen.open.any(axis=0)):
             share, length = float(shares[stream, rank]), int(lengths[stream, rank])
             height = screen.height(int(stream), int(rank), length)
+            if stream != WHOLE and not screen.is_borne(int(stream), int(rank), length, height):
+                continue
             if height >= EFFECT / 2 and (rank not in likeliest or share > likeliest[rank].bar_ratio):
+                chance = 0.5 * math.erfc(share * screen.z / math.sqrt(2.0)) * shares.size
                 likeliest[rank] = Suspect(
                     rank=int(rank),
                     since_step=self._number(screen.steps - length),
                     excess_ratio=math.expm1(height),
                     bar_ratio=share,
-                    healthy_steps=round(1.0 / (NormalDist().cdf(-min(share, 1.5) * screen.z) * shares.size)),
+                    healthy_steps=round(1.0 / chance) if chance > NO_CHANCE else 0,
                 )
         suspects = sorted(likeliest.values(), key=lambda suspect: -suspect.bar_ratio)
         # What takes longer in all phases shows in the whole, or without the waits for a CPU. The loudest rank counts.
-        whole = [0, -2] if len(screen.open) > 1 else [0]
-        found = {length: float(np.expm1(least[whole].min(axis=0).max())) for length, least in screen.least().items()}
+        whole = [WHOLE, REST] if len(screen.open) > 1 else [WHOLE]
+        least = {length: float(np.expm1(of[whole].min(axis=0).max())) for length, of in screen.least().items()}
+        found = {length: ratio for length, ratio in least.items() if math.isfinite(ratio)}
         newest = int(self._steps[(self._screen.steps - 1) % WINDOW])
         return Undecided(step=newest, suspects=suspects, found=found)
 
@@ -154,16 +166,16 @@ class Detector:
             streams[0] = log_excess(own)
             return streams
         seconds = np.full((STREAMS - 1, self.ranks), np.nan)
-        seconds[0], seconds[-1] = own, own
+        seconds[WHOLE] = own
         if parts is not None:
-            seconds[1 : 1 + len(PARTS)] = parts
+            seconds[1:DELAY] = parts
         if run_delay is not None:
-            delayed = np.minimum(np.asarray(run_delay, dtype=np.float64), 0.95 * own)
-            seconds[-2:] = delayed, own - delayed
+            seconds[DELAY] = np.minimum(np.asarray(run_delay, dtype=np.float64), 0.95 * own)
+            seconds[REST] = own - seconds[DELAY]
         with np.errstate(invalid="ignore", divide="ignore"):
             share = (seconds - others_median(seconds)) / others_median(own)
-        streams[:-1] = np.log1p(np.maximum(share, -0.9))
-        streams[-1] = log_excess(seconds[-1] / samples)
+        streams[:PER_SAMPLE] = np.log1p(np.maximum(share, -0.9))
+        streams[PER_SAMPLE] = log_excess(np.where(np.isnan(seconds[REST]), own, seconds[REST]) / samples)
         return streams
 
     def _judge_episode(self, rank: int, now: int, starting: NDArray[np.bool_]) -> Verdict:
@@ -171,19 +183,24 @@ class Detector:
         # Parts are steadier than the whole: where one stands out clearest, that tells when it began.
         clearest = int(np.argmax(np.where(starting, self._screen.contrast[:, rank], -np.inf)))
         onset, total = int(self._screen.onset[clearest, rank]), self._screen.steps
+        usual = float(self._screen.usual[WHOLE, rank])
         excess = None
-        if not starting[0]:
-            *_, delay, rest, per_sample = rises = np.where(starting, np.expm1(self._screen.rise[:, rank]), 0.0)
-            excess = math.log1p(delay + (rest or rises[1 : 1 + len(PARTS)].sum() or per_sample))
+        if not starting[WHOLE]:
+            # What stands out, and what nearly does, adds up; the phases are the same time as delay and rest.
+            near = starting | (self._screen.nearest()[0][:, rank] >= SUSPECTED)
+            length = total - onset
+            more = [math.expm1(self._screen.height(s, rank, length)) if near[s] else 0.0 for s in range(STREAMS)]
+            whole = max(more[DELAY] + more[REST], sum(more[1:DELAY]))
+            excess = math.log1p(whole or more[PER_SAMPLE]) + usual
         slots = np.arange(max(onset, total - WINDOW, 0), total) % WINDOW
         return judge_excess(
             rank,
             self._own[slots],
-            self._samples[slots],
+            None if list(np.flatnonzero(starting)) == [PER_SAMPLE] else self._samples[slots],  # they are taken off
             self._routed[slots],
             since_step=self._number(onset) if onset else int(self._steps[slots[0]]),
             detected_step=now,
-            usual=float(self._screen.usual[0, rank]) if onset > 0 else 0.0,  # there was no before
+            usual=usual if onset > 0 else 0.0,  # there was no before
             excess=excess,
         )
 
@@ -385,12 +402,13 @@ class SlowRankWatcher:
         """Take in a completed step; see `Watcher`."""
         self._recent.append(row)
         own, (samples, routed) = np.full(self._ranks, np.nan), np.zeros((2, self._ranks))
-        parts, run_delay = np.full((len(PARTS), self._ranks), np.nan), np.zeros(self._ranks)
+        parts, run_delay = np.full((len(PARTS), self._ranks), np.nan), np.full(self._ranks, np.nan)
         for rank, record in row.items():
             own[rank], samples[rank], routed[rank] = record.own_seconds, record.samples, record.routed_bytes
             forward = record.forward_seconds + record.compute_seconds  # what is not told apart stands in the second
             parts[:, rank] = record.data_seconds, forward, record.backward_seconds, record.optimizer_seconds
-            run_delay[rank] = record.run_delay_seconds
+            if record.run_delay_seconds is not None:
+                run_delay[rank] = record.run_delay_seconds
         findings = self._detector.update(
             own,
             samples if samples.any() else None,

@@ -24,7 +24,7 @@ KEPT = 64
 
 BASELINE = 32
 """Steps, after the first few, that are a rank's own past where nobody does the same work."""
-OF_OWN_WORK = ("own_seconds", "unclear_seconds", *(f"{phase}_seconds" for phase in PHASES))
+OF_OWN_WORK = ("own_seconds", "unclear_seconds", "run_delay_seconds", *(f"{phase}_seconds" for phase in PHASES))
 
 CHANGED_CAUSE = "its own work takes longer than it did; no rank does the same work, so it may have more of it"
 CHANGED_ADVICE = (
@@ -156,7 +156,8 @@ class _Compared:
             if record is None:
                 continue
             if self._by_change:
-                times = {name: getattr(record, name) / self._usual[number] for name in OF_OWN_WORK}
+                known = {name: getattr(record, name) for name in OF_OWN_WORK}
+                times = {name: seconds and seconds / self._usual[number] for name, seconds in known.items()}
                 record = msgspec.structs.replace(record, **times)
             mine[number] = record if number == rank else msgspec.structs.replace(record, rank=number)
         return [VerdictEvent(self._of_job(event.verdict), event.ended) for event in self._watcher.update(step, mine)]

@@ -65,6 +65,10 @@ MENDED_SHARE, MENDED_NEPERS, MOST_LATE = 0.3, 9.0, 0.95
 episode up to then, of which never more than nearly all are taken to be."""
 
 
+LONG = 48
+"""Steps of which the whole's median tells whether a part still holds anybody up."""
+
+
 class WindowTest:
     """Watches `[jobs, ranks]` of log excess; an episode opens when the mean of a window is too great and closes after.
 
@@ -179,7 +183,7 @@ class WindowTest:
                 jump = (height - max(before, base)) * length
                 if not level[index, job, rank] and jump < JUMP_SHARE * noise.jumps[index, job, rank]:
                     continue
-                if self._phases is not None and job and not self._is_borne(int(job), int(rank), length, height - base):
+                if self._phases is not None and job and not self.is_borne(int(job), int(rank), length, height - base):
                     continue
                 late = int((rows > (base + height) / 2).sum())
                 fewest = max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length)
@@ -189,13 +193,27 @@ class WindowTest:
                     break
         return opened
 
-    def _is_borne(self, part: int, rank: int, length: int, rise: float) -> bool:
-        """Return whether the whole takes longer as well, and no other phase less: time may move between them."""
+    def is_borne(self, part: int, rank: int, length: int, rise: float) -> bool:
+        """Return whether the whole takes longer as well, and no other phase less: time may move between them.
+
+        Args:
+            part: The stream that rose.
+            rank: Whose.
+            length: In how many of the newest steps.
+            rise: By how much.
+        """
         rows = self._excess[np.arange(self.steps - length + 1, self.steps + 1) % KEPT, :, rank]
         above = median(rows) - self.usual[:, rank]
         phases = range(1, 1 + (self._phases or 0))
         moved = part in phases and any(above[phase] < -rise / 2.0 for phase in phases if phase != part)
         return bool(above[0] >= max(EFFECT, rise / 2.0)) and not moved
+
+    def _lasts(self, part: int, rank: int, length: int) -> bool:
+        """Return whether a part's episode may go on: it is known, and the whole has not been as usual for long."""
+        if np.isnan(self._rows(self.steps - length, part, rank)).all():
+            return False
+        whole = known_median(self._rows(self.steps - length, 0, rank), math.inf)
+        return length < LONG or whole - float(self.usual[0, rank]) >= EFFECT / 2.0
 
     def _begin(self, job: int, rank: int, height: float, noise: Noise) -> None:
         """Note an episode: since when, and what it takes to be over."""
@@ -224,6 +242,11 @@ class WindowTest:
             worth = 1.0 / max(float(noise.inflation[-1, job, 0]), 1.0)
             for length in MENDED_LENGTHS:
                 if length > len(since):
+                    break
+                if job and self._phases is not None and not self._lasts(int(job), int(rank), length):
+                    closed[job, rank] = True
+                    self.relief[job, rank] = self.steps - length
+                    self._slow[np.arange(self.steps - length + 1, self.steps + 1) % KEPT, job, rank] = False
                     break
                 rows = since[-length:][~np.isnan(since[-length:])]
                 late = min(max(float(np.mean(whole[:-length])), MOST), MOST_LATE)

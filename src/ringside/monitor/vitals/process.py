@@ -17,6 +17,7 @@ session's own thread reads, and never more often than a thousandth of its time a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import threading
@@ -177,29 +178,38 @@ class VitalSigns:
 class RunDelay:
     """Tells how long the calling thread has been ready to run and had no CPU, in seconds, up to now.
 
-    The second figure of its `schedstat`; about 1 µs a call. Always 0 where the kernel does not keep it.
+    The second figure of its `schedstat`; about 1 µs a call. NaN where the kernel does not keep it, after `close`, and
+    for the first call on another thread than the last: what the two say cannot be subtracted.
     """
 
     def __init__(self) -> None:
-        self._thread, self._fd = 0, -1
+        self._thread, self._fd, self._is_closed = 0, -1, False
 
     def __call__(self) -> float:
         """Return the seconds."""
+        thread = threading.get_native_id()
         try:
-            if threading.get_ident() != self._thread:
-                self.close()
-                self._thread = threading.get_ident()
-                self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-            return int(os.pread(self._fd, 64, 0).split()[1]) / 1e9 if self._fd >= 0 else 0.0
+            if thread != self._thread:
+                self._give_back()
+                self._thread = thread
+                if not self._is_closed:
+                    self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+                return math.nan
+            return int(os.pread(self._fd, 64, 0).split()[1]) / 1e9 if self._fd >= 0 else math.nan
         except (OSError, ValueError, IndexError):
-            self.close()
-            return 0.0
+            self._give_back()
+            return math.nan
 
     def close(self) -> None:
-        """Give the descriptor back; calls return 0 on this thread from now on."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Give the descriptor back, for good; another thread may call it while the first one still asks."""
+        self._is_closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 class _Threads:

@@ -184,16 +184,15 @@ class Decisions:
 
     def end(self, incarnation: int, generation: int, by: Abort) -> Decided:
         """Abort whatever step of a generation would be decided next, so that none is any more; return what stands."""
-        while (decided := self._decided(incarnation, generation)).abort is None:
-            self.decide(Tag(incarnation, generation, decided.last + 1, 0), by)
+        key = decisions_key(incarnation, generation)
+        stands = self._registers.read(key)
+        while (decided := decode_decided(stands)).abort is None:
+            stands = self._registers.swap(key, stands, encode(decided.after(decided.last + 1, by)))
         return decided
 
     def read(self, tag: Tag) -> Decision | None:
         """Return what is decided; None: nothing yet."""
-        return self._decided(tag.incarnation, tag.generation).answer(tag.step)
-
-    def _decided(self, incarnation: int, generation: int) -> Decided:
-        return decode_decided(self._registers.read(decisions_key(incarnation, generation)))
+        return decode_decided(self._registers.read(decisions_key(tag.incarnation, tag.generation))).answer(tag.step)
 
 
 def decode_decided(data: bytes | None) -> Decided:
