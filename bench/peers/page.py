@@ -14,7 +14,9 @@ from ringside.bench.result import name_of
 from ringside.text import size
 
 BEHIND, AHEAD, TINY_BEHIND, TINY_BYTES = 1.03, 0.95, 1.1, 64
+LEAST_TURNS = 6  # all of so few are a 97% interval of their median, of five a 94% one
 AHEAD_SHARE = 0.9
+VERDICTS = ("ahead", "even", "behind", "undecided", "wrong")
 
 HEAD = """# Beside the peers of today
 
@@ -22,7 +24,9 @@ Written by `python -m bench.peers --write`; do not edit. How it is measured, and
 [Benchmarks](benchmarks.md#peers).
 
 A cell is **our time ÷ the best peer's**: less than 1 is faster. It is the median of neighbouring turns in the same
-processes; in brackets its 95% interval, by ranks of the sorted turns. The best peer is the one by which we look worst.
+processes; in brackets its 95% interval, by ranks of the sorted turns. Fewer than six turns give no such interval: in
+brackets are the least and the most of them, and there is no verdict. The interval takes turns as independent; those of
+one launch are not quite, so that it is rather too narrow. The best peer is the one by which we look worst.
 """
 
 SHORT = """
@@ -41,6 +45,7 @@ class Cell:
         case: Size in bytes, state of the cache, kind of memory and of array.
         peer: The best one.
         ratio: Our time over its.
+        turns: Of how many turns it is the median.
         low: Lower end of the 95% interval of `ratio`.
         high: Upper end.
         times: Ours and the peer's: mean, median, 99th percentile, seconds.
@@ -52,6 +57,7 @@ class Cell:
     case: tuple[int, str, str, str]
     peer: str
     ratio: float
+    turns: int
     low: float
     high: float
     times: tuple[Sequence[float], Sequence[float]]
@@ -59,7 +65,11 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """ahead, even, or behind: the interval lies wholly above what is tolerated."""
+        """ahead, even, or behind: the interval lies wholly above what is tolerated; wrong results are none of these."""
+        if self.wrong:
+            return "wrong"
+        if self.turns < LEAST_TURNS:
+            return "undecided"
         tiny = self.case[0] < TINY_BYTES and self.work != "barrier"
         if self.low > (TINY_BEHIND if tiny else BEHIND):
             return "behind"
@@ -102,15 +112,19 @@ def _best(key: tuple[Any, ...], peers: Mapping[str, list[Any]]) -> Cell:
     both = times("ours"), times("peer")
     work, ranks, case = key
     low, high = interval(turns)
-    return Cell(work, ranks, case, peer, median(turns), low, high, both, sum(cell["wrong"] for cell in found))
+    wrong = sum(cell["wrong"] for cells_of in peers.values() for cell in cells_of)
+    return Cell(work, ranks, case, peer, median(turns), len(turns), low, high, both, wrong)
 
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the page of a file of results."""
     found, launches = cells(results["launches"]), results["launches"]
-    parts = [HEAD, f"{results['cores']} cores, {results['date']}.\n"]
+    dates = sorted({launch["date"] for launch in launches.values()})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "never measured"
+    parts = [HEAD, f"{results['cores']} cores, {when}.\n"]
     if results["short"]:
-        parts.insert(1, SHORT.format(**results))
+        load = max((launch["load"] for launch in launches.values()), default=0.0)
+        parts.insert(1, SHORT.format(load=load, cores=results["cores"]))
     parts += ["## Result\n", _summary(found, results["cores"]), *_wrong(launches)]
     parts += ["## Where we lose\n", _table([cell for cell in found if cell.verdict == "behind"], lost=True)]
     parts += ["## Peers\n", _peers(results)]
@@ -123,7 +137,7 @@ def page(results: Mapping[str, Any]) -> str:
 
 def _summary(found: Sequence[Cell], cores: int) -> str:
     def row(what: str, chosen: Sequence[Cell]) -> list[str]:
-        counts = [sum(cell.verdict == verdict for cell in chosen) for verdict in ("ahead", "even", "behind")]
+        counts = [sum(cell.verdict == verdict for cell in chosen) for verdict in VERDICTS]
         return [what, str(len(chosen)), *map(str, counts)]
 
     rows = []
@@ -136,7 +150,7 @@ def _summary(found: Sequence[Cell], cores: int) -> str:
         f"\nThe goal, with no more ranks than cores: none *behind* (interval wholly above {BEHIND}; "
         f"below {TINY_BYTES} B above {TINY_BEHIND}), and {AHEAD_SHARE:.0%} *ahead* (at most {AHEAD}).\n"
     )
-    return page_table(("", "cells", "ahead", "even", "behind"), rows) + goal
+    return page_table(("", "cells", *VERDICTS), rows) + goal
 
 
 def _wrong(launches: Mapping[str, Any]) -> Iterator[str]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from bench.allreduce.call_profile import table
+from bench.peers import __main__ as run
 from bench.peers.page import cells, interval, page
 
+from ringside.bench.messages import Skipped
+from ringside.bench.plan import BenchPlan
 
-def cell(ours_s: list[float], peer_s: list[float], *, size: int = 1024, peer_wrong: int = 0) -> dict[str, Any]:
+from .reports import PLAN, SIZE, report
+
+
+def cell(
+    ours_s: list[float], peer_s: list[float], *, size: int = 1024, wrong: int = 0, peer_wrong: int = 0
+) -> dict[str, Any]:
     return {
         "size_bytes": size, "cache": "warm", "tensor": "private", "array": "numpy", "ours_s": ours_s, "peer_s": peer_s,
-        "ours_single_s": [1e-6, 2e-6], "peer_single_s": [3e-6, 4e-6], "wrong": 0, "peer_wrong": peer_wrong,
-        "limit_share": None,
+        "ours_single_s": [1e-6, 2e-6], "peer_single_s": [3e-6, 4e-6], "wrong": wrong, "peer_wrong": peer_wrong,
     }  # fmt: skip
 
 
 def launch(*found: dict[str, Any], failed: str = "") -> dict[str, Any]:
-    return {"cells": list(found), "failed": failed, "about": "version 1", "took_s": 1.0}
+    told = {"failed": failed, "about": "version 1", "took_s": 1.0, "load": 7.2, "date": "2026-11-27"}
+    return {"cells": list(found), **told}
 
 
 def test_the_interval_of_a_median_is_by_order_statistics() -> None:
@@ -48,9 +58,48 @@ def test_what_is_behind_depends_on_the_size(size: int, ratio: float, verdict: st
     assert found.verdict == verdict
 
 
+def test_a_verdict_takes_six_turns_and_right_results_of_ours() -> None:
+    def verdict(turns: int, wrong: int = 0) -> str:
+        (found,) = cells({"all_reduce 2 gloo 0": launch(cell([0.5] * turns, [1.0] * turns, wrong=wrong))})
+        return found.verdict
+
+    assert [verdict(turns) for turns in (3, 5, 6)] == ["undecided", "undecided", "ahead"]
+    assert verdict(6, wrong=1) == "wrong"
+
+
+def test_a_page_alone_keeps_when_and_where_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "peers.json"
+    launches = {"all_reduce 2 gloo 0": launch(cell([1.0] * 8, [1.0] * 8))}
+    launches["all_reduce 2 gloo 1"] = {**launches["all_reduce 2 gloo 0"], "date": "2026-11-29"}
+    file.write_text(json.dumps({"short": True, "cores": 77, "absent": {"vllm": "not there"}, "launches": launches}))
+    monkeypatch.setattr("sys.argv", ["bench.peers", "--short", "--launches", "0", "--results", str(file)])
+    assert run.main() == 0
+    text = capsys.readouterr().out
+    assert "77 cores, 2026-11-27 to 2026-11-29." in text
+    assert "(load 7 on 77 cores)" in text
+    assert "| vLLM | absent: not there |" in text
+
+
+def test_a_peer_that_hangs_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[BenchPlan] = []
+
+    def run_launches(plan: BenchPlan) -> tuple[list[Any], list[Skipped]]:
+        asked.append(plan)
+        return [[report(0.0)] * 2], [Skipped("gloo", "hung")] if len(asked) == 1 else []
+
+    monkeypatch.setattr(run, "run_launches", run_launches)
+    found = run.measure(run.Work("all_reduce", 2, PLAN), "gloo")
+    assert (len(asked), len({plan.key for plan in asked})) == (2, 2)
+    assert "hung" not in found["failed"]
+    assert {cell["size_bytes"] for cell in found["cells"]} == {1024, SIZE}
+    assert "limit_share" not in found["cells"][0]
+
+
 def test_the_page_names_losses_failures_and_wrong_results() -> None:
     results = {
-        "short": True, "cores": 2, "load": 7.2, "date": "2026-11-27", "absent": {"vllm": "not here"},
+        "short": True, "cores": 2, "absent": {"vllm": "not here"},
         "launches": {
             "all_reduce 4 gloo 0": launch(cell([2e-6] * 8, [1e-6] * 8), failed="hung"),
             "all_reduce 4 impi 0": launch(cell([1e-6] * 8, [1e-6] * 8, peer_wrong=3)),
@@ -58,7 +107,7 @@ def test_the_page_names_losses_failures_and_wrong_results() -> None:
     }  # fmt: skip
     text = page(results)
     assert "busy with other work (load 7 on 2 cores)" in text
-    assert "| 4 ranks (more than cores), 64 B and more | 1 | 0 | 0 | 1 |" in text
+    assert "| 4 ranks (more than cores), 64 B and more | 1 | 0 | 0 | 1 | 0 | 0 |" in text
     assert "- **Wrong**: 3 elements of impi in all_reduce 4 impi 0, 1024 B" in text
     assert "| all_reduce, 4 | 1 KiB | warm | private numpy | 2.00 (2.00 to 2.00) | Gloo | 2 / 1 / 2 |" in text
     assert "| Gloo | version 1 | all_reduce: hung<br> |" in text

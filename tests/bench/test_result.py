@@ -22,8 +22,23 @@ def test_an_iteration_takes_what_the_slowest_rank_takes_and_rounds_their_median(
     assert first.rounds_s == pytest.approx((2e-6, 3e-6, 9e-6))
     assert first.time_s == pytest.approx(3e-6)
     assert first.algbw == pytest.approx(1024 / 3e-6)
-    assert first.busbw(2) == pytest.approx(1024 / 3e-6)
-    assert first.busbw(4) == pytest.approx(1.5 * 1024 / 3e-6)
+    assert first.busbw(PLAN) == pytest.approx(1024 / 3e-6)
+    assert first.busbw(replace(PLAN, ranks=4)) == pytest.approx(1.5 * 1024 / 3e-6)
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor", "root"),
+    [
+        ("all_gather", 0.75, -1), ("reduce_scatter", 0.75, -1), ("all_to_all", 0.75, -1), ("broadcast", 1.0, 0),
+        ("reduce", 1.0, 0), ("ddp", 1.5, -1), ("fsdp2", 3 * 0.75, -1), ("tensor_parallel", 4 * 1.5, -1),
+    ],
+)  # fmt: skip
+def test_the_bus_carries_what_nccl_tests_says_of_each_collective(collective: str, factor: float, root: int):
+    found = merge(replace(PLAN, collective=collective, ranks=4), 4, [[report(0.0)] * 4])
+    row = found.to_json()["rows"][0]
+    assert row["busbw_bytes_per_second"] == pytest.approx(factor * row["algbw_bytes_per_second"])
+    assert row["root"] == root
+    assert table.rows(found, 100)[2].split()[4] == str(root)
 
 
 def test_ratios_are_the_peers_time_over_ours(result: BenchResult):

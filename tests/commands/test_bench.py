@@ -129,6 +129,12 @@ def test_a_peer_that_is_not_there_is_skipped_with_one_line(
         (("-n", "100000"), r"-n 100000: there can be 1 to"),
         (("-n", "0"), r"-n 0: there can be 1 to"),
         (("--iterations", "-1"), r"--iterations -1"),
+        (("--collective", "all_gather,barrier"), r"--collective all_gather,barrier: one at a time"),
+        (("--collective", ""), r"'' names no collective; there are all_reduce"),
+        (("--arrays", ""), r"'' names no kind of array; there are numpy, torch"),
+        (("--algorithm", ","), r"',' names no algorithm; there are auto"),
+        (("--collective", "all_gather", "--algorithm", "ring,direct"), r"all_gather has none to choose"),
+        (("--collective", "fsdp2", "--algorithm", "ring"), r"all_gather, reduce_scatter has none to choose"),
         (("-n", "4", "--sizes", "1000G"), r"take .* and .* are free"),
     ],
 )

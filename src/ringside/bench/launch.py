@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,24 +45,23 @@ def run_launches(
 ) -> tuple[list[Reports], list[Skipped]]:
     """Run a plan once per peer, each beside ours in ranks of its own; return what came of it, and what failed.
 
-    A peer that does not start, hangs or crashes stops no other, and what it gave until then counts.
+    A peer that does not start, hangs or crashes stops no other, and what it gave until then counts. Where there is no
+    peer that ours could be measured beside, ours is measured alone.
 
     Raises:
-        RanksFailed: There is no peer, or none that ours could be measured beside.
+        RanksFailed: Ours alone failed.
     """
     launches: list[Reports] = []
     skipped: list[Skipped] = []
-    for peer in plan.peers or ("",):
+    for peer in plan.peers:
         try:
-            launches.append(run_ranks(msgspec.structs.replace(plan, peers=(peer,) if peer else ()), observe))
+            launches.append(run_ranks(msgspec.structs.replace(plan, peers=(peer,)), observe))
         except RanksFailed as failure:
-            if not peer:
-                raise
             skipped.append(Skipped(peer, str(failure)))
             if all(any(isinstance(message, Sample) for message in report) for report in failure.reports):
                 launches.append(failure.reports)
     if not launches:
-        raise RanksFailed(skipped[0].reason, [])
+        launches.append(run_ranks(msgspec.structs.replace(plan, peers=()), observe))
     return launches, skipped
 
 
@@ -164,16 +164,22 @@ class BenchRanks:
             time.sleep(POLL_S)
 
     def end(self) -> None:
-        """End what still runs: politely, so that mpirun ends its ranks, then for good."""
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()  # its ranks, if it has any, follow: they die with their parent
-                process.wait()
+        """End what still runs: politely, so that mpirun ends its ranks, then for good.
+
+        A group is signalled, not a process: Intel's mpirun is a shell that waits for the program that starts the ranks.
+        """
+        running = [process for process in self.processes if process.poll() is None]
+        there = [process for process in running if _signal_group(process, signal.SIGTERM)]
+        deadline = time.monotonic() + _GRACE_S
+        while there and time.monotonic() < deadline:
+            time.sleep(POLL_S / 10)
+            for process in there:
+                process.poll()
+            there = [process for process in there if _signal_group(process, 0)]
+        for process in there:  # its ranks, if they have groups of their own, follow: they die with their parent
+            _signal_group(process, signal.SIGKILL)
+        for process in running:
+            process.wait()
         for reader in self.readers:
             reader.close()
 
@@ -197,6 +203,15 @@ class BenchRanks:
         words = [line for line in log.splitlines() if line.strip()]
         silent = [rank for rank, report in enumerate(reports) if not any(isinstance(m, Done) for m in report)]
         return f"rank {silent[0]} ended {_during(reports[silent[0]])}; its last words: {words[-1] if words else 'none'}"
+
+
+def _signal_group(leader: subprocess.Popen[bytes], number: int) -> bool:
+    """Signal all of a process's group, which it was started as the leader of; return whether there is any left."""
+    try:
+        os.killpg(leader.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _during(report: list[Message]) -> str:

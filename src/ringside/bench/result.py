@@ -1,7 +1,7 @@
 """What a run found: the ranks' reports merged, with bandwidths, ratios and the share of the streaming limit.
 
 As in nccl-tests, an iteration takes the mean over a round on the rank where that is largest; algbw is bytes over time
-and busbw is algbw·2(n−1)/n. The figure of an engine is the median of its rounds.
+and busbw is algbw times the collective's bus factor. The figure of an engine is the median of its rounds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ringside.bench.plan import ITEM_BYTES, ROTATION, BenchPlan
 from ringside.text import counted, duration, percent, rate, size
 
 SCHEMA = 1
+_ROOTED = ("broadcast", "reduce")
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,17 @@ class BenchRow:
         """Bytes per second."""
         return self.sample.size_bytes / self.time_s
 
-    def busbw(self, ranks: int) -> float:
-        """Bytes per second that each rank's bus would carry with a ring."""
-        return self.algbw * 2 * (ranks - 1) / ranks
+    def busbw(self, plan: BenchPlan) -> float:
+        """Bytes per second that each rank's bus would carry with a ring; a step's are those of all its calls."""
+        parts = plan.parts(self.sample.size_bytes)
+        return sum(bus_factor(name, plan.ranks) * max(given, apart) for name, given, apart in parts) / self.time_s
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """Return busbw/algbw of a collective, as nccl-tests has it."""
+    if collective in _ROOTED:
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class BenchResult:
                     "count": sample.size_bytes // ITEM_BYTES[self.plan.dtype],
                     "type": self.plan.dtype,
                     "redop": self.plan.op,
-                    "root": -1,
+                    "root": _root(self.plan),
                     "engine": sample.engine,
                     "algorithm": sample.algorithm,
                     "tensor": sample.tensor,
@@ -110,7 +119,7 @@ class BenchResult:
                     "call_median_seconds": row.single_s[0],
                     "call_p99_seconds": row.single_s[1],
                     "algbw_bytes_per_second": row.algbw,
-                    "busbw_bytes_per_second": row.busbw(self.plan.ranks),
+                    "busbw_bytes_per_second": row.busbw(self.plan),
                     "wrong": row.wrong,
                     "ratios": {peer: x for peer, x in ratios.items() if x is not None} if is_ours else {},
                     "limit_share": row.limit_share,
@@ -252,9 +261,9 @@ def rows(result: BenchResult, width: int = 80) -> list[str]:
         f"# {'size':>9} {'count':>9}{kind} {'engine':<{room}} cache {'time':>10} {'algbw':>7} {'busbw':>7} #wrong",
         f"# {'(B)':>9} {'(elems)':>9}{units} {'':<{room}}       {'(us)':>10} {'(GB/s)':>7} {'(GB/s)':>7}",
     ]
-    fixed = f" {result.plan.dtype:>8} {result.plan.op:>5} {-1:>4}" if wide else ""
+    fixed = f" {result.plan.dtype:>8} {result.plan.op:>5} {_root(result.plan):>4}" if wide else ""
     for label, row in zip(labels, result.rows, strict=True):
-        s, bus = row.sample, row.busbw(result.plan.ranks)
+        s, bus = row.sample, row.busbw(result.plan)
         lines.append(
             f"{s.size_bytes:>11} {s.size_bytes // ITEM_BYTES[result.plan.dtype]:>9}{fixed} {label:<{room}}"
             f" {s.cache:>5} {_us(row)} {row.algbw / 1e9:>7.2f} {bus / 1e9:>7.2f} {row.wrong:>6}"
@@ -288,9 +297,13 @@ def _is_first_of_ours(result: BenchResult, row: BenchRow) -> bool:
 def _label(row: BenchRow) -> str:
     s = row.sample
     if s.engine != "ringside":
-        return s.engine
+        return s.engine.rpartition(":")[2]
     words = [s.algorithm] * (s.algorithm != "auto") + [s.array] * (s.array != "numpy")
     return " ".join(["ringside", _SHORT[s.tensor], *words])
+
+
+def _root(plan: BenchPlan) -> int:
+    return 0 if plan.collective in _ROOTED else -1
 
 
 def name_of(peer: str) -> str:

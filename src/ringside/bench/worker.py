@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -379,7 +379,7 @@ def open_peer(name: str, plan: BenchPlan, comm: HostCommunicator, directory: Pat
         return None
     if peer.about:
         writer.send(About(name, peer.about))
-    return peer
+    return replace(peer, engine=name)  # as it was asked for: the results are looked up by that
 
 
 if __name__ == "__main__":

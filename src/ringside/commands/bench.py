@@ -104,7 +104,10 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
     own = tuple(name for name in args.peers.split(",") if ":" in name)
     named = _listed(args.peers, (*plan.PEERS, *own), "peer")
     reasons = {peer: peers.why_not(peer, args.environments) for peer in named}
-    (collective,) = _listed(args.collective, (*plan.COLLECTIVES, *plan.STEPS), "collective") or ("all_reduce",)
+    collectives = _some(args.collective, (*plan.COLLECTIVES, *plan.STEPS), "collective")
+    if len(collectives) > 1:
+        raise UsageError(f"--collective {args.collective}: one at a time")
+    (collective,) = collectives
     most = int(_core.native().MAX_RANKS)
     ranks = max(2, usable_cores()) if args.nproc_per_node is None else args.nproc_per_node
     if not 1 <= ranks <= most:
@@ -123,17 +126,20 @@ def make_plan(args: argparse.Namespace) -> tuple[BenchPlan, list[Skipped]]:
         sizes_bytes=plan.whole_items(sizes, dtype, collective, ranks),
         dtype=dtype,
         op=op,
-        algorithms=_listed(args.algorithm, _ALGORITHMS, "algorithm"),
+        algorithms=_some(args.algorithm, _ALGORITHMS, "algorithm"),
         peers=tuple(peer for peer in named if not reasons[peer]),
         rounds=_at_least(args.rounds, "--rounds") or (3 if args.quick else 5),
         iterations=_at_least(args.iterations, "--iterations"),
         round_seconds=0.015 if args.quick else 0.05,
         cache_bytes=cache_bytes(),
         collective=collective,
-        arrays=_listed(args.arrays, ("numpy", "torch"), "kind of array"),
+        arrays=_some(args.arrays, ("numpy", "torch"), "kind of array"),
         pin=args.pin,
         environments=args.environments,
     )
+    without = sorted({part for part, _, _ in bench_plan.parts(bench_plan.sizes_bytes[0])} - {"all_reduce"})
+    if without and bench_plan.algorithms != ("auto",):
+        raise UsageError(f"--algorithm {args.algorithm}: {', '.join(without)} has none to choose, all_reduce alone has")
     free = plan.free_memory_bytes()
     if bench_plan.needed_bytes > free:
         need, have = size(bench_plan.needed_bytes, binary=True), size(free, binary=True)
@@ -148,6 +154,13 @@ def _listed(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             raise UsageError(f"unknown {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    return names
+
+
+def _some(text: str, known: tuple[str, ...], kind: str) -> tuple[str, ...]:
+    names = _listed(text, known, kind)
+    if not names:
+        raise UsageError(f"{text!r} names no {kind}; there are {', '.join(known)}")
     return names
 
 
