@@ -65,6 +65,30 @@ def test_the_version_of_the_rows_is_believed_before_the_folders(tmp_path):
     assert {table.library for table in tables} == {"NCCL 2.29.2"}
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        "TRTLLM,2.29.2,NVIDIA H200,all_reduce,NCCL",
+        f"TRTLLM,2.29.2,NVIDIA H200,all_reduce,NCCL,half,{'8' * 5000},256,0.02",
+    ],
+)
+def test_a_row_that_names_no_table_is_a_flag_of_the_one_before_it(tmp_path, row):
+    path = write(tmp_path / "nccl_perf.txt", gpus=(8,))
+    path.write_text(f"{path.read_text()}{row}\n")
+    *_, last = read_tables(path)
+    assert (last.collective, len(last.rows), [flag.line for flag in last.flags]) == ("all_gather", 21, [44])
+    path.write_text(f"{COLUMNS}\n{row}\n")
+    (alone,) = read_tables(path)
+    assert (alone.rows, len(alone.flags)) == ((), 1)
+
+
+def test_a_cell_that_is_too_large_is_no_csv(tmp_path):
+    path = tmp_path / "nccl_perf.txt"
+    path.write_text(f"{COLUMNS}\nTRTLLM,{'2' * 140_000}\n")
+    with pytest.raises(UsageError, match="no CSV .field larger than field limit"):
+        read_tables(path)
+
+
 def test_a_system_is_predicted_from_its_tables(system):
     topology, words = installed_system("h200", 8, "2.29")
     assert topology.ranks == 8
