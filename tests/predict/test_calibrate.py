@@ -1,5 +1,7 @@
 """A known law and noise come back out of a fit; bands hold what they say; nothing depends on chance or order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -170,3 +172,15 @@ def test_rows_make_the_figures_more_certain():
 def test_the_vague_law_knows_how_ranks_count():
     assert vague(1024).mean[BASE] > vague(2).mean[BASE]
     assert vague(1024).mean[RATE] < vague(2).mean[RATE]
+
+
+def test_a_named_jump_among_the_rows_says_nothing_of_sizes_beyond_them():
+    times = np.exp(PIPELINE.log_slopes(THETA, SIZES)[0]) * np.where(SIZES > 2**18.5, 1.6, 1.0)
+    small = SIZES <= 1 << 22
+    jumps = fit(SIZES[small], times[small], replace(LAW, switches=(18.5,)))
+    plain = fit(SIZES[small], times[small], LAW)
+    assert jumps.law.switches == (18.5,)
+    told, without = jumps.predict(SIZES), plain.predict(SIZES)
+    assert told.times_s[~small] == pytest.approx(without.times_s[~small], rel=1e-9)
+    assert told.high_s[~small] == pytest.approx(without.high_s[~small], rel=1e-9)
+    assert np.abs(told.times_s / without.times_s - 1)[small].max() > 0.01

@@ -122,6 +122,8 @@ class Calibration:
         unrest: What rows left out are off by, squared, in units of their variance, float64 [n].
         left_out: How surprising rows left out are: twice their negative log probability.
         logs: Logarithms of the rows' times, float64 [n].
+        beyond: What holds for sizes beyond the rows, where it is not this: without the named switches, as a jump among
+            the rows says little of larger sizes.
     """
 
     theta: Floats
@@ -134,6 +136,7 @@ class Calibration:
     unrest: Floats | None = None
     left_out: float = 0.0
     logs: Floats = field(default_factory=lambda: np.zeros(0))
+    beyond: Calibration | None = None
 
     @property
     def rest(self) -> Floats:
@@ -156,21 +159,7 @@ class Calibration:
         if sizes.size == 0 or not np.all(np.isfinite(sizes) & (sizes > 0)):
             raise UsageError("sizes are finite numbers of bytes, more than 0, and at least one")
         x = np.log2(sizes)
-        curve, slopes = self.law.backbone.log_slopes(self.theta, sizes)
-        prior = np.diag(self.law.spread**2)
-        places = np.concatenate([x, self.x])
-        expected, covariance = _beside(self.law, places, self.scale)
-        near = covariance[: len(x), len(x) :] + slopes @ prior @ self.slopes.T
-        mean = curve + expected[: len(x)] + slopes @ (self.law.mean - self.theta) + near @ self.pull
-        total = np.diag(covariance)[: len(x)] + self.scale * NOISE**2 + np.einsum("ij,ij->i", slopes @ prior, slopes)
-        known = np.einsum("ij,ij->i", near @ self.inverse, near)
-        # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
-        # variance of a size is as many times the table's as the rows around it, left out, are off by.
-        restless = np.ones(len(x))
-        if self.unrest is not None:
-            weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
-            restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
-        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
+        mean, spread = self._expected(x)
         first, last = self.x.min(initial=np.inf), self.x.max(initial=-np.inf)
         far = (x < first - 1e-9) | (x > last + 1e-9)
         low, high = mean - spread, mean + spread
@@ -182,6 +171,27 @@ class Calibration:
             high[between] = np.maximum(high[between], before + (x[between] - a) * np.log(2.0))
         low, high = np.minimum(low, mean - 0.5 * spread), np.maximum(high, mean + 0.5 * spread)
         return Prediction(sizes, np.exp(mean), np.exp(low), np.exp(high), far)
+
+    def _expected(self, x: Floats) -> tuple[Floats, Floats]:
+        """Return log times at sizes, from log2, as the model has them, and half the width of their bands: both [n]."""
+        curve, slopes = self.law.backbone.log_slopes(self.theta, 2.0**x)
+        prior = np.diag(self.law.spread**2)
+        places = np.concatenate([x, self.x])
+        expected, covariance = _beside(self.law, places, self.scale)
+        near = covariance[: len(x), len(x) :] + slopes @ prior @ self.slopes.T
+        mean: Floats = curve + expected[: len(x)] + slopes @ (self.law.mean - self.theta) + near @ self.pull
+        total = np.diag(covariance)[: len(x)] + self.scale * NOISE**2 + np.einsum("ij,ij->i", slopes @ prior, slopes)
+        known = np.einsum("ij,ij->i", near @ self.inverse, near)
+        # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
+        # variance of a size is as many times the table's as the rows around it, left out, are off by.
+        restless = np.ones(len(x))
+        if self.unrest is not None:
+            weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
+            restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
+        spread: Floats = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
+        if self.beyond is not None and (larger := x > self.x.max() + 1e-9).any():
+            mean[larger], spread[larger] = self.beyond._expected(x[larger])
+        return mean, spread
 
     def _falls(self) -> list[tuple[float, float]]:
         """Return log2 of the sizes of neighbouring rows of which the larger takes less time, beyond noise."""
@@ -247,7 +257,8 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law) -> Calibration:
     for regimes in [law, replace(law, switches=())] if law.switches else [law]:
         found = [_fit_from(start, size, np.log(times), regimes) for start in starts]
         fitted.append(min(found, key=lambda one: one[1])[0])
-    return min(fitted, key=lambda one: one.left_out)
+    best = min(fitted, key=lambda one: one.left_out)
+    return replace(best, beyond=fitted[-1]) if best is not fitted[-1] else best
 
 
 def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Calibration, float]:
