@@ -184,3 +184,22 @@ def test_a_named_jump_among_the_rows_says_nothing_of_sizes_beyond_them():
     assert told.times_s[~small] == pytest.approx(without.times_s[~small], rel=1e-9)
     assert told.high_s[~small] == pytest.approx(without.high_s[~small], rel=1e-9)
     assert np.abs(told.times_s / without.times_s - 1)[small].max() > 0.01
+
+
+@pytest.mark.parametrize("fall", [1.0, 0.9, 0.5])
+def test_the_answer_for_a_size_does_not_depend_on_those_asked_with_it(fall):
+    """Rows of which one is faster than a smaller one: by less than a regime's fall, and by more."""
+    sizes = 2.0 ** np.arange(10, 27, 2)
+    times = np.exp(PIPELINE.log_slopes(THETA, sizes)[0]) * np.where(sizes >= 1 << 14, fall, 1.0)
+    found = fit(sizes, times, LAW)
+    beside = expect(transfer([found], replace(LAW, place=(3.0, LAW.place[1]))))
+    assert beside.law.beside is not None
+    asked = 2.0 ** np.arange(3, 40, 0.05)
+    for one in (found, beside):
+        batch = one.predict(asked)
+        alone = np.array([one.predict([size]).times_s[0] for size in asked])
+        assert alone == pytest.approx(batch.times_s, rel=1e-9)
+        falls = [(2.0**a, 2.0**b) for a, b in one._falls()]
+        assert len(falls) == (fall == 0.5 and one is found)
+        down = asked[1:][np.diff(batch.times_s) < -1e-9 * batch.times_s[1:]]
+        assert all(any(a <= size <= b * 1.04 for a, b in falls) for size in down)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,6 +63,7 @@ QUANTILE = 2.9  # of the standardised error for a band of 95%; see docs/design/0
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
 LEAST_APART = 0.1  # of scales: a figure drifts by so much of a doubling's share between two tables of one scale
 FALL = 0.25  # of log time: a row so much faster than a smaller one is of another regime
+GRID = np.arange(0.0, 48.0 + 1e-9, 1 / 8)  # log2 of the sizes at which times are held to rise, beside those of the rows
 MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
 
 
@@ -200,14 +202,40 @@ class Calibration:
         pairs = zip(places, places[1:], times, times[1:], strict=False)
         return [(float(a), float(b)) for a, b, before, behind in pairs if behind < before - FALL]
 
+    @cached_property
+    def _smoothed(self) -> tuple[Floats, Floats, Floats]:
+        """Return log2 of sizes of one grid, the rows' among them, the log times there, and those that never fall.
+
+        The grid is the calibration's: what is asked with a size has no part in its answer. Each: float64 [n].
+        """
+        grid = np.union1d(GRID, self.x)
+        expected = self._expected(grid)[0]
+        regime, rising = self._regimes(grid), expected.copy()
+        for one in np.unique(regime):
+            here = expected[regime == one]
+            up, down = np.maximum.accumulate(here), np.minimum.accumulate(here[::-1])[::-1]
+            rising[regime == one] = 0.5 * (up + down)
+        return grid, expected, rising
+
+    def _regimes(self, x: Floats) -> NDArray[np.int64]:
+        return np.searchsorted([b for _, b in self._falls()], x, side="right")
+
     def _rising(self, x: Floats, mean: Floats) -> Floats:
         """Return times that never fall as sizes grow, but from one regime to the next: rows show where one ends."""
-        regime = np.searchsorted([b for _, b in self._falls()], x, side="right")
-        found: Floats = mean.copy()
-        for one in np.unique(regime):
-            order = np.flatnonzero(regime == one)[np.argsort(x[regime == one], kind="stable")]
-            up, down = np.maximum.accumulate(mean[order]), np.minimum.accumulate(mean[order][::-1])[::-1]
-            found[order] = 0.5 * (up + down)
+        if not len(self.x) and self.law.beside is None:  # a law's own curve rises
+            return mean
+        grid, expected, rising = self._smoothed
+        of_grid, of_x, found = self._regimes(grid), self._regimes(x), mean.copy()
+        for one in np.unique(of_x):
+            here = of_x == one
+            places, smooth = grid[of_grid == one], rising[of_grid == one]
+            moved = np.abs(smooth - expected[of_grid == one]) > 1e-12
+            after = np.searchsorted(places, x[here], side="right")
+            low, high = np.r_[-np.inf, smooth][after], np.r_[smooth, np.inf][after]
+            # Between two sizes of the grid at which nothing was smoothed the curve itself, else a line.
+            line = np.r_[False, moved][after] | np.r_[moved, False][after]
+            curve = np.clip(mean[here], low, high)
+            found[here] = np.where(line & (after > 0), np.interp(x[here], places, smooth), curve)
         return found
 
 
