@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import expect, fit, transfer, vague
 from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, Law
+from ringside.predict.laws.knowledge import Knowledge
 
 from .shared_tables import made
 
@@ -203,3 +204,17 @@ def test_the_answer_for_a_size_does_not_depend_on_those_asked_with_it(fall):
         assert len(falls) == (fall == 0.5 and one is found)
         down = asked[1:][np.diff(batch.times_s) < -1e-9 * batch.times_s[1:]]
         assert all(any(a <= size <= b * 1.04 for a, b in falls) for size in down)
+
+
+def test_of_hardware_that_is_not_known_no_bump_is_carried_over():
+    """How far apart two tables of it are is not known either: their bumps would come over whole, and as sure."""
+    sizes, times = rows(made(THETA, SIZES, noise=0.1, seed=7))
+    assert transfer([fit(sizes, times, vague(8))], vague(64)).beside is None
+    assert transfer([fit(sizes, times, LAW)], replace(LAW, place=(3.0, LAW.place[1]))).beside is not None
+
+
+def test_versions_are_apart_where_both_are_known():
+    known, tables = Knowledge("dgx-h100"), made(THETA, SIZES)
+    old, new, none = (known.law(replace(tables, library=each)) for each in ("NCCL 2.19.3", "NCCL 2.29.2", ""))
+    assert old.apart(new) == pytest.approx(1.0)
+    assert none.apart(new) == new.apart(none) == none.apart(none) == 0.0

@@ -379,7 +379,7 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
             [scale.rest for scale in fitted],
             np.array([[one.apart(other) for other in laws] for one in laws]),
         )
-        if isinstance(law.backbone, PipelineLaw)
+        if isinstance(law.backbone, PipelineLaw) and law.place[0]  # how far apart vague laws are is not known
         else None,
         words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
     )

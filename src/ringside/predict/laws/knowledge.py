@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -187,9 +188,9 @@ class Knowledge:
 
 
 def _minor(library: str) -> float:
-    """Return 29 of `NCCL 2.29.2`; 0 where there is none."""
+    """Return 29 of `NCCL 2.29.2`; nan where there is none."""
     match = re.search(r"\d+\.(\d+)", library)
-    return float(match[1]) if match else 0.0
+    return float(match[1]) if match else math.nan
 
 
 def is_mpi(table: Table) -> bool:
