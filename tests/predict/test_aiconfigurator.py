@@ -103,6 +103,25 @@ def test_an_unknown_version_names_those_there_are(system):
         installed_system("h200", 8, "2.19")
 
 
+def test_each_package_that_is_used_is_named_and_a_year_is_that_of_its_copyright(system, tmp_path, monkeypatch):
+    folder = tmp_path / "old" / "h200_sxm" / "nccl" / "2.29"
+    write(folder / "nccl_perf.txt", "2.29.2", gpus=(16,))
+    (folder / "collection_meta.yaml").write_text("# Copyright (c) 2025 NVIDIA\n")
+    old = Package("older", "0.4", tmp_path / "old")
+    monkeypatch.setattr(aiconfigurator, "installed", lambda: [system, old])
+    words = installed_system("h200", 8, "2.29")[1]
+    assert "aiconfigurator 0.0 and older 0.4 (Apache-2.0)" in words
+    assert words.endswith("2, 4, 8, 16 GPUs; copyright 2025")
+    assert "older" not in installed_system("h200", 8, "2.26")[1]
+
+
+def test_a_system_without_tables_of_halves_is_said_to_have_none(tmp_path, monkeypatch):
+    write(tmp_path / "data" / "h200_sxm" / "nccl" / "2.29" / "nccl_perf.txt", dtypes=("int8",))
+    monkeypatch.setattr(aiconfigurator, "installed", lambda: [Package("aiconfigurator", "0.0", tmp_path / "data")])
+    with pytest.raises(UsageError, match="h200: its installed tables have no all-reduce of halves"):
+        installed_system("h200", 8, "2.29")
+
+
 def test_without_the_package_a_preset_is_taken_and_the_command_said(monkeypatch):
     monkeypatch.setattr(aiconfigurator, "installed", list)
     topology, words = installed_system("h200", 8)
