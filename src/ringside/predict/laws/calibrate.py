@@ -61,8 +61,9 @@ PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
 NEAR, ALIKE = 1.0, 20.0  # doublings over which rows show how restless sizes are; rows' worth of belief in all alike
 QUANTILE = 2.9  # of the standardised error for a band of 95%; see docs/design/0020-calibration.md
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
-LEAST_APART = 0.1  # of scales: a figure drifts by so much of a doubling's share between two tables of one scale
-FALL = 0.25  # of log time: a row so much faster than a smaller one is of another regime
+# Of scales: a figure drifts by so much of a doubling's share between two tables of one scale. Chosen by hand.
+LEAST_APART = 0.1
+FALL = 0.25  # of log time: a row so much faster than a smaller one is of another regime; chosen by hand
 GRID = np.arange(0.0, 48.0 + 1e-9, 1 / 8)  # log2 of the sizes at which times are held to rise, beside those of the rows
 MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
 

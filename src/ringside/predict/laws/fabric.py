@@ -109,7 +109,7 @@ NETWORK_RING = 0.98
 NETWORK_TREE = 0.87
 NETWORK_NVLS_TREE = 0.94
 
-BETWEEN_HOSTS = 3.0  # doublings of ranks that one host and several are apart
+BETWEEN_HOSTS = 3.0  # doublings of ranks that one host and several are apart; chosen by hand
 PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
 # The pipeline's fill (`PipelineLaw`) inside one host, among hosts, and inside a host whose ranks are one hop apart.
 RAMPS, DEPTHS = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
