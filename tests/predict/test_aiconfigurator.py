@@ -65,6 +65,30 @@ def test_the_version_of_the_rows_is_believed_before_the_folders(tmp_path):
     assert {table.library for table in tables} == {"NCCL 2.29.2"}
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        "TRTLLM,2.29.2,NVIDIA H200,all_reduce,NCCL",
+        f"TRTLLM,2.29.2,NVIDIA H200,all_reduce,NCCL,half,{'8' * 5000},256,0.02",
+    ],
+)
+def test_a_row_that_names_no_table_is_a_flag_of_the_one_before_it(tmp_path, row):
+    path = write(tmp_path / "nccl_perf.txt", gpus=(8,))
+    path.write_text(f"{path.read_text()}{row}\n")
+    *_, last = read_tables(path)
+    assert (last.collective, len(last.rows), [flag.line for flag in last.flags]) == ("all_gather", 21, [44])
+    path.write_text(f"{COLUMNS}\n{row}\n")
+    (alone,) = read_tables(path)
+    assert (alone.rows, len(alone.flags)) == ((), 1)
+
+
+def test_a_cell_that_is_too_large_is_no_csv(tmp_path):
+    path = tmp_path / "nccl_perf.txt"
+    path.write_text(f"{COLUMNS}\nTRTLLM,{'2' * 140_000}\n")
+    with pytest.raises(UsageError, match=r"no CSV \(field larger than field limit"):
+        read_tables(path)
+
+
 def test_a_system_is_predicted_from_its_tables(system):
     topology, words = installed_system("h200", 8, "2.29")
     assert topology.ranks == 8
@@ -77,6 +101,25 @@ def test_a_system_is_predicted_from_its_tables(system):
 def test_an_unknown_version_names_those_there_are(system):
     with pytest.raises(UsageError, match=r"h200 was measured with 2\.26\.2, 2\.29\.2"):
         installed_system("h200", 8, "2.19")
+
+
+def test_each_package_that_is_used_is_named_and_a_year_is_that_of_its_copyright(system, tmp_path, monkeypatch):
+    folder = tmp_path / "old" / "h200_sxm" / "nccl" / "2.29"
+    write(folder / "nccl_perf.txt", "2.29.2", gpus=(16,))
+    (folder / "collection_meta.yaml").write_text("# Copyright (c) 2025 NVIDIA\n")
+    old = Package("older", "0.4", tmp_path / "old")
+    monkeypatch.setattr(aiconfigurator, "installed", lambda: [system, old])
+    words = installed_system("h200", 8, "2.29")[1]
+    assert "aiconfigurator 0.0 and older 0.4 (Apache-2.0)" in words
+    assert words.endswith("2, 4, 8, 16 GPUs; copyright 2025")
+    assert "older" not in installed_system("h200", 8, "2.26")[1]
+
+
+def test_a_system_without_tables_of_halves_is_said_to_have_none(tmp_path, monkeypatch):
+    write(tmp_path / "data" / "h200_sxm" / "nccl" / "2.29" / "nccl_perf.txt", dtypes=("int8",))
+    monkeypatch.setattr(aiconfigurator, "installed", lambda: [Package("aiconfigurator", "0.0", tmp_path / "data")])
+    with pytest.raises(UsageError, match="h200: its installed tables have no all-reduce of halves"):
+        installed_system("h200", 8, "2.29")
 
 
 def test_without_the_package_a_preset_is_taken_and_the_command_said(monkeypatch):

@@ -1,5 +1,7 @@
 """A known law and noise come back out of a fit; bands hold what they say; nothing depends on chance or order."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import expect, fit, transfer, vague
 from ringside.predict.laws.fabric import BASE, PIPELINE, RATE, Law
+from ringside.predict.laws.knowledge import Knowledge
 
 from .shared_tables import made
 
@@ -170,3 +173,48 @@ def test_rows_make_the_figures_more_certain():
 def test_the_vague_law_knows_how_ranks_count():
     assert vague(1024).mean[BASE] > vague(2).mean[BASE]
     assert vague(1024).mean[RATE] < vague(2).mean[RATE]
+
+
+def test_a_named_jump_among_the_rows_says_nothing_of_sizes_beyond_them():
+    times = np.exp(PIPELINE.log_slopes(THETA, SIZES)[0]) * np.where(SIZES > 2**18.5, 1.6, 1.0)
+    small = SIZES <= 1 << 22
+    jumps = fit(SIZES[small], times[small], replace(LAW, switches=(18.5,)))
+    plain = fit(SIZES[small], times[small], LAW)
+    assert jumps.law.switches == (18.5,)
+    told, without = jumps.predict(SIZES), plain.predict(SIZES)
+    assert told.times_s[~small] == pytest.approx(without.times_s[~small], rel=1e-9)
+    assert told.high_s[~small] == pytest.approx(without.high_s[~small], rel=1e-9)
+    assert np.abs(told.times_s / without.times_s - 1)[small].max() > 0.01
+
+
+@pytest.mark.parametrize("fall", [1.0, 0.9, 0.5])
+def test_the_answer_for_a_size_does_not_depend_on_those_asked_with_it(fall):
+    """Rows of which one is faster than a smaller one: by less than a regime's fall, and by more."""
+    sizes = 2.0 ** np.arange(10, 27, 2)
+    times = np.exp(PIPELINE.log_slopes(THETA, sizes)[0]) * np.where(sizes >= 1 << 14, fall, 1.0)
+    found = fit(sizes, times, LAW)
+    beside = expect(transfer([found], replace(LAW, place=(3.0, LAW.place[1]))))
+    assert beside.law.beside is not None
+    asked = 2.0 ** np.arange(3, 40, 0.05)
+    for one in (found, beside):
+        batch = one.predict(asked)
+        alone = np.array([one.predict([size]).times_s[0] for size in asked])
+        assert alone == pytest.approx(batch.times_s, rel=1e-9)
+        falls = [(2.0**a, 2.0**b) for a, b in one._falls()]
+        assert len(falls) == (fall == 0.5 and one is found)
+        down = asked[1:][np.diff(batch.times_s) < -1e-9 * batch.times_s[1:]]
+        assert all(any(a <= size <= b * 1.04 for a, b in falls) for size in down)
+
+
+def test_of_hardware_that_is_not_known_no_bump_is_carried_over():
+    """How far apart two tables of it are is not known either: their bumps would come over whole, and as sure."""
+    sizes, times = rows(made(THETA, SIZES, noise=0.1, seed=7))
+    assert transfer([fit(sizes, times, vague(8))], vague(64)).beside is None
+    assert transfer([fit(sizes, times, LAW)], replace(LAW, place=(3.0, LAW.place[1]))).beside is not None
+
+
+def test_versions_are_apart_where_both_are_known():
+    known, tables = Knowledge("dgx-h100"), made(THETA, SIZES)
+    old, new, none = (known.law(replace(tables, library=each)) for each in ("NCCL 2.19.3", "NCCL 2.29.2", ""))
+    assert old.apart(new) == pytest.approx(1.0)
+    assert none.apart(new) == new.apart(none) == none.apart(none) == 0.0

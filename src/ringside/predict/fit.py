@@ -130,14 +130,15 @@ def installed_system(system: str, gpus: int, nccl: str = "") -> tuple[Topology, 
         topology = measured_topology(chosen, Knowledge())
         sized = Knowledge().topology(replace(chosen[0], ranks=gpus, hosts=0))
         assert sized is not None  # its words named the tables' hardware
-        source = Path(chosen[0].path)
-        package = next(package for package in packages if package.systems in source.parents)
-        meta = source.with_name("collection_meta.yaml")
-        year = re.search(r"Copyright \(c\) (\d{4})", meta.read_text()) if meta.is_file() else None
+        used = [package for package in packages if any(package.systems in Path(one.path).parents for one in chosen)]
+        metas = sorted({Path(one.path).with_name("collection_meta.yaml") for one in chosen})
+        marks = [re.search(r"Copyright \(c\) (\d{4})", meta.read_text()) for meta in metas if meta.is_file()]
+        years = ", ".join(sorted({mark[1] for mark in marks if mark}))
         counts = ", ".join(map(str, sorted({table.ranks for table in chosen})))
         words = (
-            f"measured by NVIDIA: {package.name} {package.version} (Apache-2.0), {chosen[0].cluster}, "
-            f"{chosen[0].library}, half, {counts} GPUs; {f'of {year[1]}' if year else 'no date given'}"
+            f"measured by NVIDIA: {' and '.join(f'{each.name} {each.version}' for each in used)} (Apache-2.0), "
+            f"{chosen[0].cluster}, {chosen[0].library}, half, {counts} GPUs; "
+            f"{f'copyright {years}' if years else 'no date given'}"
         )
         return replace(sized, measured=topology.measured), words
     ours = Knowledge().topology(Table(system, (), ranks=gpus, cluster=system))
@@ -151,6 +152,8 @@ def _of_version(tables: Sequence[Table], nccl: str, system: str) -> list[Table]:
     """Return the tables of the newest version that begins so, one for every collective and number of GPUs."""
     versions = {table.library.split()[-1] for table in tables if table.collective == ALL_REDUCE}
     fitting = [each for each in versions if each == nccl or not nccl or each.startswith(f"{nccl}.")]
+    if not versions:
+        raise UsageError(f"--system {system}: its installed tables have no all-reduce of halves")
     if not fitting:
         raise UsageError(f"--nccl {nccl}: {system} was measured with {', '.join(sorted(versions))}")
     newest = max(fitting, key=lambda each: [int(part) for part in re.findall(r"\d+", each)])

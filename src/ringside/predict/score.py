@@ -122,7 +122,7 @@ def larger_sizes(table: Table, known: Knowledge, limit_bytes: float) -> Score:
     if len(small) < 2 or not large:
         why = f"{len(small)} usable rows up to {limit_bytes:.0f} bytes and {len(large)} above; 2 and 1 are needed"
         return _refused(table, "larger sizes", why)
-    found = replace(known.law_or_vague(table), switches=())  # a jump among few rows says little of those beyond
+    found = known.law_or_vague(table)
     return _scored(table, "larger sizes", found, fit(_sizes(small), measured(small), found), small, large, known)
 
 

@@ -14,10 +14,10 @@ Regimes = NDArray[np.int64]
 
 REACH, STEP_REACH = 4.0, 0.7  # of a bump and of a step, in doublings of the size
 BUMP, STEP = 0.18, 0.04  # their standard deviations before a table has spoken, of log time
-JUMP = 0.25  # at a named switch, likewise
+JUMP = 0.25  # at a named switch, likewise; chosen by hand
 NOISE = 0.015
 SMOOTH = 0.5  # least variance of bumps, in units of the usual
-SCALES = 2.0  # doublings of the ranks over which tables have bumps in common
+SCALES = 2.0  # doublings of the ranks over which tables have bumps in common; chosen by hand
 
 
 def bumps(a: Floats, b: Floats, scale: float, of_a: Regimes, of_b: Regimes) -> Floats:

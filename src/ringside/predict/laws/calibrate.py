@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -60,8 +61,10 @@ PATIENCE = 5.0  # rows' worth of belief in BUMP and NOISE
 NEAR, ALIKE = 1.0, 20.0  # doublings over which rows show how restless sizes are; rows' worth of belief in all alike
 QUANTILE = 2.9  # of the standardised error for a band of 95%; see docs/design/0020-calibration.md
 NOISY = 7.0  # times the variance, where ranks are processes on CPUs
-LEAST_APART = 0.1  # of scales: a figure drifts by so much of a doubling's share between two tables of one scale
-FALL = 0.25  # of log time: a row so much faster than a smaller one is of another regime
+# Of scales: a figure drifts by so much of a doubling's share between two tables of one scale. Chosen by hand.
+LEAST_APART = 0.1
+FALL = 0.25  # of log time: a row so much faster than a smaller one is of another regime; chosen by hand
+GRID = np.arange(0.0, 48.0 + 1e-9, 1 / 8)  # log2 of the sizes at which times are held to rise, beside those of the rows
 MOST = 400  # rows fitted; more are thinned evenly, the cost is cubic
 
 
@@ -122,6 +125,8 @@ class Calibration:
         unrest: What rows left out are off by, squared, in units of their variance, float64 [n].
         left_out: How surprising rows left out are: twice their negative log probability.
         logs: Logarithms of the rows' times, float64 [n].
+        beyond: What holds for sizes beyond the rows, where it is not this: without the named switches, as a jump among
+            the rows says little of larger sizes.
     """
 
     theta: Floats
@@ -134,6 +139,7 @@ class Calibration:
     unrest: Floats | None = None
     left_out: float = 0.0
     logs: Floats = field(default_factory=lambda: np.zeros(0))
+    beyond: Calibration | None = None
 
     @property
     def rest(self) -> Floats:
@@ -156,21 +162,7 @@ class Calibration:
         if sizes.size == 0 or not np.all(np.isfinite(sizes) & (sizes > 0)):
             raise UsageError("sizes are finite numbers of bytes, more than 0, and at least one")
         x = np.log2(sizes)
-        curve, slopes = self.law.backbone.log_slopes(self.theta, sizes)
-        prior = np.diag(self.law.spread**2)
-        places = np.concatenate([x, self.x])
-        expected, covariance = _beside(self.law, places, self.scale)
-        near = covariance[: len(x), len(x) :] + slopes @ prior @ self.slopes.T
-        mean = curve + expected[: len(x)] + slopes @ (self.law.mean - self.theta) + near @ self.pull
-        total = np.diag(covariance)[: len(x)] + self.scale * NOISE**2 + np.einsum("ij,ij->i", slopes @ prior, slopes)
-        known = np.einsum("ij,ij->i", near @ self.inverse, near)
-        # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
-        # variance of a size is as many times the table's as the rows around it, left out, are off by.
-        restless = np.ones(len(x))
-        if self.unrest is not None:
-            weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
-            restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
-        spread = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
+        mean, spread = self._expected(x)
         first, last = self.x.min(initial=np.inf), self.x.max(initial=-np.inf)
         far = (x < first - 1e-9) | (x > last + 1e-9)
         low, high = mean - spread, mean + spread
@@ -183,6 +175,27 @@ class Calibration:
         low, high = np.minimum(low, mean - 0.5 * spread), np.maximum(high, mean + 0.5 * spread)
         return Prediction(sizes, np.exp(mean), np.exp(low), np.exp(high), far)
 
+    def _expected(self, x: Floats) -> tuple[Floats, Floats]:
+        """Return log times at sizes, from log2, as the model has them, and half the width of their bands: both [n]."""
+        curve, slopes = self.law.backbone.log_slopes(self.theta, 2.0**x)
+        prior = np.diag(self.law.spread**2)
+        places = np.concatenate([x, self.x])
+        expected, covariance = _beside(self.law, places, self.scale)
+        near = covariance[: len(x), len(x) :] + slopes @ prior @ self.slopes.T
+        mean: Floats = curve + expected[: len(x)] + slopes @ (self.law.mean - self.theta) + near @ self.pull
+        total = np.diag(covariance)[: len(x)] + self.scale * NOISE**2 + np.einsum("ij,ij->i", slopes @ prior, slopes)
+        known = np.einsum("ij,ij->i", near @ self.inverse, near)
+        # Jitter is a matter of microseconds: a larger share of a small message's time than of a large one's. So the
+        # variance of a size is as many times the table's as the rows around it, left out, are off by.
+        restless = np.ones(len(x))
+        if self.unrest is not None:
+            weights = np.exp(-0.5 * ((x[:, None] - self.x[None, :]) / NEAR) ** 2)
+            restless = np.maximum((ALIKE + weights @ self.unrest) / (ALIKE + weights.sum(axis=1)), 1.0)
+        spread: Floats = QUANTILE * np.sqrt(np.maximum(total - known, 1e-8) * restless)
+        if self.beyond is not None and (larger := x > self.x.max() + 1e-9).any():
+            mean[larger], spread[larger] = self.beyond._expected(x[larger])
+        return mean, spread
+
     def _falls(self) -> list[tuple[float, float]]:
         """Return log2 of the sizes of neighbouring rows of which the larger takes less time, beyond noise."""
         places = np.unique(self.x)
@@ -190,14 +203,40 @@ class Calibration:
         pairs = zip(places, places[1:], times, times[1:], strict=False)
         return [(float(a), float(b)) for a, b, before, behind in pairs if behind < before - FALL]
 
+    @cached_property
+    def _smoothed(self) -> tuple[Floats, Floats, Floats]:
+        """Return log2 of sizes of one grid, the rows' among them, the log times there, and those that never fall.
+
+        The grid is the calibration's: what is asked with a size has no part in its answer. Each: float64 [n].
+        """
+        grid = np.union1d(GRID, self.x)
+        expected = self._expected(grid)[0]
+        regime, rising = self._regimes(grid), expected.copy()
+        for one in np.unique(regime):
+            here = expected[regime == one]
+            up, down = np.maximum.accumulate(here), np.minimum.accumulate(here[::-1])[::-1]
+            rising[regime == one] = 0.5 * (up + down)
+        return grid, expected, rising
+
+    def _regimes(self, x: Floats) -> NDArray[np.int64]:
+        return np.searchsorted([b for _, b in self._falls()], x, side="right")
+
     def _rising(self, x: Floats, mean: Floats) -> Floats:
         """Return times that never fall as sizes grow, but from one regime to the next: rows show where one ends."""
-        regime = np.searchsorted([b for _, b in self._falls()], x, side="right")
-        found: Floats = mean.copy()
-        for one in np.unique(regime):
-            order = np.flatnonzero(regime == one)[np.argsort(x[regime == one], kind="stable")]
-            up, down = np.maximum.accumulate(mean[order]), np.minimum.accumulate(mean[order][::-1])[::-1]
-            found[order] = 0.5 * (up + down)
+        if not len(self.x) and self.law.beside is None:  # a law's own curve rises
+            return mean
+        grid, expected, rising = self._smoothed
+        of_grid, of_x, found = self._regimes(grid), self._regimes(x), mean.copy()
+        for one in np.unique(of_x):
+            here = of_x == one
+            places, smooth = grid[of_grid == one], rising[of_grid == one]
+            moved = np.abs(smooth - expected[of_grid == one]) > 1e-12
+            after = np.searchsorted(places, x[here], side="right")
+            low, high = np.r_[-np.inf, smooth][after], np.r_[smooth, np.inf][after]
+            # Between two sizes of the grid at which nothing was smoothed the curve itself, else a line.
+            line = np.r_[False, moved][after] | np.r_[moved, False][after]
+            curve = np.clip(mean[here], low, high)
+            found[here] = np.where(line & (after > 0), np.interp(x[here], places, smooth), curve)
         return found
 
 
@@ -247,7 +286,8 @@ def fit(sizes: ArrayLike, times_s: ArrayLike, law: Law) -> Calibration:
     for regimes in [law, replace(law, switches=())] if law.switches else [law]:
         found = [_fit_from(start, size, np.log(times), regimes) for start in starts]
         fitted.append(min(found, key=lambda one: one[1])[0])
-    return min(fitted, key=lambda one: one.left_out)
+    best = min(fitted, key=lambda one: one.left_out)
+    return replace(best, beyond=fitted[-1]) if best is not fitted[-1] else best
 
 
 def _fit_from(start: Floats, sizes: Floats, logs: Floats, law: Law) -> tuple[Calibration, float]:
@@ -340,7 +380,7 @@ def transfer(fitted: Sequence[Calibration], law: Law) -> Law:
             [scale.rest for scale in fitted],
             np.array([[one.apart(other) for other in laws] for one in laws]),
         )
-        if isinstance(law.backbone, PipelineLaw)
+        if isinstance(law.backbone, PipelineLaw) and law.place[0]  # how far apart vague laws are is not known
         else None,
         words=f"{law.words}; beside it what {len(fitted)} other scale{'s' * (len(fitted) > 1)} had",
     )

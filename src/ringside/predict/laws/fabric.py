@@ -109,7 +109,7 @@ NETWORK_RING = 0.98
 NETWORK_TREE = 0.87
 NETWORK_NVLS_TREE = 0.94
 
-BETWEEN_HOSTS = 3.0  # doublings of ranks that one host and several are apart
+BETWEEN_HOSTS = 3.0  # doublings of ranks that one host and several are apart; chosen by hand
 PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
 # The pipeline's fill (`PipelineLaw`) inside one host, among hosts, and inside a host whose ranks are one hop apart.
 RAMPS, DEPTHS = (2.0, 4.0, 0.9), (7.5, 7.0, 6.0)
@@ -145,7 +145,8 @@ class Law:
         backbone: The curve that the figures are of.
         noise: Variance of bumps and noise that is expected, in units of a GPU cluster's.
         switches: log2 of the sizes at which the library changes its protocol so that times may jump, ascending.
-        place: log2 of the ranks, more between hosts than inside one, and how new the library is: see `apart`.
+        place: log2 of the ranks, more between hosts than inside one, 0 where the hardware is not known; and how new the
+            library is, nan where that is not known: see `apart`.
         beside: What tables of other scales have beside their curves.
     """
 
@@ -155,12 +156,16 @@ class Law:
     backbone: PipelineLaw | TermsLaw = PIPELINE
     noise: float = 1.0
     switches: tuple[float, ...] = ()
-    place: tuple[float, float] = (0.0, 0.0)
+    place: tuple[float, float] = (0.0, math.nan)
     beside: Beside | None = None
 
     def apart(self, other: Law) -> float:
-        """Return how far two laws of a cluster are from each other, in doublings of its ranks."""
-        return sum(abs(mine - theirs) for mine, theirs in zip(self.place, other.place, strict=True))
+        """Return how far two laws of a cluster are from each other, in doublings of its ranks.
+
+        Versions count where both are known.
+        """
+        ranks, versions = (abs(mine - theirs) for mine, theirs in zip(self.place, other.place, strict=True))
+        return ranks + (0.0 if math.isnan(versions) else versions)
 
 
 def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto") -> Law:
@@ -190,7 +195,7 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     mean = np.log([base, RAMPS[place], DEPTHS[place], chosen.bytes_per_s])
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} µs"
     scale = math.log2(topology.ranks) + BETWEEN_HOSTS * (topology.hosts > 1)
-    return Law(mean, np.array(SPREAD), words, place=(scale, 0.0))
+    return Law(mean, np.array(SPREAD), words, place=(scale, math.nan))
 
 
 def reach(topology: Topology) -> int:

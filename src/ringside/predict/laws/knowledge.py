@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -137,7 +138,7 @@ def _port(text: str) -> str | None:
     return next((port for port in _PORTS if re.search(rf"\b{port}\b", text)), None)
 
 
-VERSIONS = 0.1  # doublings of ranks that two minor versions of a library are apart
+VERSIONS = 0.1  # doublings of ranks that two minor versions of a library are apart; chosen by hand
 
 
 @dataclass(frozen=True)
@@ -187,9 +188,9 @@ class Knowledge:
 
 
 def _minor(library: str) -> float:
-    """Return 29 of `NCCL 2.29.2`; 0 where there is none."""
+    """Return 29 of `NCCL 2.29.2`; nan where there is none."""
     match = re.search(r"\d+\.(\d+)", library)
-    return float(match[1]) if match else 0.0
+    return float(match[1]) if match else math.nan
 
 
 def is_mpi(table: Table) -> bool:

@@ -31,8 +31,15 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, path: Path) -> list[Table]:
-    """Return the tables of a text: one for every collective, element type, count of GPUs and version."""
-    return _tables(csv.DictReader(io.StringIO(text)), path)
+    """Return the tables of a text: one for every collective, element type, count of GPUs and version.
+
+    Raises:
+        UsageError: It is no CSV.
+    """
+    try:
+        return _tables(csv.DictReader(io.StringIO(text)), path)
+    except csv.Error as error:
+        raise UsageError(f"{path}: no CSV ({error})") from None
 
 
 def read_parquet(path: Path) -> list[Table]:
@@ -56,31 +63,34 @@ def read_parquet(path: Path) -> list[Table]:
 
 def _tables(records: Iterable[Mapping[str, object]], path: Path) -> list[Table]:
     system = path.parts[path.parts.index("data") + 1] if "data" in path.parts[:-2] else path.stem
-    groups: dict[tuple[str, ...], dict[int, list[tuple[int, float]]]] = {}
-    flags: dict[tuple[str, ...], list[Flag]] = {}
+    groups: dict[tuple[str, str, int, str, str], dict[int, list[tuple[int, float]]]] = {}
+    flags: dict[tuple[str, str, int, str, str], list[Flag]] = {}
+    key = "", "", 0, "", ""
     for line, record in enumerate(records, 2):
         words = {name: str(value) for name, value in record.items() if value is not None}
         version = words.get("version") or path.parent.name
-        key = (
-            collective_named(words.get("op_name", "")) or words.get("op_name", ""), words["nccl_dtype"],
-            words.get("num_gpus", "0"), version, words.get("device") or system.replace("_", " "),
-        )  # fmt: skip
-        sizes = groups.setdefault(key, {})
         try:
+            gpus = words.get("num_gpus", "0")
+            key = (
+                collective_named(words.get("op_name", "")) or words.get("op_name", ""), words["nccl_dtype"],
+                int(gpus) if gpus.isdecimal() else 0, version, words.get("device") or system.replace("_", " "),
+            )  # fmt: skip
+            sizes = groups.setdefault(key, {})
             size = int(float(words["message_size"])) * DTYPE_BYTES[words["nccl_dtype"]]
             sizes.setdefault(size, []).append((line, float(words["latency"]) * 1e-3))
-        except (KeyError, ValueError, OverflowError):
-            flags.setdefault(key, []).append(Flag(line, f"no size, element type or latency: {list(words.values())}"))
+        except (KeyError, ValueError, OverflowError):  # where it does not say of which table it is: of that before it
+            told = f"no size, element type or latency: {[value[:40] for value in words.values()]}"
+            groups.setdefault(key, {})
+            flags.setdefault(key, []).append(Flag(line, told))
     found = []
     for named, sizes in groups.items():
-        collective, dtype, gpus, version, device = named
+        collective, dtype, ranks, version, device = named
         rows = []
         for size, repeats in sorted(sizes.items()):
             times = [time for _, time in repeats]
             ends = (min(times), max(times)) if len(times) > 1 else (None, None)
             rows.append(TableRow(repeats[0][0], float(size), median(times), None, None, *ends))
-        ranks = int(gpus) if gpus.isdecimal() else 0
-        name = f"{system} {collective} {dtype}, {gpus} GPUs, NCCL {version}"
+        name = f"{system} {collective} {dtype}, {ranks} GPUs, NCCL {version}"
         hosts = 1 if ranks <= GPUS_PER_HOST else 0
         words_of = (device, collective, "auto", str(path), f"NCCL {version}", dtype)
         found.append(Table(name, tuple(rows), tuple(flags.get(named, ())), ranks, hosts, *words_of))
