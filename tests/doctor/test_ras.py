@@ -48,7 +48,18 @@ def test_two_readings_of_one_moment_are_one(tmp_path: Path) -> None:
 def test_a_lag_of_a_job_that_moves_names_nobody(tmp_path: Path) -> None:
     found = examined(tmp_path, *(reading(10 * i, communicator(counts(i + 9, i + 9, i + 8, i + 9))) for i in range(4)))
     assert found.verdicts == []
-    assert "it moves on" in found.unjudged[0].why
+    assert "the job moves on" in found.unjudged[0].why
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [((100, 100, 100, 100), (101, 101, 101, 100)), ((100, 100, 100, 99), (150, 150, 150, 99))]
+)
+def test_who_stands_still_while_the_others_move_is_not_waited_for_yet(
+    tmp_path: Path, then: tuple[int, ...], now: tuple[int, ...]
+) -> None:
+    found = examined(tmp_path, reading(0, communicator(counts(*then))), reading(6, communicator(counts(*now))))
+    assert found.verdicts == []
+    assert "the job moves on" in found.unjudged[0].why
 
 
 def test_a_rank_that_is_busy_in_another_communicator_names_nobody_yet(tmp_path: Path) -> None:

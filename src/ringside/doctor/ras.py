@@ -1,7 +1,7 @@
 """Reader of what NCCL's RAS says of a living job: `ncclras -f json`, again and again, and the events of its monitor.
 
 Counts are those of calls, by function, and every rank's are taken at another moment: a lag says nothing. One that stays
-in two readings, with the rank counting nothing anywhere meanwhile, is a rank that the others wait for.
+in two readings, with neither the rank nor those ahead of it counting anything meanwhile, is a rank that they wait for.
 """
 
 from __future__ import annotations
@@ -219,13 +219,15 @@ def _judge_counts(readings: Sequence[_Document], gone: Sequence[int]) -> tuple[l
             called = {rank: own.get(function, 0) for rank, own in counts.items()}
             most = max(called.values())
             late = [rank for rank, count in called.items() if count < most]
-            if late and (moved is None or any(places[rank] in moved for rank in late)):
+            ahead = [places[rank] for rank in called if called[rank] == most]
+            # Where neither side counted anything, the lag of now is that of the earlier reading.
+            if late and (moved is None or moved.intersection(ahead) or any(places[rank] in moved for rank in late)):
                 lagging.append((communicator, function, late))
                 continue
             for rank in late:
                 behind.setdefault(places[rank], (communicator, function, called[rank], most))
             if late:
-                waiting.setdefault(communicator.hash, set()).update(places[r] for r in called if called[r] == most)
+                waiting.setdefault(communicator.hash, set()).update(ahead)
     # Who is behind in one communicator because it waits in another one is a victim.
     victims = {
         place
@@ -244,7 +246,7 @@ def _judge_counts(readings: Sequence[_Document], gone: Sequence[int]) -> tuple[l
     if lagging and not verdicts:
         communicator, function, late = lagging[0]
         who = f"{name_ranks(late[:16])} of communicator {communicator.hash} called {function} less often than others"
-        why = "it moves on, and counts of a running job are taken at different moments"
+        why = "the job moves on, and counts of a running job are taken at different moments"
         if moved is None:
             why = f"there are no two readings {STILL_S:.0f} s apart or more: only a lag that stays counts. Read again"
         unjudged.append(Unjudged(what="who is late", why=f"{who}; {why}"))
