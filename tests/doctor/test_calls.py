@@ -223,3 +223,21 @@ def test_an_end_without_a_start_is_no_call(tmp_path: Path) -> None:
     path = tmp_path / "clog_rank0.log"
     path.write_text(path.read_text() + f"C1|E|+9\nC7|S|+1\nnew_comm\n\nC1|sig\nV|1|base_timestamp={START_S}x\n")
     assert "60 collectives" in examine([tmp_path]).notes[0].text
+
+
+def test_calls_of_which_none_ended_cost_no_other_log(tmp_path: Path) -> None:
+    """A kind of call that hangs everywhere; then rank 2's log holds nothing but signatures."""
+    write_clog(CallJob(late={1: 0.004}), tmp_path)
+    for rank in range(4):
+        path = tmp_path / f"clog_rank{rank}.log"
+        path.write_text(path.read_text() + "C2|sig|all_gather|comm=world\nC2|S|+900000.0\n")
+    assert [verdict.ranks for verdict in examine([tmp_path]).verdicts] == [[1]]
+    path = tmp_path / "clog_rank2.log"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "|+" not in line))
+    found = examine([tmp_path])
+    assert found.verdicts == []
+    assert found.notes[2].text == "0 collectives of 1 communicator; no call began or ended: LIFECYCLE is off"
+    assert "of its 4 ranks only 0, 1, 3 are here" in found.unjudged[0].why
+    for rank in (0, 1, 3):
+        (tmp_path / f"clog_rank{rank}.log").unlink()
+    assert examine([tmp_path]).unjudged[0].why == "no collective that ended is recorded"

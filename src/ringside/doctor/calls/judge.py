@@ -102,6 +102,8 @@ def judge(kind: str, calls: Calls, notes: list[Note]) -> Findings:
             elapsed_s = max(elapsed_s, elapsed)
         if why:
             unjudged.append(Unjudged(what=f"who is late in communicator {communicator}", why=why))
+    if calls.sizes and not by_comm:
+        unjudged.append(Unjudged(what="who is late", why="no collective that ended is recorded"))
     # Who is late only because another rank held it up elsewhere is a victim.
     causes = [each for each in late if not any(_is_victim(calls, each, other) for other in late)]
     verdicts: dict[object, Verdict] = {}
