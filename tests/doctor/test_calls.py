@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from tests.support.mangle import mangled
 
 from ringside.doctor import examine
 from ringside.doctor.calls import inspector
+from ringside.doctor.calls.judge import judge
+from ringside.doctor.calls.record import Calls
 
 from .call_logs import START_S, WRITERS, CallJob, write_clog, write_inspector
 
@@ -137,6 +140,24 @@ def test_a_link_that_is_slow_is_named_by_its_wire(tmp_path: Path) -> None:
     (verdict,) = examine([tmp_path]).verdicts
     assert (verdict.kind, verdict.ranks) == ("slow_link", [1, 2])
     assert verdict.evidence["wire_seconds"] == pytest.approx(0.12)
+
+
+def test_of_thousands_of_late_ranks_the_costliest_are_named_in_no_time() -> None:
+    """Each pair with each other one, that took 7.5 s of CPU."""
+    calls = Calls()
+    for pair in range(2400):
+        for rank in range(2):
+            calls.join(f"0x{pair}", rank, 2, (f"host{pair}", str(rank)))
+            stream = calls.stream(f"0x{pair}", "AllReduce", rank)
+            for number in range(20):
+                stream.add(number, math.nan, 0.1 if rank else 0.9 + pair / 1e6)
+    calls.written_s = (0.0, 20.0)
+    begin = time.process_time()
+    found = judge("log", calls, [])
+    assert time.process_time() - begin < 4.0
+    assert len(found.verdicts) == 64
+    assert found.verdicts[0].evidence["communicator"] == "0x2399"
+    assert found.unjudged[0].why == "of 2,400 ranks that come last in their communicators, the 64 costliest are named"
 
 
 # ------------------------------------------------------------------------------------------------ published samples
