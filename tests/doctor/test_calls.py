@@ -102,6 +102,12 @@ def test_starts_are_compared_on_one_host(tmp_path: Path) -> None:
     assert (verdict.ranks, verdict.evidence["by"]) == ([1], "start times")
 
 
+def test_hosts_of_one_name_have_two_clocks(tmp_path: Path) -> None:
+    """Nobody is late: rank 1's clock is ahead."""
+    write_inspector(CallJob(ranks=2, clocks={1: 0.010}, hosts={0: "localhost", 1: "localhost"}), tmp_path, verbose=True)
+    assert examine([tmp_path]).verdicts == []
+
+
 def test_who_leaves_first_is_not_who_came_last(tmp_path: Path) -> None:
     """Communication takes most of the time, and rank 3 always leaves it a third earlier."""
     job = CallJob(own_s=0.001, wire_s=0.009, noise=0.001)
