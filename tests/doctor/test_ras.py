@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from ringside.doctor import Findings, examine
+from ringside.doctor import Findings, examine, ras
 
 from .ras_maker import communicator, event, member, reading
 
@@ -127,3 +128,15 @@ def test_hostile_documents_are_counted(tmp_path: Path, broken: str) -> None:
     assert found.verdicts == []
     assert found.notes[0].text.endswith("1 damaged one left out")
     assert not found.notes[0].used
+
+
+def test_of_many_readings_in_any_order_only_the_latest_are_kept() -> None:
+    readings = ras._Readings()
+    for second in (30, 3, 59, 58, 20, 57, 40, 53, 56, 1, 54, 55, 52):
+        text = reading(second, communicator(counts(second)))
+        readings.add(msgspec.json.decode(text, type=ras._Document))
+    assert [kept.timestamp[-2:] for kept in readings.recent] == ["54", "55", "56", "57", "58", "59"]
+    assert readings.last is not None
+    assert readings.before is not None
+    assert (readings.last.timestamp[-2:], readings.before.timestamp[-2:]) == ("59", "54")
+    assert readings.number == 13
