@@ -15,8 +15,9 @@ from ringside.doctor import examine
 from ringside.doctor.calls import inspector
 from ringside.doctor.calls.judge import judge
 from ringside.doctor.calls.record import Calls
+from ringside.doctor.findings import is_enough_to_judge
 
-from .call_logs import START_S, WRITERS, CallJob, write_clog, write_inspector
+from .call_logs import START_S, WRITERS, CallJob, write_clog, write_comma, write_inspector
 
 SAMPLES = Path(__file__).parent / "nccl_samples"
 
@@ -39,14 +40,14 @@ def test_the_rank_that_comes_last_is_named_and_no_victim(written) -> None:
     assert verdict.evidence["last_in"] == verdict.evidence["calls"] == 60
     assert verdict.excess_ratio == pytest.approx(0.004 / 0.0115, rel=0.25)
     assert verdict.cost_rank_seconds == pytest.approx(4 * 60 * 0.004, rel=0.2)
-    assert found.unjudged == []
+    assert is_enough_to_judge(found)
     assert all(note.used for note in found.notes)
 
 
 def test_nobody_is_named_where_nobody_is_late(written) -> None:
     found = written(CallJob())
     assert found.verdicts == []
-    assert found.unjudged == []
+    assert is_enough_to_judge(found)
 
 
 def test_what_was_seen_is_counted_and_too_few_calls_blame_nobody(tmp_path: Path) -> None:
@@ -268,3 +269,13 @@ def test_calls_of_which_none_ended_cost_no_other_log(tmp_path: Path) -> None:
     for rank in (0, 1, 3):
         (tmp_path / f"clog_rank{rank}.log").unlink()
     assert examine([tmp_path]).unjudged[0].why == "no collective that ended is recorded"
+
+
+def test_how_many_ranks_there_are_is_not_known_of_comma(tmp_path: Path) -> None:
+    write_comma(CallJob(late={1: 0.004}), tmp_path)
+    (tmp_path / "comma_3.json").unlink()
+    found = examine([tmp_path])
+    assert [verdict.ranks for verdict in found.verdicts] == [[1]]
+    (line,) = found.unjudged
+    assert line.what == "how many ranks the communicators have"
+    assert "above the highest one given may be missing" in line.why

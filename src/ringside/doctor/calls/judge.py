@@ -104,6 +104,9 @@ def judge(kind: str, calls: Calls, notes: list[Note]) -> Findings:
             elapsed_s = max(elapsed_s, elapsed)
         if why:
             unjudged.append(Unjudged(what=f"who is late in communicator {communicator}", why=why))
+    if by_comm.keys() - calls.sized:
+        why = f"a {kind} does not tell it: ranks above the highest one given may be missing, and are not judged"
+        unjudged.append(Unjudged(what="how many ranks the communicators have", why=why, side=True))
     if calls.sizes and not by_comm:
         unjudged.append(Unjudged(what="who is late", why="no collective that ended is recorded"))
     # Who is late only because another rank held it up elsewhere is a victim.
