@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,11 @@ from tests.support.mangle import mangled
 
 from ringside.doctor import examine
 from ringside.doctor.calls import inspector
+from ringside.doctor.calls.judge import judge
+from ringside.doctor.calls.record import Calls
+from ringside.doctor.findings import is_enough_to_judge
 
-from .call_logs import START_S, WRITERS, CallJob, write_clog, write_inspector
+from .call_logs import START_S, WRITERS, CallJob, write_clog, write_comma, write_inspector
 
 SAMPLES = Path(__file__).parent / "nccl_samples"
 
@@ -36,14 +40,14 @@ def test_the_rank_that_comes_last_is_named_and_no_victim(written) -> None:
     assert verdict.evidence["last_in"] == verdict.evidence["calls"] == 60
     assert verdict.excess_ratio == pytest.approx(0.004 / 0.0115, rel=0.25)
     assert verdict.cost_rank_seconds == pytest.approx(4 * 60 * 0.004, rel=0.2)
-    assert found.unjudged == []
+    assert is_enough_to_judge(found)
     assert all(note.used for note in found.notes)
 
 
 def test_nobody_is_named_where_nobody_is_late(written) -> None:
     found = written(CallJob())
     assert found.verdicts == []
-    assert found.unjudged == []
+    assert is_enough_to_judge(found)
 
 
 def test_what_was_seen_is_counted_and_too_few_calls_blame_nobody(tmp_path: Path) -> None:
@@ -99,6 +103,12 @@ def test_starts_are_compared_on_one_host(tmp_path: Path) -> None:
     assert (verdict.ranks, verdict.evidence["by"]) == ([1], "start times")
 
 
+def test_hosts_of_one_name_have_two_clocks(tmp_path: Path) -> None:
+    """Nobody is late: rank 1's clock is ahead."""
+    write_inspector(CallJob(ranks=2, clocks={1: 0.010}, hosts={0: "localhost", 1: "localhost"}), tmp_path, verbose=True)
+    assert examine([tmp_path]).verdicts == []
+
+
 def test_who_leaves_first_is_not_who_came_last(tmp_path: Path) -> None:
     """Communication takes most of the time, and rank 3 always leaves it a third earlier."""
     job = CallJob(own_s=0.001, wire_s=0.009, noise=0.001)
@@ -137,6 +147,24 @@ def test_a_link_that_is_slow_is_named_by_its_wire(tmp_path: Path) -> None:
     (verdict,) = examine([tmp_path]).verdicts
     assert (verdict.kind, verdict.ranks) == ("slow_link", [1, 2])
     assert verdict.evidence["wire_seconds"] == pytest.approx(0.12)
+
+
+def test_of_thousands_of_late_ranks_the_costliest_are_named_in_no_time() -> None:
+    """Each pair with each other one, that took 7.5 s of CPU."""
+    calls = Calls()
+    for pair in range(2400):
+        for rank in range(2):
+            calls.join(f"0x{pair}", rank, 2, (f"host{pair}", str(rank)))
+            stream = calls.stream(f"0x{pair}", "AllReduce", rank)
+            for number in range(20):
+                stream.add(number, math.nan, 0.1 if rank else 0.9 + pair / 1e6)
+    calls.written_s = (0.0, 20.0)
+    begin = time.process_time()
+    found = judge("log", calls, [])
+    assert time.process_time() - begin < 4.0
+    assert len(found.verdicts) == 64
+    assert found.verdicts[0].evidence["communicator"] == "0x2399"
+    assert found.unjudged[0].why == "of 2,400 ranks that come last in their communicators, the 64 costliest are named"
 
 
 # ------------------------------------------------------------------------------------------------ published samples
@@ -223,3 +251,31 @@ def test_an_end_without_a_start_is_no_call(tmp_path: Path) -> None:
     path = tmp_path / "clog_rank0.log"
     path.write_text(path.read_text() + f"C1|E|+9\nC7|S|+1\nnew_comm\n\nC1|sig\nV|1|base_timestamp={START_S}x\n")
     assert "60 collectives" in examine([tmp_path]).notes[0].text
+
+
+def test_calls_of_which_none_ended_cost_no_other_log(tmp_path: Path) -> None:
+    """A kind of call that hangs everywhere; then rank 2's log holds nothing but signatures."""
+    write_clog(CallJob(late={1: 0.004}), tmp_path)
+    for rank in range(4):
+        path = tmp_path / f"clog_rank{rank}.log"
+        path.write_text(path.read_text() + "C2|sig|all_gather|comm=world\nC2|S|+900000.0\n")
+    assert [verdict.ranks for verdict in examine([tmp_path]).verdicts] == [[1]]
+    path = tmp_path / "clog_rank2.log"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "|+" not in line))
+    found = examine([tmp_path])
+    assert found.verdicts == []
+    assert found.notes[2].text == "0 collectives of 1 communicator; no call began or ended: LIFECYCLE is off"
+    assert "of its 4 ranks only 0, 1, 3 are here" in found.unjudged[0].why
+    for rank in (0, 1, 3):
+        (tmp_path / f"clog_rank{rank}.log").unlink()
+    assert examine([tmp_path]).unjudged[0].why == "no collective that ended is recorded"
+
+
+def test_how_many_ranks_there_are_is_not_known_of_comma(tmp_path: Path) -> None:
+    write_comma(CallJob(late={1: 0.004}), tmp_path)
+    (tmp_path / "comma_3.json").unlink()
+    found = examine([tmp_path])
+    assert [verdict.ranks for verdict in found.verdicts] == [[1]]
+    (line,) = found.unjudged
+    assert line.what == "how many ranks the communicators have"
+    assert "above the highest one given may be missing" in line.why

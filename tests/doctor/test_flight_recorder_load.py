@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ringside.doctor import examine
-from ringside.doctor.flight_recorder.dump import Dump, NotADumpError, is_pickle, load_dump, read_dump
+from ringside.doctor.flight_recorder.dump import ANYONE, UNTOLD, Dump, NotADumpError, is_pickle, load_dump, read_dump
 
 from .dumps import call, dump, world, write
 
@@ -160,7 +160,20 @@ def test_calls_of_every_version_become_the_same_values() -> None:
     assert (found.rank, found.library, found.skipped, found.lost) == (5, "2.1", 0, "")
     assert [found.groups[name].title for name in ("0", "7")] == ["default_pg (group 0)", "group 7"]
     assert found.by_group().keys() == {"0", "7"}
-    assert read([{"profiling_name": "nccl:recv", "is_p2p": True}]).calls[0].peer == -2  # anyone
+
+
+@pytest.mark.parametrize(
+    ("name", "peer"),
+    [
+        ("recv 1<-?", ANYONE),
+        ("recv 1<-3", 3),
+        ("send 1->?", UNTOLD),
+        ("recv", UNTOLD),
+        ("coalesced", UNTOLD),
+    ],
+)
+def test_only_a_receive_that_says_so_is_one_from_anyone(name: str, peer: int) -> None:
+    assert read([{"profiling_name": f"nccl:{name}", "is_p2p": True}]).calls[0].peer == peer
 
 
 def test_bytes_are_those_of_all_inputs_as_far_as_their_types_are_known() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from ringside.doctor import Findings, examine
+from ringside.doctor import Findings, examine, ras
 
 from .ras_maker import communicator, event, member, reading
 
@@ -48,7 +49,18 @@ def test_two_readings_of_one_moment_are_one(tmp_path: Path) -> None:
 def test_a_lag_of_a_job_that_moves_names_nobody(tmp_path: Path) -> None:
     found = examined(tmp_path, *(reading(10 * i, communicator(counts(i + 9, i + 9, i + 8, i + 9))) for i in range(4)))
     assert found.verdicts == []
-    assert "it moves on" in found.unjudged[0].why
+    assert "the job moves on" in found.unjudged[0].why
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [((100, 100, 100, 100), (101, 101, 101, 100)), ((100, 100, 100, 99), (150, 150, 150, 99))]
+)
+def test_who_stands_still_while_the_others_move_is_not_waited_for_yet(
+    tmp_path: Path, then: tuple[int, ...], now: tuple[int, ...]
+) -> None:
+    found = examined(tmp_path, reading(0, communicator(counts(*then))), reading(6, communicator(counts(*now))))
+    assert found.verdicts == []
+    assert "the job moves on" in found.unjudged[0].why
 
 
 def test_a_rank_that_is_busy_in_another_communicator_names_nobody_yet(tmp_path: Path) -> None:
@@ -116,3 +128,15 @@ def test_hostile_documents_are_counted(tmp_path: Path, broken: str) -> None:
     assert found.verdicts == []
     assert found.notes[0].text.endswith("1 damaged one left out")
     assert not found.notes[0].used
+
+
+def test_of_many_readings_in_any_order_only_the_latest_are_kept() -> None:
+    readings = ras._Readings()
+    for second in (30, 3, 59, 58, 20, 57, 40, 53, 56, 1, 54, 55, 52):
+        text = reading(second, communicator(counts(second)))
+        readings.add(msgspec.json.decode(text, type=ras._Document))
+    assert [kept.timestamp[-2:] for kept in readings.recent] == ["54", "55", "56", "57", "58", "59"]
+    assert readings.last is not None
+    assert readings.before is not None
+    assert (readings.last.timestamp[-2:], readings.before.timestamp[-2:]) == ("59", "54")
+    assert readings.number == 13

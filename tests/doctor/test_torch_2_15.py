@@ -47,6 +47,14 @@ def test_a_receive_from_anyone_alone_is_open_and_names_nobody(tmp_path: Path) ->
     assert "it takes a message from anyone" in found.unjudged[0].why
 
 
+def test_who_waits_in_coalesced_messages_waits_for_no_message_from_anyone(tmp_path: Path) -> None:
+    messages = call(2, "coalesced", p2p=True, done=False)
+    write(tmp_path, world(3, {1: [call(1), messages]}, [call(1), call(2, done=False)]))
+    (verdict,) = examine([tmp_path]).verdicts
+    assert verdict.ranks == [1]
+    assert "anyone" not in verdict.cause
+
+
 def test_what_is_sent_to_who_receives_from_anyone_may_be_taken(tmp_path: Path) -> None:
     receive = call(2, "recv 1<-?", p2p=True, done=False, backend="nccl2")
     send = call(2, "send 0->1", p2p=True, done=False, backend="nccl2")

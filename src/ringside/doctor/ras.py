@@ -1,11 +1,12 @@
 """Reader of what NCCL's RAS says of a living job: `ncclras -f json`, again and again, and the events of its monitor.
 
 Counts are those of calls, by function, and every rank's are taken at another moment: a lag says nothing. One that stays
-in two readings, with the rank counting nothing anywhere meanwhile, is a rank that the others wait for.
+in two readings, with neither the rank nor those ahead of it counting anything meanwhile, is a rank that they wait for.
 """
 
 from __future__ import annotations
 
+import bisect
 import re
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from ringside.decoding import UNDECODABLE
+from ringside.decoding import MOST_RANKS, UNDECODABLE
 from ringside.doctor.calls.record import Count, Rank
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
@@ -24,7 +25,6 @@ from ringside.text import counted, name_ranks, rank_list
 
 KIND = "NCCL RAS output"
 MOST_BYTES = 64 << 20
-MOST_READINGS = 10_000
 STILL_S = 5.0
 """A communicator whose counts do not move for so long stands still."""
 MESSAGES = ("Send", "Recv", "SendRecv")
@@ -95,6 +95,51 @@ class _Document(msgspec.Struct):
             return 0.0
 
 
+class _Readings:
+    """What is needed of any number of readings.
+
+    Attributes:
+        recent: Ascending in time: the last of each moment within `STILL_S` before the newest, and one before those.
+        ranks: The ranks of the job by where they run, as the newest reading that has them says.
+        versions: Those of NCCL.
+        number: How many there were.
+    """
+
+    def __init__(self) -> None:
+        self.recent: list[_Document] = []
+        self.ranks: dict[Place, int] = {}
+        self.versions: set[str] = set()
+        self.number = 0
+        self._known_s: dict[Place, float] = {}
+
+    def add(self, reading: _Document) -> None:
+        """Take one; files may come in any order."""
+        self.number += 1
+        if reading.nccl_version and len(self.versions) < MOST_ROWS:
+            self.versions.add(reading.nccl_version)
+        moment_s = reading.seconds()
+        for place, rank in _ranks_of_the_job(reading).items():
+            known_s = self._known_s.get(place)
+            if moment_s >= known_s if known_s is not None else len(self.ranks) < MOST_RANKS:
+                self.ranks[place], self._known_s[place] = rank, moment_s
+        self.recent = [other for other in self.recent if other.seconds() != moment_s]
+        bisect.insort(self.recent, reading, key=_Document.seconds)
+        newest_s = self.recent[-1].seconds()
+        old = sum(newest_s - other.seconds() >= STILL_S for other in self.recent)
+        del self.recent[: max(old - 1, 0)]
+
+    @property
+    def last(self) -> _Document | None:
+        """The newest."""
+        return self.recent[-1] if self.recent else None
+
+    @property
+    def before(self) -> _Document | None:
+        """The newest of those `STILL_S` and more before the last."""
+        first = self.recent[0] if self.recent else None
+        return first if first and self.recent[-1].seconds() - first.seconds() >= STILL_S else None
+
+
 def matches(source: Source) -> bool:
     """Return whether a source begins with a reading of RAS or an event of its monitor."""
     head = source.head.lstrip()
@@ -103,7 +148,7 @@ def matches(source: Source) -> bool:
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the readings and events of one job together."""
-    readings: list[_Document] = []
+    readings = _Readings()
     dead: dict[tuple[str, int, str], str] = {}
     notes = []
     for source in sources:
@@ -116,9 +161,9 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
                 except UNDECODABLE:
                     damaged += 1
                     continue
-                if document.communicators is not None and len(readings) < MOST_READINGS:
+                if document.communicators is not None:
                     taken += 1
-                    readings.append(document)
+                    readings.add(document)
                 elif document.event:
                     events += 1
                     if document.event == "PEER_DEAD" and (peer := document.peer) is not None:
@@ -126,16 +171,14 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         text_of = f"{counted(taken, 'reading')}, {counted(events, 'event')}"
         text_of += f"; {counted(damaged, 'damaged one')} left out" if damaged else ""
         notes.append(Note(file=source.name, kind=KIND, text=text_of, used=bool(taken or events)))
-    readings.sort(key=_Document.seconds)
     verdicts, unjudged = _judge_dead(readings, dead)
     behind, more = _judge_counts(readings, [rank for verdict in verdicts for rank in verdict.ranks])
-    versions = sorted({reading.nccl_version for reading in readings if reading.nccl_version})
     return Findings(
         verdicts=[*verdicts, *behind],
         unjudged=[*unjudged, *more],
         notes=notes,
-        sheets=_table(readings),
-        facts={"ras": {"readings": len(readings), "versions": versions}},
+        sheets=_table(readings.last),
+        facts={"ras": {"readings": readings.number, "versions": sorted(readings.versions)}},
     )
 
 
@@ -162,14 +205,10 @@ def _ranks_of_the_job(reading: _Document) -> dict[Place, int]:
     return {member.place: member.rank for member in (*world.ranks, *world.missing_ranks)} if world else {}
 
 
-def _judge_dead(
-    readings: Sequence[_Document], dead: dict[tuple[str, int, str], str]
-) -> tuple[list[Verdict], list[Unjudged]]:
+def _judge_dead(readings: _Readings, dead: dict[tuple[str, int, str], str]) -> tuple[list[Verdict], list[Unjudged]]:
     """Processes that RAS holds for dead, and ranks that do not answer."""
-    ranks: dict[Place, int] = {}
-    for reading in readings:
-        ranks |= _ranks_of_the_job(reading)
-    last = readings[-1].communicators or [] if readings else []
+    ranks = readings.ranks
+    last = readings.last.communicators or [] if readings.last else []
     missing = [member for communicator in last for member in communicator.missing_ranks]
     gone = {member.place: "is considered dead by RAS" for member in missing if member.status.considered_dead}
     nobodys = []
@@ -202,13 +241,13 @@ def _judge_dead(
     return verdicts, unjudged
 
 
-def _judge_counts(readings: Sequence[_Document], gone: Sequence[int]) -> tuple[list[Verdict], list[Unjudged]]:
+def _judge_counts(readings: _Readings, gone: Sequence[int]) -> tuple[list[Verdict], list[Unjudged]]:
     """Who has called fewer collectives than the others of its communicator and calls nothing any more."""
-    if not readings or gone:
+    last = readings.last
+    if last is None or gone:
         return [], []
-    last = readings[-1]
     ranks = _ranks_of_the_job(last)
-    moved, still_s = _movement(readings)
+    moved, still_s = _movement(last, readings.before)
     behind: dict[Place, tuple[_Communicator, str, int, int]] = {}
     waiting: dict[str, set[Place]] = {}
     lagging = []
@@ -219,13 +258,15 @@ def _judge_counts(readings: Sequence[_Document], gone: Sequence[int]) -> tuple[l
             called = {rank: own.get(function, 0) for rank, own in counts.items()}
             most = max(called.values())
             late = [rank for rank, count in called.items() if count < most]
-            if late and (moved is None or any(places[rank] in moved for rank in late)):
+            ahead = [places[rank] for rank in called if called[rank] == most]
+            # Where neither side counted anything, the lag of now is that of the earlier reading.
+            if late and (moved is None or moved.intersection(ahead) or any(places[rank] in moved for rank in late)):
                 lagging.append((communicator, function, late))
                 continue
             for rank in late:
                 behind.setdefault(places[rank], (communicator, function, called[rank], most))
             if late:
-                waiting.setdefault(communicator.hash, set()).update(places[r] for r in called if called[r] == most)
+                waiting.setdefault(communicator.hash, set()).update(ahead)
     # Who is behind in one communicator because it waits in another one is a victim.
     victims = {
         place
@@ -244,24 +285,19 @@ def _judge_counts(readings: Sequence[_Document], gone: Sequence[int]) -> tuple[l
     if lagging and not verdicts:
         communicator, function, late = lagging[0]
         who = f"{name_ranks(late[:16])} of communicator {communicator.hash} called {function} less often than others"
-        why = "it moves on, and counts of a running job are taken at different moments"
+        why = "the job moves on, and counts of a running job are taken at different moments"
         if moved is None:
             why = f"there are no two readings {STILL_S:.0f} s apart or more: only a lag that stays counts. Read again"
         unjudged.append(Unjudged(what="who is late", why=f"{who}; {why}"))
     return verdicts, unjudged
 
 
-def _movement(readings: Sequence[_Document]) -> tuple[set[Place] | None, float]:
-    """Return who called anything since the last reading that is `STILL_S` before the newest, and how long ago that is.
-
-    None where there is no such reading.
-    """
-    last = readings[-1]
-    before = [reading for reading in readings if last.seconds() - reading.seconds() >= STILL_S]
-    if not before:
+def _movement(last: _Document, before: _Document | None) -> tuple[set[Place] | None, float]:
+    """Return who called anything since an earlier reading, and how long ago that is; None where there is none."""
+    if before is None:
         return None, 0.0
     then: dict[tuple[str, str, int], dict[str, int]] = {}
-    for communicator in before[-1].communicators or ():
+    for communicator in before.communicators or ():
         for member in communicator.ranks:
             then[communicator.hash, communicator.secondary_hash, member.rank] = member.collective_counts
     return {
@@ -269,7 +305,7 @@ def _movement(readings: Sequence[_Document]) -> tuple[set[Place] | None, float]:
         for communicator in last.communicators or ()
         for member in communicator.ranks
         if then.get((communicator.hash, communicator.secondary_hash, member.rank)) != member.collective_counts
-    }, last.seconds() - before[-1].seconds()
+    }, last.seconds() - before.seconds()
 
 
 def _hang_verdict(
@@ -302,10 +338,10 @@ def _hang_verdict(
     return verdict_of_files("hang", who, cause, evidence, advice)
 
 
-def _table(readings: Sequence[_Document]) -> list[Sheet]:
+def _table(last: _Document | None) -> list[Sheet]:
     """What the last reading counted, by communicator and function: the fewest and the most of any rank."""
     rows: list[list[Number | None]] = []
-    for communicator in (readings[-1].communicators or []) if readings else []:
+    for communicator in (last.communicators or []) if last else []:
         counts = communicator.counts()
         least, most = Counter[str](), Counter[str]()
         for name in sorted({name for own in counts.values() for name in own}):

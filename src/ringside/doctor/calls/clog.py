@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ringside.decoding import plain_count
 from ringside.doctor.calls.judge import judge
-from ringside.doctor.calls.record import Calls, Stream, line_batches
+from ringside.doctor.calls.record import Calls, line_batches
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note
@@ -42,7 +42,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
 def _read_log(source: Source, calls: Calls) -> Note:
     base_s = 0.0
     ranks: dict[str, int] = {}
-    signatures: dict[bytes, tuple[tuple[str, str], Stream]] = {}
+    signatures: dict[bytes, tuple[str, str]] = {}
     made: dict[tuple[str, str], int] = defaultdict(int)
     begun: dict[bytes, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=_MOST_OPEN))
     ended = replayed = 0
@@ -52,14 +52,16 @@ def _read_log(source: Source, calls: Calls) -> Note:
                 signature, event, moment = match[1], match[2], base_s + float(match[3])
                 if signature not in signatures:
                     continue
-                kind_of_call, calls_of_kind = signatures[signature]
+                communicator, function = kind_of_call = signatures[signature]
                 if event == b"S":
                     # ranks count a kind of call alike, whatever the signatures' own numbers
                     made[kind_of_call] += 1
                     begun[signature].append((made[kind_of_call], moment))
                 elif begun[signature]:
                     seq, start_s = begun[signature].popleft()
-                    calls_of_kind.add(seq, start_s, max(moment - start_s, 0.0))
+                    took_s = max(moment - start_s, 0.0)
+                    # only what ended makes a stream: `judge` takes none for empty
+                    calls.stream(communicator, function, ranks[communicator]).add(seq, start_s, took_s)
                     ended += 1
                 continue
             kind, *fields = line.decode("utf-8", "replace").split("|")
@@ -71,8 +73,9 @@ def _read_log(source: Source, calls: Calls) -> Note:
                 size = max(plain_count(named.get("world_size")), 0)
                 calls.join(named["comm"], rank, size, (source.name, source.name))
             elif fields[:1] == ["sig"] and len(fields) > 1 and (comm := named.get("comm", "")) in ranks:
-                signatures[kind[1:].encode()] = (comm, fields[1]), calls.stream(comm, fields[1], ranks[comm])
+                signatures[kind[1:].encode()] = comm, fields[1]
             replayed += bool(_REPLAYED.match(line))
     text = f"{counted(ended, 'collective')} of {counted(len(ranks), 'communicator')}"
     text += f", {counted(replayed, 'replayed one')} left out" if replayed else ""
+    text += "; no call began or ended: LIFECYCLE is off" if signatures and not (made or replayed) else ""
     return Note(file=source.name, kind=KIND, text=text, used=bool(ranks))

@@ -12,6 +12,7 @@ import msgspec
 
 from ringside.doctor.calls.judge import judge
 from ringside.doctor.calls.record import (
+    MOST_STREAMS,
     UNKNOWN,
     Calls,
     Count,
@@ -134,9 +135,11 @@ def _read_log(source: Source, calls: Calls) -> Note:
                 if (perf := line.coll_perf) is not None:
                     entries += 1
                     key = communicator, perf.coll, rank
-                    if key not in add:
+                    if (note_call := add.get(key)) is None:
                         calls.join(communicator, rank, header.n_ranks, process)
-                        add[key] = calls.stream(*key).add
+                        note_call = calls.stream(*key).add
+                        if len(add) < MOST_STREAMS:
+                            add[key] = note_call
                     start_s, took_s = UNKNOWN, perf.coll_exec_time_us / 1e6
                     if perf.event_trace_ts is not None:
                         kernels = perf.event_trace_ts.kernel_events
@@ -144,7 +147,7 @@ def _read_log(source: Source, calls: Calls) -> Note:
                         ended = [kernel.kernel_stop_ts for kernel in kernels if kernel.kernel_stop_ts]
                         if begun and ended and max(ended) >= min(begun):
                             start_s, took_s = min(begun) / 1e6, (max(ended) - min(begun)) / 1e6
-                    add[key](perf.coll_sn, start_s, took_s)
+                    note_call(perf.coll_sn, start_s, took_s)
                 elif (proxy := line.proxy_trace) is not None:
                     proxies += 1
                     if proxy.direction == "send" and proxy.record_type != "proxy_op_start":
@@ -158,7 +161,8 @@ def _read_log(source: Source, calls: Calls) -> Note:
                 messages += line.p2p_perf is not None
                 if line.dump_stats is not None:
                     calls.join(communicator, rank, header.n_ranks, process)
-                    calls.dropped[communicator, rank] = line.dump_stats.coll_dropped_total
+                    if (communicator, rank) in calls.members:
+                        calls.dropped[communicator, rank] = line.dump_stats.coll_dropped_total
     parts = [counted(entries, "collective")]
     parts += [counted(messages, "message")] if messages else []
     parts += [counted(proxies, "proxy trace")] if proxies else []

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -37,6 +38,7 @@ LEAST_LINKS = 3
 SLOW = 0.5
 """A link is slow below this share of the usual rate."""
 MOST_ROWS = 64
+MOST_CAUSES = 64
 
 
 @dataclass
@@ -102,10 +104,20 @@ def judge(kind: str, calls: Calls, notes: list[Note]) -> Findings:
             elapsed_s = max(elapsed_s, elapsed)
         if why:
             unjudged.append(Unjudged(what=f"who is late in communicator {communicator}", why=why))
+    if by_comm.keys() - calls.sized:
+        why = f"a {kind} does not tell it: ranks above the highest one given may be missing, and are not judged"
+        unjudged.append(Unjudged(what="how many ranks the communicators have", why=why, side=True))
+    if calls.sizes and not by_comm:
+        unjudged.append(Unjudged(what="who is late", why="no collective that ended is recorded"))
     # Who is late only because another rank held it up elsewhere is a victim.
-    causes = [each for each in late if not any(_is_victim(calls, each, other) for other in late)]
+    late.sort(key=lambda each: -each.lost_s)
+    is_victim = _victims(calls, late)
+    causes = list(islice((each for each in late if not is_victim(each)), MOST_CAUSES))
+    if len(causes) == MOST_CAUSES < len(late):
+        why = f"of {len(late):,} ranks that come last in their communicators, the {MOST_CAUSES} costliest are named"
+        unjudged.append(Unjudged(what="who else is late", why=why))
     verdicts: dict[object, Verdict] = {}
-    for each in sorted(causes, key=lambda each: -each.lost_s):
+    for each in causes:
         who = name(each.communicator, each.rank)
         key = who if who is not None else (each.communicator, each.rank)
         verdicts.setdefault(key, _late_verdict(calls, each, who, elapsed_s))
@@ -187,7 +199,8 @@ def _last_comers(
     if elapsed <= 0.0:
         return [], 0.0, "its calls have no start times and were all written at one moment: no share of time is known"
     clocks = {calls.members.get((communicator, rank), ("", ""))[0] for rank in range(size)}
-    by_start = timed and len(clocks) == 1
+    # Two hosts of one name have two clocks; on one clock nobody leaves before the last has come.
+    by_start = timed and len(clocks) == 1 and bool((start_s.max(axis=1) <= ends.min(axis=1)).all())
     waited = start_s.max(axis=1, keepdims=True) - start_s if by_start else took_s - took_s.min(axis=1, keepdims=True)
     # How much later than the last of the others; of that, what no spread of the ends can explain.
     rows = np.arange(len(waited))
@@ -211,15 +224,22 @@ def _written_for(calls: Calls) -> float:
     return calls.written_s[1] - calls.written_s[0] if calls.written_s else 0.0
 
 
-def _is_victim(calls: Calls, late: Late, other: Late) -> bool:
-    """Whether a rank is late because it was held up by another one elsewhere for half as long."""
-    process = calls.members.get((late.communicator, late.rank))
-    if other.communicator == late.communicator or other.lost_s <= late.lost_s / 2:
-        return False
-    return any(
-        held_s >= late.lost_s / 2 and rank != other.rank and calls.members.get((other.communicator, rank)) == process
-        for rank, held_s in other.held_s.items()
-    )
+def _victims(calls: Calls, late: list[Late]) -> Callable[[Late], bool]:
+    """Return what tells whether a rank is late because it was held up by another one elsewhere for half as long."""
+    held: dict[tuple[str, str] | None, list[tuple[Late, float]]] = defaultdict(list)
+    for other in late:
+        for rank, held_s in other.held_s.items():
+            if rank != other.rank:
+                held[calls.members.get((other.communicator, rank))].append((other, held_s))
+
+    def is_victim(each: Late) -> bool:
+        half_s = each.lost_s / 2
+        return any(
+            held_s >= half_s and other.lost_s > half_s and other.communicator != each.communicator
+            for other, held_s in held.get(calls.members.get((each.communicator, each.rank)), ())
+        )
+
+    return is_victim
 
 
 def _late_verdict(calls: Calls, late: Late, who: int | None, elapsed_s: float) -> Verdict:

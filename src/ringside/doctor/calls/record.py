@@ -80,7 +80,8 @@ class Calls:
 
     Attributes:
         streams: The calls, by communicator, function and rank of the communicator.
-        sizes: Ranks of each communicator; 0 where it is not recorded.
+        sizes: Ranks of each communicator; where it is not recorded, one more than the highest rank seen.
+        sized: The communicators whose size is recorded.
         members: The process of each rank of a communicator, as (its clock, its name): ranks of one clock are of one
             host.
         links: What messages waited for.
@@ -90,6 +91,7 @@ class Calls:
 
     streams: dict[tuple[str, str, int], Stream] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    sized: set[str] = field(default_factory=set)
     members: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
     links: dict[Link, LinkTime] = field(default_factory=dict)
     dropped: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -100,6 +102,8 @@ class Calls:
         if len(self.members) < MOST_STREAMS:
             self.members[communicator, rank] = process
             self.sizes[communicator] = max(self.sizes.get(communicator, 0), ranks, rank + 1)
+            if ranks:
+                self.sized.add(communicator)
 
     def stream(self, communicator: str, function: str, rank: int) -> Stream:
         """Return where such calls are noted; nowhere that is kept beyond `MOST_STREAMS` (no job has so many)."""

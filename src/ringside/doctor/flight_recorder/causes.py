@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ringside.doctor.flight_recorder.dump import ANYONE, RecordedCall
+from ringside.doctor.flight_recorder.dump import ANYONE, UNTOLD, RecordedCall
 from ringside.doctor.flight_recorder.groups import ROOTED, GroupView
 
 # -------------------------------------------------------------------------------------------------
@@ -131,7 +131,8 @@ def _absences(view: GroupView) -> Iterable[HangWait]:
 def _unmatched(view: GroupView) -> Iterable[HangWait]:
     """Sends and receives without an end that the other side has not posted as often.
 
-    Who receives from anyone waits for nobody in particular, and may yet take what others send to it.
+    Who receives from anyone, or does not tell from whom, waits for nobody in particular, and may yet take what others
+    send to it.
     """
     posted: dict[int, Counter[tuple[str, int]]] = {}
     open_to_all: Counter[int] = Counter()
@@ -140,7 +141,7 @@ def _unmatched(view: GroupView) -> Iterable[HangWait]:
         posted[rank] = Counter()
         for call in own:
             peer = view.global_rank(call.peer)
-            open_to_all[rank] += call.peer == ANYONE and not call.done
+            open_to_all[rank] += call.op == "recv" and call.peer in (ANYONE, UNTOLD) and not call.done
             if peer is not None and not call.done:
                 posted[rank][call.op, peer] += 1
                 calls[rank, call.op, peer].append(call)

@@ -155,8 +155,8 @@ def _bounded_memory(spare_bytes: int) -> Iterator[None]:
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 P2P = re.compile(r"(send|recv) (\d{1,9})(->|<-)(\d{1,9}(?!\d)|\?)")
-NOBODY, ANYONE = -1, -2
-"""Peers of a collective, and of a receive from anyone (`recv 3<-?`) or of a message whose peer is not told."""
+NOBODY, ANYONE, UNTOLD = -1, -2, -3
+"""Peers of a collective, of a receive from anyone (`recv 3<-?`), and of messages whose peer is not told."""
 MOST_ITEMS = 1 << 50
 MOST_PENDING = 2_000
 """Calls without an end that are kept of one rank."""
@@ -230,7 +230,7 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
         op: `all_reduce`, `send`, ... without the backend.
         backend: `nccl`, `gloo`, ...
         seq: Its number among the group's collectives (`p2p_seq_id` for sends and receives).
-        peer: For sends and receives, the other side as a rank *of the group*, or `ANYONE`; otherwise `NOBODY`.
+        peer: For sends and receives, the other side as a rank *of the group*, `ANYONE` or `UNTOLD`; otherwise `NOBODY`.
         shape: `(op, input sizes, output sizes, dtypes)` as text: what ranks must agree on.
         created_s: When it was called, seconds since 1970; 0 where unknown.
         ended_s: When it was seen to have ended; 0 where unknown or not yet.
@@ -428,8 +428,6 @@ def _calls(entries: list[_Entry], endless: set[str]) -> list[RecordedCall]:
         backend, _, operation = entry.profiling_name.rpartition(":")
         is_p2p = _is_p2p(entry)
         is_endless = not is_p2p and entry_group(entry)[0] in endless
-        match = P2P.search(operation) if is_p2p else None
-        peer = int(match[4]) if match and match[4] != "?" else ANYONE
         dtypes = ",".join(entry.input_dtypes or entry.output_dtypes)
         shape = (operation.partition(" ")[0], str(entry.input_sizes), str(entry.output_sizes), dtypes)
         # older formats count collectives, sends and receives in one number
@@ -444,7 +442,7 @@ def _calls(entries: list[_Entry], endless: set[str]) -> list[RecordedCall]:
                 op=shape[0],
                 backend=backend,
                 seq=-1 if seq is None else seq,
-                peer=peer if is_p2p else NOBODY,
+                peer=_peer(operation) if is_p2p else NOBODY,
                 shape=shapes.setdefault(shape, shape),
                 nbytes=_nbytes(entry.input_sizes, entry.input_dtypes),
                 created_s=(entry.time_created_ns or 0) / 1e9,
@@ -456,6 +454,14 @@ def _calls(entries: list[_Entry], endless: set[str]) -> list[RecordedCall]:
             )
         )
     return calls
+
+
+def _peer(operation: str) -> int:
+    """The other side of a message; `nccl:coalesced` is several ones', and names none."""
+    match = P2P.search(operation)
+    if match is None or (match[4] == "?" and match[1] != "recv"):
+        return UNTOLD
+    return ANYONE if match[4] == "?" else int(match[4])
 
 
 def _nbytes(sizes: list[list[int]], dtypes: list[str]) -> int:
