@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.native.nccl import LIBRARY, play
+from tests.native.nccl import LIBRARY, play_ranks
 
 from ringside import _core
 from ringside.commands import main, run
@@ -31,10 +31,9 @@ class Ranks(Recorded):
         self._ranks, self._mode = ranks, mode
 
     def wait(self, timeout_s: float) -> int | None:
-        for rank in range(self._ranks):
+        if self._ranks:
             folder = Path(self.environ["RINGSIDE_NCCL_DIR"])
-            plugin = Path(self.environ["NCCL_PROFILER_PLUGIN"])
-            play(plugin, folder, "work", 6, 100, rank, 3, self._mode, RANK=str(rank))
+            play_ranks(Path(self.environ["NCCL_PROFILER_PLUGIN"]), folder, 6, 100, self._mode, range(self._ranks))
         self._ranks = 0
         return super().wait(timeout_s)
 

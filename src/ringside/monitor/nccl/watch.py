@@ -14,7 +14,7 @@ import msgspec
 
 from ringside.errors import RingsideError
 from ringside.monitor.nccl.calls import Calls
-from ringside.monitor.nccl.causes import LEAST_SEEN, SLOW_LINK, Blame, Causes, Seen
+from ringside.monitor.nccl.causes import LEAST_SEEN, NOT_KNOWN, SLOW_LINK, Blame, Causes, Seen
 from ringside.monitor.nccl.ring import PREFIX, Ring
 from ringside.text import counted, duration, first_line
 
@@ -134,12 +134,14 @@ class NcclWatch:
 def blame_line(blame: Blame) -> str:
     """Return in one line who holds the job up in NCCL's collectives, and why."""
     seconds = duration(blame.seconds)
+    of = f" of communicator {blame.communicator}" if blame.in_communicator else ""
     if blame.cause == SLOW_LINK:
-        return f"NCCL: slow link from rank {blame.rank} to rank {blame.peer}: {seconds} in the steps that were recorded"
-    parts = f"host {duration(blame.host_seconds)}, GPU {duration(blame.gpu_seconds)}"
-    if blame.host_seconds + blame.gpu_seconds < blame.seconds / 2:
-        parts = "whether its host or its GPU is not known"
-    return f"NCCL: {blame.cause}: the others waited {seconds} for rank {blame.rank} ({parts})"
+        link = f"from rank {blame.rank} to rank {blame.peer}{of}"
+        return f"NCCL: slow link {link}: {seconds} in the steps that were recorded"
+    waited = f"the others waited {seconds} for rank {blame.rank}{of}"
+    if blame.cause == NOT_KNOWN:
+        return f"NCCL: {waited} (whether its host or its GPU is not known)"
+    return f"NCCL: {blame.cause}: {waited} (host {duration(blame.host_seconds)}, GPU {duration(blame.gpu_seconds)})"
 
 
 def report_lines(report: NcclReport) -> list[str]:
