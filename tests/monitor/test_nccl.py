@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from ringside import _core
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
 from ringside.monitor.nccl.ring import CALLED, COLLECTIVE, KERNEL, PREFIX, RECORD, STARTED, STOPPED, Communicator
-from ringside.monitor.nccl.watch import NcclWatch, blame_line, report_lines
+from ringside.monitor.nccl.watch import NcclWatch, blame_line, lock_folder, remove_left, report_lines
+from ringside.processes import start_time
 
 NS = 1_000_000_000
 AHEAD = 5 * NS
@@ -248,3 +251,19 @@ def test_why_nothing_was_recorded_is_told_by_nccls_log_where_there_is_one(tmp_pa
     told = watch.why_silent({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p")})
     assert told == "NCCL's log says NCCL INFO External profiler plugin x is unsupported"
     assert report_lines(watch.report()) == []
+
+
+def test_folders_that_a_killed_run_has_left_are_removed(tmp_path: Path) -> None:
+    held, written, left, young, other = (tmp_path / f"{PREFIX}{name}" for name in ("a", "b", "c", "d", "e"))
+    for folder in (held, written, left, young):
+        folder.mkdir()
+    (written / f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}").touch()
+    (left / f"{PREFIX}{os.getpid()}-1").touch()
+    other.symlink_to(young)
+    for folder in (held, written, left):
+        os.utime(folder, (time.time() - 3600, time.time() - 3600))
+    descriptor = lock_folder(held)
+    remove_left(tmp_path)
+    remove_left(tmp_path / "missing")
+    os.close(descriptor)
+    assert sorted(tmp_path.iterdir()) == [held, written, young, other]

@@ -51,10 +51,11 @@ def play(library: Path, folder: Path, *words: object, status: int = 0, **environ
 
 def play_ranks(library: Path, folder: Path, version: int, calls: int, how: str, ranks: Sequence[int]) -> None:
     """Let processes play the ranks of a job beside each other; `ranks` are their numbers in it."""
+    program = harness()
     begin = time.monotonic_ns() + 500_000_000
     playing = [
         subprocess.Popen(
-            [harness(), library, "work", str(version), str(calls), str(at), str(len(ranks)), how, str(begin)],
+            [program, library, "work", str(version), str(calls), str(at), str(len(ranks)), how, str(begin)],
             env={**os.environ, "RINGSIDE_NCCL_DIR": str(folder), "RANK": str(rank)},
         )
         for at, rank in enumerate(ranks)
