@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tests.native.nccl import LIBRARY, play
+from tests.native.nccl import LIBRARY, play_ranks
 
 from ringside import _core
 from ringside.commands import main, run
 from ringside.errors import UnsupportedError
+from ringside.processes import Death
 
 from .recorded_launch import Recorded
 
@@ -31,10 +32,9 @@ class Ranks(Recorded):
         self._ranks, self._mode = ranks, mode
 
     def wait(self, timeout_s: float) -> int | None:
-        for rank in range(self._ranks):
+        if self._ranks:
             folder = Path(self.environ["RINGSIDE_NCCL_DIR"])
-            plugin = Path(self.environ["NCCL_PROFILER_PLUGIN"])
-            play(plugin, folder, "work", 6, 100, rank, 3, self._mode, RANK=str(rank))
+            play_ranks(Path(self.environ["NCCL_PROFILER_PLUGIN"]), folder, 6, 100, self._mode, range(self._ranks))
         self._ranks = 0
         return super().wait(timeout_s)
 
@@ -123,6 +123,44 @@ def test_after_a_minute_without_records_that_is_said_once(
     Ranks(0, looks=5).instead_of(run, monkeypatch)
     assert main(launched(["-q"])) == 0
     assert capsys.readouterr().err.count("NCCL has recorded nothing in the first minute: no communicator was made") == 1
+
+
+def test_a_short_run_that_recorded_nothing_says_so_at_its_end(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Ranks(0).instead_of(run, monkeypatch)
+    assert main(launched()) == 0
+    assert capsys.readouterr().err.count("NCCL has recorded nothing: no communicator was made") == 1
+
+
+def test_a_node_without_rank_0_writes_what_its_nccl_told(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = Ranks(0)
+    ranks.deaths = [Death(3, 1, 1, 0)]
+    ranks.instead_of(run, monkeypatch)
+    assert main(launched()) == 0
+    (written,) = Path("run").glob("nccl-*.json")
+    assert json.loads(written.read_text())["processes"] == 0
+    assert f"NCCL's records of this host: {written}" in capsys.readouterr().err
+
+
+def test_no_folder_is_left_where_torchrun_does_not_start_or_reading_fails(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "Launch", refuse)
+        with pytest.raises(OSError, match="refused"):
+            main(launched())
+    assert list(shared.iterdir()) == []
+    Ranks(0).instead_of(run, monkeypatch)
+    monkeypatch.setattr(run.NcclWatch, "poll", refuse)
+    with pytest.raises(OSError, match="refused"):
+        main(launched())
+    assert list(shared.iterdir()) == []
 
 
 def test_surviving_records_nothing(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:

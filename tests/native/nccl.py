@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +47,20 @@ def play(library: Path, folder: Path, *words: object, status: int = 0, **environ
     )
     assert done.returncode == status, done.stderr
     return [line.split() for line in done.stdout.splitlines()]
+
+
+def play_ranks(library: Path, folder: Path, version: int, calls: int, how: str, ranks: Sequence[int]) -> None:
+    """Let processes play the ranks of a job beside each other; `ranks` are their numbers in it."""
+    program = harness()
+    begin = time.monotonic_ns() + 500_000_000
+    playing = [
+        subprocess.Popen(
+            [program, library, "work", str(version), str(calls), str(at), str(len(ranks)), how, str(begin)],
+            env={**os.environ, "RINGSIDE_NCCL_DIR": str(folder), "RANK": str(rank)},
+        )
+        for at, rank in enumerate(ranks)
+    ]
+    assert [process.wait(timeout=120) for process in playing] == [0] * len(ranks)
 
 
 def played_calls(lines: Sequence[Sequence[str]]) -> dict[tuple[int, str, int], tuple[int, int]]:

@@ -204,16 +204,21 @@ static void play(void* library, int version, uint64_t id, int calls, unsigned se
   fflush(stdout);
 }
 
-// A rank of a job in which rank 1 comes last: its host calls late, or its GPU has had the call for long.
-static void work(void* library, int version, int calls, int rank, int ranks, bool is_gpu) {
+// A rank of a job in which rank 1 comes last: its host calls late, or its GPU has had the call for long. All ranks begin at
+// one moment of the monotonic clock, as processes of one host do.
+static void work(void* library, int version, int calls, int rank, int ranks, bool is_gpu, uint64_t begin) {
   Player player(library, version);
   EXPECT(player.init(77, ranks, rank) == kSuccess);
-  constexpr uint64_t kAhead = 5000000000;
-  for (int number = 0; number < calls; ++number) {
+  constexpr uint64_t kAhead = 5000000000, kEvery = 25000000, kLate = 10000000, kTogether = 1000000;
+  const auto sleep_until = [](uint64_t then) {
+    while (now_ns() < then) usleep(useconds_t((then - now_ns()) / 1000 + 1));
+  };
+  for (uint64_t number = 0; number < uint64_t(calls); ++number) {
+    const uint64_t due = begin + number * kEvery, late = rank == 1 ? kLate : 0;
+    sleep_until(due + (is_gpu ? 0 : late));
     void* const api = version > 4 ? player.api(kCollApi) : nullptr;
-    void* const call = player.collective(uint64_t(number), 2, api);
-    usleep(rank == 1 && is_gpu && number > 0 ? 20000 : 100);
-    const uint64_t started = now_ns() + kAhead;
+    void* const call = player.collective(number, 2, api);
+    const uint64_t started = due + late + kAhead;
     void* const kernels[2] = {player.kernel(call, 0, started), player.kernel(call, 1, started + 100)};
     void* const proxy = player.proxy(call, getpid(), 0, (rank + 1) % ranks, true);
     void* const step = player.step(proxy, 0);
@@ -223,7 +228,7 @@ static void work(void* library, int version, int calls, int rank, int ranks, boo
     usleep(rank == 2 ? 10000 : 200);  // its link is slow
     player.stop(step);
     player.stop(proxy);
-    for (void* kernel : kernels) player.state(kernel, kKernelChStop, started + (rank == 1 ? 1000000 : is_gpu ? 21000000 : 1000000000));
+    for (void* kernel : kernels) player.state(kernel, kKernelChStop, due + kLate + kTogether + kAhead);
   }
   player.finalize();
 }
@@ -336,7 +341,8 @@ int main(int argc, char** argv) {
     EXPECT(player.init(1, 2, 0) == kSuccess && player.collective(0, 1, nullptr) != nullptr);
     printf("mask %d\n", mask);
   } else if (mode == "work") {
-    work(library, version, number, atoi(argv[5]), atoi(argv[6]), strcmp(argv[7], "gpu") == 0);
+    work(library, version, number, atoi(argv[5]), atoi(argv[6]), strcmp(argv[7], "gpu") == 0,
+         argc > 8 ? strtoull(argv[8], nullptr, 10) : now_ns());
   } else if (mode == "cost") {
     cost(library, version, uint64_t(number), argc > 5 ? atoi(argv[5]) : 1);
   } else {

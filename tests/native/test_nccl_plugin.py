@@ -17,7 +17,7 @@ from tests.native.nccl import harness, play, played_calls
 from ringside import _core
 from ringside.errors import RingsideError, UnsupportedError
 from ringside.monitor.nccl.calls import UNKNOWN, Calls, Joined
-from ringside.monitor.nccl.ring import FOREIGN, HEAD, MAGIC, PREFIX, PROXY, TAIL, Ring
+from ringside.monitor.nccl.ring import FOLDER, FOREIGN, HEAD, MAGIC, PREFIX, PROXY, TAIL, Ring
 from ringside.processes import start_time
 
 pytestmark = pytest.mark.native
@@ -152,6 +152,30 @@ def test_without_shared_memory_init_fails_and_nothing_else(library: Path, tmp_pa
     limited = ["bash", "-c", 'ulimit -f 1024; exec "$@"', "-", harness(), library, "refused", "6"]
     subprocess.run(limited, env={**os.environ, "RINGSIDE_NCCL_DIR": str(tmp_path)}, check=True, timeout=60)
     assert not list(tmp_path.glob(f"{PREFIX}*"))
+
+
+def test_in_the_default_folder_rings_of_processes_that_ended_are_removed(library: Path) -> None:
+    before = set(Path(FOLDER).glob(f"{PREFIX}*"))
+    living = Path(FOLDER, f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}")
+    dead = [Path(FOLDER, f"{PREFIX}{os.getpid()}-1"), Path(FOLDER, f"{PREFIX}{2**22 + 1}-1")]
+    other = Path(FOLDER, f"{PREFIX}{2**22 + 1}-1.txt")
+    try:
+        for path in (living, *dead, other):
+            path.touch()
+        play(library, Path(), "mask", 6, RINGSIDE_NCCL_DIR="")
+        assert [path.exists() for path in (living, *dead, other)] == [True, False, False, True]
+    finally:
+        for path in (living, *dead, other):
+            path.unlink(missing_ok=True)
+        for path in set(Path(FOLDER).glob(f"{PREFIX}*")) - before:
+            if path.is_file() and not Ring(path).is_alive():
+                path.unlink()
+
+
+@pytest.mark.parametrize(("text", "rank"), [("", -1), ("x", -1), ("-3", -1), ("7", 7)])
+def test_a_rank_that_is_no_number_is_not_known(text: str, rank: int, library: Path, tmp_path: Path) -> None:
+    play(library, tmp_path, "mask", 6, RANK=text)
+    assert ring_in(tmp_path).global_rank == rank
 
 
 def test_steps_of_proxies_are_asked_for_always_where_that_is_wanted(library: Path, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@
 //
 // The library stays loaded after dlclose (it is linked with -z nodelete), so a late call finds its code, and what opens it
 // again finds its state.
+#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -20,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 #include "nccl_interface.hpp"
 #include "nccl_ring.hpp"
@@ -44,10 +47,10 @@ uint64_t clock_ns(clockid_t clock) {
   return uint64_t(now.tv_sec) * kSecond + uint64_t(now.tv_nsec);
 }
 
-// The 22nd field of /proc/self/stat; 0: not known. A process is told by it and its number.
-uint64_t process_started() {
+// The 22nd field of a process's stat in /proc; 0: not known. A process is told by it and its number.
+uint64_t process_started(const char* file) {
   char text[1024];
-  const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+  const int fd = open(file, O_RDONLY | O_CLOEXEC);
   const ssize_t size = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
   if (fd >= 0) close(fd);
   text[size > 0 ? size : 0] = 0;
@@ -56,11 +59,46 @@ uint64_t process_started() {
   return at != nullptr ? strtoull(at + 1, nullptr, 10) : 0;
 }
 
+bool is_running(int pid, uint64_t started) {
+  char file[64];
+  snprintf(file, sizeof file, "/proc/%d/stat", pid);
+  const uint64_t found = process_started(file);
+  return found != 0 ? found == started : kill(pid, 0) == 0 || errno != ESRCH;
+}
+
+// Remove this user's rings of processes that have ended: in the default folder nothing else does.
+void remove_dead(const char* folder) {
+  DIR* const entries = opendir(folder);
+  if (entries == nullptr) return;
+  while (const dirent* const entry = readdir(entries)) {
+    int pid = 0, end = 0;
+    unsigned long long started = 0;
+    struct stat status;
+    if (sscanf(entry->d_name, "ringside-nccl-%d-%llu%n", &pid, &started, &end) != 2 || entry->d_name[end] != 0) continue;
+    if (pid <= 0 || is_running(pid, started)) continue;
+    if (fstatat(dirfd(entries), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (S_ISREG(status.st_mode) && status.st_uid == geteuid()) unlinkat(dirfd(entries), entry->d_name, 0);
+  }
+  closedir(entries);
+}
+
+// A number in a variable of the environment; -1: there is none.
+int number_of(const char* name) {
+  const char* const text = getenv(name);
+  if (text == nullptr || text[0] == 0) return -1;
+  char* end = nullptr;
+  const long number = strtol(text, &end, 10);
+  return *end == 0 && number >= 0 && number <= INT32_MAX ? int(number) : -1;
+}
+
 // Make this process's ring, or take up the one that another copy of this library has made; null: errno says why not.
 Memory* map_ring() {
   const char* folder = getenv("RINGSIDE_NCCL_DIR");
-  if (folder == nullptr || folder[0] == 0) folder = "/dev/shm";
-  const uint64_t started = process_started();
+  if (folder == nullptr || folder[0] == 0) {
+    folder = "/dev/shm";
+    remove_dead(folder);
+  }
+  const uint64_t started = process_started("/proc/self/stat");
   char path[512];
   if (snprintf(path, sizeof path, "%s/ringside-nccl-%d-%llu", folder, int(getpid()), (unsigned long long)started) >=
       int(sizeof path)) {
@@ -104,8 +142,7 @@ Memory* map_ring() {
     ring.process_started = started;
     ring.unix_ns = int64_t(clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_MONOTONIC));
     ring.pid = getpid();
-    const char* rank = getenv("RANK");
-    ring.global_rank = rank != nullptr ? atoi(rank) : -1;
+    ring.global_rank = number_of("RANK");
     ring.records = kRecords;
     ring.magic.store(kRingMagic, std::memory_order_release);
   } else if (ring.magic.load(std::memory_order_acquire) != kRingMagic || ring.pid != getpid()) {
@@ -255,7 +292,7 @@ int start(void* context, void** handle, Descriptor* descriptor) {
     // kernel is launched already, and of one in a captured graph at each launch of that.
     case kCollApi:
     case kP2pApi:
-      if constexpr (sizeof(Descriptor) == sizeof(DescriptorV5)) {
+      if constexpr (std::is_same_v<Descriptor, DescriptorV5>) {
         const bool is_captured = descriptor->type == kCollApi ? descriptor->coll_api.is_captured : descriptor->p2p_api.is_captured;
         *handle = handle_of(clock_ns(CLOCK_MONOTONIC) << 1 | is_captured, kCall);
       }

@@ -52,6 +52,7 @@ import logging
 import os
 import shlex
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -80,7 +81,16 @@ from ringside.launch.torchrun import (
 )
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
 from ringside.monitor.nccl.ring import FOLDER, FOLDER_VARIABLE, PREFIX
-from ringside.monitor.nccl.watch import FILE, PLUGIN_VARIABLE, NcclReport, NcclWatch, blame_line, report_lines
+from ringside.monitor.nccl.watch import (
+    FILE,
+    PLUGIN_VARIABLE,
+    NcclReport,
+    NcclWatch,
+    blame_line,
+    lock_folder,
+    remove_left,
+    report_lines,
+)
 from ringside.monitor.replicas import DIGEST_EVERY, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.processes import Death
@@ -141,19 +151,20 @@ def run(args: argparse.Namespace) -> int:
         _print_line(warning)
     if not quiet and os.access(path, os.W_OK):
         _print_line(start_line(line, path, os.environ))
-    nccl = NcclRecording.begin() if NCCL in line.ours else None
+    nccl = None
     with stop_requests(signals_to_handle(line, os.environ)) as stop:
         # Python starts with our sitecustomize before the script's own path.
         variables = environment(path)
         before = variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = str(AUTOLOAD) + (os.pathsep + before if before else "")
         variables["RINGSIDE_AUTOLOAD"] = "1"
-        command = with_defaults(line, _processes())
-        _log.info("starting: torchrun %s", shlex.join(command))
-        launch = Launch(command, {**variables, **alerts, **(nccl.variables if nccl else {})})
         # nodes may share the run directory: one of them tells
         show = _ignore if is_without_rank_0(line, os.environ) else _show
         try:
+            command = with_defaults(line, _processes())
+            nccl = NcclRecording.begin() if NCCL in line.ours else None
+            _log.info("starting: torchrun %s", shlex.join(command))
+            launch = Launch(command, {**variables, **alerts, **(nccl.variables if nccl else {})})
             status = follow_run(launch, path, stop, nccl.shown_beside(show) if nccl else show)
         finally:
             recorded = nccl.end() if nccl else None
@@ -163,6 +174,11 @@ def run(args: argparse.Namespace) -> int:
     ranks = sorted({death.rank for death in launch.deaths})
     failed = failure_line(launch.deaths) if status and not stop.signum else ""
     if ranks and 0 not in ranks:
+        if recorded is not None:  # beside what the node of rank 0 writes, where they share the directory
+            written = path / f"{Path(FILE).stem}-{socket.gethostname()}.json"
+            with contextlib.suppress(OSError):
+                replace_file(written, msgspec.json.encode(recorded))
+                _print_line(f"NCCL's records of this host: {written}")
         with contextlib.suppress(OSError):
             path.rmdir()
         _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
@@ -221,6 +237,7 @@ class NcclRecording:
 
     def __init__(self, folder: Path, plugin: Path) -> None:
         self._folder = folder
+        self._lock = lock_folder(folder)
         self._watch = NcclWatch(folder)
         self._began = self._next = time.monotonic()
         self._is_silent = True  # nothing was recorded, and nothing said of it
@@ -235,8 +252,10 @@ class NcclRecording:
             _print_line(f"{PLUGIN_VARIABLE} is {users} and NCCL opens one plugin: --nccl records nothing")
             return None
         plugin = _core.nccl_plugin()
+        folder = Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
         try:
-            return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=os.environ.get(FOLDER_VARIABLE) or FOLDER)), plugin)
+            remove_left(folder)
+            return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder)), plugin)
         except OSError as error:
             _print_line(f"--nccl records nothing: there is no shared memory ({error})")
             return None
@@ -267,8 +286,13 @@ class NcclRecording:
 
     def end(self) -> NcclReport:
         """Read what is left; return what came of it."""
-        self._watch.poll(is_last=True)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            self._watch.poll(is_last=True)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._lock)
+        if self._is_silent and not self._watch.records:
+            _print_line(f"NCCL has recorded nothing: {self._watch.why_silent(os.environ)}")
         return self._watch.report()
 
 

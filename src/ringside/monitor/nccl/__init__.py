@@ -1,5 +1,5 @@
 """What NCCL's profiler interface tells of collectives; written by `_core/nccl_profiler.cpp` in every rank, read here.
 
-`ring` takes the records of one process out of shared memory, `calls` makes collectives and messages of them, `clock`
-fits the GPU's clock to the host's, `causes` finds out who is late and why, and `watch` does that for a host's ranks.
+`ring` takes the records of one process out of shared memory, `calls` makes collectives and messages of them, `causes`
+finds out who is late and why, and `watch` does that for a host's ranks.
 """

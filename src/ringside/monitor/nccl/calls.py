@@ -32,7 +32,10 @@ from ringside.monitor.nccl.ring import (
 SETTLED_NS = 250_000_000
 """A call whose kernels have all ended is over once nothing of it has come for so long: proxies report late."""
 GIVEN_UP_NS = 60_000_000_000
-"""One whose end has not come is taken as it is when nothing of it has come for so long."""
+"""One whose end has not come is taken as it is when nothing of it has come for so long, and no kernel of the process is
+open: in one a rank may wait for another as long as it likes, and what was called after it waits too."""
+MOST_CALLS = 1024
+"""So many wait for their end; of more, the oldest are taken as they are."""
 UNKNOWN = 2**32 - 1
 """The communicator of what a proxy does for another process."""
 
@@ -56,8 +59,7 @@ CALL = np.dtype(
         ("channels", "i4"),  # whose kernel has started
         ("enqueued_ns", "u8"),
         ("arrived_gpu_ns", "u8"),  # 0: no kernel has started
-        ("reported_ns", "u8"),  # when the host knew of that, or later
-        ("ended_gpu_ns", "u8"),  # 0: not all kernels have ended
+        ("ended_gpu_ns", "u8"),  # 0: not all kernels have ended, or not all starts were recorded
         ("proxy_ended_ns", "u8"),  # 0: no proxy has worked for it
     ]
 )
@@ -116,15 +118,20 @@ class Calls:
         np.add.at(kernels, root[starts], 1)
         np.add.at(open_kernels, root[starts], 1)
         np.subtract.at(open_kernels, root[stops], 1)
+        # A start for which the ring had no room would make a stay shorter. Symmetric kernels tell of no channels.
+        has_ended = (kernels > 0) & (open_kernels <= 0) & (kernels >= records["channels"])
         quiet = now_ns - latest
-        is_done = (quiet >= GIVEN_UP_NS) | ((kernels > 0) & (open_kernels <= 0) & (quiet >= SETTLED_NS)) | is_last
+        is_done = (has_ended & (quiet >= SETTLED_NS)) | is_last
+        if not (open_kernels > 0).any():
+            is_done |= quiet >= GIVEN_UP_NS
+        waiting = np.flatnonzero(known & ~is_done & ~has_ended & (root == np.arange(len(records))))
+        is_done[waiting[: max(len(waiting) - MOST_CALLS, 0)]] = True
         done = known & is_done[root]
         self._records = records[known & ~done]
 
         first_gpu = np.full(len(records), np.iinfo(np.uint64).max, np.uint64)
-        first_host, last_gpu = first_gpu.copy(), np.zeros(len(records), np.uint64)
+        last_gpu = np.zeros(len(records), np.uint64)
         np.minimum.at(first_gpu, root[starts], records["gpu_ns"][starts])
-        np.minimum.at(first_host, root[starts], records["host_ns"][starts])
         np.maximum.at(last_gpu, root[stops], records["gpu_ns"][stops])
         proxy_end = np.zeros(len(records), np.uint64)
         ends = known & (records["what"] == STOPPED) & (kind >= PROXY)
@@ -141,8 +148,7 @@ class Calls:
         calls["enqueued_ns"] = records["host_ns"][at]
         has_kernel = kernels[at] > 0
         calls["arrived_gpu_ns"] = np.where(has_kernel, first_gpu[at], 0)
-        calls["reported_ns"] = np.where(has_kernel, first_host[at], 0)
-        calls["ended_gpu_ns"] = np.where(has_kernel & (open_kernels[at] <= 0), last_gpu[at], 0)
+        calls["ended_gpu_ns"] = np.where(has_ended[at], last_gpu[at], 0)
         calls["proxy_ended_ns"] = proxy_end[at]
         return Joined(calls, _sum_waits(records, event, before, done & (kind == STEP)))
 

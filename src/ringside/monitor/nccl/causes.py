@@ -1,9 +1,9 @@
 """For whom a communicator's ranks wait in NCCL's collectives, and why: its host, its GPU, or a link; pure.
 
 All ranks leave a collective together, so whoever is in it for the shortest time came last, and repairing that one alone
-saves what the second shortest was longer. No clock in common is needed for that. What its GPU had been given to do long
-before it came, the GPU was late with; the rest, the host. Links are told apart by what proxies waited for, which exist
-only where a network is between ranks.
+saves what the second shortest was longer. No clock of a GPU is compared for that. What its host called the collective
+later than every other host is the host's part, for ranks that are compared share a host and its monotonic clock; the
+rest is the GPU's. Links are told apart by what proxies waited for, which exist only where a network is between ranks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from ringside.monitor.nccl.calls import WAITS, Joined
-from ringside.monitor.nccl.clock import fit_clock
 from ringside.monitor.nccl.ring import Communicator
 
 TOGETHER = (b"AllReduce", b"AllGather", b"ReduceScatter", b"AlltoAll")
@@ -25,28 +25,32 @@ EFFECT = 0.05
 """Nobody is named for less than this share of the time."""
 LEAST_SEEN = 0.5
 """Where a rank was seen in a smaller share of its calls, nobody is named."""
+LEAST_CALLS = 20
+"""Of fewer that were compared nobody is named."""
 LEAST_STEPS = 100
 SLOWER = 1.5
-"""A link is slow that takes so many times as long for a byte as the median of the others."""
+"""A link is slow that takes so many times as long for a byte as the median of the communicator's links."""
 MOST_OPEN = 50_000
 """Calls of a communicator that wait for other ranks' records; the oldest are given up."""
 
 Sums = defaultdict[str, float]
 
-LATE_RANK, SLOW_GPU, SLOW_LINK = "late rank", "slow GPU", "slow link"
+LATE_RANK, SLOW_GPU, SLOW_LINK, NOT_KNOWN = "late rank", "slow GPU", "slow link", "not known"
+_MOST_PARTS = 64
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds a communicator up, and why.
 
     Args:
-        cause: "late rank" (its host), "slow GPU" or "slow link".
+        cause: "late rank" (its host), "slow GPU", "slow link", or "not known": a late rank's host or GPU.
         rank: The rank, in the job where that is known, else in the communicator; the sender of a link.
         peer: The receiver of a link; -1: it is about a rank.
         seconds: What repairing it alone would have saved the others; of a link, in the steps that were recorded.
         host_seconds: Of these, what its host was late with.
         gpu_seconds: What its GPU was late with; what is missing to `seconds` is not known.
         communicator: Its id.
+        in_communicator: The ranks are the communicator's, for not all of them are known in the job.
     """
 
     cause: str
@@ -56,6 +60,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     host_seconds: float = 0.0
     gpu_seconds: float = 0.0
     communicator: str
+    in_communicator: bool = False
 
 
 class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +99,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         ranks_seen: Of how many there are records.
         calls: Collectives whose times are known of all ranks.
         captured: Calls that were captured in a graph, of all ranks.
-        seen_ratio: The smallest share of its calls that a rank was seen in.
+        seen_ratio: The smallest share of the calls that can be compared whose times are known of a rank.
         seconds: From the first call to the last.
         late_seconds: By rank, what repairing it alone would have saved the others.
         waits: Of the proxies, per peer.
@@ -112,41 +117,68 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     waits: list[PeerWaits]
 
 
+class _Stay(NamedTuple):
+    """One rank's part in a collective: how long it was in it, and when its host called it; -1: not known."""
+
+    seconds: float
+    enqueued_ns: int
+
+
 class _Known:
     """What is known of one communicator so far."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.names: dict[int, int] = {}  # of its ranks, in the job
-        # By function: of each rank how many numbers were seen, and the least and the greatest of all ranks.
+        self.ranks: set[int] = set()  # of which there are records
+        # By function: of each rank how many calls have times, and the least and the greatest number of all ranks.
         self.seen: defaultdict[bytes, Counter[int]] = defaultdict(Counter)
         self.span: dict[bytes, tuple[int, int]] = {}
-        self.open: dict[tuple[bytes, int], dict[int, tuple[float, float]]] = {}  # by rank: seconds in it, and queued
+        self.open: dict[tuple[bytes, int], dict[int, _Stay]] = {}  # by rank
         self.calls = self.captured = 0
         self.first_ns, self.last_ns = math.inf, 0.0
         self.late: defaultdict[int, float] = defaultdict(float)  # by rank
         self.host: defaultdict[int, float] = defaultdict(float)
         self.gpu: defaultdict[int, float] = defaultdict(float)
+        # Nanoseconds of `late` in so many calls each, in order; where there are too many, two become one.
+        self.parts: list[Counter[int]] = []
+        self.part_calls = 1
         # Of a rank, a peer, and whether it sends to it.
         self.waits: defaultdict[tuple[int, int, bool], Sums] = defaultdict(lambda: defaultdict(float))
 
-    def compare(self, stays: dict[int, tuple[float, float]]) -> None:
+    def compare(self, stays: dict[int, _Stay]) -> None:
         """All ranks' times in one collective are known."""
-        self.calls += 1
-        last = min(stays, key=lambda rank: stays[rank][0])
-        seconds, queued = stays[last]
-        late = min(stay for rank, (stay, _) in stays.items() if rank != last) - seconds
+        last = min(stays, key=lambda rank: stays[rank].seconds)
+        others = [stay for rank, stay in stays.items() if rank != last]
+        late = min(stay.seconds for stay in others) - stays[last].seconds
         self.late[last] += late
-        if not math.isnan(queued):
-            of_gpu = min(max(queued, 0.0), late)
-            self.gpu[last] += of_gpu
-            self.host[last] += late - of_gpu
+        if all(stay.enqueued_ns >= 0 for stay in stays.values()):
+            behind = (stays[last].enqueued_ns - max(stay.enqueued_ns for stay in others)) / 1e9
+            of_host = min(max(behind, 0.0), late)
+            self.host[last] += of_host
+            self.gpu[last] += late - of_host
+        if self.calls % self.part_calls == 0:
+            self.parts.append(Counter())
+        self.parts[-1][last] += round(late * 1e9)
+        self.calls += 1
+        if len(self.parts) == _MOST_PARTS and self.calls % self.part_calls == 0:
+            self.parts = [one + other for one, other in zip(self.parts[::2], self.parts[1::2], strict=True)]
+            self.part_calls *= 2
+
+    def is_late_throughout(self, rank: int, span: float) -> bool:
+        """Whether a rank holds the others up in both halves of the calls: a warm-up alone names nobody."""
+        middle = len(self.parts) // 2
+        for half in (self.parts[:middle], self.parts[middle:]):
+            late = sum(part[rank] for part in half)
+            if late / 1e9 < EFFECT * span / 2 or late < sum(part.total() for part in half) / 2:
+                return False
+        return self.calls >= LEAST_CALLS
 
     def seen_ratio(self) -> float:
-        """Return the smallest share of its calls that a rank was seen in."""
+        """Return the smallest share of the calls that can be compared whose times are known of a rank."""
         calls = sum(most - least + 1 for least, most in self.span.values())
         seen = [sum(one[rank] for one in self.seen.values()) for rank in range(self.communicator.ranks)]
-        return min(seen, default=0) / calls if calls else 0.0
+        return min(seen, default=0) / calls if calls else 1.0
 
     def name(self, rank: int) -> int:
         return self.names.get(rank, rank)
@@ -167,31 +199,25 @@ class Causes:
             joined: What is over.
         """
         calls = joined.calls[~joined.calls["is_message"] & (joined.calls["communicator"] < len(communicators))]
-        ahead, _ = fit_clock(calls)
-        # in two steps: as float64 the clocks themselves are known to 256 ns only
-        queued = ((calls["arrived_gpu_ns"].astype(np.int64) - calls["enqueued_ns"].astype(np.int64)) - ahead) / 1e9
-        queued[~calls["is_called"]] = np.nan
         stays = (calls["ended_gpu_ns"].astype(np.int64) - calls["arrived_gpu_ns"].astype(np.int64)) / 1e9
-        is_compared = (calls["ended_gpu_ns"] > 0) & (stays >= 0) & np.isin(calls["func"], TOGETHER)
-        told = zip(
-            *(calls[name].tolist() for name in ("communicator", "func", "number", "is_captured", "enqueued_ns")),
-            is_compared.tolist(),
-            stays.tolist(),
-            queued.tolist(),
-            strict=True,
-        )
-        for index, func, number, is_captured, enqueued_ns, compared, stay, wait in told:
+        has_times = (calls["ended_gpu_ns"] > 0) & (stays >= 0)
+        names = ("communicator", "func", "number", "is_captured", "is_called", "enqueued_ns")
+        told = zip(*(calls[name].tolist() for name in names), has_times.tolist(), stays.tolist(), strict=True)
+        for index, func, number, is_captured, is_called, enqueued_ns, has_time, stay in told:
             communicator = communicators[index]
             known = self._of(communicator, global_rank)
             known.captured += is_captured
             known.first_ns, known.last_ns = min(known.first_ns, enqueued_ns), max(known.last_ns, enqueued_ns)
+            known.ranks.add(communicator.rank)
+            if func not in TOGETHER:
+                continue
             low, high = known.span.get(func, (number, number))
             known.span[func] = min(low, number), max(high, number)
-            known.seen[func][communicator.rank] += 1
-            if not compared:
+            if not has_time:
                 continue
+            known.seen[func][communicator.rank] += 1
             entry = known.open.setdefault((func, number), {})
-            entry[communicator.rank] = stay, wait
+            entry[communicator.rank] = _Stay(stay, enqueued_ns if is_called else -1)
             if len(entry) == communicator.ranks > 1:
                 known.compare(known.open.pop((func, number)))
             elif len(known.open) > MOST_OPEN:
@@ -215,25 +241,27 @@ class Causes:
         """Return who holds the job up, the costliest first."""
         found = []
         for known in self._known.values():
+            name = f"{known.communicator.id:#018x}"
+            found += self._slow_links(known, name)
             if known.seen_ratio() < LEAST_SEEN:
                 continue
-            name = f"{known.communicator.id:#018x}"
             whole, span = sum(known.late.values()), (known.last_ns - known.first_ns) / 1e9
             for rank, seconds in known.late.items():
-                if seconds >= EFFECT * span and seconds >= whole / 2 and span > 0:
-                    host, gpu = known.host[rank], known.gpu[rank]
-                    cause = SLOW_GPU if gpu > host else LATE_RANK
-                    found.append(
-                        Blame(
-                            cause=cause,
-                            rank=known.name(rank),
-                            seconds=seconds,
-                            host_seconds=host,
-                            gpu_seconds=gpu,
-                            communicator=name,
-                        )
+                if not (seconds >= EFFECT * span > 0 and seconds >= whole / 2 and known.is_late_throughout(rank, span)):
+                    continue
+                host, gpu = known.host[rank], known.gpu[rank]
+                cause = NOT_KNOWN if host + gpu < seconds / 2 else SLOW_GPU if gpu > host else LATE_RANK
+                found.append(
+                    Blame(
+                        cause=cause,
+                        rank=known.name(rank),
+                        seconds=seconds,
+                        host_seconds=host,
+                        gpu_seconds=gpu,
+                        communicator=name,
+                        in_communicator=rank not in known.names,
                     )
-            found += self._slow_links(known, name)
+                )
         return sorted(found, key=lambda blame: -blame.seconds)
 
     @staticmethod
@@ -244,16 +272,24 @@ class Causes:
             for (rank, peer, sends), sums in known.waits.items()
             if sends and sums["steps"] >= LEAST_STEPS and sums["size_bytes"] > 0
         }
-        for link, sums in links.items():
-            others = [other["send"] / other["size_bytes"] for key, other in links.items() if key != link]
-            if len(others) < 2:
-                continue  # of two nobody can say which is slow and which fast
-            usual = float(np.median(others)) * sums["size_bytes"]
+        if len(links) < 3:
+            return []  # of two nobody can say which is slow and which fast
+        median = float(np.median([sums["send"] / sums["size_bytes"] for sums in links.values()]))
+        for (rank, peer), sums in links.items():
+            usual = median * sums["size_bytes"]
             busy = sums["send_gpu"] + sums["send_peer"] + sums["send"]
             if sums["send"] > SLOWER * usual and sums["send"] - usual > EFFECT * busy:
-                rank, peer = map(known.name, link)
+                # a peer on another host has no name in the job here: then both are the communicator's
+                is_named = rank in known.names and peer in known.names
                 found.append(
-                    Blame(cause=SLOW_LINK, rank=rank, peer=peer, seconds=sums["send"] - usual, communicator=name)
+                    Blame(
+                        cause=SLOW_LINK,
+                        rank=known.name(rank) if is_named else rank,
+                        peer=known.name(peer) if is_named else peer,
+                        seconds=sums["send"] - usual,
+                        communicator=name,
+                        in_communicator=not is_named,
+                    )
                 )
         return found
 
@@ -264,7 +300,7 @@ class Causes:
                 id=f"{known.communicator.id:#018x}",
                 name=known.communicator.name,
                 ranks=known.communicator.ranks,
-                ranks_seen=len({rank for seen in known.seen.values() for rank in seen}),
+                ranks_seen=len(known.ranks),
                 calls=known.calls,
                 captured=known.captured,
                 seen_ratio=known.seen_ratio(),

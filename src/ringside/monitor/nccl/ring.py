@@ -173,11 +173,12 @@ class Ring:
         if not 0 <= head - tail <= size:
             raise RingsideError(f"{self.path} is damaged: {head} records were begun and {tail} taken out")
         numbers = np.arange(tail, head, dtype=np.uint64)
-        found: Records = self._records[numbers % np.uint64(size)]
-        is_whole = found["sequence"] == numbers + np.uint64(1)
+        # the sequences first: a record is whole from the moment at which its own is there
+        is_whole = self._records["sequence"][numbers % np.uint64(size)] == numbers + np.uint64(1)
         if alive and not is_whole.all():  # a thread is about to write one
-            found = found[: np.argmin(is_whole)]
+            numbers = numbers[: np.argmin(is_whole)]
         else:
             self.torn += int(np.count_nonzero(~is_whole))
+        found: Records = self._records[numbers % np.uint64(size)]
         self._words[TAIL] = tail + len(found)
         return found if alive else found[is_whole[: len(found)]]

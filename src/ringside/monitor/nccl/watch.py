@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import logging
+import os
 import re
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +17,16 @@ import msgspec
 
 from ringside.errors import RingsideError
 from ringside.monitor.nccl.calls import Calls
-from ringside.monitor.nccl.causes import LEAST_SEEN, SLOW_LINK, Blame, Causes, Seen
+from ringside.monitor.nccl.causes import LEAST_SEEN, NOT_KNOWN, SLOW_LINK, Blame, Causes, Seen
 from ringside.monitor.nccl.ring import PREFIX, Ring
+from ringside.processes import is_running
 from ringside.text import counted, duration, first_line
 
 FILE = "nccl.json"
 """In the run directory: what came of it."""
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
+_LEFT_S = 60.0
+"""A folder younger than that may not be locked yet."""
 _log = logging.getLogger(__name__)
 
 
@@ -131,15 +137,49 @@ class NcclWatch:
         )
 
 
+def lock_folder(folder: Path) -> int:
+    """Hold a folder of rings; return the descriptor that holds it until it is closed, or the process has ended."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def remove_left(parent: Path) -> None:
+    """Remove this user's folders of rings that nobody reads any more, and no living process writes.
+
+    Args:
+        parent: Where they are.
+    """
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _LEFT_S:
+                    continue
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused: its reader lives
+                if not any(_is_written(path) for path in folder.iterdir()):
+                    shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def _is_written(ring: Path) -> bool:
+    pid, _, started = ring.name.removeprefix(PREFIX).partition("-")
+    return pid.isdecimal() and started.isdecimal() and is_running(int(pid), int(started))
+
+
 def blame_line(blame: Blame) -> str:
     """Return in one line who holds the job up in NCCL's collectives, and why."""
     seconds = duration(blame.seconds)
+    of = f" of communicator {blame.communicator}" if blame.in_communicator else ""
     if blame.cause == SLOW_LINK:
-        return f"NCCL: slow link from rank {blame.rank} to rank {blame.peer}: {seconds} in the steps that were recorded"
-    parts = f"host {duration(blame.host_seconds)}, GPU {duration(blame.gpu_seconds)}"
-    if blame.host_seconds + blame.gpu_seconds < blame.seconds / 2:
-        parts = "whether its host or its GPU is not known"
-    return f"NCCL: {blame.cause}: the others waited {seconds} for rank {blame.rank} ({parts})"
+        link = f"from rank {blame.rank} to rank {blame.peer}{of}"
+        return f"NCCL: slow link {link}: {seconds} in the steps that were recorded"
+    waited = f"the others waited {seconds} for rank {blame.rank}{of}"
+    if blame.cause == NOT_KNOWN:
+        return f"NCCL: {waited} (whether its host or its GPU is not known)"
+    return f"NCCL: {blame.cause}: {waited} (host {duration(blame.host_seconds)}, GPU {duration(blame.gpu_seconds)})"
 
 
 def report_lines(report: NcclReport) -> list[str]:
