@@ -219,14 +219,17 @@ class Calibration:
         return grid, expected, rising
 
     def _regimes(self, x: Floats) -> NDArray[np.int64]:
-        return np.searchsorted([b for _, b in self._falls()], x, side="right")
+        """Return which regime sizes are of, from log2, int64 [n]."""
+        ends: Floats = np.array([b for _, b in self._falls()], dtype=np.float64)
+        return np.searchsorted(ends, x, side="right")
 
     def _rising(self, x: Floats, mean: Floats) -> Floats:
         """Return times that never fall as sizes grow, but from one regime to the next: rows show where one ends."""
         if not len(self.x) and self.law.beside is None:  # a law's own curve rises
             return mean
         grid, expected, rising = self._smoothed
-        of_grid, of_x, found = self._regimes(grid), self._regimes(x), mean.copy()
+        of_grid, of_x = self._regimes(grid), self._regimes(x)
+        found: Floats = mean.copy()
         for one in np.unique(of_x):
             here = of_x == one
             places, smooth = grid[of_grid == one], rising[of_grid == one]
