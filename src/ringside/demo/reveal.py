@@ -77,8 +77,17 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return not called, _named_nobody(called, f"{words}. One stall makes no slow rank")
     begin = 0 if isinstance(fault, Kill) else first_step(fault)
     told = [v for v in verdicts if names(fault, v)]
-    named = [v for v in told if v.kind in WANTED[type(fault)] and v.detected_step >= begin]
+    wanted = [v for v in told if v.kind in WANTED[type(fault)]]
+    named = [v for v in wanted if v.detected_step >= begin]
     others = [v for v in verdicts if v not in told]
+    if early := [v for v in wanted if v.detected_step < begin]:
+        found = "It was detected" if named else "It was not detected in time"
+        alarm = f"a false alarm named its rank in step {early[0].detected_step}, before it began"
+        return False, f"{words}. {found}, {'but' if named else 'and'} {alarm}."
+    halting_s = fault.seconds if isinstance(fault, Input | Pause) else 0.0
+    if isinstance(fault, (*OF_A_RANK, Pause)) and halting_s < LONG_PAUSE_S and any(v.kind == "hang" for v in told):
+        found = "It was detected, but" if named else "It was not detected in time, and"
+        return False, f"{words}. {found} its rank was called hung, which it was not: a false alarm."
     if named and not others:
         return True, f"{words}. The verdict is correct{_delay(fault, named[0])}."
     if named:
@@ -106,23 +115,19 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
         verdicts: What was found.
         table: The run's records.
     """
-    own = table["own_seconds"]
     came_to = None
     if isinstance(fault, OF_A_RANK):
-        came_to = measure_change(table.steps, own, fault.rank, first_step(fault))
+        came_to = measure_change(table.steps, table["own_seconds"], fault.rank, first_step(fault))
     told = next((v for v in verdicts if fault is None or v.kind in WANTED[type(fault)]), None)
     found: dict[str, Any] | None = None
     if told is not None:
         found = {name: getattr(told, name) for name in ("kind", "ranks", "since_step", "detected_step")}
-        found |= dict.fromkeys(("relative", "relative_interval", "since_interval"))
+        found |= dict.fromkeys(("relative", "relative_interval", "since_interval"))  # a verdict has no interval
         if told.kind == "diverged":  # replicas are compared now and then
             found["since_interval"] = (told.since_step, told.detected_step)
         if told.kind in OWN_TIME_KINDS and len(told.ranks) == 1:
             usual = float(told.evidence.get("usual_excess_ratio", 0.0))
             found["relative"] = (1.0 + told.excess_ratio) / (1.0 + usual) - 1.0
-            seen = measure_change(table.steps, own, told.ranks[0], told.since_step)
-            if seen is not None and "pause_bar_seconds" not in told.evidence:  # the middle step knows of no pause
-                found |= {"relative_interval": seen.relative_interval, "since_interval": seen.since_interval}
     errors: dict[str, Any] | None = None
     if fault is not None and told is not None and found is not None:
         errors = {
@@ -134,9 +139,8 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
         }
         if came_to is not None and found["relative"] is not None and names(fault, told):
             errors["relative"] = found["relative"] - came_to.relative
-            if found["relative_interval"] is not None:
-                low, high = found["relative_interval"]
-                errors["interval_holds"] = low <= came_to.relative <= high
+            low, high = came_to.relative_interval
+            errors["interval_holds"] = low <= found["relative"] <= high
     measured = None if came_to is None else {k: v for k, v in came_to._asdict().items() if k != "since_interval"}
     return {"injected": injected(fault), "came_to": measured, "found": found, "errors": errors}
 
@@ -156,8 +160,6 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
             since = " ({} to {})".format(*told["since_interval"])
         if told["relative"] is not None:
             size = f", {_signed(told['relative'])}"
-            if told["relative_interval"] is not None:
-                size += f" ({_range(told['relative_interval'])})"
         lines.append(
             f"  found     {name_ranks(told['ranks']) or 'the job'}, since step {told['since_step']}{since}{size}"
         )
@@ -166,7 +168,7 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
         if errors["relative"] is not None:
             words.append(f"size: {100 * errors['relative']:+.1f} points")
         if errors["interval_holds"] is not None:
-            words.append(f"its interval {'holds' if errors['interval_holds'] else 'MISSES'} what it came to")
+            words.append(f"{'within' if errors['interval_holds'] else 'OUTSIDE'} the interval of what it came to")
         lines.append(f"  errors    {', '.join(words)}")
     if lines and found["came_to"]:
         lines.append("  Relative: beside the others and before. Intervals: 95%, a bootstrap over steps in blocks of 8.")
