@@ -141,7 +141,7 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
             errors["relative"] = found["relative"] - came_to.relative
             low, high = came_to.relative_interval
             errors["interval_holds"] = low <= found["relative"] <= high
-    measured = None if came_to is None else {k: v for k, v in came_to._asdict().items() if k != "since_interval"}
+    measured = None if came_to is None else came_to._asdict()
     return {"injected": injected(fault), "came_to": measured, "found": found, "errors": errors}
 
 
@@ -171,7 +171,7 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
             words.append(f"{'within' if errors['interval_holds'] else 'OUTSIDE'} the interval of what it came to")
         lines.append(f"  errors    {', '.join(words)}")
     if lines and found["came_to"]:
-        lines.append("  Relative: beside the others and before. Intervals: 95%, a bootstrap over steps in blocks of 8.")
+        lines.append("  Relative: beside the others and before. Its interval: 95%, Student's t over blocks of 8 steps.")
     return lines
 
 
