@@ -226,6 +226,9 @@ def test_a_run_directory_that_vanishes_does_not_stop_it(tmp_path):
         (("--inject", "fast"), "There are:"),
         (("--nproc-per-node", "1"), "at least 2 ranks"),
         (("--corpus", "/nonexistent"), "no Python sources"),
+        (("--all", "--inject", "slow"), "leave out --inject"),
+        (("--kill", "--inject", "slow"), "leave out --inject"),
+        (("--inject", "link"), "leave out --size"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(command, words, why):

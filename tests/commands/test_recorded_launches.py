@@ -243,6 +243,9 @@ def test_the_tour_shows_five_and_leaves_out_what_cannot_be(call: Call, monkeypat
     assert not [word for words in started for word in words if word.startswith(("--compare", "--calibrate"))]
     status, _, err = call("demo --inject quota --run-dir alone")
     assert (status, err) == (2, "ringside demo: no cgroup here\n")
+    status, _, err = call("demo --inject link --run-dir alone")
+    assert (status, err) == (2, "ringside demo: not root\n")
+    assert not Path("alone").exists()
 
 
 def test_a_tour_goes_on_after_a_training_that_failed(call: Call, monkeypatch: pytest.MonkeyPatch):

@@ -106,7 +106,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--run-dir", type=Path, metavar="DIR", help="where to write the run (default: a new one under runs/)")
     add("--seed", type=int, metavar="S", help="fixes what is drawn at random (default: none)")
     add("--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR (default: Python's own)")
-    add("--size", choices=("tiny", "small"), default="small", help="size of the model (default: small)")
+    add("--size", choices=("tiny", "small"), help="size of the model (default: small)")
     add("--no-comparison", action="store_true", help="do not train over Gloo afterwards")
     add("--json", action="store_true", help="print the summary as JSON (keys: docs/json.md)")
     add_verbosity(parser)
@@ -114,6 +114,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
+    if args.inject is not None and (args.all or args.kill):
+        raise UsageError("--all and --kill choose their faults themselves: leave out --inject")
+    if args.size is not None and _is_link(args.inject):
+        raise UsageError("--inject link has a model of its own size: leave out --size")
+    args.size = args.size or "small"
     if args.kill:
         return demo_kill.run(args)
     if args.all:
@@ -163,7 +168,7 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         The exit status, the run directory, and what is printed as JSON; None where the run has no summary.
     """
     kind = KINDS.get(args.inject or "slow")
-    is_link = (args.inject or "").partition(":")[0] == "link"
+    is_link = _is_link(args.inject)
     least = demo_link.HOSTS if is_link else 2
     ranks = max(usable_cores(), least) if args.nproc_per_node is None else args.nproc_per_node
     if ranks < 1:
@@ -173,6 +178,8 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     fault = parse_fault(args.inject, ranks) if kind is None else draw(seed, ranks, args.steps, kind)
     if isinstance(fault, Quota) and (why := quota.unavailable()):
+        raise UnsupportedError(why)
+    if isinstance(fault, Link) and (why := Lab.unavailable()):
         raise UnsupportedError(why)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
@@ -251,6 +258,10 @@ def as_fixed(fault: Fault | None, path: Path) -> Fault | None:
             if event["kind"] == "calibrated" and isinstance(fault, Slow):
                 return replace(fault, factor=event["factor"])
     return fault
+
+
+def _is_link(spec: str | None) -> bool:
+    return (spec or "").partition(":")[0] == "link"
 
 
 def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:
