@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from ringside.demo.reveal import comparison_lines, draw, facts, facts_lines, injected, reveal
+from ringside.demo.reveal import comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
 from ringside.faults.inject import KINDS, Input, Link, Pause, Slow, parse_fault
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.run.table import tabulate
@@ -79,6 +79,29 @@ def test_verdicts_are_held_against_what_was_injected(spec, verdicts, right, word
     found, told = reveal(parse_fault(spec), verdicts)
     assert found is right
     assert words in told
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "verdicts", "began"),
+    [
+        ("none", 0, [], True),
+        ("slow:rank=1,from_step=50", 50, [verdict(1)], False),
+        ("slow:rank=1,from_step=50", 51, [], True),
+        ("hang:rank=1,at_step=50", 50, [], True),
+        ("hang:rank=1,at_step=50", 49, [], False),
+        ("kill:rank=0,at_step=50", 40, [verdict(0, kind="dead_rank")], True),  # the last steps died with it
+    ],
+)
+def test_a_fault_after_the_end_never_began(spec, steps, verdicts, began):
+    assert has_begun(parse_fault(spec), verdicts, steps) is began
+
+
+def test_of_a_fault_that_never_began_nothing_is_said_to_have_been():
+    fault = parse_fault("slow:rank=1,from_step=400")
+    right, told = reveal(fault, [], began=False)
+    assert not right
+    assert told == f"What was to be injected never began, the run ended before: {fault}."
+    assert "false alarm" in reveal(fault, [verdict(0)], began=False)[1]
 
 
 def test_injected_as_the_summary_has_it():

@@ -63,7 +63,7 @@ from rich.text import Text
 from ringside.commands import demo_kill, demo_link
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.demo.corpus import sources
-from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, injected, reveal
+from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.faults import quota
@@ -231,7 +231,8 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
     summary, verdicts = concluded
     # What happened, and whether it is what was injected.
-    right, outcome = reveal(fault, verdicts)
+    reached = bool(began) if isinstance(fault, Link) else has_begun(fault, verdicts, summary["steps"])
+    right, outcome = reveal(fault, verdicts, reached)
     console = open_console(stderr=args.json)
     console.print(closing_summary(summary, verdicts))
     console.print()

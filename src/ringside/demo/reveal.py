@@ -67,10 +67,19 @@ def injected(fault: Fault | None) -> dict[str, Any]:
     return {**content, **given, "from_step": first_step(fault)}
 
 
-def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]:
-    """Return whether the verdicts are right about what was injected, and both in words."""
+def reveal(fault: Fault | None, verdicts: Sequence[Verdict], began: bool = True) -> tuple[bool, str]:
+    """Return whether the verdicts are right about what was injected, and both in words.
+
+    Args:
+        fault: What was injected; None: nothing.
+        verdicts: What was found.
+        began: Whether the run lasted until the fault.
+    """
     if fault is None:
         return not verdicts, _named_nobody(verdicts, "Nothing was injected")
+    if not began:
+        named = ", yet a rank was named: other load on this machine, or a false alarm" if verdicts else ""
+        return False, f"What was to be injected never began, the run ended before: {fault}{named}."
     words = f"What was injected: {fault.describe()}"
     if isinstance(fault, Pause) and not fault.every:
         called = [v for v in verdicts if v.kind != "hang" or v.ranks != [fault.rank] or fault.seconds < LONG_PAUSE_S]
@@ -96,6 +105,14 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return False, f"{words}. The verdict is wrong: it names another rank."
     where = "time" if isinstance(fault, (*LASTING, Pause)) else "this run"
     return False, f"{words}. It was not detected in {where}."
+
+
+def has_begun(fault: Fault | None, verdicts: Sequence[Verdict], steps: int) -> bool:
+    """Tell whether a run of so many steps lasted until a fault; a step in which a rank halts is not recorded."""
+    if fault is None or steps > first_step(fault):
+        return True
+    halts = isinstance(fault, Kill | Hang | Stop)
+    return halts and (steps == first_step(fault) or any(v.kind in WANTED[type(fault)] for v in verdicts))
 
 
 def names(fault: Fault, verdict: Verdict) -> bool:
