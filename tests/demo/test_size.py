@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ringside.demo.size import calibrated_factor, log_ratios, measure_change, middle
+from ringside.demo.size import calibrated_factor, is_at_bound, log_ratios, measure_change, middle
 
 RATIOS = {"independent": 0.0, "alike from step to step": 0.4}
 
@@ -44,8 +44,11 @@ def test_the_factor_is_the_one_at_which_the_size_is_reached(effect: float):
 
 def test_noise_makes_no_factor_absurd():
     factors = [1.0] * 8 + [1.3] * 8
-    assert calibrated_factor(np.zeros(16), factors, 0.3) == pytest.approx(1.75)
-    assert calibrated_factor(np.repeat([0.0, 9.0], 8), factors, 0.3) == pytest.approx(1.15)
+    most, least = (calibrated_factor(np.repeat([0.0, size], 8), factors, 0.3) for size in (0.0, 9.0))
+    assert (most, least) == pytest.approx((1.75, 1.15))
+    assert is_at_bound(most, 0.3)
+    assert is_at_bound(least, 0.3)
+    assert not is_at_bound(1.3, 0.3)
 
 
 @pytest.mark.parametrize("alike", RATIOS.values(), ids=RATIOS)

@@ -64,6 +64,7 @@ from ringside.commands import demo_kill, demo_link
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.demo.corpus import sources
 from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
+from ringside.demo.size import is_at_bound
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.faults import quota
@@ -74,6 +75,7 @@ from ringside.launch.follow import Show, choose_directory, conclude_run, environ
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.table import tabulate
+from ringside.text import percent
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import (
     LiveDisplay,
@@ -240,6 +242,9 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     found = facts(fault, verdicts, tabulate(RunReader(path).iterate(), summary["world_size"]))
     for line in facts_lines(found):
         console.print(line, soft_wrap=True, markup=False)
+    if kind is Slow and isinstance(fault, Slow) and is_at_bound(fault.factor, SIZE):
+        bound = f"the factor {fault.factor:.2f} is as far as it goes, so {percent(SIZE)} may be missed"
+        console.print(f"  By the calibration {bound}.", soft_wrap=True)
     loss = summary.get("loss")
     if loss:
         console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")

@@ -68,6 +68,11 @@ def calibrated_factor(ratios: Floats, factors: Sequence[float], size: float) -> 
     return 1.0 + size / float(np.clip(effect, LEAST_EFFECT, MOST_EFFECT))
 
 
+def is_at_bound(factor: float, size: float) -> bool:
+    """Tell whether a factor is one beyond which `calibrated_factor` does not go, so that the size may be missed."""
+    return not 1.0 + size / MOST_EFFECT < factor < 1.0 + size / LEAST_EFFECT
+
+
 def measure_change(steps: NDArray[np.int64], own: Floats, rank: int, since: int) -> Change | None:
     """Return what became of a rank from a step on; None where there is too little before or after it.
 
