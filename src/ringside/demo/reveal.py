@@ -78,8 +78,8 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict], began: bool = True)
     if fault is None:
         return not verdicts, _named_nobody(verdicts, "Nothing was injected")
     if not began:
-        named = ", yet a rank was named: other load on this machine, or a false alarm" if verdicts else ""
-        return False, f"What was to be injected never began, the run ended before: {fault}{named}."
+        alarm = ", yet a rank was named: other load on this machine, or a false alarm" if verdicts else ""
+        return False, f"What was to be injected never began, the run ended before: {fault}{alarm}."
     words = f"What was injected: {fault.describe()}"
     if isinstance(fault, Pause) and not fault.every:
         called = [v for v in verdicts if v.kind != "hang" or v.ranks != [fault.rank] or fault.seconds < LONG_PAUSE_S]
