@@ -356,11 +356,18 @@ def test_a_quota_of_a_process_that_was_killed_is_removed_by_the_next():
     with quota_or_skip(1.0) as beside:
         process = subprocess.Popen([sys.executable, "-c", "pass"])
         process.wait()
-        left = beside.home.parent / f"{quota.PREFIX}{process.pid}"
+        left = beside.home.parent / f"{quota.PREFIX}{process.pid}-x"
         left.mkdir()
         quota.remove_leftovers()
         assert not left.exists()
         assert beside.members.parent.exists(), "its process lives"
+
+
+def test_a_process_may_hold_two_quotas():
+    with quota_or_skip(1.0) as first, quota_or_skip(0.5) as second:
+        assert first.members != second.members
+        second.close()
+        assert first.members.exists()
 
 
 def test_where_no_quota_can_be_it_is_said_in_a_line(monkeypatch, tmp_path):
@@ -370,8 +377,11 @@ def test_where_no_quota_can_be_it_is_said_in_a_line(monkeypatch, tmp_path):
     with pytest.raises(UnsupportedError):
         inject(Quota(0), torch.nn.Linear(1, 1), 0)
     monkeypatch.setattr(quota, "homes", lambda: iter([tmp_path]))
-    (tmp_path / f"{quota.PREFIX}{os.getpid()}").write_text("in the way")
-    monkeypatch.setattr(quota, "TRIES", 1)
+
+    def refuse(**_):
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(quota, "mkdtemp", refuse)
     assert "no cgroup with a CPU quota can be made here" in quota.unavailable()
 
 

@@ -87,7 +87,8 @@ def test_a_fault_is_calibrated_and_revealed(tmp_path, command):
     found = json.loads(out)
     revealed = found["reveal"]
     # Whether it is named in so few steps, and how large it comes to be, is a matter of what else this machine does.
-    assert status == (0 if revealed["found"] and revealed["errors"]["names_the_rank"] else 1), err
+    assert status == (0 if re.search("The verdict is correct|and another rank too", " ".join(err.split())) else 1), err
+    assert revealed["found"] or status == 1
     assert found["injected"] == revealed["injected"]
     assert 1.15 <= found["injected"]["factor"] <= 1.75
     begin = found["injected"]["from_step"]
@@ -225,6 +226,9 @@ def test_a_run_directory_that_vanishes_does_not_stop_it(tmp_path):
         (("--inject", "fast"), "There are:"),
         (("--nproc-per-node", "1"), "at least 2 ranks"),
         (("--corpus", "/nonexistent"), "no Python sources"),
+        (("--all", "--inject", "slow"), "leave out --inject"),
+        (("--kill", "--inject", "slow"), "leave out --inject"),
+        (("--inject", "link"), "leave out --size"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(command, words, why):

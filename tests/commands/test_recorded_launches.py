@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from tests.support.schemas import departures
 from ringside.commands import demo, demo_kill, main
 from ringside.commands import run as run_command
 from ringside.engine.settings import usable_cores
+from ringside.errors import RingsideError
 from ringside.faults.inject import KINDS
 from ringside.processes import Death
 
@@ -241,6 +243,21 @@ def test_the_tour_shows_five_and_leaves_out_what_cannot_be(call: Call, monkeypat
     assert not [word for words in started for word in words if word.startswith(("--compare", "--calibrate"))]
     status, _, err = call("demo --inject quota --run-dir alone")
     assert (status, err) == (2, "ringside demo: no cgroup here\n")
+    status, _, err = call("demo --inject link --run-dir alone")
+    assert (status, err) == (2, "ringside demo: not root\n")
+    assert not Path("alone").exists()
+
+
+def test_a_tour_goes_on_after_a_training_that_failed(call: Call, monkeypatch: pytest.MonkeyPatch):
+    def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, str]]:
+        if args.inject == "quota":
+            raise RingsideError("the training failed")
+        return 0, args.run_dir, {"kind": args.inject}
+
+    monkeypatch.setattr(demo, "demonstrate", demonstrate)
+    status, out, err = call("demo --all --run-dir here --json")
+    assert (status, [one["kind"] for one in json.loads(out)]) == (1, ["input", "link", "pause", "diverge"])
+    assert "ringside demo: quota: the training failed" in err
 
 
 def test_a_tour_that_is_stopped_goes_no_further(call: Call, monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from ringside.demo.reveal import comparison_lines, draw, facts, facts_lines, injected, reveal
+from ringside.demo.reveal import comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
 from ringside.faults.inject import KINDS, Input, Link, Pause, Slow, parse_fault
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.run.table import tabulate
@@ -46,6 +46,9 @@ def test_any_kind_of_fault_can_be_drawn(kind):
         ("slow:rank=1,from_step=50", [verdict(1)], True, "correct, 11 steps after"),
         ("slow:rank=1,from_step=50", [verdict(0)], False, "another rank"),
         ("slow:rank=1,from_step=50", [verdict(1, detected=40)], False, "not detected"),
+        ("slow:rank=1,from_step=50", [verdict(1, detected=40), verdict(1)], False, "named its rank in step 40, before"),
+        ("slow:rank=1,from_step=50", [verdict(1), verdict(1, kind="hang")], False, "called hung"),
+        ("input:rank=1,seconds=9,from_step=50", [verdict(1), verdict(1, kind="hang")], True, "correct"),
         ("slow:rank=1,from_step=50", [verdict(1), verdict(0)], True, "another rank too"),
         ("slow:rank=1,from_step=50", [], False, "not detected"),
         ("pause:rank=1,at_step=50", [], True, "no rank was named"),
@@ -76,6 +79,29 @@ def test_verdicts_are_held_against_what_was_injected(spec, verdicts, right, word
     found, told = reveal(parse_fault(spec), verdicts)
     assert found is right
     assert words in told
+
+
+@pytest.mark.parametrize(
+    ("spec", "steps", "verdicts", "began"),
+    [
+        ("none", 0, [], True),
+        ("slow:rank=1,from_step=50", 50, [verdict(1)], False),
+        ("slow:rank=1,from_step=50", 51, [], True),
+        ("hang:rank=1,at_step=50", 50, [], True),
+        ("hang:rank=1,at_step=50", 49, [], False),
+        ("kill:rank=0,at_step=50", 40, [verdict(0, kind="dead_rank")], True),  # the last steps died with it
+    ],
+)
+def test_a_fault_after_the_end_never_began(spec, steps, verdicts, began):
+    assert has_begun(parse_fault(spec), verdicts, steps) is began
+
+
+def test_of_a_fault_that_never_began_nothing_is_said_to_have_been():
+    fault = parse_fault("slow:rank=1,from_step=400")
+    right, told = reveal(fault, [], began=False)
+    assert not right
+    assert told == f"What was to be injected never began, the run ended before: {fault}."
+    assert "false alarm" in reveal(fault, [verdict(0)], began=False)[1]
 
 
 def test_injected_as_the_summary_has_it():
@@ -110,26 +136,32 @@ def found_slow(rank, since, ratio, usual=0.0):
 
 
 def test_the_reveal_has_what_was_injected_what_it_came_to_what_was_found_and_the_errors():
-    told = facts(Slow(1, 1.42, 60), [found_slow(1, 61, 0.43, usual=0.1)], recorded())
+    verdict = found_slow(1, 61, 0.431, usual=0.1)
+    told = facts(Slow(1, 1.42, 60), [verdict], recorded())
     assert told["injected"] == {"kind": "slow", "ranks": [1], "factor": 1.42, "from_step": 60}
     assert told["came_to"]["relative"] == pytest.approx(0.3, abs=0.01)
     assert told["came_to"]["steps"] == (60, 64)
-    assert told["found"]["relative"] == pytest.approx(0.3)
+    assert told["found"]["relative"] == pytest.approx(0.3, abs=0.001)
+    assert told["found"]["relative_interval"] is told["found"]["since_interval"] is None
     assert told["errors"]["since_steps"] == 1
     assert told["errors"]["delay_steps"] == 11
     assert told["errors"]["names_the_rank"] is told["errors"]["interval_holds"] is True
-    assert told["errors"]["relative"] == pytest.approx(0.3 - told["came_to"]["relative"])
+    assert told["errors"]["relative"] == pytest.approx(1.431 / 1.1 - 1 - told["came_to"]["relative"])
     lines = "\n".join(facts_lines(told))
     assert "came to   rank 1's own time 100 ms → 130 ms (+30%), the others' 99.9 ms → 99.5 ms (+0%): relative" in lines
-    assert "found     rank 1, since step 61 (" in lines
+    assert "found     rank 1, since step 61, +30%\n" in lines
     assert "errors    who: right, since: +1 steps, size: " in lines
-    assert "its interval holds what it came to" in lines
+    assert "within the interval of what it came to" in lines
     assert max(map(len, facts_lines(told)[2:])) <= 100
 
 
 def test_errors_are_told_where_they_are_bad():
     told = facts(Slow(1, 1.42, 60), [found_slow(1, 90, 0.1)], recorded())
     assert (told["errors"]["since_steps"], round(told["errors"]["relative"], 2)) == (30, -0.2)
+    for size in (0.05, 0.9):
+        told = facts(Slow(1, 1.42, 60), [found_slow(1, 60, size)], recorded())
+        assert told["errors"]["interval_holds"] is False
+        assert "OUTSIDE the interval of what it came to" in "\n".join(facts_lines(told))
     wrong = facts(Slow(1, 1.42, 60), [found_slow(0, 20, 0.1), found_slow(1, 61, 0.3)], recorded())
     assert wrong["found"]["ranks"] == [0]
     assert wrong["errors"]["names_the_rank"] is False
@@ -142,7 +174,7 @@ def test_what_does_not_apply_is_left_out():
     assert nothing["found"] is nothing["errors"] is None
     assert [line.split()[0] for line in facts_lines(nothing)] == ["came", "Relative:"]
     short = facts(Slow(1, 1.42, 60), [found_slow(1, 61, 0.3)], recorded(after=4))
-    assert short["came_to"] is short["found"]["relative_interval"] is short["errors"]["interval_holds"] is None
+    assert short["came_to"] is short["errors"]["interval_holds"] is None
     healthy = facts(None, [found_slow(1, 61, 0.3)], recorded())
     assert healthy["came_to"] is healthy["errors"] is None
     diverged = facts(parse_fault("diverge:rank=1,at_step=50"), [pair("diverged")], recorded())
@@ -151,10 +183,8 @@ def test_what_does_not_apply_is_left_out():
     assert diverged["errors"]["names_the_rank"] is True
     assert not math.isnan(diverged["errors"]["delay_steps"])
     assert facts_lines(facts(None, [], recorded())) == []
-    pausing = found_slow(1, 61, 0.3)
-    pausing.evidence["pause_bar_seconds"] = 0.2
-    paused = facts(parse_fault("pause:rank=1,at_step=60,every=5"), [pausing], recorded())
-    assert paused["came_to"] is paused["found"]["relative_interval"] is paused["found"]["since_interval"] is None
+    paused = facts(parse_fault("pause:rank=1,at_step=60,every=5"), [found_slow(1, 61, 0.3)], recorded())
+    assert paused["came_to"] is None
     assert facts_lines(paused)[0] == "  found     rank 1, since step 61, +30%"
 
 

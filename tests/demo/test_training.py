@@ -23,6 +23,7 @@ from tests.support.ranks import on_ranks
 
 from ringside.demo import train
 from ringside.demo.model import SIZES, ByteGPT
+from ringside.demo.size import is_at_bound
 from ringside.errors import PeerLostError
 from ringside.faults.inject import Slow, parse_fault
 from ringside.monitor.run.records import StepRecord
@@ -82,23 +83,27 @@ def test_a_calibration_leaves_the_training_and_its_record_as_they_are(tmp_path: 
     kinds = [one["kind"] for one in events if one["kind"] in ("calibrated", "stage")]
     assert kinds == ["calibrated", "stage"]
     (found,) = [one for one in events if one["kind"] == "calibrated"]
-    assert 1.15 <= found["factor"] <= 1.75
+    assert found["at_bound"] is is_at_bound(found["factor"], 0.3)
     assert (found["size"], found["steps"]) == (0.3, train.CALIBRATION_BLOCKS * (train.BLOCK_STEPS - 1))
 
 
-def factor_of_a_rank(port: int, rank: int) -> tuple[float, bool]:
-    """Return the factor at which a rank is slower by 30% where 70% of the work counts; and whether nothing changed."""
+def factor_of_a_rank(port: int, rank: int, effect: float) -> tuple[float, bool, bool]:
+    """Return the factor for 30% where `effect` of the work counts; whether that is a bound; whether nothing changed."""
     with group(port):
+        events: list[dict[str, Any]] = []
         heard: list[Callable[[StepRecord], None]] = []
         session = SimpleNamespace(
-            event=lambda *_, **__: None, on_record=heard.append, pause=nullcontext, clock=SimpleNamespace(flush=list)
+            event=lambda _, **said: events.append(said),
+            on_record=heard.append,
+            pause=nullcontext,
+            clock=SimpleNamespace(flush=list),
         )
         options = argparse.Namespace(size="tiny", inject="none", corpus=None, seed=4)
         trainer = train.Trainer(options, 0, 1)
         now = [0.0]
 
         def step(*_: object) -> float:
-            own = 1.0 + 0.7 * now[0]
+            own = 1.0 + effect * now[0]
             heard[0](StepRecord(step=0, rank=0, ended_unix=0, step_seconds=own, own_seconds=own))
             return 0.0
 
@@ -122,12 +127,14 @@ def factor_of_a_rank(port: int, rank: int) -> tuple[float, bool]:
         same = all(map(torch.equal, before, trainer.model.parameters()))
         same &= states == (str(trainer.generator.bit_generator.state), torch.get_rng_state().tolist())
     assert (fault.rank, fault.from_step) == (rank, 40)
-    return fault.factor, same
+    return fault.factor, events[-1]["at_bound"], same
 
 
-def test_the_factor_is_found_by_training_a_copy():
-    ((factor, same),) = on_ranks(1, factor_of_a_rank, free_port(), 0, limit_s=LIMIT_S)
-    assert factor == pytest.approx(1 + 0.3 / 0.7)
+@pytest.mark.parametrize(("effect", "factor", "bound"), [(0.7, 1 + 0.3 / 0.7, False), (0.2, 1.75, True)])
+def test_the_factor_is_found_by_training_a_copy(effect: float, factor: float, bound: bool):
+    ((found, at_bound, same),) = on_ranks(1, factor_of_a_rank, free_port(), 0, effect, limit_s=LIMIT_S)
+    assert found == pytest.approx(factor)
+    assert at_bound is bound
     assert same
 
 

@@ -63,7 +63,8 @@ from rich.text import Text
 from ringside.commands import demo_kill, demo_link
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.demo.corpus import sources
-from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, injected, reveal
+from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
+from ringside.demo.size import is_at_bound
 from ringside.engine.settings import usable_cores
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.faults import quota
@@ -74,6 +75,7 @@ from ringside.launch.follow import Show, choose_directory, conclude_run, environ
 from ringside.launch.torchrun import Launch, stop_requests
 from ringside.monitor.run.directory import RunReader
 from ringside.monitor.run.table import tabulate
+from ringside.text import percent
 from ringside.view.run.live import RunFollower, ShownFinding
 from ringside.view.terminal import (
     LiveDisplay,
@@ -106,7 +108,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--run-dir", type=Path, metavar="DIR", help="where to write the run (default: a new one under runs/)")
     add("--seed", type=int, metavar="S", help="fixes what is drawn at random (default: none)")
     add("--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR (default: Python's own)")
-    add("--size", choices=("tiny", "small"), default="small", help="size of the model (default: small)")
+    add("--size", choices=("tiny", "small"), help="size of the model (default: small)")
     add("--no-comparison", action="store_true", help="do not train over Gloo afterwards")
     add("--json", action="store_true", help="print the summary as JSON (keys: docs/json.md)")
     add_verbosity(parser)
@@ -114,6 +116,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
+    if args.inject is not None and (args.all or args.kill):
+        raise UsageError("--all and --kill choose their faults themselves: leave out --inject")
+    if args.size is not None and _is_link(args.inject):
+        raise UsageError("--inject link has a model of its own size: leave out --size")
+    args.size = args.size or "small"
     if args.kill:
         return demo_kill.run(args)
     if args.all:
@@ -138,6 +145,12 @@ def tour(args: argparse.Namespace) -> int:
         except UnsupportedError as error:
             print(f"ringside demo: {kind} is left out: {error}", file=sys.stderr)
             continue
+        except UsageError:  # what is asked for can be for none of them
+            raise
+        except RingsideError as error:
+            print(f"ringside demo: {kind}: {error}", file=sys.stderr)
+            worst = max(worst, 1)
+            continue
         worst = max(worst, status)
         if not args.json:
             print(path)
@@ -157,7 +170,7 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         The exit status, the run directory, and what is printed as JSON; None where the run has no summary.
     """
     kind = KINDS.get(args.inject or "slow")
-    is_link = (args.inject or "").partition(":")[0] == "link"
+    is_link = _is_link(args.inject)
     least = demo_link.HOSTS if is_link else 2
     ranks = max(usable_cores(), least) if args.nproc_per_node is None else args.nproc_per_node
     if ranks < 1:
@@ -167,6 +180,8 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     seed = random.SystemRandom().randrange(2**31) if args.seed is None else args.seed
     fault = parse_fault(args.inject, ranks) if kind is None else draw(seed, ranks, args.steps, kind)
     if isinstance(fault, Quota) and (why := quota.unavailable()):
+        raise UnsupportedError(why)
+    if isinstance(fault, Link) and (why := Lab.unavailable()):
         raise UnsupportedError(why)
     sources(args.corpus)
     path, warning = choose_directory(args.run_dir, "demo")
@@ -218,7 +233,8 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
         raise RingsideError(f"the training failed with exit status {status}:\n{log.tail()}")
     summary, verdicts = concluded
     # What happened, and whether it is what was injected.
-    right, outcome = reveal(fault, verdicts)
+    reached = bool(began) if isinstance(fault, Link) else has_begun(fault, verdicts, summary["steps"])
+    right, outcome = reveal(fault, verdicts, reached)
     console = open_console(stderr=args.json)
     console.print(closing_summary(summary, verdicts))
     console.print()
@@ -226,6 +242,9 @@ def demonstrate(args: argparse.Namespace) -> tuple[int, Path, dict[str, Any] | N
     found = facts(fault, verdicts, tabulate(RunReader(path).iterate(), summary["world_size"]))
     for line in facts_lines(found):
         console.print(line, soft_wrap=True, markup=False)
+    if kind is Slow and isinstance(fault, Slow) and is_at_bound(fault.factor, SIZE):
+        bound = f"the factor {fault.factor:.2f} is as far as it goes, so {percent(SIZE)} may be missed"
+        console.print(f"  By the calibration {bound}.", soft_wrap=True)
     loss = summary.get("loss")
     if loss:
         console.print(f"Loss {loss['first']:.2f} → {loss['last']:.2f} nats per byte in {summary['steps']} steps.")
@@ -245,6 +264,10 @@ def as_fixed(fault: Fault | None, path: Path) -> Fault | None:
             if event["kind"] == "calibrated" and isinstance(fault, Slow):
                 return replace(fault, factor=event["factor"])
     return fault
+
+
+def _is_link(spec: str | None) -> bool:
+    return (spec or "").partition(":")[0] == "link"
 
 
 def _ending_hangs(launch: Launch, fault: Fault | None, show: Show) -> Show:

@@ -79,7 +79,10 @@ class LabLaunch(Launch):
 
 
 def slowing_link(lab: Lab, fault: Link, show: Show, began: list[int]) -> Show:
-    """Return `show` that also slows the link down once all steps before are recorded, and notes which step was next."""
+    """Return `show` that also slows the link down once all steps before are recorded, and notes which step was next.
+
+    Ranks are some steps ahead of what was read of their records, so the first slow step is about that one.
+    """
 
     def show_and_slow(run: RunFollower, found: list[ShownFinding]) -> None:
         show(run, found)

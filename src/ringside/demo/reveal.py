@@ -67,18 +67,36 @@ def injected(fault: Fault | None) -> dict[str, Any]:
     return {**content, **given, "from_step": first_step(fault)}
 
 
-def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]:
-    """Return whether the verdicts are right about what was injected, and both in words."""
+def reveal(fault: Fault | None, verdicts: Sequence[Verdict], began: bool = True) -> tuple[bool, str]:
+    """Return whether the verdicts are right about what was injected, and both in words.
+
+    Args:
+        fault: What was injected; None: nothing.
+        verdicts: What was found.
+        began: Whether the run lasted until the fault.
+    """
     if fault is None:
         return not verdicts, _named_nobody(verdicts, "Nothing was injected")
+    if not began:
+        alarm = ", yet a rank was named: other load on this machine, or a false alarm" if verdicts else ""
+        return False, f"What was to be injected never began, the run ended before: {fault}{alarm}."
     words = f"What was injected: {fault.describe()}"
     if isinstance(fault, Pause) and not fault.every:
         called = [v for v in verdicts if v.kind != "hang" or v.ranks != [fault.rank] or fault.seconds < LONG_PAUSE_S]
         return not called, _named_nobody(called, f"{words}. One stall makes no slow rank")
     begin = 0 if isinstance(fault, Kill) else first_step(fault)
     told = [v for v in verdicts if names(fault, v)]
-    named = [v for v in told if v.kind in WANTED[type(fault)] and v.detected_step >= begin]
+    wanted = [v for v in told if v.kind in WANTED[type(fault)]]
+    named = [v for v in wanted if v.detected_step >= begin]
     others = [v for v in verdicts if v not in told]
+    if early := [v for v in wanted if v.detected_step < begin]:
+        found = "It was detected" if named else "It was not detected in time"
+        alarm = f"a false alarm named its rank in step {early[0].detected_step}, before it began"
+        return False, f"{words}. {found}, {'but' if named else 'and'} {alarm}."
+    halting_s = fault.seconds if isinstance(fault, Input | Pause) else 0.0
+    if isinstance(fault, (*OF_A_RANK, Pause)) and halting_s < LONG_PAUSE_S and any(v.kind == "hang" for v in told):
+        found = "It was detected, but" if named else "It was not detected in time, and"
+        return False, f"{words}. {found} its rank was called hung, which it was not: a false alarm."
     if named and not others:
         return True, f"{words}. The verdict is correct{_delay(fault, named[0])}."
     if named:
@@ -87,6 +105,14 @@ def reveal(fault: Fault | None, verdicts: Sequence[Verdict]) -> tuple[bool, str]
         return False, f"{words}. The verdict is wrong: it names another rank."
     where = "time" if isinstance(fault, (*LASTING, Pause)) else "this run"
     return False, f"{words}. It was not detected in {where}."
+
+
+def has_begun(fault: Fault | None, verdicts: Sequence[Verdict], steps: int) -> bool:
+    """Tell whether a run of so many steps lasted until a fault; a step in which a rank halts is not recorded."""
+    if fault is None or steps > first_step(fault):
+        return True
+    halts = isinstance(fault, Kill | Hang | Stop)
+    return halts and (steps == first_step(fault) or any(v.kind in WANTED[type(fault)] for v in verdicts))
 
 
 def names(fault: Fault, verdict: Verdict) -> bool:
@@ -106,23 +132,19 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
         verdicts: What was found.
         table: The run's records.
     """
-    own = table["own_seconds"]
     came_to = None
     if isinstance(fault, OF_A_RANK):
-        came_to = measure_change(table.steps, own, fault.rank, first_step(fault))
+        came_to = measure_change(table.steps, table["own_seconds"], fault.rank, first_step(fault))
     told = next((v for v in verdicts if fault is None or v.kind in WANTED[type(fault)]), None)
     found: dict[str, Any] | None = None
     if told is not None:
         found = {name: getattr(told, name) for name in ("kind", "ranks", "since_step", "detected_step")}
-        found |= dict.fromkeys(("relative", "relative_interval", "since_interval"))
+        found |= dict.fromkeys(("relative", "relative_interval", "since_interval"))  # a verdict has no interval
         if told.kind == "diverged":  # replicas are compared now and then
             found["since_interval"] = (told.since_step, told.detected_step)
         if told.kind in OWN_TIME_KINDS and len(told.ranks) == 1:
             usual = float(told.evidence.get("usual_excess_ratio", 0.0))
             found["relative"] = (1.0 + told.excess_ratio) / (1.0 + usual) - 1.0
-            seen = measure_change(table.steps, own, told.ranks[0], told.since_step)
-            if seen is not None and "pause_bar_seconds" not in told.evidence:  # the middle step knows of no pause
-                found |= {"relative_interval": seen.relative_interval, "since_interval": seen.since_interval}
     errors: dict[str, Any] | None = None
     if fault is not None and told is not None and found is not None:
         errors = {
@@ -134,10 +156,9 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
         }
         if came_to is not None and found["relative"] is not None and names(fault, told):
             errors["relative"] = found["relative"] - came_to.relative
-            if found["relative_interval"] is not None:
-                low, high = found["relative_interval"]
-                errors["interval_holds"] = low <= came_to.relative <= high
-    measured = None if came_to is None else {k: v for k, v in came_to._asdict().items() if k != "since_interval"}
+            low, high = came_to.relative_interval
+            errors["interval_holds"] = low <= found["relative"] <= high
+    measured = None if came_to is None else came_to._asdict()
     return {"injected": injected(fault), "came_to": measured, "found": found, "errors": errors}
 
 
@@ -156,8 +177,6 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
             since = " ({} to {})".format(*told["since_interval"])
         if told["relative"] is not None:
             size = f", {_signed(told['relative'])}"
-            if told["relative_interval"] is not None:
-                size += f" ({_range(told['relative_interval'])})"
         lines.append(
             f"  found     {name_ranks(told['ranks']) or 'the job'}, since step {told['since_step']}{since}{size}"
         )
@@ -166,10 +185,10 @@ def facts_lines(found: Mapping[str, Any]) -> list[str]:
         if errors["relative"] is not None:
             words.append(f"size: {100 * errors['relative']:+.1f} points")
         if errors["interval_holds"] is not None:
-            words.append(f"its interval {'holds' if errors['interval_holds'] else 'MISSES'} what it came to")
+            words.append(f"{'within' if errors['interval_holds'] else 'OUTSIDE'} the interval of what it came to")
         lines.append(f"  errors    {', '.join(words)}")
     if lines and found["came_to"]:
-        lines.append("  Relative: beside the others and before. Intervals: 95%, a bootstrap over steps in blocks of 8.")
+        lines.append("  Relative: beside the others and before. Its interval: 95%, Student's t over blocks of 8 steps.")
     return lines
 
 

@@ -5,20 +5,23 @@ All of it is read from recorded own times. The detector has no part in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ringside.monitor.stats import student
+
 Floats = NDArray[np.float64]
 
 LEAST_EFFECT, MOST_EFFECT = 0.4, 2.0
 """What more work adds to a rank's own time beside the others', as a share: it is between these, whatever noise says."""
-DRAWN = 1000
 BLOCK = 8
-"""Steps that are drawn together, as own times of neighbouring steps are alike."""
-SURE = (0.025, 0.975)
+"""Steps whose mean counts as one measurement, as own times of neighbouring steps are alike."""
+SURE = NormalDist().inv_cdf(0.975)
 
 
 class Change(NamedTuple):
@@ -29,7 +32,6 @@ class Change(NamedTuple):
         others_own_seconds: Of the median of the others, before and after.
         relative: The rank's over the others', after over before, less 1.
         relative_interval: Of the latter, 95%.
-        since_interval: First steps that the same records fit as well, 95%.
         steps: How many there are before and after.
     """
 
@@ -37,7 +39,6 @@ class Change(NamedTuple):
     others_own_seconds: tuple[float, float]
     relative: float
     relative_interval: tuple[float, float]
-    since_interval: tuple[int, int]
     steps: tuple[int, int]
 
 
@@ -67,10 +68,15 @@ def calibrated_factor(ratios: Floats, factors: Sequence[float], size: float) -> 
     return 1.0 + size / float(np.clip(effect, LEAST_EFFECT, MOST_EFFECT))
 
 
+def is_at_bound(factor: float, size: float) -> bool:
+    """Tell whether a factor is one beyond which `calibrated_factor` does not go, so that the size may be missed."""
+    return not 1.0 + size / MOST_EFFECT < factor < 1.0 + size / LEAST_EFFECT
+
+
 def measure_change(steps: NDArray[np.int64], own: Floats, rank: int, since: int) -> Change | None:
     """Return what became of a rank from a step on; None where there is too little before or after it.
 
-    Intervals are those of a block bootstrap over the ratios before and after: 1000 draws of blocks of 8 steps.
+    The interval is Student's t over means of blocks of 8 steps, of each side by itself (Welch).
 
     Args:
         steps: Their numbers, [steps].
@@ -85,24 +91,13 @@ def measure_change(steps: NDArray[np.int64], own: Floats, rank: int, since: int)
         return None
     ratios, sides = log_ratios(own, rank), (slice(0, begin), slice(begin, None))
     before, after = (float(middle(ratios[side])) for side in sides)
-    generator = np.random.default_rng(0)
-    drawn = [_drawn_in_blocks(ratios[side], generator) for side in sides]
-    sizes = np.quantile(np.expm1(middle(drawn[1]) - middle(drawn[0])), SURE)
-    # Where the two means differ most clearly; a late step counts for no more than the change.
-    change = abs(after - before)
-    series = np.clip(np.hstack(drawn), min(before, after) - change, max(before, after) + change)
-    count = np.arange(1, series.shape[1])
-    left = np.cumsum(series, axis=1)[:, :-1]
-    right = series.sum(axis=1, keepdims=True) - left
-    apart = np.abs(right / (series.shape[1] - count) - left / count) * np.sqrt(count * (series.shape[1] - count))
-    sinces = np.quantile(1 + np.argmax(apart, axis=1), SURE)
+    sure = _half_width([_variance(ratios[side]) for side in sides])
     mine, others = own[:, rank], _others(own, rank)
     return Change(
         own_seconds=(float(middle(mine[sides[0]])), float(middle(mine[sides[1]]))),
         others_own_seconds=(float(middle(others[sides[0]])), float(middle(others[sides[1]]))),
         relative=float(np.expm1(after - before)),
-        relative_interval=(float(sizes[0]), float(sizes[1])),
-        since_interval=(int(steps[int(sinces[0])]), int(steps[min(int(np.ceil(sinces[1])), len(steps) - 1)])),
+        relative_interval=(float(np.expm1(after - before - sure)), float(np.expm1(after - before + sure))),
         steps=(begin, len(steps) - begin),
     )
 
@@ -112,9 +107,24 @@ def _others(own: Floats, rank: int) -> Floats:
     return others
 
 
-def _drawn_in_blocks(values: Floats, generator: np.random.Generator) -> Floats:
-    """Return series as long as this one, made of blocks of it, [DRAWN, len(values)]."""
-    blocks = -(-len(values) // BLOCK)
-    starts = generator.integers(0, len(values) - BLOCK + 1, (DRAWN, blocks, 1))
-    drawn: Floats = values[(starts + np.arange(BLOCK)).reshape(DRAWN, -1)[:, : len(values)]]
-    return drawn
+def _variance(values: Floats) -> tuple[float, int]:
+    """Return the variance of the mean of the middle half, and the freedom of that estimate.
+
+    By Tukey and McLaughlin (1963): values beyond the middle half move to its edge. Blocks stand for values.
+    """
+    ordered, quarter = np.sort(values), len(values) // 4
+    moved = np.clip(values, ordered[quarter], ordered[len(values) - 1 - quarter])
+    block = min(BLOCK, len(values) // 2)
+    blocks = len(values) // block
+    means = moved[len(values) - blocks * block :].reshape(blocks, block).mean(axis=1)
+    kept = 1.0 - 2.0 * quarter / len(values)
+    return float(means.var(ddof=1)) / kept**2 * block / len(values), blocks - 1
+
+
+def _half_width(parts: Sequence[tuple[float, int]]) -> float:
+    """Return half the interval of a difference, by the variance of either part and the freedom of its estimate."""
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return 0.0
+    freedom = variance**2 / sum(part**2 / free for part, free in parts)
+    return float(student(SURE, np.array(freedom))) * math.sqrt(variance)

@@ -32,7 +32,7 @@ import ringside
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.reveal import OF_A_RANK, names
-from ringside.demo.size import calibrated_factor, log_ratios
+from ringside.demo.size import calibrated_factor, is_at_bound, log_ratios
 from ringside.engine.settings import usable_cores
 from ringside.errors import PeerLostError, RingsideError
 from ringside.faults.inject import Fault, Kill, Pause, Slow, first_step, inject, parse_fault
@@ -163,7 +163,8 @@ class Trainer:
             if block % 4 == 3:
                 factor = calibrated_factor(np.concatenate(ratios), factors, size)
         attachment.detach()
-        session.event("calibrated", factor=factor, size=size, steps=len(factors))
+        at_bound = is_at_bound(factor, size)
+        session.event("calibrated", factor=factor, size=size, steps=len(factors), at_bound=at_bound)
         return replace(fault, factor=factor)
 
     def train_batch(

@@ -249,7 +249,7 @@ class Link(_Fault):
 
     def describe(self) -> str:
         """Return it as a sentence, in the past tense."""
-        slower = f"made {self.factor:g} times slower from step {self.from_step} on"
+        slower = f"made {self.factor:g} times slower from about step {self.from_step} on"
         return f"the link between ranks {self.rank} and {self.to} was {slower}"
 
 

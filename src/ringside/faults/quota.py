@@ -1,4 +1,4 @@
-"""A CPU quota on a process: a cgroup of its own, version 1 or 2, that goes with it."""
+"""A CPU quota on a process: a cgroup of its own, version 1 or 2; of one that was killed the next removes it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 from ringside.errors import UnsupportedError
 
@@ -34,10 +35,12 @@ class CpuQuota:
         home = next((home for home in homes() if os.access(home, os.W_OK)), None)
         if home is None:
             raise UnsupportedError("a CPU quota needs a cgroup with the cpu controller that may be written to")
-        directory = home / f"{PREFIX}{os.getpid()}"
+        try:
+            directory = Path(mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=home))
+        except OSError as error:
+            raise _refused(error) from None
         self.members, self.home = directory / "cgroup.procs", home / "cgroup.procs"
         try:
-            directory.mkdir()
             if (directory / "cpu.max").exists():
                 (directory / "cpu.max").write_text(f"{round(cpus * PERIOD_US)} {PERIOD_US}")
             else:
@@ -45,7 +48,7 @@ class CpuQuota:
                 (directory / "cpu.cfs_quota_us").write_text(str(round(cpus * PERIOD_US)))
         except OSError as error:
             self.close()
-            raise UnsupportedError(f"no cgroup with a CPU quota can be made here: {error}") from None
+            raise _refused(error) from None
 
     def close(self) -> None:
         """Let all processes go, and remove the cgroup."""
@@ -73,13 +76,14 @@ def remove_leftovers() -> None:
     """Remove the cgroups of processes that have ended without."""
     for home in homes():
         for directory in home.glob(f"{PREFIX}*"):
-            if not Path("/proc", directory.name.removeprefix(PREFIX)).exists():
+            pid = directory.name.removeprefix(PREFIX).partition("-")[0]
+            if not Path("/proc", pid).exists():
                 with contextlib.suppress(OSError):
                     directory.rmdir()
 
 
 def homes() -> Iterator[Path]:
-    """Yield directories in which a cgroup with a quota may be made: this process's own, or the top."""
+    """Yield directories in which a cgroup with a quota may be made: this process's own, in either version."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -90,3 +94,7 @@ def homes() -> Iterator[Path]:
                 with contextlib.suppress(OSError):
                     if "cpu" in (own / "cgroup.subtree_control").read_text().split():
                         yield own
+
+
+def _refused(error: OSError) -> UnsupportedError:
+    return UnsupportedError(f"no cgroup with a CPU quota can be made here: {error}")
