@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import signal
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -302,36 +305,29 @@ def test_what_happened_is_told_of_the_cause_and_not_of_what_follows() -> None:
 class Child:
     """A process of whose end the test decides."""
 
-    def __init__(self, *polls: int | None, stubborn: bool = False) -> None:
-        self.polls, self.stubborn = list(polls), stubborn
-        self.told: list[str] = []
+    def __init__(self, *polls: int | None) -> None:
+        self.polls = list(polls)
 
     def poll(self) -> int | None:
         return self.polls.pop(0) if len(self.polls) > 1 else self.polls[0]
 
-    def terminate(self) -> None:
-        self.told.append("terminate")
-
-    def kill(self) -> None:
-        self.told.append("kill")
-        self.stubborn = False
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.told.append("wait")
-        if self.stubborn:
-            raise launch.subprocess.TimeoutExpired("rank", timeout or 0.0)
-        return 0
-
 
 def test_who_is_left_is_asked_to_end_and_then_killed() -> None:
-    children: list[Any] = [Child(0), Child(None), Child(None, stubborn=True)]
+    commands = (["true"], ["sleep", "60"], ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"])
+    children = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) for command in commands
+    ]
+    children[0].wait()
+    assert children[2].stdout is not None
+    assert children[2].stdout.readline() == "ready\n"
     closed: list[str] = []
     reader: Any = SimpleNamespace(close=lambda: closed.append("closed"))
     launch.BenchRanks([reader], children).end()
     assert closed == ["closed"]
-    assert [child.told for child in children] == [
-        ["wait"], ["terminate", "wait"], ["terminate", "wait", "kill", "wait"],
-    ]  # fmt: skip
+    assert [child.returncode for child in children] == [0, -signal.SIGTERM, -signal.SIGKILL]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.close()
 
 
 def test_after_a_failure_the_others_have_the_time_to_say_what_they_saw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +394,7 @@ def test_a_peer_that_cannot_is_skipped_with_the_first_line_of_why(
     calls = {"all_reduce": lambda x, out: functools.partial(tried.append, x)}
     peer = Contender("mpi", "private", lambda array: array, calls, about="version 3")
     monkeypatch.setattr(worker, "opener_of", lambda name: lambda *_: peer)
-    assert worker.open_peer("mpi", asked, comm, tmp_path, writer) is peer
+    assert worker.open_peer("mpi", asked, comm, tmp_path, writer) == replace(peer, engine="mpi")
     assert [(array.dtype, array.tolist()) for array in tried] == [(np.dtype("int16"), [0])]
     assert sent[1:] == [About("mpi", "version 3")]
     other = msgspec.structs.replace(asked, collective="fsdp2")

@@ -131,10 +131,10 @@ def test_hostile_documents_are_counted(tmp_path: Path, broken: str) -> None:
 
 
 def test_of_many_readings_in_any_order_only_the_latest_are_kept() -> None:
-    readings = ras._Readings()
+    readings = ras.Readings()
     for second in (30, 3, 59, 58, 20, 57, 40, 53, 56, 1, 54, 55, 52):
         text = reading(second, communicator(counts(second)))
-        readings.add(msgspec.json.decode(text, type=ras._Document))
+        readings.add(msgspec.json.decode(text, type=ras.Document))
     assert [kept.timestamp[-2:] for kept in readings.recent] == ["54", "55", "56", "57", "58", "59"]
     assert readings.last is not None
     assert readings.before is not None

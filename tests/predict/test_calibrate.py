@@ -200,7 +200,7 @@ def test_the_answer_for_a_size_does_not_depend_on_those_asked_with_it(fall):
         batch = one.predict(asked)
         alone = np.array([one.predict([size]).times_s[0] for size in asked])
         assert alone == pytest.approx(batch.times_s, rel=1e-9)
-        falls = [(2.0**a, 2.0**b) for a, b in one._falls()]
+        falls = [(2.0**a, 2.0**b) for a, b in one.falls()]
         assert len(falls) == (fall == 0.5 and one is found)
         down = asked[1:][np.diff(batch.times_s) < -1e-9 * batch.times_s[1:]]
         assert all(any(a <= size <= b * 1.04 for a, b in falls) for size in down)

@@ -79,7 +79,9 @@ class _Peer(msgspec.Struct):
     addr: str = ""
 
 
-class _Document(msgspec.Struct):
+class Document(msgspec.Struct):
+    """What one call of `ncclras -f json` says, as far as it is used."""
+
     timestamp: str = ""
     nccl_version: str = ""
     communicators: list[_Communicator] | None = None
@@ -95,7 +97,7 @@ class _Document(msgspec.Struct):
             return 0.0
 
 
-class _Readings:
+class Readings:
     """What is needed of any number of readings.
 
     Attributes:
@@ -106,13 +108,13 @@ class _Readings:
     """
 
     def __init__(self) -> None:
-        self.recent: list[_Document] = []
+        self.recent: list[Document] = []
         self.ranks: dict[Place, int] = {}
         self.versions: set[str] = set()
         self.number = 0
         self._known_s: dict[Place, float] = {}
 
-    def add(self, reading: _Document) -> None:
+    def add(self, reading: Document) -> None:
         """Take one; files may come in any order."""
         self.number += 1
         if reading.nccl_version and len(self.versions) < MOST_ROWS:
@@ -123,18 +125,18 @@ class _Readings:
             if moment_s >= known_s if known_s is not None else len(self.ranks) < MOST_RANKS:
                 self.ranks[place], self._known_s[place] = rank, moment_s
         self.recent = [other for other in self.recent if other.seconds() != moment_s]
-        bisect.insort(self.recent, reading, key=_Document.seconds)
+        bisect.insort(self.recent, reading, key=Document.seconds)
         newest_s = self.recent[-1].seconds()
         old = sum(newest_s - other.seconds() >= STILL_S for other in self.recent)
         del self.recent[: max(old - 1, 0)]
 
     @property
-    def last(self) -> _Document | None:
+    def last(self) -> Document | None:
         """The newest."""
         return self.recent[-1] if self.recent else None
 
     @property
-    def before(self) -> _Document | None:
+    def before(self) -> Document | None:
         """The newest of those `STILL_S` and more before the last."""
         first = self.recent[0] if self.recent else None
         return first if first and self.recent[-1].seconds() - first.seconds() >= STILL_S else None
@@ -148,7 +150,7 @@ def matches(source: Source) -> bool:
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the readings and events of one job together."""
-    readings = _Readings()
+    readings = Readings()
     dead: dict[tuple[str, int, str], str] = {}
     notes = []
     for source in sources:
@@ -157,7 +159,7 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
         with source.open() as stream:
             for text in _documents(stream):
                 try:
-                    document = msgspec.json.decode(text, type=_Document)
+                    document = msgspec.json.decode(text, type=Document)
                 except UNDECODABLE:
                     damaged += 1
                     continue
@@ -199,13 +201,13 @@ def _documents(stream: BinaryIO) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _ranks_of_the_job(reading: _Document) -> dict[Place, int]:
+def _ranks_of_the_job(reading: Document) -> dict[Place, int]:
     """The ranks of the largest communicator, by where they run."""
     world = max(reading.communicators or (), key=lambda each: each.size, default=None)
     return {member.place: member.rank for member in (*world.ranks, *world.missing_ranks)} if world else {}
 
 
-def _judge_dead(readings: _Readings, dead: dict[tuple[str, int, str], str]) -> tuple[list[Verdict], list[Unjudged]]:
+def _judge_dead(readings: Readings, dead: dict[tuple[str, int, str], str]) -> tuple[list[Verdict], list[Unjudged]]:
     """Processes that RAS holds for dead, and ranks that do not answer."""
     ranks = readings.ranks
     last = readings.last.communicators or [] if readings.last else []
@@ -241,7 +243,7 @@ def _judge_dead(readings: _Readings, dead: dict[tuple[str, int, str], str]) -> t
     return verdicts, unjudged
 
 
-def _judge_counts(readings: _Readings, gone: Sequence[int]) -> tuple[list[Verdict], list[Unjudged]]:
+def _judge_counts(readings: Readings, gone: Sequence[int]) -> tuple[list[Verdict], list[Unjudged]]:
     """Who has called fewer collectives than the others of its communicator and calls nothing any more."""
     last = readings.last
     if last is None or gone:
@@ -292,7 +294,7 @@ def _judge_counts(readings: _Readings, gone: Sequence[int]) -> tuple[list[Verdic
     return verdicts, unjudged
 
 
-def _movement(last: _Document, before: _Document | None) -> tuple[set[Place] | None, float]:
+def _movement(last: Document, before: Document | None) -> tuple[set[Place] | None, float]:
     """Return who called anything since an earlier reading, and how long ago that is; None where there is none."""
     if before is None:
         return None, 0.0
@@ -338,7 +340,7 @@ def _hang_verdict(
     return verdict_of_files("hang", who, cause, evidence, advice)
 
 
-def _table(last: _Document | None) -> list[Sheet]:
+def _table(last: Document | None) -> list[Sheet]:
     """What the last reading counted, by communicator and function: the fewest and the most of any rank."""
     rows: list[list[Number | None]] = []
     for communicator in (last.communicators or []) if last else []:

@@ -167,7 +167,7 @@ class Calibration:
         far = (x < first - 1e-9) | (x > last + 1e-9)
         low, high = mean - spread, mean + spread
         mean = self._rising(x, mean)
-        for a, b in self._falls():  # between two such rows it may still be the one regime or already the other
+        for a, b in self.falls():  # between two such rows it may still be the one regime or already the other
             between = (x > a) & (x < b)
             before, behind = (float(self.logs[self.x == end].mean()) for end in (a, b))
             mean[between] = np.minimum(mean[between], behind)
@@ -196,7 +196,7 @@ class Calibration:
             mean[larger], spread[larger] = self.beyond._expected(x[larger])
         return mean, spread
 
-    def _falls(self) -> list[tuple[float, float]]:
+    def falls(self) -> list[tuple[float, float]]:
         """Return log2 of the sizes of neighbouring rows of which the larger takes less time, beyond noise."""
         places = np.unique(self.x)
         times = [float(self.logs[self.x == place].mean()) for place in places]
@@ -220,7 +220,7 @@ class Calibration:
 
     def _regimes(self, x: Floats) -> NDArray[np.int64]:
         """Return which regime sizes are of, from log2, int64 [n]."""
-        ends: Floats = np.array([b for _, b in self._falls()], dtype=np.float64)
+        ends: Floats = np.array([b for _, b in self.falls()], dtype=np.float64)
         return np.searchsorted(ends, x, side="right")
 
     def _rising(self, x: Floats, mean: Floats) -> Floats:
