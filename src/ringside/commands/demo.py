@@ -24,7 +24,7 @@ step are drawn at random:
   kill:rank=1,at_step=60                  SIGKILL in the middle of a backward
   none
 
-With --all five of them run one after the other, in under five minutes: input,
+With --all five of them run one after the other, some minutes in all: input,
 quota, link, pause, diverge. What needs rights that are not there is left out.
 
 With --kill a rank is killed with SIGKILL instead, the others finish the step,
