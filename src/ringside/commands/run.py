@@ -54,7 +54,6 @@ import shlex
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,14 +79,14 @@ from ringside.launch.torchrun import (
     with_defaults,
 )
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
-from ringside.monitor.nccl.ring import FOLDER, FOLDER_VARIABLE, PREFIX
+from ringside.monitor.nccl.ring import FOLDER, FOLDER_VARIABLE
 from ringside.monitor.nccl.watch import (
     FILE,
     PLUGIN_VARIABLE,
     NcclReport,
     NcclWatch,
     blame_line,
-    lock_folder,
+    make_folder,
     remove_left,
     report_lines,
 )
@@ -237,7 +236,6 @@ class NcclRecording:
 
     def __init__(self, folder: Path, plugin: Path) -> None:
         self._folder = folder
-        self._lock = lock_folder(folder)
         self._watch = NcclWatch(folder)
         self._began = self._next = time.monotonic()
         self._is_silent = True  # nothing was recorded, and nothing said of it
@@ -255,7 +253,7 @@ class NcclRecording:
         folder = Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
         try:
             remove_left(folder)
-            return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder)), plugin)
+            return cls(make_folder(folder), plugin)
         except OSError as error:
             _print_line(f"--nccl records nothing: there is no shared memory ({error})")
             return None
@@ -290,7 +288,6 @@ class NcclRecording:
             self._watch.poll(is_last=True)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._lock)
         if self._is_silent and not self._watch.records:
             _print_line(f"NCCL has recorded nothing: {self._watch.why_silent(os.environ)}")
         return self._watch.report()

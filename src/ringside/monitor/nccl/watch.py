@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import glob
 import logging
 import os
 import re
 import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,14 +20,12 @@ from ringside.errors import RingsideError
 from ringside.monitor.nccl.calls import Calls
 from ringside.monitor.nccl.causes import LEAST_SEEN, NOT_KNOWN, SLOW_LINK, Blame, Causes, Seen
 from ringside.monitor.nccl.ring import PREFIX, Ring
-from ringside.processes import is_running
+from ringside.processes import is_running, start_time
 from ringside.text import counted, duration, first_line
 
 FILE = "nccl.json"
 """In the run directory: what came of it."""
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
-_LEFT_S = 60.0
-"""A folder younger than that may not be locked yet."""
 _log = logging.getLogger(__name__)
 
 
@@ -137,11 +136,9 @@ class NcclWatch:
         )
 
 
-def lock_folder(folder: Path) -> int:
-    """Hold a folder of rings; return the descriptor that holds it until it is closed, or the process has ended."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+def make_folder(parent: Path) -> Path:
+    """Make a folder for rings that this process reads; its name says whose it is."""
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}-", dir=parent))
 
 
 def remove_left(parent: Path) -> None:
@@ -152,20 +149,15 @@ def remove_left(parent: Path) -> None:
     """
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                status = os.fstat(descriptor)
-                if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _LEFT_S:
-                    continue
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused: its reader lives
-                if not any(_is_written(path) for path in folder.iterdir()):
-                    shutil.rmtree(folder)
-            finally:
-                os.close(descriptor)
+            status = folder.lstat()
+            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if is_ours and not any(map(_has_owner, [folder, *folder.iterdir()])):
+                shutil.rmtree(folder)
 
 
-def _is_written(ring: Path) -> bool:
-    pid, _, started = ring.name.removeprefix(PREFIX).partition("-")
+def _has_owner(path: Path) -> bool:
+    """Return whether the process lives that a ring's or a folder's name begins with."""
+    pid, started, *_ = [*path.name.removeprefix(PREFIX).split("-"), ""]
     return pid.isdecimal() and started.isdecimal() and is_running(int(pid), int(started))
 
 
