@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from ringside.decoding import plain_count
-from ringside.doctor.calls.judge import judge
+from ringside.doctor.calls.judge import judge_files
 from ringside.doctor.calls.record import Calls, line_batches
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
@@ -32,11 +32,7 @@ def matches(source: Source) -> bool:
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the logs of one job together."""
-    calls, notes = Calls(), []
-    for number, source in enumerate(sources, 1):
-        progress.begin(f"reading {KIND} {number} of {len(sources)}")
-        notes.append(_read_log(source, calls))
-    return judge(KIND, calls, notes)
+    return judge_files(KIND, sources, progress, _read_log)
 
 
 def _read_log(source: Source, calls: Calls) -> Note:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ringside.doctor.calls.judge import judge
-from ringside.doctor.calls.record import UNKNOWN, Calls, Count, Rank, collector_paused
+from ringside.doctor.calls.judge import judge_files
+from ringside.doctor.calls.record import UNKNOWN, Calls, Count, Rank
 from ringside.doctor.files.chrome_trace import Scan
 from ringside.doctor.files.progress import Progress
 from ringside.doctor.files.source import Source
@@ -41,12 +41,7 @@ def matches(source: Source) -> bool:
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the traces of one job together."""
-    calls, notes = Calls(), []
-    with collector_paused():
-        for number, source in enumerate(sources, 1):
-            progress.begin(f"reading {KIND} {number} of {len(sources)}")
-            notes.append(_read_trace(source, calls))
-    return judge(KIND, calls, notes)
+    return judge_files(KIND, sources, progress, _read_trace)
 
 
 def _read_trace(source: Source, calls: Calls) -> Note:

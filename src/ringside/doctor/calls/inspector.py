@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ringside.doctor.calls.judge import judge
+from ringside.doctor.calls.judge import judge_files
 from ringside.doctor.calls.record import (
     MOST_STREAMS,
     UNKNOWN,
@@ -18,7 +18,6 @@ from ringside.doctor.calls.record import (
     Count,
     Link,
     Rank,
-    collector_paused,
     decoded,
     line_batches,
 )
@@ -102,12 +101,7 @@ def matches(source: Source) -> bool:
 
 def read(sources: Sequence[Source], progress: Progress) -> Findings:
     """Judge the logs of one job together."""
-    calls, notes = Calls(), []
-    with collector_paused():
-        for number, source in enumerate(sources, 1):
-            progress.begin(f"reading {KIND} {number} of {len(sources)}")
-            notes.append(_read_log(source, calls))
-    return judge(KIND, calls, notes)
+    return judge_files(KIND, sources, progress, _read_log)
 
 
 def _read_log(source: Source, calls: Calls) -> Note:

@@ -8,7 +8,7 @@ Starts are compared on one host alone: between clocks, a rank that is always lat
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
@@ -16,7 +16,9 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from ringside.doctor.calls.record import Calls, Link, LinkTime, Stream
+from ringside.doctor.calls.record import Calls, Link, LinkTime, Stream, collector_paused
+from ringside.doctor.files.progress import Progress
+from ringside.doctor.files.source import Source
 from ringside.doctor.findings import Findings, Note, Number, Sheet, Unjudged, verdict_of_files
 from ringside.monitor.verdict import Verdict
 from ringside.text import counted, duration, percent, rank_list, rate
@@ -62,6 +64,25 @@ class Late:
     calls: int
     by: str
     held_s: dict[int, float] = field(default_factory=dict)
+
+
+def judge_files(
+    kind: str, sources: Sequence[Source], progress: Progress, read_into: Callable[[Source, Calls], Note]
+) -> Findings:
+    """Judge the files of one job together.
+
+    Args:
+        kind: What they are, in the plural.
+        sources: They.
+        progress: Told of each.
+        read_into: Reads one; returns what is to be said of it.
+    """
+    calls, notes = Calls(), []
+    with collector_paused():
+        for number, source in enumerate(sources, 1):
+            progress.begin(f"reading {kind} {number} of {len(sources)}")
+            notes.append(read_into(source, calls))
+    return judge(kind, calls, notes)
 
 
 def judge(kind: str, calls: Calls, notes: list[Note]) -> Findings:
