@@ -142,7 +142,7 @@ def test_the_reveal_has_what_was_injected_what_it_came_to_what_was_found_and_the
     assert told["came_to"]["relative"] == pytest.approx(0.3, abs=0.01)
     assert told["came_to"]["steps"] == (60, 64)
     assert told["found"]["relative"] == pytest.approx(0.3, abs=0.001)
-    assert told["found"]["relative_interval"] is told["found"]["since_interval"] is None
+    assert told["found"]["since_interval"] is None
     assert told["errors"]["since_steps"] == 1
     assert told["errors"]["delay_steps"] == 11
     assert told["errors"]["names_the_rank"] is told["errors"]["interval_holds"] is True

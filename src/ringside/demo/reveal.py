@@ -139,7 +139,7 @@ def facts(fault: Fault | None, verdicts: Sequence[Verdict], table: StepTable) ->
     found: dict[str, Any] | None = None
     if told is not None:
         found = {name: getattr(told, name) for name in ("kind", "ranks", "since_step", "detected_step")}
-        found |= dict.fromkeys(("relative", "relative_interval", "since_interval"))  # a verdict has no interval
+        found |= dict.fromkeys(("relative", "since_interval"))
         if told.kind == "diverged":  # replicas are compared now and then
             found["since_interval"] = (told.since_step, told.detected_step)
         if told.kind in OWN_TIME_KINDS and len(told.ranks) == 1:
