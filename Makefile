@@ -4,8 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 ARGS   ?=
-# Two pytest workers: one core each, and a test of eight ranks still has room.
-WORKERS ?= 2
+# Pytest's, for two cores: a quarter of a worker's time is waiting for ranks and programs, which a third one fills.
+WORKERS ?= 3
 
 NATIVE := CMakeLists.txt $(wildcard src/ringside/_core/*.cpp src/ringside/_core/*.hpp) src/ringside/_core/enums.def
 
@@ -24,8 +24,6 @@ demo: $(READY) ## train a small GPT over our own all-reduce and name the rank th
 # Compiled once, not by each of the processes that tests start.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS)
 
-# A fifth of a worker's time here is waiting: a third one fills it (202 s of wall became 164).
-test: WORKERS := 3
 test: $(READY) ## run a choice of the tests, some of every kind: under three minutes on two cores
 	@$(PYTEST) -m "not (long or thorough) or core" --hypothesis-profile quick $(ARGS)
 

@@ -12,10 +12,18 @@ from tests.support.schemas import departures
 
 from ringside.bench import launch, peers
 from ringside.bench.plan import BenchPlan
-from ringside.commands import build_parser
+from ringside.commands import bench, build_parser
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 
 TINY = ("-n", "2", "--sizes", "4,4K", "--iterations", "2", "--rounds", "1")
+
+
+@pytest.fixture(autouse=True)
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streaming limit takes memory by the cache, which is the whole machine's in some virtual ones: 480 MB."""
+    monkeypatch.setattr(bench, "cache_bytes", lambda: 32 << 20)
+
+
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 

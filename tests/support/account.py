@@ -34,8 +34,8 @@ _KEY = "seconds"
 BUDGETS = {
     "tests": (16, 125),
     "tests/autoload": (4, 6),
-    "tests/bench": (8, 20),
-    "tests/commands": (31, 265),
+    "tests/bench": (8, 45),
+    "tests/commands": (31, 200),
     "tests/demo": (7, 10),
     "tests/doctor": (19, 32),
     "tests/engine": (65, 410),

@@ -62,8 +62,13 @@ def test_a_small_job_has_as_many_states_and_ways_between_them_as_the_last_time(b
     assert (found.broken, found.states, found.transitions) == ((), *STATES[bounds])
 
 
-@pytest.mark.thorough  # a minute
-@pytest.mark.parametrize(("bounds", "states"), [*zip(SMALL_JOBS, OF_SMALL_JOBS, strict=True)])
+@pytest.mark.parametrize(
+    ("bounds", "states"),
+    [  # 5,000 states a second
+        pytest.param(bounds, states, marks=pytest.mark.long if states > 15_000 else pytest.mark.thorough)
+        for bounds, states in zip(SMALL_JOBS, OF_SMALL_JOBS, strict=True)
+    ],
+)
 def test_every_state_of_the_small_jobs_of_make_prove_is_looked_at(bounds, states):
     found = explore(bounds)
     assert (found.broken, found.complete, found.states) == ((), True, states)
