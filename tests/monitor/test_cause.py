@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +14,17 @@ import numpy as np
 import pytest
 
 from ringside.monitor import RunInfo, StepRecord, Verdict
-from ringside.monitor.causes import AS_MUCH_CPU, DESCHEDULED, RUNNING, SIGN_EVIDENCE, UNEXPLAINED, explain_verdict
+from ringside.monitor.causes import (
+    AS_MUCH_CPU,
+    DESCHEDULED,
+    LEAST,
+    NOISE,
+    RUNNING,
+    SIGN_EVIDENCE,
+    UNEXPLAINED,
+    Measurement,
+    explain_verdict,
+)
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import Vitals
 from ringside.monitor.run.table import StepTable, tabulate
@@ -470,3 +481,13 @@ def test_the_page_names_evidence_that_exists_and_leaves_none_out() -> None:
     assert named - known == {"extra_data_seconds", "more_samples_ratio", "cpu_share_ratio", "usual_cpu_share_ratio"}
     for words in (RUNNING, UNEXPLAINED, AS_MUCH_CPU.split(":")[0], DESCHEDULED.split(":")[0]):
         assert words in text
+
+
+def test_a_sign_is_a_cause_from_the_least_share_on_that_stands_out_of_its_noise() -> None:
+    def explains(now: float, noise: float = 0.0) -> bool:
+        return Measurement(now, usual=0.0, others=math.nan, noise=noise).explains(lost=0.0)
+
+    assert explains(LEAST)
+    assert not explains(math.nextafter(LEAST, 0.0))
+    assert explains(NOISE * 0.25, noise=0.25)
+    assert not explains(math.nextafter(NOISE * 0.25, 0.0), noise=0.25)

@@ -150,6 +150,7 @@ def test_a_receiver_waits_for_its_sender() -> None:
     assert who_waited(step({1: [GroupUse("pp/0", 0, 4, 8, 0.25)]}), Mesh(2)) == [
         Waited(rank=1, last=0, group="pp/0", seconds=0.25)
     ]
+    assert who_waited(step({1: [GroupUse("pp/0", 0, 4, 8, 0.0)]}), Mesh(2)) == [], "what it needed was there"
 
 
 def wait(rank: int, last: int, seconds: float) -> Waited:

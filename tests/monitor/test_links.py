@@ -270,6 +270,14 @@ def test_a_link_that_was_never_fast_is_held_against_the_others() -> None:
     assert (verdict.ranks, verdict.evidence["against"]) == ([3, 0], "the other links")
 
 
+def test_an_interface_that_was_never_fast_is_held_against_links_of_other_hosts() -> None:
+    """Half of the links leave through it: with these among the measure, none would be slow."""
+    star = [link for peer in range(1, 5) for link in ((0, peer), (peer, 0))]
+    rows = traffic(star, range(40), lambda link, _: (30 if link[0] == 0 else 100) * MB, noise=0.0)
+    (verdict,) = opened(watch(LinkWatcher(5), rows))
+    assert (verdict.ranks[0], verdict.evidence["against"]) == (0, "the other links")
+
+
 def test_two_hosts_have_only_their_own_past() -> None:
     both = [(0, 1), (1, 0)]
     watcher = LinkWatcher(2)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -170,6 +171,16 @@ def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path, monkeypatch: p
 
 def test_finite_at_every_depth() -> None:
     assert finite({"a": [math.inf, (1, {"b": math.nan})], 3: "x"}) == {"a": [None, [1, {"b": None}]], "3": "x"}
+
+
+def test_what_lies_too_deep_is_left_out() -> None:
+    def nested(value: Any, pairs: int) -> Any:
+        for _ in range(pairs):
+            value = [{"a": value}]
+        return value
+
+    assert finite(nested(1.0, 32)) == nested(1.0, 32)
+    assert finite([nested(1.0, 32)]) == [nested([None], 31)]
 
 
 def test_a_long_run_is_written_at_a_coarser_stride(tmp_path: Path, make_info: Info) -> None:

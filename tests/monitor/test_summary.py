@@ -71,13 +71,15 @@ def test_figures_of_ranks(make_records: Records, make_info: Info) -> None:
     assert summary["ranks"][0]["excess_ratio"] == pytest.approx(0.1 / 0.11 - 1)
 
 
-def test_loss_is_the_mean_of_the_first_and_last_steps(make_info: Info) -> None:
+@pytest.mark.parametrize(("steps", "few"), [(1, 1), (2, 1), (9, 4), (10, 5), (40, 5)])
+def test_loss_is_the_mean_of_the_first_and_last_steps(steps: int, few: int, make_info: Info) -> None:
     records = [
-        StepRecord(step=s, rank=r, ended_unix=0, step_seconds=1, own_seconds=1, loss=10.0 - s + r)
-        for s in range(10)
+        StepRecord(step=s, rank=r, ended_unix=0, step_seconds=1, own_seconds=1, loss=steps - s + r)
+        for s in range(steps)
         for r in range(2)
     ]
-    assert summarise(make_info(2), records, [])["loss"] == {"first": 8.5, "last": 3.5}
+    aside = (few - 1) / 2 - 0.5
+    assert summarise(make_info(2), records, [])["loss"] == {"first": steps - aside, "last": 2 + aside}
 
 
 def test_nothing_recorded_and_nothing_known_is_valid_json(make_info: Info, make_records: Records) -> None:

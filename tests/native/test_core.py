@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import threading
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,7 @@ from .cores import (
     AUTOMATIC,
     CLOSED,
     DEADLINE,
+    DIRECT,
     MISMATCH,
     NO_WEIGHT,
     OK,
@@ -301,6 +303,18 @@ def test_what_kernels_cannot_do_is_refused() -> None:
         native.fold(at, at, 4, 0, 0, isa="none")
 
 
+def test_where_something_lies_is_told_if_it_can_be_written_as_it_is() -> None:
+    native = _core.native()
+    x, raw = np.arange(6.0), bytearray(8)
+    assert native.writable_buffer(x) == address(x)
+    assert native.writable_buffer(raw) == address(np.frombuffer(raw, np.uint8))
+    raw.append(0)  # which it may: nobody holds it
+    fixed = np.ones(4)
+    fixed.flags.writeable = False
+    for other in (fixed, np.ones((4, 4))[:, ::2], b"text", "text"):
+        assert native.writable_buffer(other) == 0
+
+
 def test_an_array_takes_the_short_way_if_the_kernels_know_its_elements() -> None:
     with opened(1) as (core,):
         for dtype in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "longlong", "long", "intc"):
@@ -502,6 +516,26 @@ def test_the_sums_of_the_log_are_exact() -> None:
         assert CollectiveLog(cores[0]).totals().collectives == 0
 
 
+def test_who_does_not_say_when_it_was_ready_was_so_when_it_came() -> None:
+    def calls(core: Any, x: np.ndarray, out: np.ndarray) -> None:
+        code = DTYPES.index(str(x.dtype))
+        assert all_reduce(core, x) == OK
+        assert core.all_reduce_array(x, 0, AUTOMATIC, -1) == OK
+        assert core.post(address(x), x.size, code, 0, 1.0, x.shape) == core.finish_posted() == OK
+        assert core.post_all_gather(address(x), address(out), x.size, code) == core.finish_posted() == OK
+        assert core.barrier() == OK
+
+    for ranks in (1, 2):
+        with opened(ranks, one_shot_bytes=1 << 12) as cores:
+            xs, outs = numbers(ranks, 9, "float32"), numbers(ranks, 18, "float32")
+            together([partial(calls, *each) for each in zip(cores, xs, outs, strict=True)])
+            for rank, core in enumerate(cores):
+                rows = drain(core)
+                assert len(rows) == 5
+                assert [row.submitted for row in rows] == [row.entered for row in rows]
+                assert [row.arrivals[rank] for row in rows] == [row.entered for row in rows]
+
+
 def test_a_barrier_is_in_the_log_without_bytes_and_agreeing_on_memory_is_not() -> None:
     with opened(2) as cores:
         xs = numbers(2, 9, "float32")
@@ -632,6 +666,37 @@ def test_a_wait_ends_by_close_on_another_thread_and_says_so() -> None:
         assert all_reduce(core, x) == CLOSED
         assert all_reduce(other, x) == PEER_LOST
         assert other.failure()["ranks"] == [0]
+
+
+def test_who_comes_after_a_deadline_hears_of_it_whatever_it_calls() -> None:
+    """Rank 0 has waited for rank 1, which comes when it is too late."""
+
+    def posted(core: Any, x: np.ndarray) -> int:
+        assert core.post(address(x), x.size, DTYPES.index(str(x.dtype)), 0, 1.0, x.shape) == OK
+        status: int = core.finish_posted()
+        return status
+
+    ways: list[Callable[[Any, np.ndarray], int]] = [
+        lambda core, x: core.barrier(),
+        lambda core, x: core.agree_on_empty(4096, 0, (1024,)),
+        lambda core, x: all_reduce(core, x, way=ONE_SHOT),
+        lambda core, x: all_reduce(core, x, way=DIRECT),
+        lambda core, x: all_reduce(core, x, way=PROGRAM, program=0),
+        lambda core, x: collective(core, "reduce_scatter_", x, [0, 4, 9]),
+        lambda core, x: collective(core, "all_gather_", np.tile(x, 99), [0, 400, 891]),
+        posted,
+    ]
+    schedule = by_name("ring", 2)
+    for call in ways:
+        with opened(2, timeouts_s=[0.02, WAIT_S], one_shot_bytes=64) as cores:
+            xs = numbers(2, 9, "float32")
+            kept = [x.copy() for x in xs]
+            for rank, core in enumerate(cores):
+                add_schedule(core, schedule, rank)
+            assert [call(core, x) for core, x in zip(cores, xs, strict=True)] == [DEADLINE] * 2
+            assert [core.failure()["ranks"] for core in cores] == [[1], [1]]
+            for x, was in zip(xs, kept, strict=True):
+                np.testing.assert_array_equal(x, was)
 
 
 def test_every_reason_to_give_up_is_told_to_those_who_come_later() -> None:

@@ -28,6 +28,7 @@ from .cores import (
     PAGE,
     PEER_LOST,
     WAIT_S,
+    WITHDRAWN,
     Memory,
     address,
     all_reduce,
@@ -246,6 +247,28 @@ def test_memory_is_not_made_private_while_another_group_s_peers_write_it(memorie
         assert (memories[0].x == 3).all()
         assert paths(second[0]) == ["push"]
         assert not memories[0].is_shared()
+
+
+def test_what_waits_too_long_in_memory_that_is_to_be_made_private_is_given_up(memories: list[Memory]) -> None:
+    """Rank 0 of one group waits for a rank that does not come, that of another is still to go on after an exchange."""
+    with opened(2) as failing, opened(2, timeouts_s=[5.0, 5.0]) as waiting, opened(2) as between:
+        for cores in (failing, waiting, between):
+            share(cores, memories)
+        new = zip(between, memories, strict=True)
+        calls = [partial(all_reduce, core, memory.x, region=0, fresh=True) for core, memory in new]
+        assert together(calls) == [EXCHANGE, EXCHANGE]
+        found: list[int] = []
+        begun = threading.Thread(target=lambda: found.append(all_reduce(waiting[0], memories[0].x, region=0)))
+        begun.start()
+        until(lambda: waiting[0].seq() == 1)
+        failing[0].give_up(PEER_LOST, [1])
+        assert not memories[0].is_shared()
+        begun.join(WAIT_S)
+        assert found == [WITHDRAWN]
+        assert between[0].resume() == WITHDRAWN
+        assert between[1].resume() == PEER_LOST
+        assert all_reduce(waiting[1], memories[1].x, region=0) == PEER_LOST
+        assert [cores[1].failure()["ranks"] for cores in (waiting, between)] == [[0], [0]]
 
 
 @pytest.mark.parametrize("descriptor", ["there", "closed", "of another file"])

@@ -64,6 +64,13 @@ def test_every_number_and_text_is_read_back(board: ProgressPage, others: Progres
     assert others.text("where") == "b"
 
 
+def test_a_damaged_text_ends_where_its_room_does(board: ProgressPage, others: ProgressView) -> None:
+    damaged = ProgressView(0, b"\xff" * PAGE_BYTES)
+    for name in ("call", "where", "failure", "awaited", "counts"):
+        board.write(name, "x" * PAGE_BYTES)
+        assert len(damaged.text(name)) == len(others.text(name)), name
+
+
 def test_a_text_has_its_room_and_takes_nobody_elses(board: ProgressPage, others: ProgressView) -> None:
     for name in ("failure", "where", "call"):
         board.write(name, name[0] * 5000)

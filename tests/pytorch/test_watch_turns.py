@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -75,6 +76,20 @@ def test_hosts_hear_where_the_others_ranks_stand(hosts: Callable[[int], StoreCha
     first.post([RankState(rank=0, entered=6)], episode=3)
     until(lambda: second.episode(0) == 3)
     assert second.silence_s(time.monotonic() + 7.0) == pytest.approx(7.0, abs=2.0)
+
+
+def test_reports_of_a_host_count_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks seldom could take one for another else, and the host for a silent one."""
+    monkeypatch.setattr(watch_mail, "MAIL_S", 0.002)
+    store, numbers = dist.HashStore(), [0]
+    mail = StoreChannel(store, 0, [[0], [1]])
+    reports = 2 * [partial(mail.post, [], 0)] + [partial(mail.announce, 1), partial(mail.post, [], 1)]
+    for report in reports:
+        report()
+        until(lambda: store.check(["host/0"]) and watch_mail.decode_report(store.get("host/0")).number != numbers[-1])
+        numbers.append(watch_mail.decode_report(store.get("host/0")).number)
+    mail.close()
+    assert numbers == sorted(set(numbers))
 
 
 def test_who_speaks_is_the_first_host_that_was_heard_of_lately(hosts: Callable[[int], StoreChannel]) -> None:

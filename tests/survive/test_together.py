@@ -161,7 +161,12 @@ def test_quotas_that_are_wanted_are_those_of_the_steps_after(monkeypatch):
     assert {step.generation for step in crew.ended[0].steps} == {1, 2}
 
 
-def test_who_is_refused_after_it_came_back_is_not_waited_for_and_the_state_is_in_a_file(monkeypatch, tmp_path):
+def errors_told(caplog):
+    """Return how many errors ranks have logged."""
+    return sum(record.levelname == "ERROR" for record in caplog.records)
+
+
+def test_who_is_refused_after_it_came_back_is_not_waited_for_and_the_state_is_in_a_file(monkeypatch, tmp_path, caplog):
     """Rank 0 dies and never comes again: nobody can run its last lines."""
     kept = {rank: Kept() for rank in range(3)}
     given = {"checkpoint_dir": tmp_path, "checkpoint_every": 100}
@@ -171,6 +176,7 @@ def test_who_is_refused_after_it_came_back_is_not_waited_for_and_the_state_is_in
     (path,) = tmp_path.glob("ringside-final-step-00000004-*")
     assert final_state(path)["model"]["counts"].tolist() == crew.ended[1].counts
     assert crew.registers.values["final"].decode() == f"it lies in {path} on {socket.gethostname()}"
+    assert errors_told(caplog) == 2, "both say so"
     for memory in kept.values():
         memory.close()
 
@@ -233,7 +239,8 @@ def test_where_the_store_is_lost_before_that_the_ranks_save_and_end_with_its_sta
     gc.collect()
 
 
-def test_where_nothing_is_kept_it_is_said_which_rank_has_it(monkeypatch):
+def test_where_nothing_is_kept_it_is_said_which_rank_has_it(monkeypatch, caplog):
     crew = Crew(monkeypatch, steps=4, traps=at(2, 2, "compute"), comes_back=False).run()
     holds(crew, 4, ranks={0, 1})
     assert crew.registers.values["final"] == b"rank 0 has it"
+    assert errors_told(caplog) == 0, "rank 0 runs its last lines"

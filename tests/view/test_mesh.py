@@ -210,6 +210,8 @@ def test_of_a_long_chain_the_ends_are_drawn() -> None:
     verdict = Verdict(kind="slow_rank", ranks=[20], since_step=0, detected_step=0, excess_ratio=0.2, evidence=evidence)
     picture = chain_figure(verdict, [])
     assert re.findall(r'<text x="\d+" y="34">(.*?)</text>', picture) == ["0", "1", "2", "…", "18", "19", "20"]
+    (high,) = re.findall(r'viewBox="0 0 \d+ (\d+)"', picture)
+    assert all(0 < int(y) < int(high) for y in re.findall(r' y="(\d+)"', picture)), "all of it is in the picture"
     assert chain_figure(msgspec.structs.replace(verdict, evidence={}), []) == ""
 
 

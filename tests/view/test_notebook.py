@@ -40,6 +40,7 @@ MODEL = """async (code) => {
 
 def test_what_is_asked_for_is_read_anew(tmp_path: Path) -> None:
     view = LiveView(tmp_path / "run")
+    assert "state" in view.keys, "the front end is sent it"
     assert view.state["ranks"] == []
     assert "waiting for the first step" in view.state["remark"]
     write_run(tmp_path / "run", own_times(40, 4))

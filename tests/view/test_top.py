@@ -150,9 +150,9 @@ def test_the_heading_has_an_arrow_where_it_is_sorted_and_names_the_window_where_
 
 
 @settings(max_examples=60, deadline=None)
-@given(width=st.integers(1, 200), height=st.integers(0, 60), verdict=st.booleans())
-def test_everything_fits_whatever_the_size(width: int, height: int, verdict: bool) -> None:
-    snapshot = SNAPSHOTS[verdict]
+@given(width=st.integers(1, 200), height=st.integers(0, 60), verdict=st.booleans(), noted=st.booleans())
+def test_everything_fits_whatever_the_size(width: int, height: int, verdict: bool, noted: bool) -> None:
+    snapshot = replace(SNAPSHOTS[verdict], notes=("all-reduces go another way from now on, " * 6,) if noted else ())
     assert first_line(snapshot, width, remarks=["paused"]).cell_len <= width
     block = verdict_block(snapshot, width, height)
     assert len(block.plain.split("\n")) <= max(height, 1)
