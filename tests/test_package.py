@@ -63,7 +63,7 @@ ENTRANCES = {
         "net.exchange.compression net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
         "net.exchange.signature net.hierarchical net.context net.rank_map net.reduction "
         "probe.links probe.prober probe.reachability request runtime.interrupts runtime.lifecycle runtime.queue "
-        "runtime.worker settings shm.communicator shm.log shm.memory transports.base transports.gloo "
+        "runtime.worker settings shm.communicator shm.log shm.memory topology transports.base transports.gloo "
         "transports.gloo_all_reduce tuner.drift tuner.explain tuner.selector"
     ),
     "faults": "inject quota",
@@ -85,7 +85,7 @@ ENTRANCES = {
     "pytorch": (
         "fsdp job_probe process_group.as_gloo process_group.creation recording.parameter_digests recording.session"
     ),
-    "schedule": "algorithms.doubling algorithms.ring combine",
+    "schedule": "algorithms.doubling algorithms.hierarchical algorithms.ring combine",
     "survive": "",
     "view": (
         "doctor_text export.markdown export.perfetto export.prometheus html.doctor html.predictions html.run_report "

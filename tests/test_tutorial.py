@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from ringside.commands import main
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 
 RECORDED = Path(__file__).parent / "tutorial_runs.tar.xz"
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "tutorial.md").read_text()

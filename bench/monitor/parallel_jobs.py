@@ -24,6 +24,8 @@ import ringside
 WIDTH = 32
 LAYERS = 4
 MICRO_BATCHES = 4
+SHARING_NCCL = (2, 30)
+"""From this version on NCCL takes several ranks on one GPU, where it is told to."""
 
 
 @dataclass(frozen=True)
@@ -324,6 +326,15 @@ KINDS = {
 """Jobs by name."""
 
 
+def share_the_gpu() -> None:
+    """Take the first GPU, and have NCCL take several ranks on it: by its own switch, or else as ranks of hosts."""
+    if torch.cuda.nccl.version()[:2] >= SHARING_NCCL:  # type: ignore[no-untyped-call]
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    else:
+        os.environ["NCCL_HOSTID"] = f"host of rank {os.environ['RANK']}"
+    torch.cuda.set_device(0)
+
+
 def train(
     kind: str, backend: str, run_dir: str, steps: int, episodes: list[Episode], device: str = "cpu"
 ) -> dict[str, Any] | None:
@@ -340,8 +351,7 @@ def train(
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if device == "cuda":
-        os.environ["NCCL_HOSTID"] = f"host of rank {os.environ['RANK']}"  # or NCCL refuses a second rank on a GPU
-        torch.cuda.set_device(0)
+        share_the_gpu()
     dist.init_process_group(backend)
     watch = ringside.watch(run_dir=run_dir)
     pace = Pace(dist.get_rank(), KINDS[kind].seconds, episodes, device=device)

@@ -33,7 +33,7 @@ from ringside.bench.launch import run_launches
 from ringside.bench.peers import why_not
 from ringside.bench.plan import BenchPlan
 from ringside.bench.result import BenchResult, merge
-from ringside.engine.settings import cache_bytes, usable_cores
+from ringside.engine.topology import cache_bytes, usable_cores
 from ringside.errors import RingsideError
 
 ENVIRONMENTS = "build/peers"

@@ -20,7 +20,7 @@ from tests.support.schemas import departures
 
 from ringside.commands import demo, demo_kill, main
 from ringside.commands import run as run_command
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 from ringside.errors import RingsideError
 from ringside.faults.inject import KINDS
 from ringside.processes import Death

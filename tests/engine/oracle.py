@@ -9,7 +9,7 @@ import numpy as np
 
 from ringside._core import numpy_kernels as twins
 from ringside.engine.dtypes import DTYPES, FLOATING, OPS, is_allowed
-from ringside.schedule import by_name
+from ringside.schedule import Schedule, by_name
 from ringside.schedule.reference import run
 
 Array = np.ndarray[Any, Any]
@@ -63,11 +63,12 @@ def elements(dtype: str, count: int, seed: object) -> Array:
         return twins.narrow(x.astype(np.float32), dtype) if dtype in ("float16", "bfloat16") else x.astype(dtype)
 
 
-def expected(inputs: list[Array], dtype: str, op: str, algorithm: str | None, scale: float = 1.0) -> Array:
+def expected(inputs: list[Array], dtype: str, op: str, algorithm: str | Schedule | None, scale: float = 1.0) -> Array:
     """Return what every rank must hold afterwards."""
     if algorithm in (None, "one_shot", "direct") or len(inputs) == 1:
         return twins.fold(inputs, dtype, op, scale=scale, divisor=len(inputs))
-    schedule, combine = by_name(algorithm, len(inputs)), twins.operation(dtype, op)
+    schedule = algorithm if isinstance(algorithm, Schedule) else by_name(str(algorithm), len(inputs))
+    combine = twins.operation(dtype, op)
     with np.errstate(all="ignore"):
         wide = np.stack([twins.widen(x, dtype) for x in inputs])
         if scale != 1.0:

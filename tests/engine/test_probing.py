@@ -23,7 +23,7 @@ from ringside.engine.probe.links import (
 )
 from ringside.engine.probe.prober import Effort, Probe, Prober, arrival_rate, remeasure_slow_links
 from ringside.engine.probe.reachability import answering, own_address, unreachable
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 
 from .threaded import on_threads
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ringside.engine.settings import Settings, cache_bytes, patience, timeout_seconds
+from ringside.engine.settings import Settings, patience, timeout_seconds
+from ringside.engine.topology import cache_bytes
 from ringside.errors import UsageError
 
 AGREED = ("one_shot_bytes", "segment_bytes", "message_bytes", "block_bytes")
@@ -65,11 +66,12 @@ def test_ranks_agree_on_what_decides_their_paths_and_on_nothing_else() -> None:
         assert (Settings(**{name: 128}).agreed() != usual) == (name in AGREED), name
 
 
-def test_who_has_a_core_looks_longer_before_it_sleeps() -> None:
-    alone, shared = patience(Settings(), 4, 4, False), patience(Settings(), 5, 4, False)
+def test_whose_time_is_not_rationed_looks_longer_before_it_sleeps() -> None:
+    alone, rationed = patience(Settings(), 4, 4, False), patience(Settings(), 5, 4, False)
     beside = patience(Settings(), 1, 4, True)
-    assert alone[0] > beside[0] > shared[0] == 0
-    assert alone[1] > shared[1] > beside[1] > 0
+    assert alone[0] > beside[0] > rationed[0] == 0
+    assert alone[1] > rationed[1] > beside[1] > 0
+    assert patience(Settings(), 99, math.inf, False) == alone, "without a quota the number of ranks says nothing"
     for ranks, background in ((1, False), (9, False), (1, True)):
         assert patience(Settings(spins=0, yields=0), ranks, 4, background) == (0, 0)
         assert patience(Settings(spins=7, yields=3), ranks, 4, background) == (7, 3)

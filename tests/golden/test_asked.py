@@ -15,7 +15,7 @@ from tests.golden.calls import Call
 from tests.support.golden import Golden, rounded
 
 from ringside.commands import bench, build_parser, lab, probe, serve, top
-from ringside.engine.settings import cache_bytes
+from ringside.engine.topology import cache_bytes
 from ringside.view.server import app as server
 
 BENCH = (

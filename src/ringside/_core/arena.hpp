@@ -6,15 +6,15 @@
 // collective ended that somebody gave up.
 #pragma once
 #include "core.hpp"
+#include "mapping.hpp"
 #include "waiting.hpp"
 
 namespace ringside {
 
 constexpr uint64_t kArenaMagic = 0x52494e4753494445ull;  // "RINGSIDE"
-constexpr uint32_t kArenaVersion = 4;
+constexpr uint32_t kArenaVersion = 5;
 constexpr size_t kInlineBytes = 64 * 1024;  // payload that travels next to the arrival flag (one-shot)
 constexpr int kStageBuffers = 3;            // segments of the private-buffer path in flight
-constexpr size_t kPage = 4096;
 
 // Where a rank's tensor lies. Peers may read and write it only if it is `mapped`.
 enum class Place : uint8_t { hidden, mapped, fresh };
@@ -59,6 +59,7 @@ struct alignas(64) RankBlock {
   Flag fetched;   // rounds of a program whose messages were taken, stored
   Flag stored;
   alignas(64) std::atomic<uint32_t> life;
+  std::atomic<int32_t> cpu;         // where it was last seen; in a line that others need only when they wait
   uint64_t blamed[kMaxRanks / 64];  // whom a rank that failed or is late names, as bits; none: itself
 };
 
@@ -109,6 +110,13 @@ struct ArenaView {
   RankBlock& block(int rank) const { return reinterpret_cast<RankBlock*>(base + sizeof(Header))[rank]; }
   unsigned char* stage(int rank) const {
     return base + blocks_bytes(ranks) + stage_bytes * size_t(rank);
+  }
+
+  // A rank takes the pages of its own block and stage, so that they lie in the memory that is nearest to it: what it writes
+  // first. (One page at either end may be its neighbour's.)
+  void touch(const Mapping& map, int rank) const {
+    map.prefault(size_t(reinterpret_cast<unsigned char*>(&block(rank)) - base), sizeof(RankBlock));
+    map.prefault(size_t(stage(rank) - base), stage_bytes);
   }
 };
 

@@ -70,7 +70,6 @@ std::shared_ptr<Communicator> open_communicator(int arena_fd, size_t stage_bytes
   const Header& h = *reinterpret_cast<const Header*>(map->base());
   if (h.magic != kArenaMagic || h.version != kArenaVersion || h.ranks != uint32_t(ranks) || h.stage_bytes != stage_bytes)
     throw std::runtime_error("the arena was made by another version of ringside");
-  map->prefault();
   Settings s;
   s.patience = {patience.first, patience.second};
   s.background = {background.first, background.second};
@@ -316,7 +315,7 @@ nb::tuple new_region(Communicator& c, size_t bytes) {
 bool map_region(Communicator& c, int rank, uint32_t id, int fd, size_t bytes) {
   auto map = Mapping::of(fd, bytes);
   if (!map) return false;
-  map->prefault();
+  map->prefault(0, map->bytes());
   unsigned char* base = map->base();
   c.add_region(rank, id, base, bytes, std::move(map), false);
   return true;
@@ -475,6 +474,7 @@ NB_MODULE(_native, m) {
       .def("agree_on_empty", &agree_on_empty)
       .def("close", &Communicator::close)
       .def("set_timeout", [](Communicator& c, double s) { c.set_timeout(uint64_t(std::min(s, 1e9) * 1e9)); })
+      .def("map_all", &Communicator::map_all, nb::call_guard<nb::gil_scoped_release>())
       .def("pidfds", &Communicator::pidfds)
       .def("absent", &Communicator::absent)
       .def("give_up", [](Communicator& c, int status, std::vector<int> ranks) {

@@ -10,6 +10,7 @@
 namespace ringside {
 namespace {
 
+constexpr int kYieldsToOthers = 4;            // before sleeping where others are to run on this CPU
 constexpr int64_t kNapNs = 10 * 1000000;  // how long a sleeper goes without looking for dead peers
 
 uint32_t hash_shape(const int64_t* dims, int n) {
@@ -26,6 +27,8 @@ Communicator::Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, 
   view_ = {arena_->base(), ranks, (arena_->bytes() - ArenaView::blocks_bytes(ranks)) / size_t(ranks)};
   enlist();
   patience_ = settings_.patience;
+  view_.touch(*arena_, rank_);
+  tell_cpu();
   for (int& fd : pidfds_) fd = share_pidfd(fd);
 }
 
@@ -38,6 +41,26 @@ Communicator::~Communicator() {
 
 // ---------------------------------------------------------------------------------------------- waiting
 
+// Tell the others where this thread runs. The kernel keeps that beside the thread: no call.
+void Communicator::tell_cpu() {
+  const int cpu = sched_getcpu();
+  if (cpu == cpu_) return;
+  cpu_ = cpu;
+  me().cpu.store(cpu, std::memory_order_relaxed);
+}
+
+// How long to look for the ranks from `from` on before sleeping: not at all while one of them may need this very CPU. (In a
+// program those that are waited for may wait for others, which are not known here.)
+template <class Has>
+Patience Communicator::patience_for(int from, const Has& has) {
+  tell_cpu();
+  for (int r = in_program_ ? 0 : from; r < ranks_; ++r) {
+    if (r == rank_ || view_.block(r).cpu.load(std::memory_order_relaxed) != cpu_) continue;
+    if (in_program_ || !has(r)) return {0, std::min(patience_.yields, kYieldsToOthers)};
+  }
+  return patience_;
+}
+
 // Wait until `has` holds for every rank. False: the collective failed.
 template <class Has>
 bool Communicator::wait(Gate& gate, const Has& has, Turn turn) {
@@ -48,17 +71,19 @@ bool Communicator::wait(Gate& gate, const Has& has, Turn turn) {
   };
   MAY_STOP_HERE();
   bool come = ready();
-  for (int i = 0; !come && i < patience_.spins; ++i) {
+  const Patience patience = come ? Patience{0, 0} : patience_for(at, has);
+  for (int i = 0; !come && i < patience.spins; ++i) {
     pause_cpu();
     come = ready();
   }
-  for (int i = 0; !come && i < patience_.yields; ++i) {
+  for (int i = 0; !come && i < patience.yields; ++i) {
     sched_yield();
     come = ready();
   }
   const uint64_t since = come ? 0 : now_ns();
   while (!come) {
     gate.sleep(ready, kNapNs);
+    tell_cpu();
     come = ready();
     if (!come && !look_around(has, since, turn)) return false;
   }
@@ -285,6 +310,7 @@ Status Communicator::arrive(Kind kind, const Request& request, const Call& call,
   if (!usable()) return broken_ ? failure_.status : Status::closed;
   ++seq_;
   kind_ = kind;
+  tell_cpu();
   Arrival& mine = arrival(rank_);
   if (bytes != 0) memcpy(mine.payload, payload, bytes);
   mine.call = call;
@@ -479,8 +505,8 @@ Status Communicator::resume() {
 
 // Everybody arrived and called the same; every rank takes the same branch, because it looks at the same arrivals.
 Status Communicator::carry_out(const Request& r) {
-  if (r.algorithm == Algorithm::program) return run_program(r);
   const bool all_mapped = locate(r);
+  if (r.algorithm == Algorithm::program) return run_program(r, all_mapped);
   const bool by_lanes = r.bounds != nullptr && !(r.kind == Kind::reduce_scatter_in_place && r.root >= 0);
   if (by_lanes) return all_mapped ? lanes_mapped(r) : lanes_staged(r);
   return all_mapped ? push(r) : staged(r);

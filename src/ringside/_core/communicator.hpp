@@ -114,6 +114,8 @@ class Communicator {
   Communicator(std::shared_ptr<Mapping> arena, int rank, int ranks, std::vector<int> pidfds, Settings settings);
   ~Communicator();
 
+  // Enter what the others have touched by now; called when all ranks have opened the arena.
+  void map_all() const { arena_->prefault(0, arena_->bytes()); }
   const std::vector<int>& pidfds() const { return pidfds_; }  // by rank; other communicators may use them, too
 
   // Called every few milliseconds while waiting without progress; true ends the wait (Ctrl-C).
@@ -174,6 +176,9 @@ class Communicator {
 
   template <class Has>
   bool wait(Gate& gate, const Has& has, Turn turn);
+  template <class Has>
+  Patience patience_for(int from, const Has& has);
+  void tell_cpu();
   bool look_around(const std::function<bool(int)>& has, uint64_t since, Turn turn);
   bool holds(Turn turn);
   bool settle(Turn turn);
@@ -220,7 +225,7 @@ class Communicator {
   bool fold_in_blocks(const Request& request, void* const* slice, size_t n, bool stream);
   Status exit(Path path);
   Status staged(const Request& request);
-  Status run_program(const Request& request);
+  Status run_program(const Request& request, bool all_mapped);
   std::shared_ptr<const Program> program(int id) const;
   bool run_pass(const Program& program, const Request& request, DType work, Turn turn);
   bool run_rounds(const Program& program, const Request& request, DType work, uint64_t base, Turn turn);
@@ -271,6 +276,8 @@ class Communicator {
   std::vector<int64_t> bounds_;  // of the lanes of the collective under way
   double divisor_ = 1.0;         // of its avg
   double scales_[kMaxRanks];     // of every rank's contribution, where they may differ
+  int cpu_ = -1;                 // that this rank has told
+  bool in_place_ = false;        // the program under way works in the tensors
   unsigned char* tensors_[kMaxRanks];  // of every rank that gives, where `locate` has found all of them
   std::atomic<int64_t> in_use_{-1};    // own region that peers may be writing to; kTaken: it was taken from them
   Failure failure_;

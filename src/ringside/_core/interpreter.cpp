@@ -1,4 +1,5 @@
-// Runs any schedule, compiled to this rank's instructions: pulls chunks from its sources' work space and folds them.
+// Runs any schedule, compiled to this rank's instructions: pulls chunks from its sources' work space and folds them. The
+// work space is the tensor itself where all ranks' are mapped and folded as they are, else the rank's stage.
 #include <algorithm>
 #include <cstring>
 
@@ -21,10 +22,11 @@ static DType work_dtype(DType d) { return d == DType::f16 || d == DType::bf16 ? 
 
 // The work space takes the whole tensor, or else the same part of every chunk: what a schedule gives must not depend on
 // how much fits. Chunks know nothing of each other, so where not even a cache line of each fits, groups of them go in turn.
-Status Communicator::run_program(const Request& r) {
+Status Communicator::run_program(const Request& r, bool all_mapped) {
   const std::shared_ptr<const Program> kept = program(r.program);
   const Program& program = *kept;
   const DType work = work_dtype(r.dtype);
+  in_place_ = all_mapped && work == r.dtype && r.scale == 1.0 && !r.own_scale;  // alike on all ranks
   const size_t item = size_of(work), line = 64 / item, room = view_.stage_bytes / item;
   const size_t chunks = size_t(program.chunks);
   const auto begin = [&](size_t chunk) { return r.count * chunk / chunks; };
@@ -70,9 +72,12 @@ bool Communicator::run_rounds(const Program& program, const Request& r, DType wo
     return std::all_of(peers.begin(), peers.end(),
                        [&](const auto& w) { return wait_for(w.first, which, flag(w.second + 1), gate); });
   };
+  const auto place = [&](int rank, const Span& s) {
+    return in_place_ ? tensors_[rank] + s.from * item : view_.stage(rank) + s.at * item;
+  };
   scratch_.resize(std::max(scratch_.size(), view_.stage_bytes));
 
-  for (const Span& s : spans_) load_work(r, s, work);
+  for (size_t c = 0; !in_place_ && c < spans_.size(); ++c) load_work(r, spans_[c], work);
   publish(me().stored, flag(0), h.stored);
   size_t i = 0;
   for (int round = 0; round < program.rounds; ++round) {
@@ -85,10 +90,10 @@ bool Communicator::run_rounds(const Program& program, const Request& r, DType wo
       int nsrc = 0;
       for (int s : in.sources) {
         if (s != rank_ && !wait_for(s, &RankBlock::stored, flag(round), h.stored)) return false;
-        src[nsrc++] = view_.stage(s) + span.at * item;
+        src[nsrc++] = place(s, span);
       }
       if (!in.scratch && !may_change(in.stored, &RankBlock::stored, h.stored)) return false;
-      void* dst = (in.scratch ? scratch_.data() : view_.stage(rank_)) + span.at * item;
+      void* dst = in.scratch ? scratch_.data() + span.at * item : place(rank_, span);
       fold(src, nsrc, &dst, 1, span.n, false, 1.0, op, work);
     }
     publish(me().fetched, flag(round + 1), h.fetched);
@@ -98,7 +103,7 @@ bool Communicator::run_rounds(const Program& program, const Request& r, DType wo
       if (!in.scratch || span.n == 0) continue;
       if (!may_change(in.stored, &RankBlock::stored, h.stored)) return false;
       if (!may_change(in.fetched, &RankBlock::fetched, h.fetched)) return false;
-      memcpy(view_.stage(rank_) + span.at * item, scratch_.data() + span.at * item, span.n * item);
+      memcpy(place(rank_, span), scratch_.data() + span.at * item, span.n * item);
     }
     publish(me().stored, flag(round + 1), h.stored);
   }
@@ -126,11 +131,11 @@ void Communicator::load_work(const Request& r, const Span& s, DType work) {
 
 void Communicator::store_work(const Request& r, const Span& s, DType work) {
   if (s.n == 0) return;
-  unsigned char* from = view_.stage(rank_) + s.at * size_of(work);
   unsigned char* to = r.data + s.from * size_of(r.dtype);
+  unsigned char* from = in_place_ ? to : view_.stage(rank_) + s.at * size_of(work);
   const void* src = from;
   void* dst = r.dtype == work ? to : from;
-  if (r.dtype == work || r.op == ReduceOp::avg)
+  if (in_place_ ? r.op == ReduceOp::avg : r.dtype == work || r.op == ReduceOp::avg)
     fold(&src, 1, &dst, 1, s.n, false, 1.0, r.op == ReduceOp::avg ? ReduceOp::avg : ReduceOp::max, work);
   if (r.dtype != work)
     (r.dtype == DType::f16 ? kernels().narrow_f16 : kernels().narrow_bf16)(reinterpret_cast<float*>(from), to, s.n);

@@ -13,6 +13,7 @@
 namespace ringside {
 
 constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE
+constexpr size_t kPage = 4096;
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;  // whoever maps it is never hit by SIGBUS
 
 inline bool has_sealed_size(int fd) {
@@ -65,8 +66,11 @@ class Mapping {
   // Take the pages now: running out of memory is an error here and would be a SIGBUS later.
   bool populate() { return write_all_pages(base_, bytes_); }
 
-  // Enter the pages (they exist already) into this process's page table.
-  void prefault() { madvise(base_, bytes_, kPopulateWrite); }
+  // Enter pages into this process's page table. Those that are not there yet are made on the NUMA node of this CPU.
+  void prefault(size_t from, size_t bytes) const {
+    const size_t page = from / kPage * kPage;
+    madvise(base() + page, bytes + (from - page), kPopulateWrite);
+  }
 
   ~Mapping() { munmap(base_, bytes_); }
   Mapping(const Mapping&) = delete;

@@ -1,5 +1,8 @@
 // Waiting for other processes through shared memory: spin, then yield, then sleep on a futex.
 //
+// Whoever spins for a rank that is to run on the same CPU keeps it from coming. So every rank tells on which CPU it was last
+// seen (`RankBlock::cpu`), and a waiting rank spins only if none of those it waits for was seen on its own.
+//
 // A `Gate` is a futex word shared by all ranks. A condition over flags ("all ranks have reached k") is waited for with
 // `Gate::sleep`; whoever makes it true calls `Gate::open`. The pair of sequentially consistent fences (after the flag
 // store in the signaller, after `sleepers` was raised in the sleeper) makes sure that one of the two sees the other.
@@ -30,7 +33,7 @@ inline void pause_cpu() {
 #endif
 }
 
-// How long to burn before sleeping. Spinning pays only while every rank has a core of its own.
+// How long to look before sleeping, where none of the ranks that are waited for shares the CPU.
 struct Patience {
   int spins;   // loads of the flags with a pause between
   int yields;  // loads of the flags with sched_yield between

@@ -24,7 +24,7 @@ import numpy as np
 
 from ringside.bench.plan import BenchPlan
 from ringside.engine import HostCommunicator
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 from ringside.errors import UnsupportedError, UsageError
 
 GLOO_TIMEOUT = timedelta(minutes=5)

@@ -24,7 +24,8 @@ from ringside import _core
 from ringside.bench.messages import About, Begin, Done, Failed, Limit, Sample, Skipped, WorkerHello, Writer
 from ringside.bench.peers import Contender, join_gloo, opener_of, ours
 from ringside.bench.plan import BenchPlan, storage_dtype, stride_of
-from ringside.engine import HostCommunicator
+from ringside.engine import HostCommunicator, Settings
+from ringside.engine.topology import read_cpus, spread
 from ringside.errors import SyncError, UnsupportedError
 from ringside.processes import die_with_parent
 from ringside.text import size
@@ -317,17 +318,18 @@ def main(directory: Path) -> None:
     plan = msgspec.json.decode((directory / PLAN).read_bytes(), type=BenchPlan)
     told = "PMI_RANK" if {"mpich", "impi"} & set(plan.peers) else "OMPI_COMM_WORLD_RANK"
     rank = int(os.environ.get(told) or os.environ["RANK"])
-    writer, cores = Writer(directory, rank), sorted(os.sched_getaffinity(0))
+    writer, cores = Writer(directory, rank), spread(read_cpus(os.sched_getaffinity(0)))
+    own = (cores[rank],) if plan.pin and plan.ranks <= len(cores) else ()
     writer.send(WorkerHello(os.getpid()))
     try:
-        with _communicator(plan, rank, directory) as whole:
+        with _communicator(plan, rank, directory, own) as whole:
             comm: HostCommunicator = getattr(whole, "local", whole)
             contenders: list[Contender] = []
             for array in plan.arrays:
                 contenders += ours(whole if array == "torch" else comm, plan, array)
             peers = [peer for name in plan.peers if (peer := open_peer(name, plan, comm, directory, writer))]
-            if plan.pin and plan.ranks <= len(cores):
-                os.sched_setaffinity(0, {cores[rank]})
+            if own:  # only now: threads that peers have of their own are left to the kernel
+                os.sched_setaffinity(0, own)
             what, share = "the streaming limit", 0.0
             meter = BenchMeter(
                 comm, plan, [*contenders, *peers], lambda engine: writer.send(Begin(f"{what}: {engine}", share))
@@ -353,10 +355,10 @@ def main(directory: Path) -> None:
     writer.close()
 
 
-def _communicator(plan: BenchPlan, rank: int, directory: Path) -> Any:
+def _communicator(plan: BenchPlan, rank: int, directory: Path, cpus: tuple[int, ...]) -> Any:
     """Return what users of torch tensors call, where there are any, else the host's communicator."""
     if "torch" not in plan.arrays:
-        return HostCommunicator(plan.key, rank, plan.ranks)
+        return HostCommunicator(plan.key, rank, plan.ranks, replace(Settings.of_environment(), cpus=cpus))
     import ringside
 
     join_gloo(rank, plan.ranks, directory)

@@ -31,7 +31,7 @@ from ringside.bench.messages import Begin, Message, Skipped
 from ringside.bench.plan import BenchPlan
 from ringside.commands.options import add_processes, add_verbosity
 from ringside.engine.dtypes import OP_CODES, OPS, dtype_code, is_allowed, op_name
-from ringside.engine.settings import cache_bytes, usable_cores
+from ringside.engine.topology import cache_bytes, usable_cores
 from ringside.errors import UnsupportedError, UsageError
 from ringside.schedule import ALGORITHMS
 from ringside.text import counted, did_you_mean, percent, size

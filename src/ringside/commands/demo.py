@@ -65,7 +65,7 @@ from ringside.commands.options import add_processes, add_verbosity
 from ringside.demo.corpus import sources
 from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
 from ringside.demo.size import is_at_bound
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 from ringside.errors import RingsideError, UnsupportedError, UsageError
 from ringside.faults import quota
 from ringside.faults.inject import KINDS, Fault, Hang, Link, Quota, Slow, Stop, parse_fault

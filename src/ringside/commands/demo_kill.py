@@ -18,7 +18,7 @@ from typing import Any
 from rich.text import Text
 
 from ringside.demo.corpus import sources
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 from ringside.errors import RingsideError, UsageError
 from ringside.launch.torchrun import Launch, StopRequest, stop_requests, wait_or_stop
 from ringside.processes import hold

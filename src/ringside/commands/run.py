@@ -62,7 +62,7 @@ import msgspec
 
 from ringside import _core
 from ringside.commands.options import set_verbosity
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 from ringside.errors import UsageError
 from ringside.files import replace_file
 from ringside.launch.follow import ASKED, Show, choose_directory, conclude_run, environment, follow_run

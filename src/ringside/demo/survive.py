@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ringside.demo.corpus import Corpus
 from ringside.demo.model import SIZES, ByteGPT
 from ringside.demo.train import make_optimizer, make_parser
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 from ringside.survive import Step, Training, training
 
 MARK = "@survival "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from ringside.engine.topology import SYSTEM
 from ringside.errors import UsageError
 
 _STAGE_SEGMENTS = 3
@@ -26,8 +27,10 @@ class Settings:
         block_bytes: Tensors larger than this go over hosts in blocks of this size, bytes.
         stream_bytes: From this many bytes (tensor × ranks) on, results bypass the caches; 0 takes the size of the
             last-level cache.
-        spins: Looks at the flags before yielding the core; -1 chooses by whether ranks outnumber cores.
-        yields: Yields of the core before sleeping; -1 chooses likewise.
+        spins: Looks at the flags before yielding the core, where nobody shares it; -1: as many as pay.
+        yields: Yields of the core before sleeping; -1: as many as pay.
+        system: Where the kernel describes the machine; another folder pretends another machine.
+        cpus: The CPUs this rank is taken to run on; (): those it may run on.
 
     Raises:
         UsageError: A time or a size that cannot be.
@@ -41,6 +44,8 @@ class Settings:
     stream_bytes: int = 0
     spins: int = -1
     yields: int = -1
+    system: Path = SYSTEM
+    cpus: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes_fit = min(self.segment_bytes, self.message_bytes, self.block_bytes) >= 64 and self.one_shot_bytes >= 0
@@ -85,15 +90,16 @@ def timeout_seconds(timeout: float | timedelta) -> float:
     return float(seconds)
 
 
-def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tuple[int, int]:
-    """Return (spins, yields) before a waiting rank sleeps.
+def patience(settings: Settings, ranks: int, quota: float, background: bool) -> tuple[int, int]:
+    """Return (spins, yields) before a waiting rank sleeps, while none that it waits for shares its CPU.
 
-    Spinning is the fastest way to notice a peer while every rank has a core; with more ranks than cores, or beside a
-    thread that computes, a spinning rank takes the time of the one it waits for.
+    Spinning is the fastest way to notice a peer on another CPU; whether one is on its own, the core sees at every wait
+    (`_core/waiting.hpp`). Beside a thread that computes there is less to gain, and where the ranks' time is rationed
+    and there is less of it than they would spin, a spinning rank takes the time of the one it waits for.
     """
     if background:
         spins, yields = 50, 1
-    elif ranks <= cores:
+    elif ranks <= quota:
         spins, yields = 500, 20
     else:
         spins, yields = 0, 4
@@ -101,40 +107,3 @@ def patience(settings: Settings, ranks: int, cores: int, background: bool) -> tu
         settings.spins if settings.spins >= 0 else spins,
         settings.yields if settings.yields >= 0 else yields,
     )
-
-
-def cache_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Return the size of the largest cache in bytes (32 MiB where the system has no figure).
-
-    Args:
-        caches: Where the kernel describes a core's caches.
-    """
-    best = 0
-    for path in caches.glob("index*/size"):  # such as "32K" or "16M"
-        text = path.read_text().strip()
-        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-        best = max(best, int(text.rstrip("KM") or 0) * unit)
-    return best or 32 << 20
-
-
-# -------------------------------------------------------------------------------------------------
-# How many cores this process may really use.
-
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of cores: those it may run on, or fewer where its container has a CPU quota.
-
-    Args:
-        cgroup: Where control groups are mounted (version 2: `cpu.max`; version 1: `cpu/cpu.cfs_quota_us`).
-    """
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        if (cgroup / "cpu.max").exists():
-            quota, period = (cgroup / "cpu.max").read_text().split()
-        else:
-            quota = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        quota_cores = int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # "max": no quota
-        return allowed
-    return max(min(allowed, math.ceil(quota_cores)), 1) if quota_cores > 0 else allowed  # version 1 writes -1: none

@@ -42,7 +42,7 @@ from ringside.engine.probe.links import (
     slowest_of_ring,
     suspect_links,
 )
-from ringside.engine.settings import usable_cores
+from ringside.engine.topology import usable_cores
 from ringside.processes import boot_id, namespace_id
 from ringside.schedule import Round, from_rounds
 

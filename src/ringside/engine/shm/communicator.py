@@ -20,14 +20,16 @@ from ringside.engine.communicator import Communicator, typed_as
 from ringside.engine.dtypes import ITEM_BYTES, OP_CODES, Op, dtype_code, op_name, own_weight
 from ringside.engine.request import CoreRequest, checked_op, encode_split, equal_bounds, split_members
 from ringside.engine.runtime.lifecycle import AtExit
-from ringside.engine.settings import Settings, cache_bytes, patience, timeout_seconds, usable_cores
+from ringside.engine.settings import Settings, patience, timeout_seconds
 from ringside.engine.shm.log import CollectiveLog
 from ringside.engine.shm.memory import Storage, SymmetricMemory, share_arena
 from ringside.engine.shm.program import compile_schedule
 from ringside.engine.shm.rendezvous import meet
+from ringside.engine.topology import cache_bytes, cpu_quota, domains, place_of, read_cpus
 from ringside.errors import DeadlineError, PeerLostError, UsageError
 from ringside.processes import has_ended
 from ringside.schedule import ALGORITHMS, Schedule, by_name
+from ringside.schedule.algorithms.hierarchical import over_groups
 from ringside.text import CLOSED, did_you_mean, name_ranks
 
 # As plain ints, which the core takes and gives, and which compare fastest.
@@ -53,6 +55,7 @@ class HostCommunicator(Collectives):
 
     Attributes:
         members: As given; of a communicator that is no sub-group its own ranks.
+        domains: The ranks of each NUMA node, or else of each last-level cache, where every rank is bound to one; or ().
         inline_bytes: Largest payload that travels next to a rank's arrival flag, and so can be posted.
 
     Raises:
@@ -82,7 +85,7 @@ class HostCommunicator(Collectives):
         self._hub = meet(key, rank, size, self.settings.agreed(), timeout_s=timeout_s)
         # Open the core on the arena that rank 0 makes; it owns the pidfds from there on.
         try:
-            settings, cores = self.settings, usable_cores()
+            settings, quota = self.settings, cpu_quota()
             fd, self._secret = share_arena(self._native, self._hub, settings.stage_bytes, settings.timeout_s)
             try:
                 self._core = self._native.open_communicator(
@@ -91,8 +94,8 @@ class HostCommunicator(Collectives):
                     rank=rank,
                     ranks=size,
                     pidfds=self._hub.pidfds,
-                    patience=patience(settings, size, cores, False),
-                    background=patience(settings, size, cores, True),
+                    patience=patience(settings, size, quota, False),
+                    background=patience(settings, size, quota, True),
                     timeout_s=settings.timeout_s,
                     one_shot_bytes=settings.one_shot_bytes,
                     segment_bytes=settings.segment_bytes,
@@ -101,6 +104,11 @@ class HostCommunicator(Collectives):
                 self._hub.pidfds, self._hub.lent = self._core.pidfds(), True
             finally:
                 os.close(fd)
+            # Ranks tell each other where they run. All have touched their own parts of the arena then: map the rest.
+            cpus = read_cpus(settings.cpus or os.sched_getaffinity(0), settings.system)
+            places = self._hub.exchange(place_of(cpus), timeout_s=settings.timeout_s)
+            self.domains = domains([parcel.value for parcel in places])
+            self._core.map_all()
         except BaseException:
             self._hub.close()
             raise
@@ -139,6 +147,7 @@ class HostCommunicator(Collectives):
             scale: Multiply each contribution first (floating dtypes with sum or avg only), as NCCL's PreMulSum does.
             algorithm: None chooses by size; `one_shot`, `direct`, the name of any schedule of
                 `ringside.schedule.ALGORITHMS`, or a schedule of one's own (that `verify` has found right).
+                `hierarchical` is cut into `domains`, where there are any.
             weights: With avg of a floating dtype, a weighted mean: this rank's own weight, or one weight per rank (the
                 same sequence on all ranks), at least 0, such as numbers of samples. Every rank ends with
                 `sum of w[r] * x[r] / sum of w[r]`, computed in the dtype that sums are folded in.
@@ -369,7 +378,8 @@ class HostCommunicator(Collectives):
                     known = sorted({"one_shot", *ALGORITHMS})
                     meant = did_you_mean(algorithm, known)
                     raise UsageError(f"there is no algorithm {algorithm!r}{meant}; there are {', '.join(known)}")
-                schedule = by_name(algorithm, self.size)
+                by_domains = algorithm == "hierarchical" and self.domains
+                schedule = over_groups(self.domains) if by_domains else by_name(algorithm, self.size)
             elif algorithm.ranks != self.size:
                 raise UsageError(f"{algorithm.name} is for {algorithm.ranks} ranks, and there are {self.size}")
             elif algorithm.collective.name != "all_reduce":

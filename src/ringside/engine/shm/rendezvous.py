@@ -29,7 +29,7 @@ from ringside.engine.shm.meeting_place import connect, credentials, listening
 from ringside.errors import DeadlineError, MismatchError, PeerLostError, RingsideError, UnsupportedError, UsageError
 from ringside.text import CLOSED, name_ranks
 
-PROTOCOL = 1
+PROTOCOL = 2
 _MAX_MESSAGE = 1 << 24
 _FDS_PER_MESSAGE = 200  # the kernel's limit is 253
 _FD_BYTES = struct.calcsize("i")

@@ -12,7 +12,7 @@ from ringside.errors import UsageError
 from ringside.schedule.algorithms.direct import direct_reduce_scatter
 from ringside.schedule.algorithms.ring import ring
 from ringside.schedule.collective import ALL_REDUCE, REDUCE_SCATTER
-from ringside.schedule.combine import refined, reverse
+from ringside.schedule.combine import refined, relabel, reverse
 from ringside.schedule.schedule import Round, Schedule, joined
 
 # Hosts of 5, 7, 9, 11 and 13 ranks would need 45045 slices to share the work exactly; this many share it within 0.1%.
@@ -93,6 +93,19 @@ def host_sizes(n: int) -> list[int]:
 def square_hierarchical(n: int) -> Schedule:
     """Return the hierarchical all-reduce of n ranks in hosts of `host_sizes(n)`; raise `UsageError`: n < 1."""
     return hierarchical(host_sizes(n))
+
+
+def over_groups(groups: Sequence[Sequence[int]]) -> Schedule:
+    """Return the hierarchical all-reduce of ranks that are near each other as `groups` says, however they are numbered.
+
+    Args:
+        groups: The ranks of each; together they are 0 to n - 1, each once.
+
+    Raises:
+        UsageError: They are not.
+    """
+    schedule, order = hierarchical([len(ranks) for ranks in groups]), [rank for ranks in groups for rank in ranks]
+    return schedule if order == list(range(len(order))) else relabel(schedule, order)
 
 
 def _sizes(ranks_per_host: int | Sequence[int], hosts: int | None) -> tuple[int, ...]:

@@ -1,0 +1,207 @@
+"""What of ours touches CUDA, section by section on this machine's GPU: `bench/gpu.sh`, docs/gpu.md.
+
+Every section is a process group of its own with a time limit; one that fails, hangs or cannot be here does not stop the
+others. All limits together are less than ten minutes. The exit status is 1 where a section failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.common import RUNS, make_parser, module_command, numbers, report_progress
+from bench.gpu.parts import machine
+
+from ringside.engine.topology import usable_cores
+
+RANKS = (2, 4, 8, 16)
+SIZES = "4,1K,64K,1M,16M,64M"
+LONGEST_WHY = 300
+LONGEST_S = 590.0
+
+
+@dataclass(frozen=True)
+class Section:
+    """One thing that is tried.
+
+    Args:
+        name: Of it.
+        limit_s: It is ended after so long.
+        command: What tries it.
+        missing: Why it cannot be tried here; "": it can.
+        figures: What is kept of what it printed.
+    """
+
+    name: str
+    limit_s: float
+    command: Sequence[str]
+    missing: str
+    figures: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a section.
+
+    Args:
+        name: Of it.
+        outcome: passed, failed, timed out or skipped.
+        why: In a line, unless it passed.
+        took_s: Seconds.
+        figures: What it measured.
+    """
+
+    name: str
+    outcome: str
+    why: str = ""
+    took_s: float = 0.0
+    figures: Any = None
+
+
+def sections(here: dict[str, Any], ranks: Sequence[int], sizes: str) -> Iterator[Section]:
+    """Yield what is tried, in its order.
+
+    Args:
+        here: What `machine` found.
+        ranks: Of the host engine.
+        sizes: Of its tensors, as `ringside bench` takes them.
+    """
+    no_gpu = "" if here["gpu"] else "torch sees no GPU"
+    no_nccl = no_gpu or ("" if here["nccl"] else "this torch has no NCCL")
+    no_nvml = no_gpu or ("" if here["nvml"] else "nvidia-ml-py is not installed")
+    no_plugin = no_nccl or ("" if here["plugin"] else "this package has no plugin for NCCL")
+
+    def tests(path: str, words: str) -> list[str]:
+        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path, "-k", words]
+
+    def jobs(kinds: str, count: int, trials: int) -> list[str]:
+        words = [
+            "--device",
+            "cuda",
+            "--ranks",
+            str(count),
+            "--trials",
+            str(trials),
+            "--json",
+            "--kinds",
+            *kinds.split(),
+        ]
+        return module_command("bench.monitor.any_job", *words)
+
+    def part(*words: str) -> list[str]:
+        return module_command("bench.gpu.parts", *words)
+
+    marked, as_gloo = "tests/pytorch/test_marked_times.py", "tests/pytorch/test_as_gloo.py"
+    yield Section("events of steps", 60, tests(marked, "phases_are_the_gpus"), no_nccl, count_of_tests)
+    yield Section("graph captures", 45, tests(marked, "graphs_can or no_mark_is_set"), no_nccl, count_of_tests)
+    yield Section("dispatch of the group", 50, tests(as_gloo, "gpus or nccl"), no_nccl, count_of_tests)
+    yield Section("FSDP2 and DDP, 1 rank", 50, jobs("fsdp ddp", 1, 0), no_nccl, json_lines)
+    yield Section("FSDP2 and DDP, 2 ranks", 90, jobs("fsdp ddp", 2, 1), no_nccl, json_lines)
+    yield Section("NVML", 20, part("nvml"), no_nvml, json_lines)
+    yield Section("NCCL's plugin, 1 rank", 35, part("plugin", "1"), no_plugin, json_lines)
+    yield Section("NCCL's plugin, 2 ranks", 45, part("plugin", "2"), no_plugin, json_lines)
+    for count in ranks:
+        few = "" if count <= here["cores"] else f"{count} ranks need as many cores, and there are {here['cores']}"
+        words = ["bench", "-n", str(count), "--peers", "gloo,mpi", "--pin", "--algorithm", "auto,hierarchical"]
+        command = [sys.executable, "-m", "ringside", *words, "--sizes", sizes, "--rounds", "3", "--json", "-q"]
+        yield Section(f"host engine, {count} ranks", 45, command, few, rows_of_bench)
+
+
+def count_of_tests(printed: str) -> dict[str, int]:
+    """Return how many tests passed, failed and so on, from pytest's last line.
+
+    Raises:
+        LookupError: None passed: nothing was tried.
+    """
+    last = printed.strip().rpartition("\n")[2]
+    counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
+    if "passed" not in counts:
+        raise LookupError(last)
+    return counts
+
+
+def json_lines(printed: str) -> list[Any]:
+    """Return the lines that are JSON objects; what is no number there is null."""
+    lines = [line for line in printed.splitlines() if line.startswith("{")]
+    return [json.loads(line, parse_constant=lambda _: None) for line in lines]
+
+
+def rows_of_bench(printed: str) -> dict[str, Any]:
+    """Return the times and ratios of `ringside bench --json`, and which peers there were."""
+    told = json.loads(printed)
+    keys = ("engine", "algorithm", "tensor", "cache", "size_bytes", "time_seconds", "ratios", "wrong")
+    rows = [{key: row[key] for key in keys} for row in told["rows"]]
+    return {"rows": rows, "skipped": told["skipped"], "peers": told["peers"]}
+
+
+def run_section(section: Section, limit_s: float) -> Outcome:
+    """Try a section, for so long at most."""
+    if section.missing:
+        return Outcome(section.name, "skipped", section.missing)
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            section.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+    except OSError as error:
+        return Outcome(section.name, "failed", str(error))
+    try:
+        printed, said = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return Outcome(section.name, "timed out", f"it was ended after {limit_s:.0f} s", time.monotonic() - began)
+    took_s = round(time.monotonic() - began, 1)
+    try:
+        figures = section.figures(printed)
+    except (ValueError, LookupError, TypeError):
+        figures = None
+    if process.returncode == 0 and figures:
+        return Outcome(section.name, "passed", "", took_s, figures)
+    told = (said.strip() or printed.strip() or f"exit status {process.returncode}").splitlines()[-1]
+    return Outcome(section.name, "failed", told[:LONGEST_WHY], took_s, figures)
+
+
+def run_all(every: Sequence[Section], longest_s: float = LONGEST_S) -> list[Outcome]:
+    """Try sections one after the other, and say what became of each; no longer than `longest_s` together."""
+    outcomes, ends = [], time.monotonic() + longest_s
+    for section in every:
+        outcomes.append(run_section(section, max(min(section.limit_s, ends - time.monotonic()), 1.0)))
+        found = outcomes[-1]
+        report_progress(f"{found.outcome:9} {found.name} ({found.took_s:.0f} s){found.why and ': '}{found.why}")
+    return outcomes
+
+
+def main() -> int:
+    """Try all, write the JSON; return 1 where something failed."""
+    parser = make_parser("bench.gpu", __doc__)
+    parser.add_argument("--out", type=Path, help="where the JSON goes (default: runs/gpu-DATE.json)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="sections whose names begin so")
+    parser.add_argument("--ranks", type=numbers, default=list(RANKS), help="of the host engine (default: 2,4,8,16)")
+    parser.add_argument("--times", type=float, default=1.0, help="all time limits times so much, on a busy machine")
+    parser.add_argument("--sizes", default=SIZES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    date, began = time.strftime("%Y-%m-%d"), time.monotonic()
+    here = {**machine(), "cores": usable_cores()}
+    every = [s for s in sections(here, args.ranks, args.sizes) if not args.only or s.name.startswith(tuple(args.only))]
+    outcomes = run_all([replace(s, limit_s=s.limit_s * args.times) for s in every], LONGEST_S * args.times)
+    told = {"schema": 1, "date": date, "machine": here, "took_s": round(time.monotonic() - began, 1)}
+    out: Path = args.out or RUNS / f"gpu-{date}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**told, "sections": [asdict(found) for found in outcomes]}, indent=1) + "\n")
+    print(out)
+    return int(any(found.outcome in ("failed", "timed out") for found in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
