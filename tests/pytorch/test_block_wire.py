@@ -37,8 +37,8 @@ def bits(x: torch.Tensor) -> int:
 
 
 def sent_bytes(comm: Any) -> int:
-    channels = comm.buckets.across.channels._exchanges
-    return sum(sum(exchange.sent_bytes.values()) for exchange in channels)
+    exchanges = map(comm.buckets.across.channels.exchange, (0, 1))
+    return sum(sum(exchange.sent_bytes.values()) for exchange in exchanges)
 
 
 def over_blocks(path: str, hosts: list[int], code: str) -> list[Any]:
@@ -141,7 +141,7 @@ def trained(port: int, feeds_back: str) -> dict[str, Any]:
         )
         attachment = ringside.attach(model, engine="ringside", monitor=False)
         hook: Any = own_hook(model)
-        feedback = hook.reducer._feedback
+        feedback = hook.reducer.feedback
         found["feeds back"] = feedback is not None
         kept = residuals(feedback)
         for step in range(12):
@@ -162,7 +162,7 @@ def trained(port: int, feeds_back: str) -> dict[str, Any]:
 
 
 def residuals(feedback: Any) -> list[np.ndarray[Any, Any]]:
-    return [] if feedback is None else [kept.residual.copy() for _, kept in feedback._buckets.values()]
+    return [] if feedback is None else [kept.residual.copy() for kept in feedback.kept]
 
 
 def test_what_is_rounded_away_of_gradients_is_kept_for_the_next_step() -> None:

@@ -54,6 +54,11 @@ class BucketErrorFeedback:
         feedback.address = flat.address  # the same parameters, in other memory
         return feedback
 
+    @property
+    def kept(self) -> list[ErrorFeedback]:
+        """What is kept, by bucket."""
+        return [feedback for _, feedback in self._buckets.values()]
+
     def reset(self, why: str) -> None:
         """Keep nothing of any bucket.
 
@@ -62,7 +67,7 @@ class BucketErrorFeedback:
         """
         if self._buckets:
             _log.info("error feedback of gradients begins at zero: %s", why)
-        for _, feedback in self._buckets.values():
+        for feedback in self.kept:
             feedback.clear()
         self._buckets.clear()
 

@@ -60,8 +60,8 @@ class BucketAllReduce(QueuedCollective):
         buffer: DDP's tensor.
         outcomes: Where its span goes, and an error.
         is_last: Of its backward.
-        feedback: What was rounded away of it in the step before; None: nothing is fed back.
         before: The bucket before it, which may be open when this one's turn comes; None: there is none.
+        feedback: What was rounded away of it in the step before; None: nothing is fed back.
 
     Attributes:
         result: The future for DDP.
@@ -78,8 +78,8 @@ class BucketAllReduce(QueuedCollective):
         buffer: torch.Tensor,
         outcomes: BucketOutcomes,
         is_last: bool,
-        feedback: ErrorFeedback | None,
         before: BucketAllReduce | None,
+        feedback: ErrorFeedback | None = None,
     ) -> None:
         self._communicator, self._flat, self._storage = communicator, flat, storage
         self._scale, self._stamp_ns = scale, stamp_ns
@@ -171,6 +171,7 @@ class RingsideReducer:
 
     Attributes:
         communicator: As given.
+        feedback: What is kept of what is rounded away of buckets; None: nothing is.
         memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
         on_memory: Called with that after the first backward, and whenever it has changed.
         patience_s: How long the last bucket on one host is left to the thread that waits for it, seconds.
@@ -191,7 +192,7 @@ class RingsideReducer:
         else:
             self._storages, self._engine = SharedStorages(communicator), communicator
         scaling = self._engine.fed_back if isinstance(self._engine, BetweenHosts) else None
-        self._feedback = None if scaling is None else BucketErrorFeedback(scaling)
+        self.feedback = None if scaling is None else BucketErrorFeedback(scaling)
         self.will_wait = self._is_aborted = False
         self.outcomes = BucketOutcomes()
         self._queue = CollectiveQueue(f"ringside-{communicator.rank}-buckets", _REFUSAL)
@@ -242,10 +243,10 @@ class RingsideReducer:
 
         # Hand it to the queue, whose thread takes it at once, but for the last one on a host.
         feedback = None
-        if self._feedback is not None and buffer.dtype == torch.float32:
-            feedback = self._feedback.of(bucket, flat)
+        if self.feedback is not None and buffer.dtype == torch.float32:
+            feedback = self.feedback.of(bucket, flat)
         queued = BucketAllReduce(
-            self._engine, flat, storage, scale, stamp_ns, buffer, self.outcomes, is_last, feedback, self._open
+            self._engine, flat, storage, scale, stamp_ns, buffer, self.outcomes, is_last, self._open, feedback
         )
         self._queue.enqueue(queued, self.patience_s if is_last and self._interruptible is None else 0.0)
         self._under_way.append(queued)
@@ -265,8 +266,8 @@ class RingsideReducer:
 
         What is fed back follows the model, too.
         """
-        if self._feedback is not None:
-            self._feedback.follow(model)
+        if self.feedback is not None:
+            self.feedback.follow(model)
         if self._storages.are_shared:
             share_buckets(model, backwards)
 
