@@ -60,8 +60,8 @@ ENTRANCES = {
     "doctor": "examine files.progress findings kineto.straggler ringside_run",
     "engine": (
         "algorithm buffers collectives communicator cost.network dtypes net.attribution net.collectives "
-        "net.exchange.compression net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
-        "net.exchange.signature net.hierarchical net.context net.rank_map net.reduction "
+        "net.exchange.block_scaling net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
+        "net.exchange.signature net.exchange.wire net.hierarchical net.context net.rank_map net.reduction "
         "probe.links probe.prober probe.reachability request runtime.interrupts runtime.lifecycle runtime.queue "
         "runtime.worker settings shm.communicator shm.log shm.memory topology transports.base transports.gloo "
         "transports.gloo_all_reduce tuner.drift tuner.explain tuner.selector"

@@ -55,7 +55,7 @@ def ddp(repeat: int, compute: str = "wait", rate: str = RATE, name: str = "ddp")
     with Lab(hosts=HOSTS, ranks_per_host=PER_HOST, rate=rate) as lab, tempfile.TemporaryDirectory() as runs:
         report_progress(f"  {name}: {HOSTS} hosts x {PER_HOST}, {rate}")
         full = payload_bytes_per_second(rate)
-        compute_s = _busiest("gloo", GRADIENT_BYTES, [PER_HOST] * HOSTS) / full
+        compute_s = busiest_bytes("gloo", GRADIENT_BYTES, [PER_HOST] * HOSTS) / full
         plan = {"blocks": repeat, "runs": runs, "compute": compute, "compute_s": compute_s}
         reports = run_ranks(lab, "bench.lab.ddp_step", plan)
     return section_of(reports, full, compute, rate, name)
@@ -70,7 +70,7 @@ def section_of(reports: Sequence[dict[str, Any]], full: float, compute: str, rat
         compute, rate, name: See `ddp`.
     """
     size, sizes = GRADIENT_BYTES, [PER_HOST] * HOSTS
-    law = {STOCK: _busiest("gloo", size, sizes), OURS: _busiest(ALGORITHM, size, sizes)}
+    law = {STOCK: busiest_bytes("gloo", size, sizes), OURS: busiest_bytes(ALGORITHM, size, sizes)}
     law = {STOCK: law[STOCK], WATCHED: law[STOCK], OURS: law[OURS], CHOSEN: law[OURS], HALF: law[OURS] / 2}
     step = {name: [max(times) for times in zip(*(r["blocks"][name] for r in reports), strict=True)] for name in law}
     compute_s = median(max(times) for times in zip(*(r["blocks"][COMPUTE] for r in reports), strict=True))
@@ -137,7 +137,8 @@ _COLUMNS = [
 ]
 
 
-def _busiest(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -> float:
+def busiest_bytes(algorithm: str, size_bytes: int, ranks_per_host: Sequence[int]) -> float:
+    """Return what the busiest direction of a host's link carries in an all-reduce, bytes."""
     return max(max(pair) for pair in host_bytes(algorithm, size_bytes, ranks_per_host))
 
 
@@ -157,25 +158,25 @@ def main(plan: dict[str, Any]) -> None:
     models = {}
     for name in (STOCK, WATCHED, OURS, CHOSEN, HALF):
         torch.manual_seed(0)
-        layers = torch.nn.Sequential(*(_layer() for _ in range(LAYERS)))
+        layers = torch.nn.Sequential(*(make_layer() for _ in range(LAYERS)))
         models[name] = DistributedDataParallel(layers, bucket_cap_mb=BUCKET_MB)
     attachments = {name: _attach(model, name, plan["runs"]) for name, model in models.items() if name != STOCK}
-    records = _Records(attachments[OURS].session)
+    records = StepRecords(attachments[OURS].session)
     # How much gradients by a bf16 wire differ from stock DDP's, by the largest of them; those of f32 must be close.
     grads = {}
     for name in (STOCK, OURS, HALF):
-        _step_of(models[name], Work(8, 0.0))(True)
+        step_of(models[name], Work(8, 0.0))(True)
         grads[name] = torch.cat([p.grad.flatten() for p in models[name].parameters()])
     largest = float(grads[STOCK].abs().max())
     errors = {name: float((grads[name] - grads[STOCK]).abs().max()) / largest for name in (OURS, HALF)}
     if errors[OURS] > 1e-5 or errors[HALF] > 5e-2:
         raise SystemExit(f"gradients are wrong by {errors} of the largest")
     # Equal work on all ranks, and everything decided and warm before the first measured block.
-    work = _balance(models[STOCK], plan["compute"], plan["compute_s"])
-    steps = {name: _step_of(model, work) for name, model in models.items()}
+    work = balance(models[STOCK], plan["compute"], plan["compute_s"])
+    steps = {name: step_of(model, work) for name, model in models.items()}
     for step in steps.values():
         slowest_step_s(step, 2)  # DDP rebuilds its buckets after the first step
-    _settle(models[CHOSEN])
+    settle(models[CHOSEN])
     records.clear()
     blocks: dict[str, list[float]] = {name: [] for name in (*steps, COMPUTE)}
     cpu: dict[str, list[float]] = {name: [] for name in steps}
@@ -202,7 +203,8 @@ def main(plan: dict[str, Any]) -> None:
     print(json.dumps({**report, "half_error": errors[HALF]}), flush=True)
 
 
-def _layer() -> Any:
+def make_layer() -> Any:
+    """Return a layer that computes and then waits as long as it is told."""
     import torch
 
     class Wait(torch.autograd.Function):
@@ -245,7 +247,7 @@ def _attach(model: Any, name: str, runs: str) -> Any:
             del os.environ[key]
 
 
-class _Records:
+class StepRecords:
     """What the session says of each model's steps; stock DDP, which nobody watches, leaves none.
 
     Attributes:
@@ -290,7 +292,8 @@ class Work(NamedTuple):
     wait_s: float
 
 
-def _step_of(model: Any, work: Work) -> Step:
+def step_of(model: Any, work: Work) -> Step:
+    """Return what takes a training step of a model."""
     import torch
 
     batch = work.batch
@@ -311,25 +314,25 @@ def _step_of(model: Any, work: Work) -> Step:
     return step
 
 
-def _balance(model: Any, compute: str, target_s: float) -> Work:
+def balance(model: Any, compute: str, target_s: float) -> Work:
     """Return the work with which forward and backward take so long, the same on all ranks."""
     if compute == "wait":
-        idle = _step_of(model, Work(1, 0.0))
+        idle = step_of(model, Work(1, 0.0))
         alone_s = min(slowest_step_s(lambda: idle(False), 2) for _ in range(5))
         return Work(1, max(target_s - alone_s, 0.0))
-    trial = _step_of(model, Work(_TRIAL_BATCH, 0.0))
+    trial = step_of(model, Work(_TRIAL_BATCH, 0.0))
     compute_s = min(slowest_step_s(lambda: trial(False), 2) for _ in range(5))
     return Work(max(1, min(_MOST_BATCH, round(_TRIAL_BATCH * target_s / compute_s))), 0.0)
 
 
-def _settle(model: Any) -> None:
+def settle(model: Any) -> None:
     """Take steps that compute nothing until all buckets' sizes are decided: what is measured is what comes after."""
     from ringside.pytorch.ddp.attached_model import own_hook
 
     hook = own_hook(model)
     assert hook is not None
     comm: Any = hook.reducer.communicator  # type: ignore[attr-defined]  # attached to our engine
-    step = _step_of(model, Work(1, 0.0))
+    step = step_of(model, Work(1, 0.0))
     sizes = {(WIDTH + 1) * WIDTH * 4 * layers for layers in range(1, BUCKET_MB)}
     for _ in range(_MOST_TO_SETTLE):
         if all(comm.settled(size) for size in sizes):

@@ -34,7 +34,12 @@ FOR_USERS = (
     Variable("RINGSIDE_METRICS_TOKEN", "what readers of metrics must send"),
     Variable("RINGSIDE_SERVE_TOKEN", "what readers of the page must send, and what `top` sends to one"),
     Variable("RINGSIDE_ALGORITHM", "one algorithm for all calls between hosts, such as `ring` or `hosts/ring`"),
-    Variable("RINGSIDE_WIRE_DTYPE", "`bfloat16` or `float16`: how float32 travels between hosts", "`float32`"),
+    Variable(
+        "RINGSIDE_WIRE_DTYPE",
+        "`bfloat16`, `float16`, `int8` or `fp8_e4m3`: how float32 travels between hosts",
+        "`float32`",
+    ),
+    Variable("RINGSIDE_ERROR_FEEDBACK", "`0`: what `int8` and `fp8_e4m3` round away of gradients is lost", "`1`"),
     Variable("RINGSIDE_REPRODUCIBLE", "`1`: the same bits whatever the algorithm"),
     Variable("RINGSIDE_SELECTION", "`measured`, `off`, `fresh` (time the links anew), or a table's path", "`measured`"),
     Variable("RINGSIDE_CACHE_DIR", "where those tables are kept", "`ringside` in the user's cache directory"),

@@ -13,7 +13,7 @@ from ringside.engine.dtypes import DTYPES, OP_CODES
 from ringside.engine.net.context import EngineContext
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import ExchangeRequest
-from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16
+from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_FLAGS
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import Reduction, ReductionPlan, plan_reduction, signature_of
 from ringside.errors import UsageError
@@ -101,8 +101,8 @@ def test_peers_are_told_what_was_called_and_a_switch_what_it_has_to_do() -> None
     ways = ("in pieces", "at once", "a switch")
     assert [request_of(way, MEAN).call.flags for way in ways] == [0, WHOLE_FOLD, WHOLE_FOLD]
     assert [request_of(way, WEIGHTED).call.flags for way in ways] == [OWN_SCALE, OWN_SCALE | WHOLE_FOLD, OWN_SCALE]
-    assert [request_of(way, NARROW).call.flags for way in ways] == [WIRE_FLOAT16] * 3
-    assert [request_of(way, BRAIN).call.flags for way in ways] == [WIRE_BFLOAT16] * 3
+    assert [request_of(way, NARROW).call.flags for way in ways] == [WIRE_FLAGS["float16"]] * 3
+    assert [request_of(way, BRAIN).call.flags for way in ways] == [WIRE_FLAGS["bfloat16"]] * 3
     assert [request_of(way, NARROW).call.op for way in ways] == [AVG, AVG, SUM], "the shares are summed"
     assert [request_of(way, SUM_OF_3).call.extra for way in ways] == [3.0] * 3
     wide = Reduction(FLOAT32, SUM, scale=3.0, wire=WireCompression("float16"))

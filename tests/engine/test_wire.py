@@ -12,7 +12,8 @@ from ringside.engine.dtypes import DTYPES
 from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
-from ringside.engine.net.exchange.signature import OWN_SCALE, WIRE_BFLOAT16, WIRE_FLOAT16
+from ringside.engine.net.exchange.signature import OWN_SCALE, WIRE_FLAGS
+from ringside.engine.net.exchange.wire import make_wire
 from ringside.engine.net.reduction import Reduction, signature_of
 from ringside.errors import UsageError
 from ringside.schedule import by_name
@@ -72,7 +73,7 @@ def test_rounds_to_nearest_even(make: type[WireCompression], dtype: Any) -> None
     assert not difference(arrived, twins.widen(narrow, dtype), "float32")
     assert not difference(sent, arrived, "float32"), "what the sender keeps is not what it sent"
     again = sent.copy()
-    make(dtype).round(again.view(np.uint8))
+    make(dtype).narrow(again.view(np.uint8))
     assert not difference(again, sent, "float32"), "rounding twice changes something"
 
 
@@ -81,7 +82,7 @@ def test_rounds_to_nearest_even(make: type[WireCompression], dtype: Any) -> None
 def test_error_is_half_a_unit(make: type[WireCompression], dtype: Any) -> None:
     x = np.random.default_rng(3).uniform(1e-3, 6e4, 10_000).astype(np.float32)
     rounded = x.copy()
-    make(dtype).round(rounded.view(np.uint8))
+    make(dtype).narrow(rounded.view(np.uint8))
     assert (np.abs(rounded - x) <= UNIT[dtype] * np.abs(x)).all()
 
 
@@ -97,7 +98,7 @@ def test_over_a_schedule(name: str, dtype: Any) -> None:
         exchange = Exchange(end, segment_bytes=512)
         x = inputs[end.rank].copy()
         run_schedule(exchange, schedule, x, wire=wire)
-        wire.round(x.view(np.uint8))
+        wire.narrow(x.view(np.uint8))
         return x, sum(exchange.sent_bytes.values()) - HEADER_BYTES * len(exchange.sent_bytes)
 
     results = on_threads(ranks, vertex)
@@ -111,18 +112,16 @@ def test_over_a_schedule(name: str, dtype: Any) -> None:
 
 
 def test_other_dtypes_are_refused() -> None:
-    with pytest.raises(UsageError, match="'int8'; there are bfloat16 and float16"):
-        WireCompression("int8")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'int3'; there are bfloat16, float16, int8 and fp8_e4m3"):
+        make_wire("int3")
 
 
 def test_peers_are_told_how_elements_travel() -> None:
     """So that ranks that were set differently find out, and a switch that was not called itself knows."""
     float32 = DTYPES.index("float32")
-    told = [
-        signature_of(Reduction(float32, 0, wire=wire), 9)
-        for wire in (None, WireCompression("bfloat16"), WireCompression("float16"))
-    ]
-    assert [call.flags for call in told] == [0, WIRE_BFLOAT16, WIRE_FLOAT16]
+    told = [signature_of(Reduction(float32, 0, wire=wire), 9) for wire in (None, *map(make_wire, WIRE_FLAGS))]
+    assert [call.flags for call in told] == [0, 4, 8, 16, 32]
+    assert [call.wire for call in told] == ["", *WIRE_FLAGS]
     weighted = signature_of(Reduction(float32, 0, scale=3.0, scales=(3.0, 5.0), wire=WireCompression("float16")), 9)
-    assert weighted.flags == OWN_SCALE | WIRE_FLOAT16
+    assert weighted.flags == OWN_SCALE | WIRE_FLAGS["float16"]
     assert (weighted.extra, signature_of(Reduction(float32, 0, scale=3.0), 9).extra) == (1.0, 3.0)

@@ -13,8 +13,7 @@ from ringside.engine.failures import error_of
 from ringside.engine.net.attribution import cause_of, explain
 from ringside.engine.net.exchange.signature import (
     OWN_SCALE,
-    WIRE_BFLOAT16,
-    WIRE_FLOAT16,
+    WIRE_FLAGS,
     CollectiveSignature,
     MessageHeader,
     Operation,
@@ -183,8 +182,8 @@ def test_a_call_is_said_with_what_is_not_usual_in_it() -> None:
         base._replace(extra=0.25): ", 0.25",
         base._replace(tag=0xAB): ", of hash 000000ab",
         base._replace(flags=OWN_SCALE): ", weighted",
-        base._replace(flags=WIRE_BFLOAT16 | OWN_SCALE): ", weighted, as bfloat16",
-        base._replace(flags=WIRE_FLOAT16): ", as float16",
+        base._replace(flags=WIRE_FLAGS["bfloat16"] | OWN_SCALE): ", weighted, as bfloat16",
+        base._replace(flags=WIRE_FLAGS["float16"]): ", as float16",
     }
     for one, words in said.items():
         assert str(one) == f"all_reduce(sum, float32, 10 elements{words})"

@@ -57,6 +57,16 @@ def test_a_reducer_at_the_switch_adds_up(lab_factory: LabFactory) -> None:
     assert before[0] > 0
 
 
+@pytest.mark.parametrize(("hosts", "code"), [(2, "int8"), (4, "int8"), (2, "fp8_e4m3")])
+def test_by_a_light_wire_all_ranks_end_with_the_same_bits(lab_factory: LabFactory, hosts: int, code: str) -> None:
+    """Sums and a trained model; and a host's link carries 0.27 times the bytes at most, headers and scales included."""
+    found = run(lab_factory(hosts=hosts, ranks_per_host=2), "by_a_light_wire", code)
+    assert len(found) == 2 * hosts
+    for sums, share in found:
+        assert sums == found[0][0], "ranks hold different bits"
+        assert share <= 0.27
+
+
 @pytest.mark.long
 def test_a_reducer_takes_less_of_each_link_than_a_ring(lab_factory: LabFactory) -> None:
     lab = lab_factory(hosts=4, ranks_per_host=1)

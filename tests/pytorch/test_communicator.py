@@ -266,8 +266,8 @@ def refused(path: str) -> None:
             comm.all_reduce(torch.ones(3), algorithm="ring@0,1,2")
         with pytest.raises(UnsupportedError, match="int16"):
             comm.all_reduce(torch.ones(3, dtype=torch.int16), algorithm="native")
-        with pytest.raises(UsageError, match="there are bfloat16 and float16"):
-            ringside.communicator(wire_dtype="int8", machine="x")
+        with pytest.raises(UsageError, match="'int3'; there are bfloat16, float16, int8 and fp8_e4m3"):
+            ringside.communicator(wire_dtype="int3", machine="x")
         x = torch.ones(3)
         comm.all_reduce(x)
         assert (x == 4).all(), "what was refused broke the communicator"

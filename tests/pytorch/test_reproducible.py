@@ -103,7 +103,6 @@ def refused(port: int, machines: str, how: dict[str, Any], algorithm: str | None
         ("aabb", {"reproducible": True}, "hosts/direct", "adds in rank order, and hosts/direct does not"),
         ("aabb", {"reproducible": True}, "chain", "adds in rank order, and chain does not"),
         ("aaaa", {"reproducible": True}, "ring", "adds in rank order, and ring does not"),
-        ("aabb", {"reproducible": True, "wire_dtype": "bfloat16"}, None, "who is where"),
     ],
 )
 def test_what_would_not_be_reproducible_is_refused(

@@ -394,6 +394,23 @@ void widen(uintptr_t src, uintptr_t dst, size_t count, bool bf16) {
                                                       reinterpret_cast<float*>(dst), count);
 }
 
+// f32 elements as blocks of 8-bit codes; what they are then worth replaces them (kernels_impl.hpp).
+void encode_blocks(uintptr_t data, uintptr_t codes, uintptr_t scales, size_t count, bool e4m3, uintptr_t residual,
+                   const std::string& isa) {
+  float* x = reinterpret_cast<float*>(data);
+  const BlockCode block{x, reinterpret_cast<uint8_t*>(codes), reinterpret_cast<uint8_t*>(scales), count,
+                        reinterpret_cast<float*>(residual), x};
+  const KernelTable& table = table_of(isa);
+  (e4m3 ? table.encode_e4m3 : table.encode_int8)(block);
+}
+
+void decode_blocks(uintptr_t codes, uintptr_t scales, uintptr_t dst, size_t count, bool e4m3, const std::string& isa) {
+  const KernelTable& table = table_of(isa);
+  (e4m3 ? table.decode_e4m3 : table.decode_int8)(reinterpret_cast<const uint8_t*>(codes),
+                                                 reinterpret_cast<const uint8_t*>(scales),
+                                                 reinterpret_cast<float*>(dst), count);
+}
+
 uint64_t digest_at(uintptr_t data, size_t bytes, uint64_t start) {
   return digest(reinterpret_cast<const void*>(data), bytes, start);
 }
@@ -457,6 +474,10 @@ NB_MODULE(_native, m) {
         "stream"_a = false, "isa"_a = "",
         "scales"_a = std::vector<double>(), nb::call_guard<nb::gil_scoped_release>());
   m.def("narrow", &narrow, "src"_a, "dst"_a, "count"_a, "bf16"_a, "back"_a = 0,
+        nb::call_guard<nb::gil_scoped_release>());
+  m.def("encode_blocks", &encode_blocks, "data"_a, "codes"_a, "scales"_a, "count"_a, "e4m3"_a, "residual"_a = 0,
+        "isa"_a = "", nb::call_guard<nb::gil_scoped_release>());
+  m.def("decode_blocks", &decode_blocks, "codes"_a, "scales"_a, "dst"_a, "count"_a, "e4m3"_a, "isa"_a = "",
         nb::call_guard<nb::gil_scoped_release>());
   m.def("widen", &widen, "src"_a, "dst"_a, "count"_a, "bf16"_a, nb::call_guard<nb::gil_scoped_release>());
   m.def("digest", &digest_at, "data"_a, "bytes"_a, "start"_a = 0, nb::call_guard<nb::gil_scoped_release>());

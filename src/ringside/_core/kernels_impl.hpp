@@ -305,6 +305,114 @@ uint64_t digest_block(const unsigned char* bytes, size_t words, const uint64_t* 
   return sum;
 }
 
+// Blocks of f32 in 8 bits an element, as the OCP's Microscaling Formats (v1.0): a block of 32 shares the scale 2^(E - 127),
+// with E in a byte. E is the smallest by which the block's largest magnitude fits the codes, and at least 1, so that no
+// scale is subnormal. A scale that is a power of two multiplies exactly: what a block is worth is what it is worth again
+// when that is encoded. A block that has a NaN, an infinity or a sum beyond what codes can be worth is NaN throughout
+// (E = 255), and nothing of it is fed back.
+constexpr size_t kCodeBlock = 32;
+constexpr uint8_t kCodeNaN = 255;
+constexpr uint32_t kInfinity = 0x7f800000u;
+
+// Chosen by a mask: a branch would keep the compiler from using vectors.
+inline uint32_t either(bool first, uint32_t a, uint32_t b) {
+  const uint32_t mask = 0u - uint32_t(first);
+  return (a & mask) | (b & ~mask);
+}
+
+struct Int8Code {  // -127 to 127
+  static constexpr uint32_t exponent = 6, above = 0x1ffffu;  // a magnitude beyond 1.984375 carries into the next one
+  static uint8_t encode(float y) { return uint8_t(to_bits(y + 0x1.8p23f)); }  // the adder rounds, to nearest even
+  static float decode(uint8_t c) { return float(int8_t(c)); }
+};
+struct E4M3Code {  // of float8_e4m3fn, -448 to 448
+  static constexpr uint32_t exponent = 8, above = 0x1fffffu;  // 448 is 1.75 * 2^8
+  static uint8_t encode(float y) {
+    const uint32_t u = to_bits(y), sign = (u >> 24) & 0x80u, a = u & 0x7fffffffu;
+    const uint32_t normal = (a + 0x7ffffu + ((a >> 20) & 1u) - 0x3c000000u) >> 20;
+    const uint32_t subnormal = to_bits(from_bits(a) + 0x1p14f) - 0x46800000u;  // one step, 2^-9, is the last bit
+    return uint8_t(sign | either(a < 0x3c800000u, subnormal, normal));
+  }
+  static float decode(uint8_t c) {
+    const uint32_t sign = uint32_t(c & 0x80u) << 24, body = c & 0x7fu;
+    const uint32_t normal = (body << 20) + 0x3c000000u, subnormal = to_bits(float(int32_t(body)) * 0x1p-9f);
+    return from_bits(sign | either(body < 8u, subnormal, normal));
+  }
+};
+
+inline float code_scale(uint32_t exponent) { return from_bits(exponent << 23); }
+
+template <class Code, bool FedBack>
+void encode_block(const float* src, uint8_t* codes, uint8_t* scale, float* residual, float* back) {
+  alignas(64) float x[kCodeBlock];
+  uint32_t most = 0;
+  for (size_t i = 0; i < kCodeBlock; ++i) {
+    x[i] = FedBack ? src[i] + residual[i] : src[i];
+    const uint32_t magnitude = to_bits(x[i]) & 0x7fffffffu;
+    most = most < magnitude ? magnitude : most;
+  }
+  if (most + Code::above >= kInfinity) {
+    *scale = kCodeNaN;
+    for (size_t i = 0; i < kCodeBlock; ++i) {
+      codes[i] = 0;
+      back[i] = from_bits(0x7fc00000u);
+      if (FedBack) residual[i] = 0.0f;
+    }
+    return;
+  }
+  const int32_t fits = int32_t((most + Code::above) >> 23) - int32_t(Code::exponent);
+  const uint32_t e = uint32_t(fits < 1 ? 1 : fits);
+  const float up = code_scale(254 - e), down = code_scale(e);
+  *scale = uint8_t(e);
+#pragma GCC ivdep
+  for (size_t i = 0; i < kCodeBlock; ++i) {
+    const uint8_t code = Code::encode(x[i] * up);
+    const float worth = Code::decode(code) * down;
+    codes[i] = code;
+    back[i] = worth;
+    if (FedBack) residual[i] = x[i] - worth;
+  }
+}
+
+template <class Code, bool FedBack>
+void encode_blocks(const BlockCode& b) {
+  size_t at = 0;
+  for (; at + kCodeBlock <= b.count; at += kCodeBlock)
+    encode_block<Code, FedBack>(b.src + at, b.codes + at, b.scales + at / kCodeBlock, FedBack ? b.residual + at : nullptr,
+                                b.back + at);
+  if (const size_t n = b.count - at) {  // the last one is filled up with zeros
+    float x[kCodeBlock] = {}, residual[kCodeBlock] = {}, back[kCodeBlock];
+    uint8_t codes[kCodeBlock];
+    memcpy(x, b.src + at, 4 * n);
+    if (FedBack) memcpy(residual, b.residual + at, 4 * n);
+    encode_block<Code, FedBack>(x, codes, b.scales + at / kCodeBlock, residual, back);
+    memcpy(b.codes + at, codes, n);
+    memcpy(b.back + at, back, 4 * n);
+    if (FedBack) memcpy(b.residual + at, residual, 4 * n);
+  }
+}
+
+template <class Code>
+void encode(const BlockCode& b) {
+  b.residual != nullptr ? encode_blocks<Code, true>(b) : encode_blocks<Code, false>(b);
+}
+
+template <class Code>
+void decode(const uint8_t* codes, const uint8_t* scales, float* dst, size_t count) {
+  for (size_t at = 0; at < count; at += kCodeBlock) {
+    const uint8_t e = scales[at / kCodeBlock];
+    const float down = from_bits(e == kCodeNaN ? 0x7fc00000u : uint32_t(e) << 23);
+    const uint8_t* from = codes + at;
+    float* to = dst + at;
+    if (at + kCodeBlock <= count) {
+#pragma GCC ivdep
+      for (size_t i = 0; i < kCodeBlock; ++i) to[i] = Code::decode(from[i]) * down;
+    } else {
+      for (size_t i = 0; i < count - at; ++i) to[i] = Code::decode(from[i]) * down;
+    }
+  }
+}
+
 }  // namespace
 
 KernelTable RINGSIDE_TABLE() {
@@ -324,6 +432,10 @@ KernelTable RINGSIDE_TABLE() {
   t.widen_bf16 = widen_bf16;
   t.narrow_f16 = narrow_f16;
   t.narrow_bf16 = narrow_bf16;
+  t.encode_int8 = encode<Int8Code>;
+  t.encode_e4m3 = encode<E4M3Code>;
+  t.decode_int8 = decode<Int8Code>;
+  t.decode_e4m3 = decode<E4M3Code>;
   t.stream_copy = stream_copy;
   t.stream_pair = stream_pair;
   t.digest_block = digest_block;

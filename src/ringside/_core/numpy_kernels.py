@@ -102,6 +102,71 @@ def divide(total: Array, divisor: float) -> Array:
     return truncated
 
 
+CODE_BLOCK = 32
+"""Elements that share a scale in `encode_blocks`."""
+_CODE_NAN = 255
+# By name: the exponent of the largest code, and what carries a magnitude beyond its mantissa into the next exponent.
+_CODES = {"int8": (6, 0x1FFFF), "fp8_e4m3": (8, 0x1FFFFF)}
+
+
+def encode_blocks(x: Array, code: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Return float32 elements in 8 bits each, and one scale per block, as the OCP's Microscaling Formats have them.
+
+    Args:
+        x: float32 [n].
+        code: `int8` (-127 to 127) or `fp8_e4m3` (torch's float8_e4m3fn, -448 to 448).
+
+    Returns:
+        (codes, uint8 [n]; scales, uint8 [n / 32, rounded up]): an element is worth code * 2**(scale - 127). A scale is
+        the smallest by which its block fits, and at least 1; 255 says that the block is NaN throughout, as one is that
+        has anything which is not finite or beyond what the codes can be worth.
+    """
+    exponent, above = _CODES[code]
+    count = -(-len(x) // CODE_BLOCK)
+    blocks = np.zeros((count, CODE_BLOCK), dtype=np.float32)
+    blocks.reshape(-1)[: len(x)] = x
+    most = (blocks.view(np.uint32) & 0x7FFFFFFF).max(axis=1, initial=0).astype(np.int64) + above
+    is_nan = most >= 0x7F800000
+    scales = np.where(is_nan, _CODE_NAN, np.maximum((most >> 23) - exponent, 1)).astype(np.uint8)
+    with np.errstate(all="ignore"):
+        scaled = np.ldexp(blocks, 127 - scales.astype(np.int32)[:, None])
+        scaled[is_nan] = 0.0
+        codes = np.rint(scaled).astype(np.int8).view(np.uint8) if code == "int8" else _e4m3(scaled)
+    return codes.reshape(-1)[: len(x)].copy(), scales
+
+
+def decode_blocks(codes: NDArray[np.uint8], scales: NDArray[np.uint8], code: str) -> NDArray[np.float32]:
+    """Return what the codes of `encode_blocks` are worth, float32 [n]."""
+    worth = codes.view(np.int8).astype(np.float32) if code == "int8" else _E4M3_VALUES[codes]
+    by_element = np.repeat(scales.astype(np.int32), CODE_BLOCK)[: len(codes)]
+    decoded = np.ldexp(worth, by_element - 127)
+    decoded[by_element == _CODE_NAN] = np.nan
+    return decoded.astype(np.float32, copy=False)
+
+
+def _e4m3(x: Array) -> NDArray[np.uint8]:
+    """Return float32 elements up to 448 as bits of float8_e4m3fn, rounded to nearest even."""
+    # The exponent of the last bit: of three behind the leading one, and -9 at least.
+    _, exponent = np.frexp(x)
+    last = np.maximum(exponent - 4, -9)
+    magnitude = np.ldexp(np.rint(np.ldexp(np.abs(x), -last)), last)
+    codes: NDArray[np.uint8] = np.searchsorted(_E4M3_VALUES[:127], magnitude.astype(np.float32)).astype(np.uint8)
+    codes |= np.signbit(x).astype(np.uint8) << 7
+    return codes
+
+
+def _e4m3_values() -> NDArray[np.float32]:
+    """Return what the 256 codes of float8_e4m3fn are worth."""
+    body = np.arange(128)
+    exponent, mantissa = body >> 3, body & 7
+    magnitudes = np.ldexp(np.where(exponent > 0, 8.0 + mantissa, mantissa), np.maximum(exponent, 1) - 10)
+    magnitudes[127] = np.nan
+    return np.concatenate([magnitudes, -magnitudes]).astype(np.float32)
+
+
+_E4M3_VALUES = _e4m3_values()
+
+
 DIGEST_BLOCK = 1024
 DIGEST_BASE = 0xD6E8FEB86659FD93
 _WRAP = (1 << 64) - 1

@@ -92,17 +92,18 @@ def canonical_choice(size_bytes: int, ranks: int) -> AlgorithmSpec:
     return AlgorithmSpec("one_shot" if size_bytes * (ranks - 1) <= SMALL_BYTES * 8 else "direct")
 
 
-def refuse_other_orders(choice: AlgorithmSpec, ranks: int, dtype: int) -> None:
+def refuse_other_orders(choice: AlgorithmSpec, ranks: int, dtype: int, *, is_rounded: bool = False) -> None:
     """Raise `UsageError` unless a choice gives the same bits as every other canonical one.
 
     Args:
         choice: How an all-reduce shall be executed.
         ranks: Number of ranks.
         dtype: Code of the element type; those of 16 bits must be added up in one go, or partial sums are rounded.
+        is_rounded: So are those that travel rounded.
     """
     names = canonical_algorithms(min(ranks, _PROVED_RANKS))
     in_rank_order = choice.over == "ranks" and choice.algorithm in names and choice.order in ((), tuple(range(ranks)))
-    if not in_rank_order or (DTYPES[dtype] in _HALVES and choice.algorithm == "chain"):
+    if not in_rank_order or ((is_rounded or DTYPES[dtype] in _HALVES) and choice.algorithm == "chain"):
         raise UsageError(
             f"reproducible mode adds in rank order, and {choice} does not: leave algorithm out, or take one of "
             f"{', '.join(names)}"

@@ -25,11 +25,11 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Exchange, ExchangeRequest
 from ringside.engine.net.exchange.plan import MessagePlan, plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
-from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16, SignatureMismatch
+from ringside.engine.net.exchange.signature import OWN_SCALE, WHOLE_FOLD, SignatureMismatch
+from ringside.engine.net.exchange.wire import make_wire
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import make_fold
 from ringside.engine.transports.base import LinkError, LinkFailure
@@ -138,9 +138,7 @@ def _serve_one(exchange: Exchange, plans: dict[int, tuple[MessagePlan, list[int]
         raise LinkError(LinkFailure("disagreed", switch, "the reducer does not know the ranks' own weights"))
     if call.flags & WHOLE_FOLD:
         fold = make_fold(call.dtype, call.op, scale=call.extra, divisor=switch)
-    wire = None
-    if call.flags & (WIRE_BFLOAT16 | WIRE_FLOAT16):
-        wire = WireCompression("bfloat16" if call.flags & WIRE_BFLOAT16 else "float16")
+    wire = make_wire(call.wire) if call.wire else None
     item = ITEM_BYTES[call.dtype]
     request = ExchangeRequest(plan, item, fold, call, members=[*members, switch], wire=wire)
     ExchangeRun(exchange, request, [chunk]).run()

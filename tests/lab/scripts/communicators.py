@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pathlib
@@ -80,6 +81,41 @@ def buckets() -> None:
     tell([attachment.counters, float(weights.double().sum()), times])
 
 
+def by_a_light_wire(code: str) -> None:
+    """Tell a digest of sums and of a trained model, and what the host's interface sent beside float32."""
+    sums, sent = [], []
+    for wire in (code, None):
+        with ringside.communicator(timeout=60, wire_dtype=wire, algorithm="hosts/ring") as comm:
+            generator = torch.Generator().manual_seed(rank)
+            comm.all_reduce(torch.ones(1000))
+            dist.barrier()
+            before = interface_bytes()
+            for elements in (2_000_001, 1_000_000):
+                x = comm.all_reduce(torch.randn(elements, generator=generator))
+                sums.append(hashlib.sha256(x.numpy().tobytes()).hexdigest())
+            dist.barrier()
+            sent.append(interface_bytes() - before)
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (torch.nn.Linear(128, 128), torch.nn.ReLU())]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.2, gradient_as_bucket_view=True)
+    os.environ["RINGSIDE_WIRE_DTYPE"] = code
+    attachment = ringside.attach(model, engine="ringside", monitor=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.randn(64, 128, generator=generator)).square().mean().backward()
+        optimizer.step()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    sums.append(hashlib.sha256(weights.numpy().tobytes()).hexdigest())
+    attachment.detach()
+    tell([sums, sent[0] / sent[1]])
+
+
+def interface_bytes() -> int:
+    rows = [line.split(":") for line in pathlib.Path("/proc/net/dev").read_text().splitlines()[2:]]
+    return sum(int(figures.split()[8]) for name, figures in rows if name.strip() != "lo")
+
+
 def until_a_host_vanishes() -> None:
     comm = ringside.communicator(timeout=60)
     x = torch.ones(1000)
@@ -96,5 +132,5 @@ def until_a_host_vanishes() -> None:
     os._exit(0)
 
 
-DOES = {job.__name__: job for job in (grouped, at_the_switch, once, buckets, until_a_host_vanishes)}
+DOES = {job.__name__: job for job in (grouped, at_the_switch, once, buckets, by_a_light_wire, until_a_host_vanishes)}
 DOES[sys.argv[1]](*sys.argv[2:])

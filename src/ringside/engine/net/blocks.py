@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.context import EngineContext, Step
@@ -130,7 +132,9 @@ def _end_block(work: Work | None, share: Sequence[Step]) -> None:
 def exchange_once(context: EngineContext, request: ExchangeRequest, data: Bytes) -> list[Step]:
     """Return this rank's part of a reduction by a schedule, ready to be run, once."""
     exchange, plan, item, wire = context.exchange, request.plan, request.item_bytes, request.wire
-    bounds = (chunk_bounds(len(data) // item, plan.chunks) * item).tolist()
+    # Where elements are encoded block by block, the blocks are those of the tensor, whatever cuts it.
+    count, block = len(data) // item, 1 if wire is None else wire.block
+    bounds = (np.minimum(chunk_bounds(-(-count // block), plan.chunks) * block, count) * item).tolist()
     chunks = [data[begin:end] for begin, end in itertools.pairwise(bounds)]
     size = exchange.size_of(plan.schedule, len(data), item, wire)
     return [ExchangeRun(exchange, request, chunks, ordered=True, size=size).run]

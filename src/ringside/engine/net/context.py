@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ringside._core.enums import DType
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.buffers import Flat
 from ringside.engine.dtypes import ITEM_BYTES
@@ -23,9 +22,6 @@ from ringside.engine.request import CoreRequest
 from ringside.engine.shm.communicator import HostCommunicator
 from ringside.engine.transports.base import Bytes
 from ringside.errors import UsageError
-
-_FLOAT32 = int(DType.float32)
-
 
 Step = Callable[[], object]
 """A part of an all-reduce on one rank."""
@@ -143,7 +139,7 @@ class EngineContext:
         Raises:
             UsageError, UnsupportedError: It cannot be done that way.
         """
-        if reduction.wire is not None and (reduction.dtype != _FLOAT32 or spec.algorithm == NATIVE):
+        if reduction.wire is not None and (spec.algorithm == NATIVE or not reduction.is_encoded):
             reduction = replace(reduction, wire=None)
         if spec.algorithm == NATIVE:
             self.native.check(reduction.dtype, reduction.op)

@@ -24,12 +24,12 @@ from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net import attribution
 from ringside.engine.net.blocks import exchange_once, reduce_in_blocks, steps_of
 from ringside.engine.net.context import EngineContext, HostSlices, NativeAllReduce
-from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import Channels, Exchange, ExchangeRequest, Fold
 from ringside.engine.net.exchange.pipeline import SegmentPipeline
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.run import ExchangeRun
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
+from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.persistent import MOST_BYTES, PersistentLarge, PersistentSmall
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import Reduction, make_fold, safe_mean, signature_of
@@ -333,7 +333,7 @@ class HierarchicalEngine:
         exchanging = functools.partial(exchange_once, context)
         steps_of(context, spec, address_of(memory), count, reduction, signature_of(reduction, count), exchanging)
 
-    def pieces_from_bytes(self, wire: WireCompression | None) -> int:
+    def pieces_from_bytes(self, wire: Wire | None) -> int:
         """Return from how many bytes on float32 goes over hosts in pieces, by most schedules; over leaders it is less.
 
         Args:

@@ -16,16 +16,15 @@ from ringside._core import numpy_kernels as twins
 from ringside._core.enums import DType, Kind, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
-from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import ExchangeRequest, Fold
 from ringside.engine.net.exchange.plan import plan_messages
 from ringside.engine.net.exchange.signature import (
     OWN_SCALE,
     WHOLE_FOLD,
-    WIRE_BFLOAT16,
-    WIRE_FLOAT16,
+    WIRE_FLAGS,
     CollectiveSignature,
 )
+from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.shm.memory import Storage
 
@@ -91,6 +90,7 @@ def _array(address: int, elements: int, dtype: int) -> NDArray[Any]:
 
 
 ALL_REDUCE = int(Kind.all_reduce)
+_FLOAT32 = int(DType.float32)
 _HALVES = (int(DType.float16), int(DType.bfloat16))
 
 
@@ -104,7 +104,7 @@ class Reduction:
         scale: Multiplies this rank's contribution first.
         scales: All ranks' scales, by rank, where they may differ; empty: all have `scale`.
         divisor: What avg divides the sum by; 0: the number of ranks.
-        wire: How float32 elements travel between ranks; None: as they are.
+        wire: How float32 elements travel between ranks (`is_encoded`); None: as they are.
         storage: The shareable storage the tensor lies in, if the host's ranks may not have mapped it yet.
     """
 
@@ -113,8 +113,14 @@ class Reduction:
     scale: float = 1.0
     scales: tuple[float, ...] = ()
     divisor: float = 0.0
-    wire: WireCompression | None = None
+    wire: Wire | None = None
     storage: Storage | None = None
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether elements travel by `wire`: float32 does, and where it says so only of sums and means."""
+        wire = self.wire
+        return wire is not None and self.dtype == _FLOAT32 and (self.fold_op == SUM or not wire.sums_only)
 
     @property
     def fold_op(self) -> int:
@@ -192,7 +198,7 @@ def signature_of(reduction: Reduction, elements: int) -> CollectiveSignature:
     """Return what peers compare of an all-reduce; scales that may differ are not compared."""
     flags = OWN_SCALE if reduction.scales else 0
     if reduction.wire is not None:
-        flags |= WIRE_BFLOAT16 if reduction.wire.dtype == "bfloat16" else WIRE_FLOAT16
+        flags |= WIRE_FLAGS[reduction.wire.dtype]
     return CollectiveSignature(
         kind=ALL_REDUCE,
         dtype=reduction.dtype,

@@ -25,9 +25,9 @@ from ringside.engine.buffers import address_of
 from ringside.engine.cost.model import Cluster
 from ringside.engine.cost.network import CostNetwork, Floats
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.exchange import HopTiming
 from ringside.engine.net.exchange.signature import CollectiveSignature
+from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.net.reduction import Reduction, fold
 from ringside.engine.probe.links import (
@@ -182,7 +182,7 @@ class Prober:
     vertices: tuple[int, ...] = ()
     effort: Effort = QUICK
     clock: Callable[[], float] = field(default=time.perf_counter)
-    wire: WireCompression | None = None
+    wire: Wire | None = None
 
     def __post_init__(self) -> None:
         self.vertices = self.vertices or tuple(ranks[0] for ranks in self.across.rank_map.hosts)
@@ -354,7 +354,7 @@ class Prober:
             inside,
             self.across.exchange.segment_bytes,
             self.across.block_bytes,
-            1.0 if self.wire is None else self.wire.item_bytes / ITEM_BYTES[_F32],
+            1.0 if self.wire is None else self.wire.wire_bytes(1 << 20) / (ITEM_BYTES[_F32] << 20),
             tuple(machines.tolist()),
             tuple(int(count) for count in cores),
         )

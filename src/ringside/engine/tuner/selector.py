@@ -22,7 +22,7 @@ import numpy as np
 
 from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
-from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.hierarchical import HierarchicalEngine
 from ringside.engine.probe.prober import QUICK, Probe, Prober
 from ringside.engine.tuner.cache import Mode, cache_path, load_table, store_table
@@ -76,7 +76,7 @@ class Tuner:
         across: HierarchicalEngine,
         key: Mapping[str, str] | None = None,
         *,
-        wire: WireCompression | None = None,
+        wire: Wire | None = None,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.perf_counter,
         prober: Prober | None = None,

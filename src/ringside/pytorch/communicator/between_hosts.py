@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 
 from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_other_orders
 from ringside.engine.buffers import Flat, flatten
-from ringside.engine.dtypes import ITEM_BYTES
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
 from ringside.engine.net.collectives import run_collective
+from ringside.engine.net.exchange.block_scaling import BlockScaling, ErrorFeedback
 from ringside.engine.net.hierarchical import HierarchicalEngine, PendingAllReduce
 from ringside.engine.net.rank_map import RankMap
 from ringside.engine.net.reduction import SUM, Reduction
@@ -27,6 +29,8 @@ from ringside.errors import MismatchError, UsageError
 from ringside.pytorch.communicator.options import Options
 from ringside.pytorch.recording import session as sessions
 from ringside.schedule import Schedule
+
+_log = logging.getLogger(__name__)
 
 Key = tuple[int, int, str, "str | Schedule | None"]
 """What tells small all-reduces apart: elements, code of the dtype, reduction, algorithm."""
@@ -49,6 +53,7 @@ class BetweenHosts:
         self.across, self._options = across, options
         self.selector: Tuner | None = None
         self.log = AcrossLog()
+        self._has_said_whole = False
 
     def start(self) -> None:
         """Choose an algorithm for every size by measurement, unless one is requested. A collective."""
@@ -76,7 +81,9 @@ class BetweenHosts:
             raise UsageError("between hosts an algorithm is given by name")
         choice = AlgorithmSpec.parse(algorithm) if algorithm else self._options.choice
         if choice is not None and self._options.reproducible:
-            refuse_other_orders(choice, self.across.rank_map.size, flat.dtype)
+            refuse_other_orders(
+                choice, self.across.rank_map.size, flat.dtype, is_rounded=self._options.wire is not None
+            )
         return choice
 
     def reduction(self, dtype: int, op: int, scale: float, weight: tuple[float, int] | None) -> Reduction:
@@ -89,7 +96,10 @@ class BetweenHosts:
             weight: This rank's, and its list's fingerprint (`ringside.engine.dtypes`); None: there is none.
         """
         if weight is None:
-            return Reduction(dtype, op, scale, wire=self._options.wire)
+            reduction = Reduction(dtype, op, scale, wire=self._options.wire)
+            if reduction.wire is not None and reduction.wire.sums_only and not reduction.is_encoded:
+                self._say_it_travels_whole(reduction)
+            return reduction
         roster = self.across.rank_map
         rows = np.zeros((roster.size, 2))  # each rank's weight, and its list's fingerprint
         flat, to = flatten(np.array([weight[0], float(weight[1])])), flatten(rows)
@@ -101,6 +111,17 @@ class BetweenHosts:
         if not sum(scales) > 0:
             raise UsageError("the weights of all ranks sum to 0, so there is no mean")
         return Reduction(dtype, op, weight[0], scales=scales, divisor=math.fsum(scales), wire=self._options.wire)
+
+    def _say_it_travels_whole(self, reduction: Reduction) -> None:
+        """Log, once, that something is not float32's sum or mean, and so is not rounded."""
+        if not self._has_said_whole:
+            self._has_said_whole = True
+            _log.warning(
+                "wire_dtype=%r is for sums and means of float32: others, such as %s of %s, travel as they are",
+                self._options.wire.dtype if self._options.wire is not None else "",
+                OPS[reduction.op],
+                DTYPES[reduction.dtype],
+            )
 
     def all_reduce(self, flat: Flat, reduction: Reduction, fixed: AlgorithmSpec | None, key: Key | None) -> None:
         """Reduce a tensor; without a fixed algorithm, by the one that the tuner chooses at this point of the run.
@@ -153,8 +174,20 @@ class BetweenHosts:
         flat.write_back()
         return True
 
+    @property
+    def fed_back(self) -> BlockScaling | None:
+        """How gradient buckets travel, where what is rounded away is to be fed back; None: nothing is."""
+        wire = self._options.wire
+        return wire if isinstance(wire, BlockScaling) and self._options.feeds_back else None
+
     def start_storage(
-        self, flat: Flat, storage: Storage | None, *, scale: float, stamp_ns: int
+        self,
+        flat: Flat,
+        storage: Storage | None,
+        *,
+        scale: float,
+        stamp_ns: int,
+        feedback: ErrorFeedback | None = None,
     ) -> PendingAllReduce | None:
         """Start to all-reduce (sum) a gradient bucket on the thread that calls, and return what is waited for.
 
@@ -165,11 +198,12 @@ class BetweenHosts:
             storage: The shareable storage it lies in; None: a private tensor.
             scale: Multiplies each contribution.
             stamp_ns: When the tensor was ready, on the monotonic clock.
+            feedback: How it travels, in place of the communicator's wire: the same one in every step.
 
         Returns:
             None where it is done already, as a trial of an algorithm is, which has the links for itself.
         """
-        reduction = Reduction(flat.dtype, SUM, scale, wire=self._options.wire, storage=storage)
+        reduction = Reduction(flat.dtype, SUM, scale, wire=feedback or self._options.wire, storage=storage)
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, tuner = self._choose(size_bytes, reduction, self.fixed(None, flat))
         is_trial = tuner is not None and tuner.tries(size_bytes, choice, reduction.dtype)

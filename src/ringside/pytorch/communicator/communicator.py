@@ -59,8 +59,9 @@ def communicator(
             RINGSIDE_TIMEOUT_S, else 1800).
         algorithm: By which all-reduces between hosts are run, such as `ring` or `hosts/ring`
             (`ringside.engine.algorithm.AlgorithmSpec`; default RINGSIDE_ALGORITHM); None: chosen by measurement.
-        wire_dtype: `bfloat16` or `float16`: how float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE);
-            the error is stated in `ringside.engine.net.exchange.compression`.
+        wire_dtype: How float32 elements travel between hosts (default RINGSIDE_WIRE_DTYPE): `bfloat16` or `float16`,
+            whose error is stated in `ringside.engine.net.exchange.compression`, or, of sums and means, `int8` or
+            `fp8_e4m3` (`ringside.engine.net.exchange.block_scaling`).
         reproducible: Results do not depend on algorithm, message size, bucket layout or the ranks' hosts: every
             element is ((x0 + x1) + x2) + ... (default RINGSIDE_REPRODUCIBLE=1).
         switch: A reducer takes part as an additional vertex (`algorithm="in_network"`).

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from ringside._version import __version__
 from ringside.engine.algorithm import AlgorithmSpec
-from ringside.engine.net.exchange.compression import WireCompression
+from ringside.engine.net.exchange.wire import make_wire
 from ringside.engine.settings import Settings
 from ringside.errors import UsageError
 
@@ -19,6 +19,8 @@ class Options:
         timeout, algorithm, wire_dtype, reproducible, switch: As of `ringside.communicator`; None: not given.
 
     Attributes:
+        feeds_back: What is rounded away of gradients by `int8` and `fp8_e4m3` is added to the next step's; need not
+            be equal on all ranks.
         problem: What is wrong with them; "": nothing is. The other ranks wait to hear of that.
     """
 
@@ -36,16 +38,14 @@ class Options:
         if reproducible is None:
             reproducible = environ.get("RINGSIDE_REPRODUCIBLE", "") not in ("", "0")
         self.selection = environ.get("RINGSIDE_SELECTION") or "measured"
+        self.feeds_back = environ.get("RINGSIDE_ERROR_FEEDBACK", "1") not in ("", "0")
         self.problem = ""
         try:
             self.settings = Settings.of_environment(environ, timeout=timeout)
             self.choice = AlgorithmSpec.parse(algorithm) if algorithm else None
-            self.wire = WireCompression(wire_dtype) if wire_dtype else None  # type: ignore[arg-type]
+            # Reproducibly, every contribution is rounded, whoever adds it up.
+            self.wire = make_wire(wire_dtype, rounds_own=reproducible) if wire_dtype else None
             self.reproducible, self.switch = reproducible, switch
-            if reproducible and self.wire is not None:
-                raise UsageError(
-                    "wire_dtype rounds what travels, so results would depend on who is where: not reproducible"
-                )
         except UsageError as error:
             self.settings, self.choice, self.wire, self.problem = Settings(), None, None, str(error)
             self.reproducible = self.switch = False

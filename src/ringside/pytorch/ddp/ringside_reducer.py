@@ -21,6 +21,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ringside.engine.buffers import Flat, flatten
+from ringside.engine.net.exchange.block_scaling import ErrorFeedback
 from ringside.engine.net.hierarchical import PendingAllReduce
 from ringside.engine.runtime.interrupts import interruptible
 from ringside.engine.runtime.lifecycle import FINISH_S
@@ -35,6 +36,7 @@ from ringside.monitor.step_clock import SyncTimes, Told
 from ringside.pytorch.communicator.between_hosts import BetweenHosts
 from ringside.pytorch.communicator.communicator import GroupCommunicator
 from ringside.pytorch.ddp.bucket_memory import share_buckets
+from ringside.pytorch.ddp.error_feedback import BucketErrorFeedback
 from ringside.pytorch.ddp.reducers import BucketOutcomes, NativeReducer
 from ringside.pytorch.shared_storage import SharedStorages
 from ringside.pytorch.store import OwnTimeout
@@ -59,6 +61,7 @@ class BucketAllReduce(QueuedCollective):
         outcomes: Where its span goes, and an error.
         is_last: Of its backward.
         before: The bucket before it, which may be open when this one's turn comes; None: there is none.
+        feedback: What was rounded away of it in the step before; None: nothing is fed back.
 
     Attributes:
         result: The future for DDP.
@@ -76,10 +79,12 @@ class BucketAllReduce(QueuedCollective):
         outcomes: BucketOutcomes,
         is_last: bool,
         before: BucketAllReduce | None,
+        feedback: ErrorFeedback | None = None,
     ) -> None:
         self._communicator, self._flat, self._storage = communicator, flat, storage
         self._scale, self._stamp_ns = scale, stamp_ns
         self._buffer, self._outcomes, self._is_last, self._before = buffer, outcomes, is_last, before
+        self._feedback = feedback
         self._pending: PendingAllReduce | None = None  # what is left to be waited for, between hosts
         self._failures: list[Exception] = []  # the error, where nobody waits: then DDP's future has to fail
         self._future: Future[torch.Tensor] = Future()
@@ -104,7 +109,7 @@ class BucketAllReduce(QueuedCollective):
                 communicator.all_reduce_storage(self._flat, self._storage, scale=self._scale, stamp_ns=self._stamp_ns)
             else:
                 self._pending = communicator.start_storage(
-                    self._flat, self._storage, scale=self._scale, stamp_ns=self._stamp_ns
+                    self._flat, self._storage, scale=self._scale, stamp_ns=self._stamp_ns, feedback=self._feedback
                 )
             if before is not None and not before.is_complete:
                 before.end()
@@ -166,6 +171,7 @@ class RingsideReducer:
 
     Attributes:
         communicator: As given.
+        feedback: What is kept of what is rounded away of buckets; None: nothing is.
         memory: How many buckets, and bytes, are shared and copied; {} before the first backward.
         on_memory: Called with that after the first backward, and whenever it has changed.
         patience_s: How long the last bucket on one host is left to the thread that waits for it, seconds.
@@ -185,6 +191,8 @@ class RingsideReducer:
             self._interruptible = communicator.interruptible()
         else:
             self._storages, self._engine = SharedStorages(communicator), communicator
+        scaling = self._engine.fed_back if isinstance(self._engine, BetweenHosts) else None
+        self.feedback = None if scaling is None else BucketErrorFeedback(scaling)
         self.will_wait = self._is_aborted = False
         self.outcomes = BucketOutcomes()
         self._queue = CollectiveQueue(f"ringside-{communicator.rank}-buckets", _REFUSAL)
@@ -234,8 +242,11 @@ class RingsideReducer:
             self._storages.keep(bucket.index() + 1)
 
         # Hand it to the queue, whose thread takes it at once, but for the last one on a host.
+        feedback = None
+        if self.feedback is not None and buffer.dtype == torch.float32:
+            feedback = self.feedback.of(bucket, flat)
         queued = BucketAllReduce(
-            self._engine, flat, storage, scale, stamp_ns, buffer, self.outcomes, is_last, self._open
+            self._engine, flat, storage, scale, stamp_ns, buffer, self.outcomes, is_last, self._open, feedback
         )
         self._queue.enqueue(queued, self.patience_s if is_last and self._interruptible is None else 0.0)
         self._under_way.append(queued)
@@ -251,7 +262,12 @@ class RingsideReducer:
         return True
 
     def share_buckets(self, model: DistributedDataParallel, backwards: Callable[[], int]) -> None:
-        """Have the model's buckets made in memory that the host's ranks can map, if there are several."""
+        """Have the model's buckets made in memory that the host's ranks can map, if there are several.
+
+        What is fed back follows the model, too.
+        """
+        if self.feedback is not None:
+            self.feedback.follow(model)
         if self._storages.are_shared:
             share_buckets(model, backwards)
 

@@ -1,5 +1,7 @@
 """A schedule over messages: compiled for one vertex, then run with segments in flight.
 
+block_scaling    How f32 elements travel in a quarter of their bits: blocks of 32 codes of 8 bits with one scale,
+                 rounded in place
 compression      How f32 elements travel when half of the bits shall do: rounded to bfloat16 or float16 by the sender,
                  in place
 device           Schedules on the device where the tensors are: point-to-point of the user's own process group, NCCL's
@@ -18,4 +20,6 @@ route            Which messages one vertex sends and receives in a collective, i
                  that are alike
 run              Runs one vertex's part of any schedule over a transport: the interpreter between hosts
 signature        The header that vertices send before a collective's first element: what each of them called
+wire             How f32 elements travel between hosts where not as they are: what each way has to do, and which there
+                 are
 """

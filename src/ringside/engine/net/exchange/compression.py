@@ -10,7 +10,7 @@ end with identical bits. Each value is rounded once per round in which a partial
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -18,9 +18,8 @@ from ringside import _core
 from ringside._core import numpy_kernels
 from ringside.engine.buffers import address_of
 from ringside.engine.transports.base import Bytes
-from ringside.errors import UsageError
 
-WireDtype = Literal["bfloat16", "float16"]
+HalfDtype = Literal["bfloat16", "float16"]
 
 _native: Any = _core.native() if _core.available() else None
 
@@ -31,16 +30,24 @@ class WireCompression:
 
     Args:
         dtype: `bfloat16` or `float16`.
+        rounds_own: As of `ringside.engine.net.exchange.wire.Wire`, and so are `sums_only` and `block`.
     """
 
-    dtype: WireDtype
-    item_bytes: int = 2
+    dtype: HalfDtype
+    rounds_own: bool = False
 
-    def __post_init__(self) -> None:
-        if self.dtype not in ("bfloat16", "float16"):
-            raise UsageError(f"gradients cannot travel as {self.dtype!r}; there are bfloat16 and float16")
+    sums_only: ClassVar[bool] = False
+    block: ClassVar[int] = 1
 
-    def narrow(self, data: Bytes) -> Bytes:
+    def wire_bytes(self, elements: int) -> int:
+        """Return how many bytes carry that many elements."""
+        return 2 * elements
+
+    def elements_in(self, size_bytes: int) -> int:
+        """Return how many elements a message of that size carries."""
+        return max(size_bytes // 2, 1)
+
+    def narrow(self, data: Bytes, *, first: bool = True) -> Bytes:
         """Return f32 elements (as bytes) in the wire's dtype, and round them where they lie."""
         if _native is not None:
             half = np.empty(len(data) // 2, dtype=np.uint8)
@@ -50,7 +57,7 @@ class WireCompression:
             return half
         return self.narrow_by_numpy(data)
 
-    def narrow_by_numpy(self, data: Bytes) -> Bytes:
+    def narrow_by_numpy(self, data: Bytes, *, first: bool = True) -> Bytes:
         """Do what `narrow` does, without the native core."""
         wide = data.view(np.float32)
         with np.errstate(over="ignore"):
@@ -70,7 +77,3 @@ class WireCompression:
         """Do what `widen` does, without the native core."""
         half = data.view(numpy_kernels.STORED_AS.get(self.dtype, np.float16))
         return numpy_kernels.widen(half, self.dtype).view(np.uint8)
-
-    def round(self, data: Bytes) -> None:
-        """Round f32 elements (as bytes) where they lie."""
-        self.narrow(data)

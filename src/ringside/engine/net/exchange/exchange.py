@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ringside.engine.dtypes import ITEM_BYTES
-from ringside.engine.net.exchange.compression import WireCompression
 from ringside.engine.net.exchange.message_size import MessageSize, size_of
 from ringside.engine.net.exchange.plan import MessagePlan
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, ReceiveBuffers, ReceiveQueue
 from ringside.engine.net.exchange.signature import CollectiveSignature, MessageHeader
+from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.runtime.worker import Work, Worker
 from ringside.engine.transports.base import Bytes, Links, Transport
 from ringside.schedule import Schedule
@@ -51,7 +51,7 @@ class ExchangeRequest(NamedTuple):
     call: CollectiveSignature
     last_fold: Fold | None = None
     members: Sequence[int] | None = None
-    wire: WireCompression | None = None
+    wire: Wire | None = None
 
 
 class HopTiming(NamedTuple):
@@ -120,9 +120,7 @@ class Exchange:
 
     # -------------------------------------------------------------------------------------------- sizes of messages
 
-    def size_of(
-        self, schedule: Schedule, size_bytes: int, item_bytes: int, wire: WireCompression | None
-    ) -> MessageSize:
+    def size_of(self, schedule: Schedule, size_bytes: int, item_bytes: int, wire: Wire | None) -> MessageSize:
         """Return how large the messages are that a tensor travels in; all vertices must find the same.
 
         Args:
@@ -131,14 +129,16 @@ class Exchange:
             item_bytes: Of one element there.
             wire: How elements travel, where not as they are.
         """
-        return size_of(schedule, size_bytes // _ratio(item_bytes, wire), self.largest, self.bytes_per_s)
+        on_wire = size_bytes if wire is None else wire.wire_bytes(size_bytes // item_bytes)
+        return size_of(schedule, on_wire, self.largest, self.bytes_per_s)
 
-    def segment_of(self, item_bytes: int, wire: WireCompression | None, size: MessageSize | None = None) -> int:
+    def segment_of(self, item_bytes: int, wire: Wire | None, size: MessageSize | None = None) -> int:
         """Return how many bytes of a tensor one message carries: at most, unless it is cut evenly."""
         segment_bytes = (size or self.largest).segment_bytes
-        return max(segment_bytes * _ratio(item_bytes, wire) // item_bytes, 1) * item_bytes
+        elements = segment_bytes // item_bytes if wire is None else wire.elements_in(segment_bytes)
+        return max(elements, 1) * item_bytes
 
-    def cut(self, memory: Bytes, item_bytes: int, wire: WireCompression | None, size: MessageSize) -> list[Bytes]:
+    def cut(self, memory: Bytes, item_bytes: int, wire: Wire | None, size: MessageSize) -> list[Bytes]:
         """Return memory as the segments it travels in, as equal as may be; arguments as for `ExchangeRun`."""
         count = size.messages_of(len(memory), self.segment_of(item_bytes, wire, size))
         if not count:
@@ -236,8 +236,3 @@ class Channels:
         """End the threads; wait for each that long."""
         for worker in self._workers:
             worker.stop(timeout_s)
-
-
-def _ratio(item_bytes: int, wire: WireCompression | None) -> int:
-    """Return how many times fewer bytes travel than lie in memory."""
-    return 1 if wire is None else item_bytes // wire.item_bytes

@@ -28,6 +28,7 @@ from ringside.engine.net.exchange.pipeline import AHEAD, SegmentPipeline
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES, PackedMessage, ReceiveQueue, SharedRequest
 from ringside.engine.net.exchange.route import Length, Parts, ReceiveSegment, route_of
 from ringside.engine.net.exchange.signature import MessageHeader, SignatureMismatch
+from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.transports.base import Bytes, Pending
 
 Chunk = Sequence[Bytes] | Bytes | None
@@ -108,6 +109,8 @@ class ExchangeRun:
         self.receive_queues: dict[int, ReceiveQueue] = {}
         self.packed: dict[int, PackedMessage | None] = {}  # of the round under way, by sender
         self.packed_chunks: Mapping[int, int] = {}  # how many chunks each of these carries
+        # With a wire, by chunk and segment: what this vertex has encoded or got encoded; None once that has changed.
+        self.encoded: dict[tuple[int, int], Bytes | None] = {}
         self.hop_times: dict[tuple[int, int], list[float]] = {}  # by round and sender: waited, first, last, bytes
 
     def run(self) -> None:
@@ -207,9 +210,10 @@ class ExchangeRun:
             for chunk, segment, after in parts:
                 if after < 0:
                     self.feed.wait(chunk, segment)
-        payloads = [self.segments[chunk][segment] for chunk, segment, _ in parts]
-        if self.wire is not None:
-            payloads = [self.wire.narrow(payload) for payload in payloads]
+        if self.wire is None:
+            payloads = [self.segments[chunk][segment] for chunk, segment, _ in parts]
+        else:
+            payloads = [self._encode(self.wire, chunk, segment) for chunk, segment, _ in parts]
         if not queue.header_sent:
             payloads.insert(0, self._header(queue))
         self._post(queue, payloads[0] if len(payloads) == 1 else np.concatenate(payloads), parts)
@@ -229,6 +233,15 @@ class ExchangeRun:
         MessageHeader(seq, self.plan.hash, self.segment_bytes, self.call).write(message)
         return message
 
+    def _encode(self, wire: Wire, chunk: int, segment: int) -> Bytes:
+        """Return a segment as it travels, once for what it holds now, and round it where it lies."""
+        key = chunk, segment
+        message = self.encoded.get(key)
+        if message is None:
+            message = wire.narrow(self.segments[chunk][segment], first=key not in self.encoded)
+            self.encoded[key] = message
+        return message
+
     # -------------------------------------------------------------------------------------------- receiving
 
     def _expect(self, receive: ReceiveSegment) -> None:
@@ -238,15 +251,17 @@ class ExchangeRun:
     def _receive(self, receive: ReceiveSegment) -> None:
         """Receive one segment, write it, and send what may be sent then."""
         k, number, chunk, segment, overwrite, sources, own_position, final, dependents, places = receive
-        own = self.segments[chunk][segment]
+        own, wire = self.segments[chunk][segment], self.wire
         # Wait for the messages, by sender.
         payloads: list[Bytes] = []
+        as_sent: Bytes | None = None
         used: list[tuple[ReceiveQueue, Bytes]] = []
         for index, src in enumerate(sources):
             queue = self.receive_queues[src]
             if src not in self.packed:
                 message = self._wait_for_message(k, src, queue, places[index] if places else None, len(own))
-                payloads.append(self._payload(message, queue.payload_offset(message), len(own)))
+                as_sent = self._payload(message, queue.payload_offset(message), len(own))
+                payloads.append(as_sent if wire is None else wire.widen(as_sent))
                 used.append((queue, message))
                 continue
             # The next chunk of a message that carries several; it is used up with its last one.
@@ -256,7 +271,8 @@ class ExchangeRun:
                 packed = PackedMessage(message, queue.payload_offset(message), self.packed_chunks[src])
                 self.packed[src] = packed
             self.hop_times[k, src][3] += len(own)
-            payloads.append(self._payload(packed.message, packed.offset, len(own)))
+            as_sent = self._payload(packed.message, packed.offset, len(own))
+            payloads.append(as_sent if wire is None else wire.widen(as_sent))
             packed.offset += self._wire_bytes(len(own))
             packed.left -= 1
             if not packed.left:
@@ -269,17 +285,25 @@ class ExchangeRun:
             feed.wait(chunk, segment)
         if overwrite:
             own[:] = payloads[0]
+            if wire is not None:  # it is handed on as it came
+                assert as_sent is not None
+                self.encoded[chunk, segment] = as_sent.copy() if dependents else None
         else:
+            if wire is not None and wire.rounds_own:
+                self._encode(wire, chunk, segment)
             # Contributions are folded in the order of ranks, this one's among them: all that fold alike get the same
             # bits.
             if own_position >= 0:
                 payloads.insert(own_position, own)
             fold = self.last_fold if final else self.fold
             fold([address_of(payload) for payload in payloads], address_of(own), len(own) // self.item_bytes)
+            if wire is not None:
+                if (chunk, segment) in self.encoded:
+                    self.encoded[chunk, segment] = None
+                if final:
+                    self._encode(wire, chunk, segment)
         for queue, message in used:
             queue.free(message)
-        if final and self.wire is not None:
-            self.wire.round(own)
         # Send what waited for it.
         self.done[number] += 1
         for dst in dependents:
@@ -300,12 +324,10 @@ class ExchangeRun:
         return message
 
     def _payload(self, message: Bytes, offset: int, length: int) -> Bytes:
-        if self.wire is None:
-            return message[offset : offset + length]
-        return self.wire.widen(message[offset : offset + self._wire_bytes(length)])
+        return message[offset : offset + self._wire_bytes(length)]
 
     def _wire_bytes(self, length: int) -> int:
-        return length if self.wire is None else length * self.wire.item_bytes // self.item_bytes
+        return length if self.wire is None else self.wire.wire_bytes(length // self.item_bytes)
 
     def _compare(self, peer: int, message: Bytes) -> None:
         theirs = MessageHeader.read(message)

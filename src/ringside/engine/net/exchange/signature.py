@@ -13,7 +13,9 @@ from ringside.engine.dtypes import DTYPES, OPS
 from ringside.engine.request import KINDS
 from ringside.engine.transports.base import Bytes
 
-OWN_SCALE, WHOLE_FOLD, WIRE_BFLOAT16, WIRE_FLOAT16 = 1, 2, 4, 8  # flags: bits
+OWN_SCALE, WHOLE_FOLD = 1, 2  # flags: bits
+WIRE_FLAGS = {"bfloat16": 4, "float16": 8, "int8": 16, "fp8_e4m3": 32}
+"""The flags of how elements travel."""
 # Little-endian, not padded, 40 of HEADER_BYTES: seq, plan, segment, then the signature: elements, extra, tag, kind,
 # dtype, op, flags.
 _HEADER = struct.Struct("<QIIQdIBBBB")
@@ -30,7 +32,7 @@ class CollectiveSignature(NamedTuple):
         extra: A number that must be equal, such as the root or the scale.
         tag: Hash of whatever else must be equal, such as bounds.
         flags: How it is done, where a vertex that was not called itself must know: `OWN_SCALE`, `WHOLE_FOLD`,
-            `WIRE_BFLOAT16`, `WIRE_FLOAT16`.
+            one of `WIRE_FLAGS`.
     """
 
     kind: int
@@ -41,12 +43,17 @@ class CollectiveSignature(NamedTuple):
     tag: int = 0
     flags: int = 0
 
+    @property
+    def wire(self) -> str:
+        """How float32 elements travel, by name; "": as they are."""
+        return next((dtype for dtype, flag in WIRE_FLAGS.items() if self.flags & flag), "")
+
     def __str__(self) -> str:
         name = KINDS[self.kind] if self.kind < len(KINDS) else f"collective {self.kind}"
         extra = "" if self.extra in (0.0, 1.0) or math.isnan(self.extra) else f", {self.extra:g}"
         extra += f", of hash {self.tag:08x}" if self.tag else ""
         extra += ", weighted" if self.flags & OWN_SCALE else ""
-        extra += ", as bfloat16" if self.flags & WIRE_BFLOAT16 else ", as float16" if self.flags & WIRE_FLOAT16 else ""
+        extra += f", as {self.wire}" if self.wire else ""
         op = f"{OPS[self.op]}, " if "reduce" in name else ""
         return f"{name}({op}{DTYPES[self.dtype]}, {self.elements} elements{extra})"
 
