@@ -72,8 +72,8 @@ ENTRANCES = {
     "launch": "follow torchrun",
     "monitor": (
         "alerts.book alerts.counters alerts.live assessment collector device_marks groups hang.attribution "
-        "hang.detector hang.rank_state job.collectives job.questions links.sampler nccl.ring nccl.watch replicas "
-        "run.directory run.records run.registry run.table "
+        "hang.detector hang.rank_state job.collectives job.questions links.sampler nccl.attribution nccl.report "
+        "nccl.ring nccl.watch replicas run.directory run.records run.registry run.table "
         "slow_rank.detector slow_rank.peers slow_rank.window_test stats step_clock "
         "summary verdict vitals.gpu vitals.process wait_meter"
     ),

@@ -13,8 +13,9 @@ from tests.native.nccl import play, play_ranks
 from ringside import _core
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
+from ringside.monitor.nccl.report import blame_line, report_lines
 from ringside.monitor.nccl.ring import CALLED, COLLECTIVE, KERNEL, PREFIX, RECORD, STARTED, STOPPED, Communicator
-from ringside.monitor.nccl.watch import NcclWatch, blame_line, make_folder, remove_left, report_lines
+from ringside.monitor.nccl.watch import NcclWatch, make_folder, remove_left
 from ringside.processes import start_time
 
 NS = 1_000_000_000

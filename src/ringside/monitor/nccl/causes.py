@@ -39,6 +39,19 @@ LATE_RANK, SLOW_GPU, SLOW_LINK, NOT_KNOWN = "late rank", "slow GPU", "slow link"
 _MOST_PARTS = 64
 
 
+def cause_of_lateness(seconds: float, host_seconds: float, gpu_seconds: float) -> str:
+    """Return whether a rank that came late is a late rank or has a slow GPU, as far as that is known.
+
+    Args:
+        seconds: What it was late with.
+        host_seconds: Of these, its host.
+        gpu_seconds: Its GPU.
+    """
+    if host_seconds + gpu_seconds < seconds / 2:
+        return NOT_KNOWN
+    return SLOW_GPU if gpu_seconds > host_seconds else LATE_RANK
+
+
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds a communicator up, and why.
 
@@ -102,6 +115,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         seen_ratio: The smallest share of the calls that can be compared whose times are known of a rank.
         seconds: From the first call to the last.
         late_seconds: By rank, what repairing it alone would have saved the others.
+        late_host_seconds: Of these, what its host was late with.
+        late_gpu_seconds: What its GPU was late with; what is missing is not known.
+        in_communicator: Its ranks are the communicator's, for not all of them are known in the job.
         waits: Of the proxies, per peer.
     """
 
@@ -114,6 +130,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     seen_ratio: float
     seconds: float
     late_seconds: dict[int, float]
+    late_host_seconds: dict[int, float] = {}
+    late_gpu_seconds: dict[int, float] = {}
+    in_communicator: bool = False
     waits: list[PeerWaits]
 
 
@@ -183,6 +202,9 @@ class _Known:
     def name(self, rank: int) -> int:
         return self.names.get(rank, rank)
 
+    def by_name(self, seconds: dict[int, float]) -> dict[int, float]:
+        return {self.name(rank): each for rank, each in sorted(seconds.items())}
+
 
 class Causes:
     """Compares the calls of a job's ranks."""
@@ -250,10 +272,9 @@ class Causes:
                 if not (seconds >= EFFECT * span > 0 and seconds >= whole / 2 and known.is_late_throughout(rank, span)):
                     continue
                 host, gpu = known.host[rank], known.gpu[rank]
-                cause = NOT_KNOWN if host + gpu < seconds / 2 else SLOW_GPU if gpu > host else LATE_RANK
                 found.append(
                     Blame(
-                        cause=cause,
+                        cause=cause_of_lateness(seconds, host, gpu),
                         rank=known.name(rank),
                         seconds=seconds,
                         host_seconds=host,
@@ -305,7 +326,10 @@ class Causes:
                 captured=known.captured,
                 seen_ratio=known.seen_ratio(),
                 seconds=max((known.last_ns - known.first_ns) / 1e9, 0.0),
-                late_seconds={known.name(rank): late for rank, late in sorted(known.late.items())},
+                late_seconds=known.by_name(known.late),
+                late_host_seconds=known.by_name(known.host),
+                late_gpu_seconds=known.by_name(known.gpu),
+                in_communicator=len(known.names) < known.communicator.ranks,
                 waits=[
                     PeerWaits(
                         rank=known.name(rank),

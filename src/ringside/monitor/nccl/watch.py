@@ -1,4 +1,4 @@
-"""The rings of a host's ranks, followed while a job runs; who holds it up, in words."""
+"""The rings of a host's ranks, followed while a job runs."""
 
 from __future__ import annotations
 
@@ -14,41 +14,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from ringside.errors import RingsideError
 from ringside.monitor.nccl.calls import Calls
-from ringside.monitor.nccl.causes import LEAST_SEEN, NOT_KNOWN, SLOW_LINK, Blame, Causes, Seen
+from ringside.monitor.nccl.causes import Blame, Causes
+from ringside.monitor.nccl.report import NcclReport
 from ringside.monitor.nccl.ring import PREFIX, Ring
 from ringside.processes import is_running, start_time
-from ringside.text import counted, duration, first_line
+from ringside.text import first_line
 
-FILE = "nccl.json"
-"""In the run directory: what came of it."""
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
 _log = logging.getLogger(__name__)
-
-
-class NcclReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plugin has told of the ranks of a host.
-
-    Args:
-        processes: How many have recorded.
-        interface: The newest version of NCCL's interface that was used; 0: none.
-        records: How many events were read.
-        dropped: Events for which a ring had no room.
-        torn: Records that a process which was killed has not finished.
-        blames: Who holds the job up, the costliest first.
-        communicators: What is known of each.
-    """
-
-    processes: int
-    interface: int
-    records: int
-    dropped: int
-    torn: int
-    blames: list[Blame]
-    communicators: list[Seen]
 
 
 class NcclWatch:
@@ -56,6 +31,10 @@ class NcclWatch:
 
     Args:
         folder: Where the plugin makes them.
+
+    Attributes:
+        records: How many events were read.
+        global_ranks: Whose rings were seen, as far as that is known.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,6 +44,7 @@ class NcclWatch:
         self._causes = Causes()
         self._processes = self._interface = self._dropped = self._torn = 0
         self.records = 0
+        self.global_ranks: set[int] = set()
 
     def poll(self, *, is_last: bool = False) -> None:
         """Read what is new.
@@ -77,6 +57,7 @@ class NcclWatch:
                 try:
                     self._rings[path] = Ring(path), Calls()
                     self._processes += 1
+                    self.global_ranks.add(self._rings[path][0].global_rank)
                 except (RingsideError, OSError) as error:  # or its process is just making it
                     if is_last:
                         _log.warning("%s", error)
@@ -159,38 +140,3 @@ def _has_owner(path: Path) -> bool:
     """Return whether the process lives that a ring's or a folder's name begins with."""
     pid, started, *_ = [*path.name.removeprefix(PREFIX).split("-"), ""]
     return pid.isdecimal() and started.isdecimal() and is_running(int(pid), int(started))
-
-
-def blame_line(blame: Blame) -> str:
-    """Return in one line who holds the job up in NCCL's collectives, and why."""
-    seconds = duration(blame.seconds)
-    of = f" of communicator {blame.communicator}" if blame.in_communicator else ""
-    if blame.cause == SLOW_LINK:
-        link = f"from rank {blame.rank} to rank {blame.peer}{of}"
-        return f"NCCL: slow link {link}: {seconds} in the steps that were recorded"
-    waited = f"the others waited {seconds} for rank {blame.rank}{of}"
-    if blame.cause == NOT_KNOWN:
-        return f"NCCL: {waited} (whether its host or its GPU is not known)"
-    return f"NCCL: {blame.cause}: {waited} (host {duration(blame.host_seconds)}, GPU {duration(blame.gpu_seconds)})"
-
-
-def report_lines(report: NcclReport) -> list[str]:
-    """Return what is to be said of a run's collectives at its end."""
-    if not report.records:
-        return []
-    lines = [blame_line(blame) for blame in report.blames]
-    compared = sum(one.calls for one in report.communicators)
-    if not lines:
-        lines.append(f"NCCL: {counted(compared, 'collective')} compared, nobody holds the others up")
-    for one in report.communicators:
-        if one.ranks_seen < one.ranks:
-            lines.append(
-                f"NCCL: of communicator {one.id} {one.ranks_seen} of {one.ranks} ranks were seen here: not compared"
-            )
-        elif one.seen_ratio < LEAST_SEEN:
-            lines.append(
-                f"NCCL: a rank of communicator {one.id} was seen in {one.seen_ratio:.0%} of its calls: nobody is named"
-            )
-    if report.dropped:
-        lines.append(f"NCCL: {report.dropped} events were dropped, for which the ring had no room")
-    return lines

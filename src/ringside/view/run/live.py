@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError
 from ringside.monitor.groups import Blocked, Mesh, mean_waits, read_groups, sum_blocked
+from ringside.monitor.nccl.attribution import attribute
+from ringside.monitor.nccl.report import NcclReport, read_reports, report_files
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
@@ -394,6 +396,8 @@ class LiveRun:
         self.following = RunFollower()
         self.ended = self.behind = False
         self.records_read = 0
+        self._reports: list[NcclReport] = []
+        self._reports_of: list[tuple[Path, int]] = []
         self.settled: dict[str, Any] | None = None
         self._is_settled = False
         self.version += 1
@@ -431,6 +435,9 @@ class LiveRun:
         records = list(islice(self._unread, self._at_once))
         self.behind = len(records) == self._at_once
         events = self._reader.poll_events()
+        reports_of = self._look_at_reports()
+        if is_news := reports_of != self._reports_of:
+            self._reports_of, self._reports = reports_of, read_reports(self.path)
         if records or events:
             self.fresh, self.fresh_events = records, events
             self._keep(records)
@@ -439,9 +446,18 @@ class LiveRun:
             undecided = self._reader.undecided()
             self.following.undecided = "" if undecided is None else undecided.describe()
             self.ended |= any(event["kind"] == "ended" for event in events)
+        if records or events or is_news:
             self.settled, self._is_settled = None, False
             self.version += 1
-        return bool(records or events)
+        return bool(records or events or is_news)
+
+    def _look_at_reports(self) -> list[tuple[Path, int]]:
+        """Return what holds NCCL's own records, and of when each is."""
+        found = []
+        for path in report_files(self.path):
+            with contextlib.suppress(OSError):
+                found.append((path, path.stat().st_mtime_ns))
+        return found
 
     def settle(self) -> bool:
         """Judge a run that goes on no more from all its records, once; return whether that was now."""
@@ -493,7 +509,7 @@ class LiveRun:
     @property
     def findings(self) -> list[ShownFinding]:
         """The verdicts, those that are open first, then by time: those so far, or of an ended run its summary's."""
-        found = self.following.findings
+        found = self._attributed()
         if self.settled:
             found = []
             for content in self.settled["verdicts"]:
@@ -501,6 +517,16 @@ class LiveRun:
                     verdict = verdict_text(content, self.settled).verdict
                     found.append(ShownFinding(verdict, None, over="until_step" in verdict.evidence))
         return sorted(found, key=lambda finding: finding.over)
+
+    def _attributed(self) -> list[ShownFinding]:
+        """Return the verdicts so far, with what NCCL's own records say of them."""
+        known = self.following.findings
+        if not self._reports:
+            return known
+        steps = (self.following.first, self.following.step)
+        verdicts = attribute([finding.verdict for finding in known], self._reports, self.ranks, steps)
+        found = [replace(finding, verdict=verdict) for finding, verdict in zip(known, verdicts, strict=False)]
+        return [*found, *(ShownFinding(verdict, None) for verdict in verdicts[len(known) :])]
 
     @property
     def calm(self) -> Calm | None:
