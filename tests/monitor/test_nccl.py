@@ -109,7 +109,7 @@ def blamed(*ranks: np.ndarray, waits: Sequence[np.ndarray] = ()) -> list[Blame]:
     causes = Causes()
     for rank, calls in enumerate(ranks):
         made = waits[rank] if waits else np.zeros(0, WAIT)
-        causes.add([Communicator(9, len(ranks), rank, "dp")], rank + 10, Joined(calls, made))
+        causes.add({0: Communicator(9, len(ranks), rank, "dp")}.get, rank + 10, Joined(calls, made))
     return causes.blames()
 
 
@@ -207,7 +207,7 @@ def test_a_link_to_another_host_is_judged_and_named_in_its_communicator() -> Non
     causes = Causes()
     for rank in range(2):
         waits = np.concatenate([made_waits((rank + 1) % 4, 0.5), made_waits(3, 2.0 if rank else 0.5)])
-        causes.add([Communicator(9, 4, rank, "dp")], rank + 10, Joined(made_calls(LONG, NO), waits))
+        causes.add({0: Communicator(9, 4, rank, "dp")}.get, rank + 10, Joined(made_calls(LONG, NO), waits))
     (blame,) = causes.blames()
     assert (blame.cause, blame.rank, blame.peer, blame.in_communicator) == (SLOW_LINK, 1, 3, True)
     assert "from rank 1 to rank 3 of communicator 0x0000000000000009" in blame_line(blame)

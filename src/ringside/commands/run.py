@@ -101,7 +101,7 @@ AS_GLOO = "--as-gloo"
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
 _POLL_S = 0.2
 _NCCL_POLL_S = 0.25
-_NCCL_WRITE_S = 5.0
+_NCCL_WRITE_S = 4.0
 _NCCL_SILENT_S = 60.0
 _log = logging.getLogger(__name__)
 
@@ -268,11 +268,13 @@ class NcclRecording:
     def _poll(self) -> None:
         now = time.monotonic()
         self._next = now + _NCCL_POLL_S
-        self._watch.poll()
-        if self._watch.records and now >= self._next_write and (self._run_dir / RUN).exists():
+        is_due = self._watch.is_due(now)
+        if is_due:
+            self._watch.poll()
+        if is_due and self._watch.records and now >= self._next_write and (self._run_dir / RUN).exists():
             self._next_write = now + _NCCL_WRITE_S
             self.write(self._watch.report(), is_of_rank_0=0 in self._watch.global_ranks)
-        for blame in self._watch.blames() if now > self._began + _NCCL_SILENT_S else ():
+        for blame in self._watch.blames() if is_due and now > self._began + _NCCL_SILENT_S else ():
             if (key := (blame.cause, blame.rank, blame.peer)) not in self._named:
                 self._named.add(key)
                 _print_line(f"● {blame_line(blame)}")

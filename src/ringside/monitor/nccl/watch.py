@@ -23,6 +23,10 @@ from ringside.processes import is_running, start_time
 from ringside.text import first_line
 
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
+READ_SECONDS, _FULL = 4.0, 0.25
+"""Rings are read so often, or when one is so full; reading rarely costs least."""
+_LOOK_S = 1.0
+"""New ones are looked for so often."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,16 +47,26 @@ class NcclWatch:
         self._refused: set[Path] = set()
         self._causes = Causes()
         self._processes = self._interface = self._dropped = self._torn = 0
+        self._next = self._next_look = 0.0
         self.records = 0
         self.global_ranks: set[int] = set()
 
-    def poll(self, *, is_last: bool = False) -> None:
-        """Read what is new.
+    def is_due(self, now: float) -> bool:
+        """Return whether to read: some seconds have passed since the last time, or a ring fills up; that costs nothing.
 
         Args:
-            is_last: The job is over.
+            now: The monotonic clock, seconds.
         """
-        for path in self._folder.glob(f"{PREFIX}*"):
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._look()
+        return now >= self._next or any(ring.filled_ratio >= _FULL for ring, _ in self._rings.values())
+
+    def _look(self, *, is_last: bool = False) -> None:
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [name for name in os.listdir(self._folder) if name.startswith(PREFIX)]
+        for path in map(self._folder.joinpath, names):
             if path not in self._rings and path not in self._refused:
                 try:
                     self._rings[path] = Ring(path), Calls()
@@ -60,25 +74,36 @@ class NcclWatch:
                     self.global_ranks.add(self._rings[path][0].global_rank)
                 except (RingsideError, OSError) as error:  # or its process is just making it
                     if is_last:
-                        _log.warning("%s", error)
+                        _log.warning("%s", str(error))
+
+    def poll(self, *, is_last: bool = False) -> None:
+        """Read what is new.
+
+        Args:
+            is_last: The job is over.
+        """
+        self._next = time.monotonic() + READ_SECONDS
+        self._look(is_last=is_last)
         for path, (ring, calls) in list(self._rings.items()):
-            is_over = is_last or not ring.is_alive()
+            alive = not is_last and (ring.has_news or ring.is_alive())
+            is_over = is_last or not alive
             try:
-                records = ring.take()
+                records = ring.take(alive or ring.is_alive())
             except RingsideError as error:
-                _log.warning("%s", error)
+                _log.warning("%s", str(error))
                 self._refused.add(path)
                 del self._rings[path]
                 continue
             self.records += len(records)
             joined = calls.add(records, time.monotonic_ns(), is_last=is_over)
-            self._causes.add(ring.communicators, ring.global_rank, joined)
+            self._causes.add(ring.communicator, ring.global_rank, joined)
             self._interface = max(self._interface, ring.interface)
             if is_over:
                 self._dropped += ring.dropped
                 self._torn += ring.torn
                 del self._rings[path]
                 path.unlink(missing_ok=True)
+        self._causes.compare()
 
     def why_silent(self, environ: Mapping[str, str]) -> str:
         """Return why nothing may have been recorded, as far as rings and NCCL's log tell.
