@@ -36,7 +36,7 @@ from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
 """Makes a run's page of its summary, what was known at its start, and its records."""
 
-PASSED_THROUGH = ("injected", "comparison", "loss")
+PASSED_THROUGH = ("injected", "comparison", "loss", "call_logs")
 """Parts of the summary that are given from outside (of these `loss` is computed where it is not given)."""
 
 LOSS_STEPS = 5
