@@ -94,6 +94,19 @@ def test_who_was_late_is_said_and_written(
     assert list(shared.iterdir()) == []
 
 
+def test_a_plugin_in_nccls_file_is_left_alone(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = shared.parent / "nccl.conf"
+    file.write_text("NCCL_PROFILER_PLUGIN=inspector\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(file))
+    ranks = Ranks(0)
+    ranks.instead_of(run, monkeypatch)
+    assert main(launched()) == 0
+    assert "NCCL_PROFILER_PLUGIN" not in ranks.environ
+    assert f"NCCL_PROFILER_PLUGIN is inspector in {file} and NCCL opens one plugin" in capsys.readouterr().err
+
+
 @pytest.mark.noisy
 def test_what_nccl_tells_is_in_the_run_while_it_goes_on_and_in_its_summary(
     shared: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_N
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
 from ringside.monitor.nccl.report import blame_line, report_lines
 from ringside.monitor.nccl.ring import CALLED, COLLECTIVE, KERNEL, PREFIX, RECORD, STARTED, STOPPED, Communicator
-from ringside.monitor.nccl.watch import NcclWatch, make_folder, remove_left
+from ringside.monitor.nccl.watch import NcclWatch, make_folder, plugin_of_user, remove_left
 from ringside.processes import start_time
 
 NS = 1_000_000_000
@@ -251,6 +251,20 @@ def test_why_nothing_was_recorded_is_told_by_nccls_log_where_there_is_one(tmp_pa
     told = watch.why_silent({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p")})
     assert told == "NCCL's log says NCCL INFO External profiler plugin x is unsupported"
     assert report_lines(watch.report()) == []
+
+
+def test_a_plugin_that_nccls_files_name_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment comes first, then the user's file, then the system's; comments count for nothing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    system, named = tmp_path / "nccl.conf", tmp_path / "named.conf"
+    assert plugin_of_user({}, system) == ("", "")
+    system.write_text("# NCCL_PROFILER_PLUGIN=no\nNCCL_DEBUG=INFO\n NCCL_PROFILER_PLUGIN = inspector \n")
+    assert plugin_of_user({}, system) == ("inspector", str(system))
+    (tmp_path / ".nccl.conf").write_text("NCCL_PROFILER_PLUGIN=mine")
+    assert plugin_of_user({}, system) == ("mine", str(tmp_path / ".nccl.conf"))
+    named.write_bytes(b"\xff\nNCCL_PROFILER_PLUGIN=\n")
+    assert plugin_of_user({"NCCL_CONF_FILE": str(named)}, system) == ("inspector", str(system))
+    assert plugin_of_user({"NCCL_PROFILER_PLUGIN": "set"}, system) == ("set", "the environment")
 
 
 def test_folders_that_a_killed_run_has_left_are_removed(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ from ringside.launch.torchrun import (
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
 from ringside.monitor.nccl.report import FILE, NcclReport, blame_line, report_lines
 from ringside.monitor.nccl.ring import FOLDER, FOLDER_VARIABLE
-from ringside.monitor.nccl.watch import PLUGIN_VARIABLE, NcclWatch, make_folder, remove_left
+from ringside.monitor.nccl.watch import PLUGIN_VARIABLE, NcclWatch, make_folder, plugin_of_user, remove_left
 from ringside.monitor.replicas import DIGEST_EVERY, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.processes import Death
@@ -242,9 +242,10 @@ class NcclRecording:
         Args:
             run_dir: The run directory.
         """
-        users = os.environ.get(PLUGIN_VARIABLE)
+        users, where = plugin_of_user(os.environ)
         if users:
-            _print_line(f"{PLUGIN_VARIABLE} is {users} and NCCL opens one plugin: --nccl records nothing")
+            said = "" if PLUGIN_VARIABLE in os.environ else f" in {where}"
+            _print_line(f"{PLUGIN_VARIABLE} is {users}{said} and NCCL opens one plugin: --nccl records nothing")
             return None
         plugin = _core.nccl_plugin()
         folder = Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)

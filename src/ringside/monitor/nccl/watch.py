@@ -19,12 +19,14 @@ from ringside.monitor.nccl.calls import Calls
 from ringside.monitor.nccl.causes import Blame, Causes
 from ringside.monitor.nccl.report import NcclReport
 from ringside.monitor.nccl.ring import PREFIX, Ring
+from ringside.monitor.run.directory import open_regular
 from ringside.processes import is_running, start_time
 from ringside.text import first_line
 
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
 READ_SECONDS, _FULL = 4.0, 0.25
 """Rings are read so often, or when one is so full; reading rarely costs least."""
+_CONF_BYTES = 1 << 20
 _LOOK_S = 1.0
 """New ones are looked for so often."""
 _log = logging.getLogger(__name__)
@@ -140,6 +142,28 @@ class NcclWatch:
             blames=self.blames(),
             communicators=self._causes.seen(),
         )
+
+
+def plugin_of_user(environ: Mapping[str, str], system_file: Path = Path("/etc/nccl.conf")) -> tuple[str, str]:
+    """Return the profiler plugin that a user has chosen already, and where; empty: none.
+
+    NCCL takes what the environment does not set from the file that NCCL_CONF_FILE names, else from ~/.nccl.conf, and
+    then from the system's; what is set in ours would hide that.
+
+    Args:
+        environ: Of the ranks.
+        system_file: The system's.
+    """
+    if plugin := environ.get(PLUGIN_VARIABLE):
+        return plugin, "the environment"
+    named = environ.get("NCCL_CONF_FILE")
+    for path in (Path(named) if named else Path("~/.nccl.conf").expanduser(), system_file):
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            for line in file.read(_CONF_BYTES).decode("utf-8", "replace").splitlines():
+                name, _, value = line.partition("=")
+                if name.strip() == PLUGIN_VARIABLE and value.strip():
+                    return value.strip(), str(path)
+    return "", ""
 
 
 def make_folder(parent: Path) -> Path:
