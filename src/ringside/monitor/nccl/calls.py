@@ -55,7 +55,7 @@ CALL = np.dtype(
         ("func", "S16"),
         ("datatype", "S16"),
         ("algorithm", "S16"),
-        ("protocol", "S11"),
+        ("protocol", "S15"),
         ("number", "u8"),
         ("count", "u8"),
         ("peer", "i4"),

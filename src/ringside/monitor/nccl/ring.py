@@ -27,7 +27,7 @@ STARTED, CHANGED, STOPPED = range(3)
 SENDS, FOREIGN, CAPTURED, CALLED = 1, 2, 4, 8
 KIND_BITS = 3
 
-MAGIC = 0x314C43434E474E52
+MAGIC = 0x324C43434E474E52
 HEAD, TAIL, DROPPED = 8, 16, 24
 """Where a ring's counters lie, in words of 64 bits."""
 COMMUNICATORS = 1024
@@ -51,13 +51,9 @@ HEADER = np.dtype(
 COMMUNICATOR = np.dtype(
     [
         ("id", "u8"),
-        ("opened_ns", "u8"),
-        ("closed_ns", "u8"),
         ("ranks", "i4"),
         ("rank", "i4"),
-        ("nodes", "i4"),
-        ("is_ready", "u4"),
-        ("name", "S88"),
+        ("name", "S112"),
     ]
 )
 RECORD = np.dtype(
@@ -70,14 +66,13 @@ RECORD = np.dtype(
         ("count", "u8"),
         ("communicator", "u4"),
         ("peer", "i4"),
-        ("steps", "i4"),
         ("flags", "u4"),
         ("kind", "u1"),
         ("what", "u1"),
         ("state", "u1"),
         ("channel", "u1"),
         ("channels", "u1"),
-        ("protocol", "S11"),
+        ("protocol", "S15"),
         ("func", "S16"),
         ("datatype", "S16"),
         ("algorithm", "S16"),
