@@ -57,7 +57,7 @@ ENTRANCES = {
     "bench": "launch messages peers plan result",
     "commands": "",
     "demo": "corpus reveal size",
-    "doctor": "examine files.progress findings kineto.straggler ringside_run",
+    "doctor": "calls.follow examine files.progress findings kineto.straggler ringside_run",
     "engine": (
         "algorithm buffers collectives communicator cost.network dtypes net.attribution net.collectives "
         "net.exchange.block_scaling net.exchange.device net.exchange.exchange net.exchange.plan net.exchange.run "
@@ -72,8 +72,8 @@ ENTRANCES = {
     "launch": "follow torchrun",
     "monitor": (
         "alerts.book alerts.counters alerts.live assessment collector device_marks groups hang.attribution "
-        "hang.detector hang.rank_state job.collectives job.questions links.sampler nccl.ring nccl.watch replicas "
-        "run.directory run.records run.registry run.table "
+        "hang.detector hang.rank_state job.collectives job.questions links.sampler nccl.attribution nccl.logs "
+        "nccl.report nccl.ring nccl.watch replicas run.directory run.records run.registry run.table "
         "slow_rank.detector slow_rank.peers slow_rank.window_test stats step_clock "
         "summary verdict vitals.gpu vitals.process wait_meter"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.native.nccl import LIBRARY, play_ranks
@@ -12,6 +13,7 @@ from tests.native.nccl import LIBRARY, play_ranks
 from ringside import _core
 from ringside.commands import main, run
 from ringside.errors import UnsupportedError
+from ringside.monitor.nccl.report import NcclReport, read_reports
 from ringside.processes import Death
 
 from .recorded_launch import Recorded
@@ -27,8 +29,8 @@ class Ranks(Recorded):
         mode: Of them.
     """
 
-    def __init__(self, ranks: int, mode: str = "host", looks: int = 2) -> None:
-        super().__init__(looks=looks)
+    def __init__(self, ranks: int, mode: str = "host", looks: int = 2, run: str = "") -> None:
+        super().__init__(run, looks=looks)
         self._ranks, self._mode = ranks, mode
 
     def wait(self, timeout_s: float) -> int | None:
@@ -70,7 +72,7 @@ def test_where_there_is_none_that_is_said(monkeypatch: pytest.MonkeyPatch, capsy
     assert "this installation has no libmissing.so: NCCL and its plugin exist on Linux only" in capsys.readouterr().err
     monkeypatch.delenv("NCCL_PROFILER_PLUGIN", raising=False)
     with pytest.raises(UnsupportedError):
-        run.NcclRecording.begin()
+        run.NcclRecording.begin(Path())
 
 
 @pytest.mark.noisy
@@ -90,6 +92,43 @@ def test_who_was_late_is_said_and_written(
     assert {blame["cause"] for blame in written["blames"]} == {cause, "slow link"}
     assert written["communicators"][0]["calls"] == 100
     assert list(shared.iterdir()) == []
+
+
+def test_a_plugin_in_nccls_file_is_left_alone(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = shared.parent / "nccl.conf"
+    file.write_text("NCCL_PROFILER_PLUGIN=inspector\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(file))
+    ranks = Ranks(0)
+    ranks.instead_of(run, monkeypatch)
+    assert main(launched()) == 0
+    assert "NCCL_PROFILER_PLUGIN" not in ranks.environ
+    assert f"NCCL_PROFILER_PLUGIN is inspector in {file} and NCCL opens one plugin" in capsys.readouterr().err
+
+
+@pytest.mark.noisy
+def test_what_nccl_tells_is_in_the_run_while_it_goes_on_and_in_its_summary(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(3, "gpu", run="hosts")
+    ranks.instead_of(run, monkeypatch)
+    seen = []
+    monkeypatch.setattr(run.NcclRecording, "end", _looking_first(run.NcclRecording.end, seen))
+    assert main(launched()) == 0
+    (live,) = seen
+    assert {blame.cause for report in live for blame in report.blames} <= {"slow GPU", "slow link"}
+    verdicts = json.loads(Path("run", "summary.json").read_text())["verdicts"]
+    by_nccl = [verdict for verdict in verdicts if verdict["evidence"].get("by") == "NCCL's own records"]
+    assert {(verdict["kind"], *verdict["ranks"]) for verdict in by_nccl} == {("slow_rank", 1), ("slow_link", 2, 0)}
+
+
+def _looking_first(end: Any, seen: list[list[NcclReport]]) -> Any:
+    def look(recording: run.NcclRecording) -> NcclReport:
+        seen.append(read_reports(Path("run")))
+        return end(recording)
+
+    return look
 
 
 def test_a_plugin_of_the_users_is_left_alone(

@@ -8,9 +8,12 @@ import tarfile
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ringside.doctor import examine
+from ringside.monitor.nccl.causes import Blame, Seen
+from ringside.monitor.nccl.report import NcclReport
 
 from .written_run import write_run
 
@@ -32,6 +35,23 @@ def test_a_slow_rank_has_the_monitors_verdict_lanes_and_answers(tmp_path: Path) 
     told = {note.file.rpartition("/")[2]: note.text for note in found.notes}
     assert told["report.html"] == "the run's page; what it rests on is read instead"
     assert {told[name] for name in told if name != "report.html"} == {told["steps.jsonl"]}
+
+
+def test_what_nccls_own_records_say_is_a_verdict(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    for host, rank in (("", 3), ("-host", 5)):
+        blame = Blame(cause="slow GPU", rank=rank, seconds=20.0, host_seconds=1.0, gpu_seconds=19.0, communicator="0x9")
+        seen = Seen(
+            id="0x9", name="dp", ranks=4, ranks_seen=4, calls=100, captured=0, seen_ratio=1.0, seconds=100.0,
+            late_seconds={}, waits=[],
+        )  # fmt: skip
+        report = NcclReport(
+            processes=4, interface=6, records=9, dropped=0, torn=0, blames=[blame], communicators=[seen]
+        )
+        (run / f"nccl{host}.json").write_bytes(msgspec.json.encode(report))
+    found = examine([run])
+    assert sorted(verdict.ranks for verdict in found.verdicts) == [[3], [5]]
+    assert all(note.used for note in found.notes)
 
 
 def test_a_healthy_run_has_no_verdict(tmp_path: Path) -> None:

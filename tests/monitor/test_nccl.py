@@ -13,8 +13,9 @@ from tests.native.nccl import play, play_ranks
 from ringside import _core
 from ringside.monitor.nccl.calls import CALL, GIVEN_UP_NS, MOST_CALLS, SETTLED_NS, WAIT, Calls, Joined
 from ringside.monitor.nccl.causes import LATE_RANK, LEAST_CALLS, NOT_KNOWN, SLOW_GPU, SLOW_LINK, Blame, Causes
+from ringside.monitor.nccl.report import blame_line, report_lines
 from ringside.monitor.nccl.ring import CALLED, COLLECTIVE, KERNEL, PREFIX, RECORD, STARTED, STOPPED, Communicator
-from ringside.monitor.nccl.watch import NcclWatch, blame_line, make_folder, remove_left, report_lines
+from ringside.monitor.nccl.watch import NcclWatch, make_folder, plugin_of_user, remove_left
 from ringside.processes import start_time
 
 NS = 1_000_000_000
@@ -108,7 +109,7 @@ def blamed(*ranks: np.ndarray, waits: Sequence[np.ndarray] = ()) -> list[Blame]:
     causes = Causes()
     for rank, calls in enumerate(ranks):
         made = waits[rank] if waits else np.zeros(0, WAIT)
-        causes.add([Communicator(9, len(ranks), rank, "dp")], rank + 10, Joined(calls, made))
+        causes.add({0: Communicator(9, len(ranks), rank, "dp")}.get, rank + 10, Joined(calls, made))
     return causes.blames()
 
 
@@ -206,7 +207,7 @@ def test_a_link_to_another_host_is_judged_and_named_in_its_communicator() -> Non
     causes = Causes()
     for rank in range(2):
         waits = np.concatenate([made_waits((rank + 1) % 4, 0.5), made_waits(3, 2.0 if rank else 0.5)])
-        causes.add([Communicator(9, 4, rank, "dp")], rank + 10, Joined(made_calls(LONG, NO), waits))
+        causes.add({0: Communicator(9, 4, rank, "dp")}.get, rank + 10, Joined(made_calls(LONG, NO), waits))
     (blame,) = causes.blames()
     assert (blame.cause, blame.rank, blame.peer, blame.in_communicator) == (SLOW_LINK, 1, 3, True)
     assert "from rank 1 to rank 3 of communicator 0x0000000000000009" in blame_line(blame)
@@ -250,6 +251,20 @@ def test_why_nothing_was_recorded_is_told_by_nccls_log_where_there_is_one(tmp_pa
     told = watch.why_silent({"NCCL_DEBUG_FILE": str(tmp_path / "nccl.%h.%p")})
     assert told == "NCCL's log says NCCL INFO External profiler plugin x is unsupported"
     assert report_lines(watch.report()) == []
+
+
+def test_a_plugin_that_nccls_files_name_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment comes first, then the user's file, then the system's; comments count for nothing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    system, named = tmp_path / "nccl.conf", tmp_path / "named.conf"
+    assert plugin_of_user({}, system) == ("", "")
+    system.write_text("# NCCL_PROFILER_PLUGIN=no\nNCCL_DEBUG=INFO\n NCCL_PROFILER_PLUGIN = inspector \n")
+    assert plugin_of_user({}, system) == ("inspector", str(system))
+    (tmp_path / ".nccl.conf").write_text("NCCL_PROFILER_PLUGIN=mine")
+    assert plugin_of_user({}, system) == ("mine", str(tmp_path / ".nccl.conf"))
+    named.write_bytes(b"\xff\nNCCL_PROFILER_PLUGIN=\n")
+    assert plugin_of_user({"NCCL_CONF_FILE": str(named)}, system) == ("inspector", str(system))
+    assert plugin_of_user({"NCCL_PROFILER_PLUGIN": "set"}, system) == ("set", "the environment")
 
 
 def test_folders_that_a_killed_run_has_left_are_removed(tmp_path: Path) -> None:

@@ -158,8 +158,7 @@ void copy_text(char (&to)[size], const char* from) {
   if (from != nullptr) memcpy(to, from, strnlen(from, size - 1));
 }
 
-int init(uint32_t interface, void** context, uint64_t id, int* nccl_mask, const char* name, int nodes, int ranks, int rank,
-         Logger log) {
+int init(uint32_t interface, void** context, uint64_t id, int* nccl_mask, const char* name, int ranks, int rank, Logger log) {
   pthread_mutex_lock(&init_lock);
   Memory* ring = memory.load(std::memory_order_relaxed);
   if (ring == nullptr || ring->ring.pid != getpid()) {  // a forked child has a ring of its own
@@ -180,12 +179,9 @@ int init(uint32_t interface, void** context, uint64_t id, int* nccl_mask, const 
   }
   Communicator& made = ring->communicators[number];
   made.id = id;
-  made.opened_ns = clock_ns(CLOCK_MONOTONIC);
   made.ranks = ranks;
   made.rank = rank;
-  made.nodes = nodes;
   copy_text(made.name, name);
-  made.is_ready.store(1, std::memory_order_release);
   ring->ring.interface.store(interface, std::memory_order_relaxed);
   with_steps.store(always_steps, std::memory_order_relaxed);
   if (nccl_mask != nullptr) __atomic_store_n(nccl_mask, always_steps ? kMask | kProxyStep : kMask, __ATOMIC_RELAXED);
@@ -195,13 +191,13 @@ int init(uint32_t interface, void** context, uint64_t id, int* nccl_mask, const 
   return kSuccess;
 }
 
-int init_v4(void** context, int* mask, const char* name, uint64_t id, int nodes, int ranks, int rank, Logger log) {
-  return init(4, context, id, mask, name, nodes, ranks, rank, log);
+int init_v4(void** context, int* mask, const char* name, uint64_t id, int, int ranks, int rank, Logger log) {
+  return init(4, context, id, mask, name, ranks, rank, log);
 }
 
 template <uint32_t version>
-int init_v5(void** context, uint64_t id, int* mask, const char* name, int nodes, int ranks, int rank, Logger log) {
-  return init(version, context, id, mask, name, nodes, ranks, rank, log);
+int init_v5(void** context, uint64_t id, int* mask, const char* name, int, int ranks, int rank, Logger log) {
+  return init(version, context, id, mask, name, ranks, rank, log);
 }
 
 // Add a record; return its number plus one, 0: there is no room.
@@ -276,7 +272,6 @@ int start(void* context, void** handle, Descriptor* descriptor) {
       record.kind = kProxyOperation;
       record.channel = descriptor->proxy_op.channel;
       record.peer = descriptor->proxy_op.peer;
-      record.steps = descriptor->proxy_op.steps;
       record.count = uint64_t(descriptor->proxy_op.chunk_size);
       if (descriptor->proxy_op.is_send) record.flags |= kSends;
       if (descriptor->proxy_op.pid != ring->ring.pid) {  // its parent, and its context, are of that process
@@ -351,13 +346,8 @@ int change(void* handle, int state, StateArguments* arguments) {
   return kSuccess;
 }
 
-int finalize(void* context) {
-  Memory* const ring = memory.load(std::memory_order_acquire);
-  const uintptr_t number = reinterpret_cast<uintptr_t>(context);
-  if (ring != nullptr && number != 0 && number <= kCommunicators)
-    ring->communicators[number - 1].closed_ns.store(clock_ns(CLOCK_MONOTONIC), std::memory_order_release);
-  return kSuccess;
-}
+// Handles may still be open, and what comes for them is recorded.
+int finalize(void*) { return kSuccess; }
 
 }  // namespace
 

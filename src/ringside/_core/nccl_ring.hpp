@@ -12,7 +12,7 @@
 
 namespace ringside::nccl {
 
-constexpr uint64_t kRingMagic = 0x314c43434e474e52ull;  // "RNGNCCL1"
+constexpr uint64_t kRingMagic = 0x324c43434e474e52ull;  // "RNGNCCL2"
 constexpr uint32_t kCommunicators = 1024;
 constexpr uint32_t kRecords = 32 * 1024;
 
@@ -35,15 +35,11 @@ static_assert(sizeof(Ring) == 4096);
 
 struct Communicator {
   uint64_t id;
-  uint64_t opened_ns;
-  std::atomic<uint64_t> closed_ns;  // 0: not yet
   int32_t ranks;
   int32_t rank;
-  int32_t nodes;
-  std::atomic<uint32_t> is_ready;
-  char name[88];
+  char name[112];
 };
-static_assert(sizeof(Communicator) == 128 && offsetof(Communicator, ranks) == 24 && offsetof(Communicator, name) == 40);
+static_assert(sizeof(Communicator) == 128 && offsetof(Communicator, ranks) == 8 && offsetof(Communicator, name) == 16);
 
 // What an event is of; the lowest bits of its handle. Other bits of it are the number of its first record, plus one.
 enum Kind : uint8_t { kNoKind, kCollective, kMessage, kKernelChannel, kProxyOperation, kProxyNetworkStep, kCall };
@@ -67,19 +63,18 @@ struct Record {
   uint64_t count;    // elements; bytes of a proxy's step or chunk
   uint32_t communicator;
   int32_t peer;  // or a collective's root
-  int32_t steps;
   uint32_t flags;
   uint8_t kind;
   uint8_t what;
   uint8_t state;
   uint8_t channel;
   uint8_t channels;
-  char protocol[11];
+  char protocol[15];
   char func[16];
   char datatype[16];
   char algorithm[16];
 };
-static_assert(sizeof(Record) == 128 && offsetof(Record, kind) == 64 && offsetof(Record, func) == 80);
+static_assert(sizeof(Record) == 128 && offsetof(Record, kind) == 60 && offsetof(Record, func) == 80);
 
 struct Memory {
   Ring ring;

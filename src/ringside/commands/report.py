@@ -26,7 +26,9 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ringside.doctor.calls.follow import judge_folder
 from ringside.errors import UsageError
+from ringside.monitor.nccl.logs import read_log_folder
 from ringside.monitor.run.directory import REPORT, RunReader
 from ringside.monitor.summary import finish_run
 from ringside.text import counted
@@ -75,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"{count:,} events of {len(steps):,} steps; open the file at https://ui.perfetto.dev", file=sys.stderr)
         print(args.perfetto)
         return 0
-    summary = finish_run(args.run_dir, render_report)
+    logs = read_log_folder(RunReader(args.run_dir).poll_events())
+    said = judge_folder(Path(logs)) if logs else ()
+    extra = {"call_logs": {"folder": logs, "words": "; ".join(said)}} if said else None
+    summary = finish_run(args.run_dir, render_report, extra=extra)
     if args.markdown:
         print(printable_lines(render_markdown(summary, RunReader(args.run_dir).info)), end="")
         return 0

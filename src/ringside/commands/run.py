@@ -79,17 +79,9 @@ from ringside.launch.torchrun import (
     with_defaults,
 )
 from ringside.monitor.alerts.live import METRICS_PORT, ON_VERDICT, AlertSettings, notify_afterwards
+from ringside.monitor.nccl.report import FILE, NcclReport, blame_line, report_lines
 from ringside.monitor.nccl.ring import FOLDER, FOLDER_VARIABLE
-from ringside.monitor.nccl.watch import (
-    FILE,
-    PLUGIN_VARIABLE,
-    NcclReport,
-    NcclWatch,
-    blame_line,
-    make_folder,
-    remove_left,
-    report_lines,
-)
+from ringside.monitor.nccl.watch import PLUGIN_VARIABLE, NcclWatch, make_folder, plugin_of_user, remove_left
 from ringside.monitor.replicas import DIGEST_EVERY, digest_steps
 from ringside.monitor.run.directory import RUN
 from ringside.processes import Death
@@ -109,6 +101,7 @@ AS_GLOO = "--as-gloo"
 AUTOLOAD = Path(__file__).parents[1] / "autoload"
 _POLL_S = 0.2
 _NCCL_POLL_S = 0.25
+_NCCL_WRITE_S = 4.0
 _NCCL_SILENT_S = 60.0
 _log = logging.getLogger(__name__)
 
@@ -161,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         show = _ignore if is_without_rank_0(line, os.environ) else _show
         try:
             command = with_defaults(line, _processes())
-            nccl = NcclRecording.begin() if NCCL in line.ours else None
+            nccl = NcclRecording.begin(path) if NCCL in line.ours else None
             _log.info("starting: torchrun %s", shlex.join(command))
             launch = Launch(command, {**variables, **alerts, **(nccl.variables if nccl else {})})
             status = follow_run(launch, path, stop, nccl.shown_beside(show) if nccl else show)
@@ -173,17 +166,16 @@ def run(args: argparse.Namespace) -> int:
     ranks = sorted({death.rank for death in launch.deaths})
     failed = failure_line(launch.deaths) if status and not stop.signum else ""
     if ranks and 0 not in ranks:
-        if recorded is not None:  # beside what the node of rank 0 writes, where they share the directory
-            written = path / f"{Path(FILE).stem}-{socket.gethostname()}.json"
-            with contextlib.suppress(OSError):
-                replace_file(written, msgspec.json.encode(recorded))
-                _print_line(f"NCCL's records of this host: {written}")
+        if nccl is not None and recorded is not None and nccl.write(recorded, is_of_rank_0=False):
+            _print_line(f"NCCL's records of this host: {nccl.written}")
         with contextlib.suppress(OSError):
             path.rmdir()
         _print_line(f"the run is recorded on the host of rank 0; here ran {name_ranks(ranks)}")
         if failed:
             _print_line(failed)
         return status
+    if nccl is not None and recorded is not None:
+        nccl.write(recorded, is_of_rank_0=True)  # before the summary, which reads it
     with notify_afterwards(hooks, path):
         concluded = conclude_run(path, () if stop.signum else launch.deaths)
     if concluded is not None and not quiet:
@@ -193,9 +185,6 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"\nreport   {path / 'report.html'}\nsummary  {path / 'summary.json'}", soft_wrap=True)
     elif not (path / RUN).exists():
         _print_line("nothing was recorded: no rank made a DistributedDataParallel model and trained it")
-    if recorded is not None:
-        with contextlib.suppress(OSError):
-            replace_file(path / FILE, msgspec.json.encode(recorded))
     if failed and not (concluded and any(verdict.kind == "dead_rank" for verdict in concluded[1])):
         _print_line(failed)
     print(path)
@@ -229,31 +218,40 @@ class NcclRecording:
 
     Args:
         folder: Where the ranks' rings are.
+        plugin: Ours.
+        run_dir: The run directory; while it is recorded there, what NCCL told is written beside it.
 
     Attributes:
         variables: What the ranks need.
+        written: The file that was written; None: none yet.
     """
 
-    def __init__(self, folder: Path, plugin: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, plugin: Path, run_dir: Path) -> None:
+        self._folder, self._run_dir = folder, run_dir
         self._watch = NcclWatch(folder)
-        self._began = self._next = time.monotonic()
+        self._began = self._next = self._next_write = time.monotonic()
+        self.written: Path | None = None
         self._is_silent = True  # nothing was recorded, and nothing said of it
         self._named: set[tuple[str, int, int]] = set()
         self.variables = {PLUGIN_VARIABLE: str(plugin), FOLDER_VARIABLE: str(folder)}
 
     @classmethod
-    def begin(cls) -> NcclRecording | None:
-        """Have the ranks' NCCL record; None, and a line that says why, where it cannot."""
-        users = os.environ.get(PLUGIN_VARIABLE)
+    def begin(cls, run_dir: Path) -> NcclRecording | None:
+        """Have the ranks' NCCL record; None, and a line that says why, where it cannot.
+
+        Args:
+            run_dir: The run directory.
+        """
+        users, where = plugin_of_user(os.environ)
         if users:
-            _print_line(f"{PLUGIN_VARIABLE} is {users} and NCCL opens one plugin: --nccl records nothing")
+            said = "" if PLUGIN_VARIABLE in os.environ else f" in {where}"
+            _print_line(f"{PLUGIN_VARIABLE} is {users}{said} and NCCL opens one plugin: --nccl records nothing")
             return None
         plugin = _core.nccl_plugin()
         folder = Path(os.environ.get(FOLDER_VARIABLE) or FOLDER)
         try:
             remove_left(folder)
-            return cls(make_folder(folder), plugin)
+            return cls(make_folder(folder), plugin, run_dir)
         except OSError as error:
             _print_line(f"--nccl records nothing: there is no shared memory ({error})")
             return None
@@ -271,8 +269,13 @@ class NcclRecording:
     def _poll(self) -> None:
         now = time.monotonic()
         self._next = now + _NCCL_POLL_S
-        self._watch.poll()
-        for blame in self._watch.blames() if now > self._began + _NCCL_SILENT_S else ():
+        is_due = self._watch.is_due(now)
+        if is_due:
+            self._watch.poll()
+        if is_due and self._watch.records and now >= self._next_write and (self._run_dir / RUN).exists():
+            self._next_write = now + _NCCL_WRITE_S
+            self.write(self._watch.report(), is_of_rank_0=0 in self._watch.global_ranks)
+        for blame in self._watch.blames() if is_due and now > self._began + _NCCL_SILENT_S else ():
             if (key := (blame.cause, blame.rank, blame.peer)) not in self._named:
                 self._named.add(key)
                 _print_line(f"● {blame_line(blame)}")
@@ -281,6 +284,23 @@ class NcclRecording:
         elif self._is_silent and now > self._began + _NCCL_SILENT_S:
             self._is_silent = False
             _print_line(f"NCCL has recorded nothing in the first minute: {self._watch.why_silent(os.environ)}")
+
+    def write(self, report: NcclReport, *, is_of_rank_0: bool) -> bool:
+        """Write what was told into the run directory, which several hosts may share; return whether that was possible.
+
+        Args:
+            report: It.
+            is_of_rank_0: Whether rank 0 is on this host.
+        """
+        path = self._run_dir / (FILE if is_of_rank_0 else f"{Path(FILE).stem}-{socket.gethostname()}.json")
+        try:
+            replace_file(path, msgspec.json.encode(report))
+            if self.written is not None and self.written != path:
+                self.written.unlink(missing_ok=True)
+        except OSError:
+            return False
+        self.written = path
+        return True
 
     def end(self) -> NcclReport:
         """Read what is left; return what came of it."""

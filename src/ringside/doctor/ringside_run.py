@@ -23,6 +23,7 @@ from ringside.errors import RingsideError
 from ringside.monitor.assessment import Assessment, describe_assessment
 from ringside.monitor.groups import describe_place
 from ringside.monitor.job.questions import read_answers
+from ringside.monitor.nccl.report import FILE as NCCL_FILE
 from ringside.monitor.run.directory import EVENTS, RUN, STEPS, SUMMARY, RunReader
 from ringside.monitor.run.table import StepTable, fill_waits, tabulate
 from ringside.monitor.summary import assess_run
@@ -92,7 +93,9 @@ _KINDS = {
         rb'\A\{(?=[^\n]{0,400}"unix":)'
         rb'(?=[^\n]{0,400}"kind":"(?:started|groups|verdict|repaired|revised|rank_lost|note|ended))'
     ),
+    NCCL_FILE: re.compile(rb'\A\{"processes":\d+,"interface":\d+,'),
 }
+_OF_NCCL = re.compile(r"nccl[\w.-]{0,200}\.json")
 
 
 def matches(source: Source) -> bool:
@@ -106,7 +109,9 @@ def matches(source: Source) -> bool:
 def _role(source: Source) -> str | None:
     if not source.head:
         return _base(source)
-    return next((role for role, pattern in _KINDS.items() if pattern.match(source.head)), None)
+    role = next((role for role, pattern in _KINDS.items() if pattern.match(source.head)), None)
+    # each host has one of NCCL's own records
+    return _base(source) if role == NCCL_FILE and _OF_NCCL.fullmatch(_base(source)) else role
 
 
 def _base(source: Source) -> str:

@@ -20,6 +20,8 @@ from ringside.monitor.groups import Blocked, JobGroups, Mesh, mean_waits, read_g
 from ringside.monitor.job.questions import answer_questions, to_plain
 from ringside.monitor.job.watcher import reprice
 from ringside.monitor.links.sampler import LinkLedger, LinkTotals
+from ringside.monitor.nccl.attribution import attribute
+from ringside.monitor.nccl.report import read_reports
 from ringside.monitor.pipeline import BubbleLedger, Bubbles, reprice_stage
 from ringside.monitor.price import repair_ranks, spared_rank_seconds
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
@@ -34,7 +36,7 @@ from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
 """Makes a run's page of its summary, what was known at its start, and its records."""
 
-PASSED_THROUGH = ("injected", "comparison", "loss")
+PASSED_THROUGH = ("injected", "comparison", "loss", "call_logs")
 """Parts of the summary that are given from outside (of these `loss` is computed where it is not given)."""
 
 LOSS_STEPS = 5
@@ -175,6 +177,8 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
     records = bubbles.reading(sample.reading(ledger.reading(reader.iterate())))
     table = tabulate(records, reader.info.world_size, stride=stride)
     verdicts = _verdicts(events, table, mesh, reader.path)
+    ends = (int(table.steps[0]), int(table.steps[-1])) if len(table) else (-1, -1)
+    verdicts = attribute(verdicts, read_reports(reader.path), table.ranks, ends)
     loss = _loss(table)
     given = {**(reader.summary() or {}), **({"loss": loss} if loss else {}), **(extra or {})}
     revised = revisions(events)

@@ -6,13 +6,13 @@ A line is a record. Up to v4.2 each has its header; from v4.3 on a `dump_stats` 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import msgspec
 
 from ringside.doctor.calls.judge import judge_files
 from ringside.doctor.calls.record import (
-    MOST_STREAMS,
     UNKNOWN,
     Calls,
     Count,
@@ -42,6 +42,11 @@ class _Metadata(msgspec.Struct, gc=False):
     dump_timestamp_us: Count = 0
     hostname: str = ""
     pid: Count = 0
+
+    @property
+    def process(self) -> tuple[str, str]:
+        """Its clock and its name."""
+        return self.hostname, str(self.pid)
 
 
 class _Kernel(msgspec.Struct, gc=False):
@@ -82,7 +87,7 @@ class _Stats(msgspec.Struct, gc=False):
     coll_dropped_total: Count = 0
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     header: _Header | None = None
     metadata: _Metadata | None = None
     coll_perf: _Perf | None = None
@@ -105,10 +110,9 @@ def read(sources: Sequence[Source], progress: Progress) -> Findings:
 
 
 def _read_log(source: Source, calls: Calls) -> Note:
-    version, process = "", ("", "")
     header: _Header | None = None
+    metadata = _Metadata()
     entries = messages = proxies = damaged = 0
-    add: dict[tuple[str, str, int], Callable[[int, float, float], None]] = {}
 
     def count(lines: int) -> None:
         nonlocal damaged
@@ -116,32 +120,25 @@ def _read_log(source: Source, calls: Calls) -> Note:
 
     with source.open() as stream:
         for batch in line_batches(stream):
+            # Millions of lines come through this loop: they are noted many at a time, by header and function.
+            perfs: dict[tuple[str, str, int], list[_Perf]] = {}
+            written: list[int] = []
             for line in decoded(batch, _DECODER, count):
                 header = line.header or header
                 if header is None:
                     damaged += 1
                     continue
-                if (metadata := line.metadata) is not None:
-                    version, process = metadata.inspector_output_format_version, (metadata.hostname, str(metadata.pid))
-                    if metadata.dump_timestamp_us:
-                        calls.wrote(metadata.dump_timestamp_us / 1e6)
+                if line.metadata is not None:
+                    metadata = line.metadata
+                    written.append(metadata.dump_timestamp_us)
                 communicator, rank = header.id, header.rank
                 if (perf := line.coll_perf) is not None:
-                    entries += 1
                     key = communicator, perf.coll, rank
-                    if (note_call := add.get(key)) is None:
-                        calls.join(communicator, rank, header.n_ranks, process)
-                        note_call = calls.stream(*key).add
-                        if len(add) < MOST_STREAMS:
-                            add[key] = note_call
-                    start_s, took_s = UNKNOWN, perf.coll_exec_time_us / 1e6
-                    if perf.event_trace_ts is not None:
-                        kernels = perf.event_trace_ts.kernel_events
-                        begun = [kernel.kernel_start_ts for kernel in kernels if kernel.kernel_start_ts]
-                        ended = [kernel.kernel_stop_ts for kernel in kernels if kernel.kernel_stop_ts]
-                        if begun and ended and max(ended) >= min(begun):
-                            start_s, took_s = min(begun) / 1e6, (max(ended) - min(begun)) / 1e6
-                    note_call(perf.coll_sn, start_s, took_s)
+                    if key in perfs:
+                        perfs[key].append(perf)
+                    else:
+                        perfs[key] = [perf]
+                        calls.join(communicator, rank, header.n_ranks, metadata.process)
                 elif (proxy := line.proxy_trace) is not None:
                     proxies += 1
                     if proxy.direction == "send" and proxy.record_type != "proxy_op_start":
@@ -154,12 +151,33 @@ def _read_log(source: Source, calls: Calls) -> Note:
                             link.wire_s += step.wire_us / 1e6
                 messages += line.p2p_perf is not None
                 if line.dump_stats is not None:
-                    calls.join(communicator, rank, header.n_ranks, process)
+                    calls.join(communicator, rank, header.n_ranks, metadata.process)
                     if (communicator, rank) in calls.members:
                         calls.dropped[communicator, rank] = line.dump_stats.coll_dropped_total
+            for moment in filter(None, (min(filter(None, written), default=0), max(written, default=0))):
+                calls.wrote(moment / 1e6)
+            for key, found in perfs.items():
+                entries += len(found)
+                starts: Iterable[float] = repeat(UNKNOWN, len(found))
+                took: Iterable[float] = (perf.coll_exec_time_us / 1e6 for perf in found)
+                if any(perf.event_trace_ts is not None for perf in found):
+                    starts, took = zip(*map(_times, found), strict=True)
+                calls.stream(*key).extend((perf.coll_sn for perf in found), starts, took)
     parts = [counted(entries, "collective")]
     parts += [counted(messages, "message")] if messages else []
     parts += [counted(proxies, "proxy trace")] if proxies else []
     parts += [f"{counted(damaged, 'damaged line')} left out"] if damaged else []
     used = bool(entries or messages or proxies or calls.dropped)
-    return Note(file=source.name, kind=KIND, text=f"{version or 'no version'}: {', '.join(parts)}", used=used)
+    version = metadata.inspector_output_format_version or "no version"
+    return Note(file=source.name, kind=KIND, text=f"{version}: {', '.join(parts)}", used=used)
+
+
+def _times(perf: _Perf) -> tuple[float, float]:
+    """Return when a collective began on its device, and how long it ran."""
+    if perf.event_trace_ts is not None:
+        kernels = perf.event_trace_ts.kernel_events
+        begun = [kernel.kernel_start_ts for kernel in kernels if kernel.kernel_start_ts]
+        ended = [kernel.kernel_stop_ts for kernel in kernels if kernel.kernel_stop_ts]
+        if begun and ended and max(ended) >= min(begun):
+            return min(begun) / 1e6, (max(ended) - min(begun)) / 1e6
+    return UNKNOWN, perf.coll_exec_time_us / 1e6

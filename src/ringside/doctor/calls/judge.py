@@ -24,6 +24,7 @@ from ringside.monitor.verdict import Verdict
 from ringside.text import counted, duration, percent, rank_list, rate
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 ALL_WAIT_FOR_ALL = frozenset({"allreduce", "allgather", "reducescatter", "alltoall", "barrier"})
 """Collectives that no rank leaves before all have come, in lower case and without `_`, `base`, `single`, `v`."""
@@ -170,9 +171,17 @@ def _floor(share: float) -> float:
 
 def _seen(streams: dict[int, Stream], ranks: set[int]) -> dict[int, float]:
     """The share of a function's calls that was recorded, by rank: of all from the first to the last of any rank."""
-    numbers = {rank: np.unique(np.frombuffer(stream.seq, np.int64)) for rank, stream in streams.items()}
+    numbers = {rank: _numbers(stream)[0] for rank, stream in streams.items()}
     span = int(max(own[-1] for own in numbers.values()) - min(own[0] for own in numbers.values())) + 1
     return {rank: len(numbers[rank]) / span if rank in numbers else 0.0 for rank in ranks}
+
+
+def _numbers(stream: Stream) -> tuple[Integers, Integers | None]:
+    """Return a stream's numbers, each once and ascending, and where each is; None: the stream is like that itself."""
+    numbers = np.frombuffer(stream.seq, np.int64)
+    if (numbers[1:] > numbers[:-1]).all():
+        return numbers, None
+    return np.unique(numbers, return_index=True)
 
 
 def _ranks_of_the_job(calls: Calls) -> Callable[[str, int], int | None]:
@@ -204,16 +213,23 @@ def _last_comers(
     took: list[Floats] = []
     half = []
     for streams in functions.values():
-        indexes = [np.unique(np.frombuffer(streams[rank].seq, np.int64), return_index=True) for rank in range(size)]
+        indexes = [_numbers(streams[rank]) for rank in range(size)]
         common = reduce(lambda one, other: np.intersect1d(one, other, True), [numbers for numbers, _ in indexes])
-        picked = [index[np.searchsorted(numbers, common)] for numbers, index in indexes]
-        for matrices, column in ((starts, "start_s"), (took, "took_s")):
-            ranks = [np.frombuffer(getattr(streams[rank], column))[picked[rank]] for rank in range(size)]
-            matrices.append(np.stack(ranks, axis=1))
+        begun, lasted = np.empty((2, len(common), size))
+        for rank, (numbers, index) in enumerate(indexes):
+            picked = np.searchsorted(numbers, common)
+            picked = picked if index is None else index[picked]
+            begun[:, rank] = np.frombuffer(streams[rank].start_s)[picked]
+            lasted[:, rank] = np.frombuffer(streams[rank].took_s)[picked]
+        starts.append(begun)
+        took.append(lasted)
         half.append(np.arange(len(common)) * 2 >= len(common))
-    start_s, took_s, later = np.concatenate(starts), np.concatenate(took), np.concatenate(half)
+    later = np.concatenate(half)
+    # Matrices of many ranks are large: none is copied that need not be.
+    start_s, took_s = (parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in (starts, took))
+    del starts, took, begun, lasted
     timed = bool(np.isfinite(start_s).all())
-    ends = start_s + took_s
+    ends = start_s + took_s if timed else start_s
     elapsed = float(ends.max() - start_s.min()) if timed and len(ends) else _written_for(calls)
     if len(took_s) < LEAST_CALLS:
         return [], elapsed, f"{counted(len(took_s), 'call')} recorded by all ranks: {LEAST_CALLS} or more are needed"
@@ -225,9 +241,11 @@ def _last_comers(
     waited = start_s.max(axis=1, keepdims=True) - start_s if by_start else took_s - took_s.min(axis=1, keepdims=True)
     # How much later than the last of the others; of that, what no spread of the ends can explain.
     rows = np.arange(len(waited))
-    two = np.argpartition(waited, 1, axis=1)[:, :2]
-    last, second = np.where(waited[rows, two[:, 0]] <= waited[rows, two[:, 1]], two.T, two.T[::-1])
-    gap = waited[rows, second]
+    last = waited.argmin(axis=1)
+    of_last = waited[rows, last]
+    waited[rows, last] = np.inf
+    gap = waited.min(axis=1)
+    waited[rows, last] = of_last
     certain = gap if by_start else np.maximum(gap - ENDS_APART * took_s.min(axis=1), 0.0)
     lost = np.stack([np.bincount(last[part], certain[part], size) for part in (~later, later)])
     rank = int(lost.sum(axis=0).argmax())
@@ -235,7 +253,7 @@ def _last_comers(
     if (lost[:, rank] < LEAST_COST * elapsed / 2).any() or lost[:, rank].sum() < AHEAD * others.max():
         return [], elapsed, ""
     mine = last == rank
-    held = dict(enumerate(waited[mine].sum(axis=0).tolist()))
+    held = dict(enumerate((mine.astype(np.float64) @ waited).tolist()))
     by = "start times" if by_start else "the shortest execution time"
     late = Late(communicator, rank, float(gap[mine].sum()), int(mine.sum()), len(rows), by, held)
     return [late], elapsed, ""

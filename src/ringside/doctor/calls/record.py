@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, BinaryIO, NamedTuple, TypeVar
 
@@ -47,6 +47,12 @@ class Stream:
         self.seq.append(seq)
         self.start_s.append(start_s)
         self.took_s.append(took_s)
+
+    def extend(self, seq: Iterable[int], start_s: Iterable[float], took_s: Iterable[float]) -> None:
+        """Note calls, of each as many."""
+        self.seq.extend(seq)
+        self.start_s.extend(start_s)
+        self.took_s.extend(took_s)
 
 
 class Link(NamedTuple):

@@ -27,6 +27,7 @@ from ringside.monitor.nccl.ring import (
     STEP,
     STOPPED,
     Records,
+    joined_records,
 )
 
 SETTLED_NS = 250_000_000
@@ -38,6 +39,8 @@ MOST_CALLS = 1024
 """So many wait for their end; of more, the oldest are taken as they are."""
 UNKNOWN = 2**32 - 1
 """The communicator of what a proxy does for another process."""
+
+_IS_ROOT = np.isin(np.arange(8), (COLLECTIVE, MESSAGE, PROXY))
 
 WAITS = {8: "send_gpu", 20: "send_peer", 9: "send", 10: "recv"}
 """The states of a proxy's step whose time is added up: it waits for its GPU's data, for the receiver to be ready, for
@@ -52,7 +55,7 @@ CALL = np.dtype(
         ("func", "S16"),
         ("datatype", "S16"),
         ("algorithm", "S16"),
-        ("protocol", "S11"),
+        ("protocol", "S15"),
         ("number", "u8"),
         ("count", "u8"),
         ("peer", "i4"),
@@ -98,68 +101,87 @@ class Calls:
             now_ns: The monotonic clock.
             is_last: No more will come: all that has begun is returned.
         """
-        records = np.concatenate([self._records, records])
-        kind, host = records["kind"], records["host_ns"].astype(np.int64)
-        is_start = records["what"] == STARTED
+        if len(self._records):
+            records = joined_records([self._records, records])
+        if not len(records):
+            return Joined(np.zeros(0, CALL), np.zeros(0, WAIT))
+        count = len(records)
+        own = np.arange(count)
+        # Each look at a field goes through all of the records' memory: what is needed twice is kept.
+        kind, what = records["kind"].copy(), records["what"].copy()
+        is_start = what == STARTED
         # The event that each record is of, by where it starts; then the call that it belongs to: at most two above.
-        before = self._where(records)
-        event = np.where(is_start, np.arange(len(records)), before)
-        root = event.copy()
-        for _ in range(2):
-            has_parent = (root >= 0) & (kind[root] >= KERNEL) & ((records["flags"][root] & FOREIGN) == 0)
-            root = np.where(has_parent, before[root], root)
-        known = (root >= 0) & np.isin(kind[root], (COLLECTIVE, MESSAGE, PROXY))
+        # The element behind the last one, which is also at -1, stands for what is not here.
+        before = _where(records)
+        event = np.where(is_start, own, before)
+        has_parent = kind >= KERNEL
+        proxies = np.flatnonzero(kind == PROXY)
+        has_parent[proxies] = (records["flags"][proxies] & FOREIGN) == 0
+        above = np.append(np.where(has_parent, before, own), -1)
+        root = above[above[event]]
+        known = np.append(_IS_ROOT[kind & 7], False)[root]
+        of_kernels = known & (kind == KERNEL)
+        starts = np.flatnonzero(of_kernels & is_start)
+        stops = np.flatnonzero(of_kernels & (what == STOPPED))
+        latest = np.zeros(count, np.int64)
+        latest[root[known]] = records["host_ns"][known]  # they come in time's order: of several the last one stays
 
-        latest = np.zeros(len(records), np.int64)
-        np.maximum.at(latest, root[known], host[known])
-        open_kernels, kernels = np.zeros(len(records), np.int64), np.zeros(len(records), np.int64)
-        starts = known & is_start & (kind == KERNEL)
-        stops = known & (kind == KERNEL) & (records["what"] == STOPPED)
-        np.add.at(kernels, root[starts], 1)
-        np.add.at(open_kernels, root[starts], 1)
-        np.subtract.at(open_kernels, root[stops], 1)
+        # From here on by call: where each begins.
+        calls_at = np.flatnonzero(known & (root == own))
+        kernels = np.bincount(root[starts], minlength=count)[calls_at]
+        open_kernels = kernels - np.bincount(root[stops], minlength=count)[calls_at]
         # A start for which the ring had no room would make a stay shorter. Symmetric kernels tell of no channels.
-        has_ended = (kernels > 0) & (open_kernels <= 0) & (kernels >= records["channels"])
-        quiet = now_ns - latest
+        has_ended = (kernels > 0) & (open_kernels <= 0) & (kernels >= records["channels"][calls_at])
+        quiet = now_ns - latest[calls_at]
         is_done = (has_ended & (quiet >= SETTLED_NS)) | is_last
         if not (open_kernels > 0).any():
             is_done |= quiet >= GIVEN_UP_NS
-        waiting = np.flatnonzero(known & ~is_done & ~has_ended & (root == np.arange(len(records))))
+        waiting = np.flatnonzero(~is_done & ~has_ended)
         is_done[waiting[: max(len(waiting) - MOST_CALLS, 0)]] = True
-        done = known & is_done[root]
+        done_calls = np.zeros(count + 1, bool)
+        done_calls[calls_at] = is_done
+        done = done_calls[root]
         self._records = records[known & ~done]
 
-        first_gpu = np.full(len(records), np.iinfo(np.uint64).max, np.uint64)
-        last_gpu = np.zeros(len(records), np.uint64)
+        first_gpu = np.full(count, np.iinfo(np.uint64).max, np.uint64)
+        last_gpu, proxy_end = np.zeros((2, count), np.uint64)
         np.minimum.at(first_gpu, root[starts], records["gpu_ns"][starts])
         np.maximum.at(last_gpu, root[stops], records["gpu_ns"][stops])
-        proxy_end = np.zeros(len(records), np.uint64)
-        ends = known & (records["what"] == STOPPED) & (kind >= PROXY)
+        ends = np.flatnonzero(known & (kind >= PROXY) & (what == STOPPED))
         np.maximum.at(proxy_end, root[ends], records["host_ns"][ends])
 
-        at = np.flatnonzero(done & (root == np.arange(len(records))) & (kind <= MESSAGE))
+        told = np.flatnonzero(is_done & (kind[calls_at] <= MESSAGE))
+        at = calls_at[told]
+        begun = records[at]
         calls = np.zeros(len(at), CALL)
         for name in ("communicator", "func", "datatype", "algorithm", "protocol", "number", "count", "peer"):
-            calls[name] = records[name][at]
-        calls["is_message"] = kind[at] == MESSAGE
-        calls["is_captured"] = (records["flags"][at] & CAPTURED) != 0
-        calls["is_called"] = (records["flags"][at] & CALLED) != 0
-        calls["channels"] = kernels[at]
-        calls["enqueued_ns"] = records["host_ns"][at]
-        has_kernel = kernels[at] > 0
-        calls["arrived_gpu_ns"] = np.where(has_kernel, first_gpu[at], 0)
-        calls["ended_gpu_ns"] = np.where(has_ended[at], last_gpu[at], 0)
+            calls[name] = begun[name]
+        calls["is_message"] = begun["kind"] == MESSAGE
+        calls["is_captured"] = (begun["flags"] & CAPTURED) != 0
+        calls["is_called"] = (begun["flags"] & CALLED) != 0
+        calls["channels"] = kernels[told]
+        calls["enqueued_ns"] = begun["host_ns"]
+        calls["arrived_gpu_ns"] = np.where(kernels[told] > 0, first_gpu[at], 0)
+        calls["ended_gpu_ns"] = np.where(has_ended[told], last_gpu[at], 0)
         calls["proxy_ended_ns"] = proxy_end[at]
         return Joined(calls, _sum_waits(records, event, before, done & (kind == STEP)))
 
-    @staticmethod
-    def _where(records: Records) -> NDArray[np.int64]:
-        """Return where the event that each record names starts; -1: not here."""
-        number = records["handle"] >> np.uint64(KIND_BITS)
-        at = np.searchsorted(records["sequence"], number)
-        at[at == len(records)] = 0
-        is_there = (number > 0) & (records["sequence"][at] == number) if len(records) else np.zeros(0, bool)
-        return np.where(is_there, at, -1)
+
+def _where(records: Records) -> NDArray[np.int64]:
+    """Return where the event that each record names starts; -1: not here."""
+    sequence, number = records["sequence"].copy(), records["handle"] >> np.uint64(KIND_BITS)
+    # Nearly all follow each other without a gap.
+    at: NDArray[np.int64] = number.astype(np.int64) + (len(sequence) - 1 - int(sequence[-1]))
+    is_near = (at >= 0) & (at < len(sequence)) & (number > 0)
+    at[~is_near] = -1
+    is_near &= sequence[at] == number
+    rest = np.flatnonzero(~is_near & (number > 0))
+    at[~is_near] = -1
+    if len(rest):
+        found = np.searchsorted(sequence, number[rest])
+        found[found == len(sequence)] = 0
+        at[rest] = np.where(sequence[found] == number[rest], found, -1)
+    return at
 
 
 def _sum_waits(

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ringside.monitor.nccl.calls import WAITS, Joined
 from ringside.monitor.nccl.ring import Communicator
@@ -30,13 +30,27 @@ LEAST_CALLS = 20
 LEAST_STEPS = 100
 SLOWER = 1.5
 """A link is slow that takes so many times as long for a byte as the median of the communicator's links."""
-MOST_OPEN = 50_000
-"""Calls of a communicator that wait for other ranks' records; the oldest are given up."""
+MOST_OPEN, FEW_OPEN = 50_000, 1_000
+"""Calls of a communicator and function that wait for other ranks' records; of more the oldest are given up. The few are
+of a communicator some of whose ranks were never seen here."""
 
 Sums = defaultdict[str, float]
 
 LATE_RANK, SLOW_GPU, SLOW_LINK, NOT_KNOWN = "late rank", "slow GPU", "slow link", "not known"
 _MOST_PARTS = 64
+
+
+def cause_of_lateness(seconds: float, host_seconds: float, gpu_seconds: float) -> str:
+    """Return whether a rank that came late is a late rank or has a slow GPU, as far as that is known.
+
+    Args:
+        seconds: What it was late with.
+        host_seconds: Of these, its host.
+        gpu_seconds: Its GPU.
+    """
+    if host_seconds + gpu_seconds < seconds / 2:
+        return NOT_KNOWN
+    return SLOW_GPU if gpu_seconds > host_seconds else LATE_RANK
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +116,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         seen_ratio: The smallest share of the calls that can be compared whose times are known of a rank.
         seconds: From the first call to the last.
         late_seconds: By rank, what repairing it alone would have saved the others.
+        late_host_seconds: Of these, what its host was late with.
+        late_gpu_seconds: What its GPU was late with; what is missing is not known.
+        in_communicator: Its ranks are the communicator's, for not all of them are known in the job.
         waits: Of the proxies, per peer.
     """
 
@@ -114,14 +131,14 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     seen_ratio: float
     seconds: float
     late_seconds: dict[int, float]
+    late_host_seconds: dict[int, float] = {}
+    late_gpu_seconds: dict[int, float] = {}
+    in_communicator: bool = False
     waits: list[PeerWaits]
 
 
-class _Stay(NamedTuple):
-    """One rank's part in a collective: how long it was in it, and when its host called it; -1: not known."""
-
-    seconds: float
-    enqueued_ns: int
+STAY = np.dtype([("number", "u8"), ("rank", "i4"), ("seconds", "f8"), ("enqueued_ns", "i8")])
+"""One rank's part in a collective: how long it was in it, and when its host called it; -1: not known."""
 
 
 class _Known:
@@ -134,54 +151,85 @@ class _Known:
         # By function: of each rank how many calls have times, and the least and the greatest number of all ranks.
         self.seen: defaultdict[bytes, Counter[int]] = defaultdict(Counter)
         self.span: dict[bytes, tuple[int, int]] = {}
-        self.open: dict[tuple[bytes, int], dict[int, _Stay]] = {}  # by rank
+        # By function, of dtype `STAY`: calls of which some rank's times are not known yet, and what is new.
+        self.open: dict[bytes, NDArray[np.void]] = {}
+        self.new: defaultdict[bytes, list[NDArray[np.void]]] = defaultdict(list)
         self.calls = self.captured = 0
         self.first_ns, self.last_ns = math.inf, 0.0
-        self.late: defaultdict[int, float] = defaultdict(float)  # by rank
-        self.host: defaultdict[int, float] = defaultdict(float)
-        self.gpu: defaultdict[int, float] = defaultdict(float)
-        # Nanoseconds of `late` in so many calls each, in order; where there are too many, two become one.
-        self.parts: list[Counter[int]] = []
+        self.late, self.host, self.gpu = (np.zeros(0) for _ in range(3))  # by rank; empty: no call was compared
+        # `late` in so many calls each, in order; where there are too many, two become one.
+        self.parts: list[NDArray[np.float64]] = []
         self.part_calls = 1
         # Of a rank, a peer, and whether it sends to it.
         self.waits: defaultdict[tuple[int, int, bool], Sums] = defaultdict(lambda: defaultdict(float))
 
-    def compare(self, stays: dict[int, _Stay]) -> None:
-        """All ranks' times in one collective are known."""
-        last = min(stays, key=lambda rank: stays[rank].seconds)
-        others = [stay for rank, stay in stays.items() if rank != last]
-        late = min(stay.seconds for stay in others) - stays[last].seconds
-        self.late[last] += late
-        if all(stay.enqueued_ns >= 0 for stay in stays.values()):
-            behind = (stays[last].enqueued_ns - max(stay.enqueued_ns for stay in others)) / 1e9
-            of_host = min(max(behind, 0.0), late)
-            self.host[last] += of_host
-            self.gpu[last] += late - of_host
-        if self.calls % self.part_calls == 0:
-            self.parts.append(Counter())
-        self.parts[-1][last] += round(late * 1e9)
-        self.calls += 1
-        if len(self.parts) == _MOST_PARTS and self.calls % self.part_calls == 0:
-            self.parts = [one + other for one, other in zip(self.parts[::2], self.parts[1::2], strict=True)]
-            self.part_calls *= 2
+    def compare_new(self) -> None:
+        """Compare the calls of which all ranks' times are known by now."""
+        for function, new in self.new.items():
+            stays = np.concatenate([self.open.get(function, np.zeros(0, STAY)), *new])
+            # By number and rank; of a call that is told twice the later one counts.
+            stays = stays[np.lexsort((stays["rank"], stays["number"]))]
+            is_last = np.ones(len(stays), bool)
+            is_last[:-1] = (stays["number"][1:] != stays["number"][:-1]) | (stays["rank"][1:] != stays["rank"][:-1])
+            stays = stays[is_last]
+            _, call, ranks = np.unique(stays["number"], return_inverse=True, return_counts=True)
+            is_whole = ranks == self.communicator.ranks
+            if self.communicator.ranks > 1 and is_whole.any():
+                self._compare(stays[is_whole[call]].reshape(-1, self.communicator.ranks))
+            most = MOST_OPEN if len(self.ranks) == self.communicator.ranks else FEW_OPEN
+            self.open[function] = stays[~is_whole[call] & (call >= len(ranks) - most)]
+        self.new.clear()
+
+    def _compare(self, stays: NDArray[np.void]) -> None:
+        """Compare calls; `stays` is [calls, ranks]."""
+        ranks = self.communicator.ranks
+        if not len(self.late):
+            self.late, self.host, self.gpu = np.zeros((3, ranks))
+        row = np.arange(len(stays))
+        last = stays["seconds"].argmin(axis=1)
+        shortest = np.partition(stays["seconds"], 1, axis=1)
+        late = shortest[:, 1] - shortest[:, 0]
+        self.late += np.bincount(last, late, ranks)
+        others = stays["enqueued_ns"].copy()
+        is_called = (others >= 0).all(axis=1)
+        own = others[row, last]
+        others[row, last] = -1
+        of_host = np.clip((own - others.max(axis=1)) / 1e9, 0.0, late)
+        self.host += np.bincount(last, np.where(is_called, of_host, 0.0), ranks)
+        self.gpu += np.bincount(last, np.where(is_called, late - of_host, 0.0), ranks)
+        at = 0
+        while at < len(stays):
+            if self.calls % self.part_calls == 0:
+                self.parts.append(np.zeros(ranks))
+            end = min(at + self.part_calls - self.calls % self.part_calls, len(stays))
+            self.parts[-1] += np.bincount(last[at:end], late[at:end], ranks)
+            self.calls += end - at
+            at = end
+            if len(self.parts) == _MOST_PARTS and self.calls % self.part_calls == 0:
+                self.parts = [one + other for one, other in zip(self.parts[::2], self.parts[1::2], strict=True)]
+                self.part_calls *= 2
 
     def is_late_throughout(self, rank: int, span: float) -> bool:
         """Whether a rank holds the others up in both halves of the calls: a warm-up alone names nobody."""
         middle = len(self.parts) // 2
         for half in (self.parts[:middle], self.parts[middle:]):
             late = sum(part[rank] for part in half)
-            if late / 1e9 < EFFECT * span / 2 or late < sum(part.total() for part in half) / 2:
+            if late < EFFECT * span / 2 or late < sum(part.sum() for part in half) / 2:
                 return False
         return self.calls >= LEAST_CALLS
 
     def seen_ratio(self) -> float:
         """Return the smallest share of the calls that can be compared whose times are known of a rank."""
         calls = sum(most - least + 1 for least, most in self.span.values())
-        seen = [sum(one[rank] for one in self.seen.values()) for rank in range(self.communicator.ranks)]
-        return min(seen, default=0) / calls if calls else 1.0
+        seen: Counter[int] = sum(self.seen.values(), Counter())
+        least = min(seen.values(), default=0) if len(seen) == self.communicator.ranks else 0
+        return least / calls if calls else 1.0
 
     def name(self, rank: int) -> int:
         return self.names.get(rank, rank)
+
+    def by_name(self, seconds: NDArray[np.float64]) -> dict[int, float]:
+        return {self.name(rank): each for rank, each in enumerate(seconds.tolist()) if each > 0}
 
 
 class Causes:
@@ -190,44 +238,54 @@ class Causes:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
 
-    def add(self, communicators: Sequence[Communicator], global_rank: int, joined: Joined) -> None:
+    def add(self, named: Callable[[int], Communicator | None], global_rank: int, joined: Joined) -> None:
         """Take in what is over on one rank.
 
         Args:
-            communicators: Of its process.
+            named: Tells which communicator of its process a number is; None: none.
             global_rank: In the job; -1: not known.
             joined: What is over.
         """
-        calls = joined.calls[~joined.calls["is_message"] & (joined.calls["communicator"] < len(communicators))]
-        stays = (calls["ended_gpu_ns"].astype(np.int64) - calls["arrived_gpu_ns"].astype(np.int64)) / 1e9
-        has_times = (calls["ended_gpu_ns"] > 0) & (stays >= 0)
-        names = ("communicator", "func", "number", "is_captured", "is_called", "enqueued_ns")
-        told = zip(*(calls[name].tolist() for name in names), has_times.tolist(), stays.tolist(), strict=True)
-        for index, func, number, is_captured, is_called, enqueued_ns, has_time, stay in told:
-            communicator = communicators[index]
-            known = self._of(communicator, global_rank)
-            known.captured += is_captured
-            known.first_ns, known.last_ns = min(known.first_ns, enqueued_ns), max(known.last_ns, enqueued_ns)
-            known.ranks.add(communicator.rank)
-            if func not in TOGETHER:
-                continue
-            low, high = known.span.get(func, (number, number))
-            known.span[func] = min(low, number), max(high, number)
-            if not has_time:
-                continue
-            known.seen[func][communicator.rank] += 1
-            entry = known.open.setdefault((func, number), {})
-            entry[communicator.rank] = _Stay(stay, enqueued_ns if is_called else -1)
-            if len(entry) == communicator.ranks > 1:
-                known.compare(known.open.pop((func, number)))
-            elif len(known.open) > MOST_OPEN:
-                del known.open[next(iter(known.open))]
+        all_calls = joined.calls[~joined.calls["is_message"]]
+        for number in np.unique(all_calls["communicator"]).tolist():
+            if (communicator := named(number)) is not None:
+                known = self._of(communicator, global_rank)
+                self._add_calls(known, communicator.rank, all_calls[all_calls["communicator"] == number])
         # what proxies do for other processes has no communicator of this one
-        for row in joined.waits[joined.waits["communicator"] < len(communicators)]:
-            communicator = communicators[int(row["communicator"])]
-            sums = self._of(communicator, global_rank).waits[communicator.rank, int(row["peer"]), bool(row["sends"])]
-            for name in ("steps", "size_bytes", *WAITS.values()):
-                sums[name] += row[name].item()
+        for row in joined.waits:
+            if (communicator := named(int(row["communicator"]))) is not None:
+                sums = self._of(communicator, global_rank).waits[
+                    communicator.rank, int(row["peer"]), bool(row["sends"])
+                ]
+                for name in ("steps", "size_bytes", *WAITS.values()):
+                    sums[name] += row[name].item()
+
+    @staticmethod
+    def _add_calls(known: _Known, rank: int, calls: NDArray[np.void]) -> None:
+        known.ranks.add(rank)
+        known.captured += int(calls["is_captured"].sum())
+        known.first_ns = min(known.first_ns, int(calls["enqueued_ns"].min()))
+        known.last_ns = max(known.last_ns, int(calls["enqueued_ns"].max()))
+        stays = np.zeros(len(calls), STAY)
+        stays["number"], stays["rank"] = calls["number"], rank
+        stays["seconds"] = (calls["ended_gpu_ns"].astype(np.int64) - calls["arrived_gpu_ns"].astype(np.int64)) / 1e9
+        stays["enqueued_ns"] = np.where(calls["is_called"], calls["enqueued_ns"].astype(np.int64), -1)
+        has_times = (calls["ended_gpu_ns"] > 0) & (stays["seconds"] >= 0)
+        for function in set(calls["func"].tolist()).intersection(TOGETHER):
+            is_of = calls["func"] == function
+            numbers = calls["number"][is_of]
+            low, high = int(numbers.min()), int(numbers.max())
+            least, most = known.span.get(function, (low, high))
+            known.span[function] = min(least, low), max(most, high)
+            timed = stays[is_of & has_times]
+            if len(timed):
+                known.seen[function][rank] += len(timed)
+                known.new[function].append(timed)
+
+    def compare(self) -> None:
+        """Compare what was taken in: of all ranks of a host, one after the other, before."""
+        for known in self._known.values():
+            known.compare_new()
 
     def _of(self, communicator: Communicator, global_rank: int) -> _Known:
         known = self._known.get(communicator.id)
@@ -239,21 +297,21 @@ class Causes:
 
     def blames(self) -> list[Blame]:
         """Return who holds the job up, the costliest first."""
+        self.compare()
         found = []
         for known in self._known.values():
             name = f"{known.communicator.id:#018x}"
             found += self._slow_links(known, name)
             if known.seen_ratio() < LEAST_SEEN:
                 continue
-            whole, span = sum(known.late.values()), (known.last_ns - known.first_ns) / 1e9
-            for rank, seconds in known.late.items():
+            whole, span = float(known.late.sum()), (known.last_ns - known.first_ns) / 1e9
+            for rank, seconds in enumerate(known.late.tolist()):
                 if not (seconds >= EFFECT * span > 0 and seconds >= whole / 2 and known.is_late_throughout(rank, span)):
                     continue
-                host, gpu = known.host[rank], known.gpu[rank]
-                cause = NOT_KNOWN if host + gpu < seconds / 2 else SLOW_GPU if gpu > host else LATE_RANK
+                host, gpu = float(known.host[rank]), float(known.gpu[rank])
                 found.append(
                     Blame(
-                        cause=cause,
+                        cause=cause_of_lateness(seconds, host, gpu),
                         rank=known.name(rank),
                         seconds=seconds,
                         host_seconds=host,
@@ -295,6 +353,7 @@ class Causes:
 
     def seen(self) -> list[Seen]:
         """Return what is known of each communicator."""
+        self.compare()
         return [
             Seen(
                 id=f"{known.communicator.id:#018x}",
@@ -305,7 +364,10 @@ class Causes:
                 captured=known.captured,
                 seen_ratio=known.seen_ratio(),
                 seconds=max((known.last_ns - known.first_ns) / 1e9, 0.0),
-                late_seconds={known.name(rank): late for rank, late in sorted(known.late.items())},
+                late_seconds=known.by_name(known.late),
+                late_host_seconds=known.by_name(known.host),
+                late_gpu_seconds=known.by_name(known.gpu),
+                in_communicator=len(known.names) < known.communicator.ranks,
                 waits=[
                     PeerWaits(
                         rank=known.name(rank),

@@ -1,4 +1,4 @@
-"""The rings of a host's ranks, followed while a job runs; who holds it up, in words."""
+"""The rings of a host's ranks, followed while a job runs."""
 
 from __future__ import annotations
 
@@ -14,41 +14,22 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
 from ringside.errors import RingsideError
 from ringside.monitor.nccl.calls import Calls
-from ringside.monitor.nccl.causes import LEAST_SEEN, NOT_KNOWN, SLOW_LINK, Blame, Causes, Seen
+from ringside.monitor.nccl.causes import Blame, Causes
+from ringside.monitor.nccl.report import NcclReport
 from ringside.monitor.nccl.ring import PREFIX, Ring
+from ringside.monitor.run.directory import open_regular
 from ringside.processes import is_running, start_time
-from ringside.text import counted, duration, first_line
+from ringside.text import first_line
 
-FILE = "nccl.json"
-"""In the run directory: what came of it."""
 PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
+READ_SECONDS, _FULL = 4.0, 0.25
+"""Rings are read so often, or when one is so full; reading rarely costs least."""
+_CONF_BYTES = 1 << 20
+_LOOK_S = 1.0
+"""New ones are looked for so often."""
 _log = logging.getLogger(__name__)
-
-
-class NcclReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plugin has told of the ranks of a host.
-
-    Args:
-        processes: How many have recorded.
-        interface: The newest version of NCCL's interface that was used; 0: none.
-        records: How many events were read.
-        dropped: Events for which a ring had no room.
-        torn: Records that a process which was killed has not finished.
-        blames: Who holds the job up, the costliest first.
-        communicators: What is known of each.
-    """
-
-    processes: int
-    interface: int
-    records: int
-    dropped: int
-    torn: int
-    blames: list[Blame]
-    communicators: list[Seen]
 
 
 class NcclWatch:
@@ -56,6 +37,10 @@ class NcclWatch:
 
     Args:
         folder: Where the plugin makes them.
+
+    Attributes:
+        records: How many events were read.
+        global_ranks: Whose rings were seen, as far as that is known.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,7 +49,34 @@ class NcclWatch:
         self._refused: set[Path] = set()
         self._causes = Causes()
         self._processes = self._interface = self._dropped = self._torn = 0
+        self._next = self._next_look = 0.0
         self.records = 0
+        self.global_ranks: set[int] = set()
+
+    def is_due(self, now: float) -> bool:
+        """Return whether to read: some seconds have passed since the last time, or a ring fills up; that costs nothing.
+
+        Args:
+            now: The monotonic clock, seconds.
+        """
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._look()
+        return now >= self._next or any(ring.filled_ratio >= _FULL for ring, _ in self._rings.values())
+
+    def _look(self, *, is_last: bool = False) -> None:
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [name for name in os.listdir(self._folder) if name.startswith(PREFIX)]
+        for path in map(self._folder.joinpath, names):
+            if path not in self._rings and path not in self._refused:
+                try:
+                    self._rings[path] = Ring(path), Calls()
+                    self._processes += 1
+                    self.global_ranks.add(self._rings[path][0].global_rank)
+                except (RingsideError, OSError) as error:  # or its process is just making it
+                    if is_last:
+                        _log.warning("%s", str(error))
 
     def poll(self, *, is_last: bool = False) -> None:
         """Read what is new.
@@ -72,32 +84,28 @@ class NcclWatch:
         Args:
             is_last: The job is over.
         """
-        for path in self._folder.glob(f"{PREFIX}*"):
-            if path not in self._rings and path not in self._refused:
-                try:
-                    self._rings[path] = Ring(path), Calls()
-                    self._processes += 1
-                except (RingsideError, OSError) as error:  # or its process is just making it
-                    if is_last:
-                        _log.warning("%s", error)
+        self._next = time.monotonic() + READ_SECONDS
+        self._look(is_last=is_last)
         for path, (ring, calls) in list(self._rings.items()):
-            is_over = is_last or not ring.is_alive()
+            alive = not is_last and (ring.has_news or ring.is_alive())
+            is_over = is_last or not alive
             try:
-                records = ring.take()
+                records = ring.take(alive or ring.is_alive())
             except RingsideError as error:
-                _log.warning("%s", error)
+                _log.warning("%s", str(error))
                 self._refused.add(path)
                 del self._rings[path]
                 continue
             self.records += len(records)
             joined = calls.add(records, time.monotonic_ns(), is_last=is_over)
-            self._causes.add(ring.communicators, ring.global_rank, joined)
+            self._causes.add(ring.communicator, ring.global_rank, joined)
             self._interface = max(self._interface, ring.interface)
             if is_over:
                 self._dropped += ring.dropped
                 self._torn += ring.torn
                 del self._rings[path]
                 path.unlink(missing_ok=True)
+        self._causes.compare()
 
     def why_silent(self, environ: Mapping[str, str]) -> str:
         """Return why nothing may have been recorded, as far as rings and NCCL's log tell.
@@ -136,6 +144,28 @@ class NcclWatch:
         )
 
 
+def plugin_of_user(environ: Mapping[str, str], system_file: Path = Path("/etc/nccl.conf")) -> tuple[str, str]:
+    """Return the profiler plugin that a user has chosen already, and where; empty: none.
+
+    NCCL takes what the environment does not set from the file that NCCL_CONF_FILE names, else from ~/.nccl.conf, and
+    then from the system's; what is set in ours would hide that.
+
+    Args:
+        environ: Of the ranks.
+        system_file: The system's.
+    """
+    if plugin := environ.get(PLUGIN_VARIABLE):
+        return plugin, "the environment"
+    named = environ.get("NCCL_CONF_FILE")
+    for path in (Path(named) if named else Path("~/.nccl.conf").expanduser(), system_file):
+        with contextlib.suppress(OSError), open_regular(path) as file:
+            for line in file.read(_CONF_BYTES).decode("utf-8", "replace").splitlines():
+                name, _, value = line.partition("=")
+                if name.strip() == PLUGIN_VARIABLE and value.strip():
+                    return value.strip(), str(path)
+    return "", ""
+
+
 def make_folder(parent: Path) -> Path:
     """Make a folder for rings that this process reads; its name says whose it is."""
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-{start_time(os.getpid())}-", dir=parent))
@@ -159,38 +189,3 @@ def _has_owner(path: Path) -> bool:
     """Return whether the process lives that a ring's or a folder's name begins with."""
     pid, started, *_ = [*path.name.removeprefix(PREFIX).split("-"), ""]
     return pid.isdecimal() and started.isdecimal() and is_running(int(pid), int(started))
-
-
-def blame_line(blame: Blame) -> str:
-    """Return in one line who holds the job up in NCCL's collectives, and why."""
-    seconds = duration(blame.seconds)
-    of = f" of communicator {blame.communicator}" if blame.in_communicator else ""
-    if blame.cause == SLOW_LINK:
-        link = f"from rank {blame.rank} to rank {blame.peer}{of}"
-        return f"NCCL: slow link {link}: {seconds} in the steps that were recorded"
-    waited = f"the others waited {seconds} for rank {blame.rank}{of}"
-    if blame.cause == NOT_KNOWN:
-        return f"NCCL: {waited} (whether its host or its GPU is not known)"
-    return f"NCCL: {blame.cause}: {waited} (host {duration(blame.host_seconds)}, GPU {duration(blame.gpu_seconds)})"
-
-
-def report_lines(report: NcclReport) -> list[str]:
-    """Return what is to be said of a run's collectives at its end."""
-    if not report.records:
-        return []
-    lines = [blame_line(blame) for blame in report.blames]
-    compared = sum(one.calls for one in report.communicators)
-    if not lines:
-        lines.append(f"NCCL: {counted(compared, 'collective')} compared, nobody holds the others up")
-    for one in report.communicators:
-        if one.ranks_seen < one.ranks:
-            lines.append(
-                f"NCCL: of communicator {one.id} {one.ranks_seen} of {one.ranks} ranks were seen here: not compared"
-            )
-        elif one.seen_ratio < LEAST_SEEN:
-            lines.append(
-                f"NCCL: a rank of communicator {one.id} was seen in {one.seen_ratio:.0%} of its calls: nobody is named"
-            )
-    if report.dropped:
-        lines.append(f"NCCL: {report.dropped} events were dropped, for which the ring had no room")
-    return lines

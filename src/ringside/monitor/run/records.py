@@ -364,6 +364,6 @@ def revisions(events: Iterable[Mapping[str, Any]]) -> list[Revised]:
 
 
 def summary_notes(summary: Mapping[str, Any]) -> list[str]:
-    """Return the sentences of a summary's revisions, and the one on its pipeline."""
-    changes = [*(summary.get("revisions") or []), summary.get("pipeline")]
+    """Return the sentences of a summary's revisions, and those on its pipeline and on logs of single collectives."""
+    changes = [*(summary.get("revisions") or []), summary.get("pipeline"), summary.get("call_logs")]
     return [str(change["words"]) for change in changes if isinstance(change, dict) and "words" in change]

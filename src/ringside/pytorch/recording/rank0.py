@@ -28,6 +28,7 @@ from ringside.monitor.alerts.counters import MetricsSnapshot
 from ringside.monitor.alerts.live import AlertService, Endpoint, Server
 from ringside.monitor.collector import StepCollector, standard_watchers
 from ringside.monitor.groups import JobGroups
+from ringside.monitor.nccl.logs import EVENT, log_folder
 from ringside.monitor.run.directory import Event, RunWriter
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
 from ringside.monitor.run.registry import register, unregister
@@ -88,6 +89,8 @@ class Rank0Recorder:
             rest=lambda: time.sleep(REST_SECONDS),
         )
         self.collector.note("started", **({"metrics": self._alerts.url} if self._alerts.url else {}))
+        if folder := log_folder(os.environ):
+            self.collector.note(EVENT, folder=folder)
         self._lock = threading.RLock()
         self._new_verdicts: deque[Verdict] = deque()
         self._guard = Guard("watching this job")

@@ -11,7 +11,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
+from ringside.doctor.calls.follow import LogFollower
 from ringside.errors import RingsideError
 from ringside.monitor.groups import Blocked, Mesh, mean_waits, read_groups, sum_blocked
+from ringside.monitor.nccl.attribution import attribute
+from ringside.monitor.nccl.logs import EVENT as LOGS_EVENT
+from ringside.monitor.nccl.logs import read_log_folder
+from ringside.monitor.nccl.report import NcclReport, read_reports, report_files
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
@@ -115,6 +120,7 @@ class RunFollower:
         revised: When gradients went another way between hosts, oldest first.
         mesh: How ranks are arranged, as far as their groups tell; None before the start.
         undecided: What the detector of slow ranks has not decided, in words.
+        log_folder: Where NCCL's profilers write logs of single collectives; empty: not known.
     """
 
     info: RunInfo | None = None
@@ -130,6 +136,7 @@ class RunFollower:
     revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     mesh: Mesh | None = None
     undecided: str = ""
+    log_folder: str = ""
     _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     _row: dict[int, StepRecord] = field(default_factory=dict)
     _blocked: list[Blocked] | None = None
@@ -258,6 +265,8 @@ class RunFollower:
                     if (finding.verdict.kind, finding.verdict.ranks) == same and not finding.over:
                         finding.over, finding.final = True, verdict.cost_rank_seconds
                         finding.until_step = until if isinstance(until, int) else None
+            elif kind == LOGS_EVENT:
+                self.log_folder = read_log_folder([event]) or self.log_folder
             elif (revised := read_revised(event)) is not None:
                 self.revised.append(revised)
 
@@ -363,6 +372,7 @@ class LiveRun:
         at_once: Records that one poll reads at most, so that of a long run something can be shown soon; None: all.
         quiet_s: A run of no process here that wrote nothing for so long, nor for the time of `QUIET_STEPS` steps, is
             judged as one that has ended.
+        follow_logs: Have logs of single collectives judged while the run goes on, where its NCCL writes some.
 
     Attributes:
         path: The run directory.
@@ -377,9 +387,16 @@ class LiveRun:
     """
 
     def __init__(
-        self, path: Path, *, steps_kept: int = STEPS_KEPT, at_once: int | None = None, quiet_s: float = QUIET_S
+        self,
+        path: Path,
+        *,
+        steps_kept: int = STEPS_KEPT,
+        at_once: int | None = None,
+        quiet_s: float = QUIET_S,
+        follow_logs: bool = False,
     ) -> None:
-        self.path, self._quiet_s = path, quiet_s
+        self.path, self._quiet_s, self._follow_logs = path, quiet_s, follow_logs
+        self._logs: LogFollower | None = None
         self._steps_kept, self._at_once = steps_kept, at_once
         self.restarts = self.version = 0
         self.fresh: list[StepRecord] = []
@@ -394,6 +411,9 @@ class LiveRun:
         self.following = RunFollower()
         self.ended = self.behind = False
         self.records_read = 0
+        self._end_logs()
+        self._reports: list[NcclReport] = []
+        self._reports_of: list[tuple[Path, int]] = []
         self.settled: dict[str, Any] | None = None
         self._is_settled = False
         self.version += 1
@@ -431,6 +451,9 @@ class LiveRun:
         records = list(islice(self._unread, self._at_once))
         self.behind = len(records) == self._at_once
         events = self._reader.poll_events()
+        reports_of = self._look_at_reports()
+        if is_news := reports_of != self._reports_of:
+            self._reports_of, self._reports = reports_of, read_reports(self.path)
         if records or events:
             self.fresh, self.fresh_events = records, events
             self._keep(records)
@@ -439,9 +462,42 @@ class LiveRun:
             undecided = self._reader.undecided()
             self.following.undecided = "" if undecided is None else undecided.describe()
             self.ended |= any(event["kind"] == "ended" for event in events)
+        is_news |= self._poll_logs()
+        if records or events or is_news:
             self.settled, self._is_settled = None, False
             self.version += 1
-        return bool(records or events)
+        return bool(records or events or is_news)
+
+    def _poll_logs(self) -> bool:
+        """Return whether logs of single collectives say something else by now."""
+        if self.ended:
+            self._end_logs()
+        elif self._logs is None and self._follow_logs and self.following.log_folder:
+            self._logs = LogFollower(Path(self.following.log_folder))
+        return self._logs is not None and self._logs.poll()
+
+    def _end_logs(self) -> None:
+        if self._logs is not None:
+            self._logs.close()
+            self._logs = None
+
+    def close(self) -> None:
+        """End what was begun beside; nothing is polled any more."""
+        self._end_logs()
+
+    @property
+    def notes(self) -> list[str]:
+        """What else happened, and what logs of single collectives say, in words."""
+        notes = [change.describe() for change in self.following.revised]
+        return [*notes, *(self._logs.lines if self._logs is not None else ())]
+
+    def _look_at_reports(self) -> list[tuple[Path, int]]:
+        """Return what holds NCCL's own records, and of when each is."""
+        found = []
+        for path in report_files(self.path):
+            with contextlib.suppress(OSError):
+                found.append((path, path.stat().st_mtime_ns))
+        return found
 
     def settle(self) -> bool:
         """Judge a run that goes on no more from all its records, once; return whether that was now."""
@@ -493,7 +549,7 @@ class LiveRun:
     @property
     def findings(self) -> list[ShownFinding]:
         """The verdicts, those that are open first, then by time: those so far, or of an ended run its summary's."""
-        found = self.following.findings
+        found = self._attributed()
         if self.settled:
             found = []
             for content in self.settled["verdicts"]:
@@ -501,6 +557,16 @@ class LiveRun:
                     verdict = verdict_text(content, self.settled).verdict
                     found.append(ShownFinding(verdict, None, over="until_step" in verdict.evidence))
         return sorted(found, key=lambda finding: finding.over)
+
+    def _attributed(self) -> list[ShownFinding]:
+        """Return the verdicts so far, with what NCCL's own records say of them."""
+        known = self.following.findings
+        if not self._reports:
+            return known
+        steps = (self.following.first, self.following.step)
+        verdicts = attribute([finding.verdict for finding in known], self._reports, self.ranks, steps)
+        found = [replace(finding, verdict=verdict) for finding, verdict in zip(known, verdicts, strict=False)]
+        return [*found, *(ShownFinding(verdict, None) for verdict in verdicts[len(known) :])]
 
     @property
     def calm(self) -> Calm | None:

@@ -58,7 +58,7 @@ class PageFeed:
         self._poll_s = poll_s
         self._guard = threading.Lock()
         self._stop = threading.Event()
-        self._live = LiveRun(path, at_once=AT_ONCE, quiet_s=quiet_s)
+        self._live = LiveRun(path, at_once=AT_ONCE, quiet_s=quiet_s, follow_logs=True)
         self._shown: tuple[Any, ...] = ()
         self._trouble, self._begun = "", 0
         self._begin()
@@ -70,6 +70,7 @@ class PageFeed:
         """Stop following."""
         self._stop.set()
         self._thread.join()
+        self._live.close()
 
     def state(self) -> tuple[int, bytes]:
         """Return the newest state: its number, and what `state.page_state` returns, as JSON."""

@@ -106,7 +106,7 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
             for name, text in QUESTIONS.items()
             if name in answers
         ],
-        "notes": [as_text(change.describe()) for change in live.following.revised],
+        "notes": [as_text(note) for note in live.notes],
         **_mesh(live, ranks),
     }
 

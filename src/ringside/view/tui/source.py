@@ -151,7 +151,7 @@ class Local:
         self.where = str(path)
         self._tail_bytes = tail_bytes
         self._path = path
-        self._live = LiveRun(path, at_once=at_once)
+        self._live = LiveRun(path, at_once=at_once, follow_logs=True)
         self._at_once = at_once
         self._reading = ""
 
@@ -193,7 +193,7 @@ class Local:
             steps=live.steps(),
             own_seconds=live.rows("own_seconds"),
             version=live.version,
-            notes=tuple(change.describe() for change in run.revised),
+            notes=tuple(live.notes),
             window=live.window,
             calm=live.calm,
             undecided=run.undecided,
