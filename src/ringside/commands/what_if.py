@@ -142,9 +142,9 @@ def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
     run = Run(args.run)
     network = hardware_of(run, args)
     if network is None and not change.of_run and (len(host_sizes(run)) == 1 or not link_rate(run)):
-        seen = "one host shows no link between hosts" if len(host_sizes(run)) == 1 else "it recorded no link's rate"
-        what = f"missing the network of {args.run} ({seen})"
-        raise UsageError(f"{what}: --preset, or --topology FILE (ringside probe -o)")
+        why = "one host shows no link between hosts" if len(host_sizes(run)) == 1 else "it recorded no link's rate"
+        missing = f"missing the network of {args.run}: --preset, or --topology FILE (ringside probe -o)"
+        raise UsageError(f"{missing}; {why}")
     return recorded_step(run, network, args.algorithm)
 
 

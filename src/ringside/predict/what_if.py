@@ -445,7 +445,8 @@ def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) 
             grows = NOTHING
             if before.measured:  # backward that takes longer hides more, or the last bucket comes later
                 bucket_s = before.measured[-1][1]
-                grows = _mean(after.left_s(bucket_s) - before.left_s(bucket_s))
+                more = after.left_s(bucket_s) - before.left_s(bucket_s)
+                grows = _mean(more) if np.abs(more).max() > 1e-9 else NOTHING  # no clock shows less
             return Exposed(None, seen, ""), Exposed(None, _not_negative(seen + grows), ""), grows
     # What was measured before moves how buckets are priced on both sides.
     old, new = (
