@@ -117,6 +117,7 @@ def run_of_hosts(path, *, ran="hosts/ring", wire_dtype="float32", busy=True, rat
 
 STEP_S = 104e-3 / 3 + 104e-3 * 2 / 9 + 3 * BUCKET_S
 WIRE_S = 3.5e6 / 3 * 4 / 3 / (MB_PER_S * 1e6)  # of a bucket, by the recorded rate
+ROUNDS_S = BUCKET_S - WIRE_S
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,12 @@ WIRE_S = 3.5e6 / 3 * 4 / 3 / (MB_PER_S * 1e6)  # of a bucket, by the recorded ra
         # 12% of what is before the first bucket: the rest of backward hides what it delays
         (("--slow-rank", "1=12%"), 0.12 * (104e-3 / 3 + 104e-3 * 2 / 9)),
         (("--repair", "1"), (100e-3 - 104e-3) * 5 / 9),  # then rank 0 is the slowest
-        (("--to-hosts", "6"), 3 * BUCKET_S * (5 / 6 / (2 / 3) - 1)),  # 2(n-1)/n of the bytes, and of the ranks' own
+        (("--to-hosts", "6"), 3 * (0.25 * WIRE_S + 1.5 * ROUNDS_S)),  # 2(n-1)/n of the bytes, in 10 rounds where 4 were
         (("--link-rate", "2x"), -3 * WIRE_S / 2),
         (("--wire-dtype", "bfloat16"), -3 * WIRE_S / 2),
         (("--wire-dtype", "int8"), -3 * WIRE_S * (1 - (1 + 4 / 256) / 4)),
-        (("--bucket", "4MB"), 104e-3 * 4 / 9),  # one bucket: nothing begins before backward ends
-        (("--to-algorithm", "one_shot"), 3 * (2 / (4 / 3) - 1) * BUCKET_S),  # the whole to two others
+        (("--bucket", "4MB"), 104e-3 * 4 / 9 - 2 * ROUNDS_S),  # one bucket: nothing begins before backward ends
+        (("--to-algorithm", "one_shot"), 3 * (0.5 * WIRE_S - 0.75 * ROUNDS_S)),  # the whole to two others, in one round
     ],
 )
 def test_six_questions_to_a_run_of_hosts_need_nothing_but_the_run(words, grows, tmp_path, capsys):

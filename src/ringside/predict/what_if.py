@@ -315,23 +315,23 @@ OWN_LINKS = 1.2  # times what a changed bucket is said to take, either way, on l
 def as_measured(topology: Topology, algorithm: str, measured: Sequence[tuple[float, float]]) -> tuple[Topology, float]:
     """Return the topology over which an all-reduce takes what was measured, and which share of it links take.
 
-    What a collective takes beyond latency and the links' recorded rate is the ranks': copying, adding up, being woken.
-    It grows with the bytes that they send, too, but no faster link shortens it.
+    What a collective takes beyond its bytes at the links' recorded rate is latency of its rounds: ranks that are woken.
+    Where its latency was measured, the rest is the ranks', too, but grows with bytes: copying and adding up. No faster
+    link shortens either.
 
     Args:
         topology: With the links' recorded rates.
         algorithm: What was run: a name of `options.names`.
         measured: As of `PredictedStep`, the size of a bucket last.
     """
-    schedule = schedule_for(topology, algorithm)
+    assert topology.between is not None
     (size_bytes, seconds), *smaller = reversed(measured)
-    if smaller and topology.between is not None:
-        rounds_s = price(schedule, topology, smaller[0][0])
-        between = replace(topology.between, alpha_s=topology.between.alpha_s * smaller[0][1] / rounds_s)
-        topology = replace(topology, between=between)
-    latency_s, whole_s = prices(schedule, topology, [0.0, size_bytes])
-    times = (whole_s - latency_s) / max(seconds - latency_s, 0.05 * seconds)
-    return topology.with_link_rate(times), min(times, 1.0)
+    latency_s, whole_s = prices(schedule_for(topology, algorithm), topology, [0.0, size_bytes])
+    wire_s = whole_s - latency_s
+    seen_s = smaller[0][1] if smaller else max(seconds - wire_s, 0.0)
+    between = replace(topology.between, alpha_s=topology.between.alpha_s * seen_s / latency_s)
+    times = wire_s / (seconds - seen_s)
+    return replace(topology, between=between).with_link_rate(times), min(times, 1.0)
 
 
 def bucket_seconds(step: PredictedStep) -> float:
