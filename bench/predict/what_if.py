@@ -177,7 +177,9 @@ def main() -> None:
     """Take turns and print the table after each."""
     parser = make_parser("bench.predict.what_if", __doc__)
     parser.add_argument("--turns", type=int, default=5, help="of all jobs (default: 5)")
-    parser.add_argument("--steps", type=int, default=40, help="of a job (default: 40)")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="of a job (default: 40; runs of fewer than 30 keep their warm-up)"
+    )
     parser.add_argument("--only", type=names_among(list(QUESTIONS)), default=list(QUESTIONS), help="names of questions")
     parser.add_argument("--runs", type=Path, metavar="DIR", help="keep all runs; those that are there are not repeated")
     args: argparse.Namespace = parser.parse_args()
