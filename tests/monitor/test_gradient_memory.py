@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.recorded_runs import own_times
 
-from ringside.monitor.run.records import gradient_memory
+from ringside.monitor.run.records import Carried, carried, gradient_memory
 from ringside.monitor.run.table import tabulate
 from ringside.monitor.summary import summarise
 from ringside.view.html.run_report import render_report
@@ -44,3 +44,11 @@ def test_the_newest_word_on_every_model_counts() -> None:
 def test_damaged_events_are_passed_over(damage: dict[str, Any]) -> None:
     assert gradient_memory([{**told(0, 3, 0), **damage}]) == {}
     assert gradient_memory([]) == {}
+
+
+def test_what_gradients_went_by_is_the_newest_word_that_can_be_read() -> None:
+    ring = {"kind": "carried", "algorithm": "hosts/ring", "wire_dtype": "float32"}
+    half = {"kind": "carried", "algorithm": "hosts/tree", "wire_dtype": "bfloat16"}
+    assert carried([]) is carried([{"kind": "ended"}, {"kind": "carried", "algorithm": 3}]) is None
+    assert carried([ring, half, {"kind": "carried"}]) == Carried(algorithm="hosts/tree", wire_dtype="bfloat16")
+    assert carried([{"kind": "carried", "algorithm": "ring"}]) == Carried(algorithm="ring")

@@ -1,16 +1,26 @@
 """What a change does to a step: exact where it is arithmetic, priced alike on both sides where it is not."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringside.engine.net.exchange.block_scaling import BlockScaling
 from ringside.errors import UsageError
-from ringside.predict import LinkClass, Topology, preset, price
+from ringside.predict import LinkClass, LinkOverride, Topology, preset, price
 from ringside.predict.plan.plan import PlanQuestion, plan
-from ringside.predict.what_if import PredictedStep, StepChange, played, what_if
+from ringside.predict.what_if import (
+    WIRE_BYTES,
+    PredictedStep,
+    StepChange,
+    as_measured,
+    bucket_seconds,
+    played,
+    what_if,
+)
 from ringside.schedule import ring
 
 FLAT = Topology("flat", (1,) * 6, between=LinkClass("ethernet", 10e-6, 1e9))
@@ -245,3 +255,102 @@ def test_one_host_has_no_network_to_narrow_and_one_rank_nothing_to_play():
 def test_a_share_of_unknown_work_is_refused():
     with pytest.raises(UsageError, match="--compute-seconds"):
         what_if(step(compute=0.0), StepChange(slower={1: 0.1}))
+
+
+# -------------------------------------------------------------------------------------------------
+# A recorded run over the links that it recorded.
+
+
+def recorded(own=0.1, *, bucket_s=0.05, buckets=4, hosts=3, size=4e6, **others):
+    """A run whose buckets took `bucket_s` over links of 100 MB/s: what the links do not take is the ranks' own."""
+    network = Topology("run", (1,) * hosts, between=LinkClass("ethernet", 20e-6, 100e6))
+    measured = ((size / buckets, bucket_s),)
+    times = own if isinstance(own, np.ndarray) else np.full((30, hosts), own)
+    topology, share = as_measured(network, "ring", measured)
+    own_links = {"measured": measured, "has_own_links": True, "link_share": share}
+    step = PredictedStep(topology, size, times, buckets, "ring", **own_links, **others)
+    return replace(step, exposed_s=step.left_s(bucket_s))
+
+
+@pytest.mark.parametrize("bucket_s", [0.01, 0.02, 0.2])
+def test_what_links_do_not_take_of_a_bucket_stays_when_they_are_faster(bucket_s):
+    """1 MB in a ring of three: each sends 4/3 of it, 13.3 ms; the rest is the ranks' own, of which a part stays."""
+    run = recorded(bucket_s=bucket_s)
+    wire_s = 4e6 / 3 / 100e6
+    after = what_if(run, StepChange(link_rate=2.0)).left[1].bucket
+    left_s = max(bucket_s - wire_s, 0.0)
+    expected = left_s + min(wire_s, bucket_s) / 2.0
+    assert after.value == pytest.approx(expected, rel=0.03)
+    assert after.low < expected < after.high < 1.5 * expected
+
+
+def test_a_dtype_on_the_wire_is_links_that_carry_as_many_more_elements():
+    run = recorded()
+    half = what_if(run, StepChange(wire_dtype="bfloat16"))
+    assert half.delta.value == pytest.approx(what_if(run, StepChange(link_rate=2.0)).delta.value)
+    assert half.delta.value < 0
+    assert {name: BlockScaling(name).wire_bytes(3200) / 3200 for name in ("int8", "fp8_e4m3")}.items() <= WIRE_BYTES.items()
+    assert any("rounding to bfloat16" in line for line in half.unseen)
+    with pytest.raises(UsageError, match="as 'fp8'; there are float32, float16, bfloat16, int8"):
+        what_if(run, StepChange(wire_dtype="fp8"))
+
+
+@pytest.mark.parametrize(("bucket_s", "part"), [(0.2, 1 - 2 / 3 * 3 / 4), (1e-3, 1.0)])
+def test_backward_that_takes_longer_hides_more_of_a_synchronisation_that_is_longer(bucket_s, part):
+    """Where links decide, a slow rank delays the first bucket only; where nothing is left but the last, all of it."""
+    found = what_if(recorded(bucket_s=bucket_s), StepChange(slower={1: 0.12}))
+    assert found.delta.value == pytest.approx(0.012 * part)
+    assert found.work_delta.value == pytest.approx(0.012)
+    assert found.steps[1].value - found.steps[0].value == pytest.approx(found.delta.value)
+    assert found.extrapolated == found.unseen == ()
+
+
+def test_what_was_recorded_of_backward_decides_what_it_hides():
+    own = np.full((30, 3), 0.1)
+    whole = recorded(own, bucket_s=0.2, backward_s=np.full((30, 3), 0.1))
+    none = recorded(own, bucket_s=0.2, backward_s=np.zeros((30, 3)))
+    change = StepChange(slower={0: 0.2})
+    assert [what_if(run, change).delta.value for run in (whole, none)] == pytest.approx([0.02 / 4, 0.02])
+
+
+def test_ranks_of_hosts_that_are_added_do_what_the_recorded_ones_did_in_other_steps():
+    own = 0.1 + 1e-3 * np.arange(12).reshape(6, 2)
+    run = recorded(np.array(own), hosts=2)
+    found = what_if(run, StepChange(hosts=6))
+    more = found.after.own_s
+    assert more.shape == (6, 6)
+    assert (more[:, :2] == own).all()
+    for first in (2, 4):  # the same steps, each rank's among its own host's, in another order
+        assert (more[:, first : first + 2] == np.roll(own, -first, axis=0)).all()
+    assert found.work_delta.value > 0
+    assert any("own times of the hosts added" in line for line in found.unseen)
+    assert what_if(run, StepChange(hosts=1)).after.own_s.shape == (6, 1)
+
+
+def test_buckets_that_nobody_timed_take_what_leaves_what_was_left():
+    for bucket_s in (0.2, 0.015, 1e-3):
+        run = recorded(bucket_s=bucket_s)
+        assert bucket_seconds(replace(run, measured=())) == pytest.approx(bucket_s, rel=1e-6)
+
+
+def test_a_latency_that_was_measured_is_paid_by_every_bucket():
+    network = Topology("run", (1,) * 3, between=LinkClass("ethernet", 20e-6, 100e6))
+    found, share = as_measured(network, "ring", ((8.0, 4e-3), (1e6, 0.02)))
+    assert share == pytest.approx(4e6 / 3 / 100e6 / 0.016, rel=0.01)
+    assert price(ring(3), found, 8.0) == pytest.approx(4e-3, rel=0.01)
+    assert price(ring(3), found, 1e6) == pytest.approx(0.02, rel=0.01)
+
+
+def test_faster_links_are_those_between_hosts_alone():
+    inside, between = LinkClass("shared_memory", 1e-6, 4e9), LinkClass("ethernet", 1e-5, 1e9)
+    links = (LinkOverride(0, 1, None, 5e8), LinkOverride(1, 2, None, 5e8), LinkOverride(0, 1, 1e-5, 4e8, "hosts"))
+    two = Topology("two", (2, 2), inside, between, overrides=links, host_rates=((1e9, 2e9), (1e9, 1e9)))
+    fast = two.with_link_rate(2.0)
+    assert (fast.inside, fast.between.bytes_per_s) == (inside, 2e9)
+    assert [link.bytes_per_s for link in fast.overrides] == [5e8, 1e9, 8e8]
+    assert fast.host_rates == ((2e9, 4e9), (2e9, 2e9))
+    for times in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UsageError, match="give a number above 0, such as 2"):
+            two.with_link_rate(times)
+    with pytest.raises(UsageError, match="loopback is one host: nothing travels between hosts"):
+        preset("loopback").with_link_rate(2.0)

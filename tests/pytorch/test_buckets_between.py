@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from ringside.engine.net.hierarchical import PendingAllReduce
 from ringside.engine.net.reduction import ALL_REDUCE
 from ringside.engine.tuner.selector import Tuner
 from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
-from ringside.pytorch.communicator.between_hosts import BetweenHosts
+from ringside.pytorch.communicator.between_hosts import STEADY, BetweenHosts
 from ringside.pytorch.communicator.options import Options
+from ringside.pytorch.recording import session as sessions
 
 MB = 1 << 20
 FLOAT32, FLOAT64 = DTYPES.index("float32"), DTYPES.index("float64")
@@ -105,6 +107,34 @@ def test_what_is_decided_is_begun_before_the_one_before_it_is_finished() -> None
         assert each is not None
         each.wait()
     assert recorded.said == ["begin 5", "begin 6", "finish 5", "after 5", "finish 6", "after 6"]
+
+
+def test_a_run_is_told_what_buckets_go_by_once_it_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, ...]] = []
+    session = SimpleNamespace(size=4, gradients_carried=lambda *words: told.append(words))
+    monkeypatch.setattr(sessions, "current", lambda: session)
+    recorded: Any = Recorded(set())
+    recorded.rank_map = SimpleNamespace(size=4)
+    one = between(recorded)
+
+    def go(name: str, times: int) -> None:
+        recorded.choose = lambda *_: AlgorithmSpec(name, "hosts")
+        for _ in range(times):
+            started = bucket(one, 5)
+            assert started is not None
+            started.wait()
+
+    for name in ("ring", "tree") * 3:  # on trial
+        go(name, STEADY - 1)
+    assert told == []
+    go("ring", 2 * STEADY)
+    assert told == [("hosts/ring", "float32")]
+    go("tree", STEADY - 1)
+    go("ring", STEADY)  # as before
+    assert len(told) == 1
+    session.size = 2  # of some ranks only
+    go("tree", STEADY)
+    assert len(told) == 1
 
 
 def test_only_large_float32_ones_of_the_choice_whose_turn_it_is_are_tried() -> None:

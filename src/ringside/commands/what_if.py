@@ -2,9 +2,10 @@
 
 The step that is changed is described (--preset or --topology, with --model or
 --bytes and --compute-seconds) or was recorded (a run directory): then the own
-times of all ranks are replayed step by step. Several changes are made at once.
-A difference has its 95% band, and is called extrapolated where no data
-supports it.
+times of all ranks are replayed step by step, over the links that the run
+recorded. Several changes are made at once. A difference has its 95% band, is
+called extrapolated where no data supports it, and what the run did not show is
+named.
 
 exit status: 0 fine, 1 the run cannot be read, 2 usage error.
 
@@ -16,6 +17,8 @@ examples:
   $ ringside what-if --preset p5 --hosts 8 --lose-rail 2 \\
         --compute-seconds 0.2 --price 2.5 --watts 700
   $ ringside what-if runs/demo-1 --repair 2
+  $ ringside what-if runs/hosts-1 --link-rate 2x --wire-dtype bfloat16
+  $ ringside what-if runs/hosts-1 --to-hosts 4 --json
   $ ringside what-if runs/demo-1 --topology probe.json --bucket 50MB --json
 """
 
@@ -24,7 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +39,18 @@ from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
 from ringside.predict.plan.options import AUTO, option
 from ringside.predict.simulation.timeline import Timeline
-from ringside.predict.what_if import Answer, PredictedStep, StepChange, lawful, played, what_if
+from ringside.predict.what_if import WIRE_BYTES, Answer, PredictedStep, StepChange, lawful, played, what_if
 from ringside.text import size_bytes
 from ringside.view.html.predictions import what_if_page
 from ringside.view.predict_text import Rates, answer_lines, change_text
 from ringside.view.run.recorded import Run
-from ringside.view.run.training_step import recorded_step
+from ringside.view.run.training_step import host_sizes, link_rate, recorded_step
 from ringside.view.tui.console import printable_lines
 
 HELP = "what a slow rank or link, or more hosts, would change"
 SCHEMA = 1
 DEFAULT_BUCKET = 25 * 2**20  # as of DistributedDataParallel
+_TIMES = re.compile(r"^([0-9]*\.?[0-9]+)x?$")
 _SLOWER = re.compile(r"^(\d+)=([+-]?[0-9.]+)\s*%$")
 
 
@@ -66,6 +70,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--sharp", action="store_true", help="switches reduce: SHARP between hosts, NVLS inside one")
     add("--bucket", metavar="SIZE", help="of a bucket: 50MB")
     add("--to-hosts", type=int, metavar="N", help="so many hosts instead")
+    add("--link-rate", metavar="Xx", help="links between hosts carry X times as much: 2x")
+    add("--wire-dtype", metavar="NAME", help=f"between hosts float32 gradients are {', '.join(WIRE_BYTES)}")
     add("--to-algorithm", type=algorithm_name, metavar="NAME", help="another algorithm")
     add("--price", type=float, metavar="X", help="of a rank-hour")
     add("--watts", type=float, metavar="W", help="of a rank")
@@ -91,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         bucket_bytes=size_bytes(args.bucket, "--bucket") if args.bucket else None,
         hosts=args.to_hosts,
         algorithm=args.to_algorithm,
+        link_rate=None if args.link_rate is None else _times(args.link_rate),
+        wire_dtype=args.wire_dtype,
     )
     if change == StepChange():
         raise UsageError(
@@ -132,9 +140,19 @@ def step_of(args: argparse.Namespace, change: StepChange) -> PredictedStep:
     if args.bytes or args.model or args.params_from or args.compute_seconds is not None or args.buckets:
         raise UsageError(f"{args.run} gives what it synchronised and computed: omit --bytes and the like")
     run = Run(args.run)
-    if not (args.preset or args.topology or change.of_work):
-        raise UsageError(f"missing the network of {args.run}: --preset, or --topology FILE (ringside probe -o)")
-    return replace(recorded_step(run, hardware_of(run, args)), algorithm=args.algorithm)
+    network = hardware_of(run, args)
+    if network is None and not change.of_run and (len(host_sizes(run)) == 1 or not link_rate(run)):
+        why = "one host shows no link between hosts" if len(host_sizes(run)) == 1 else "it recorded no link's rate"
+        missing = f"missing the network of {args.run}: --preset, or --topology FILE (ringside probe -o)"
+        raise UsageError(f"{missing}; {why}")
+    return recorded_step(run, network, args.algorithm)
+
+
+def _times(text: str) -> float:
+    match = _TIMES.match(text.strip())
+    if match is None:
+        raise UsageError(f"--link-rate {text}: how many times what it is now, such as 2x")
+    return float(match[1])
 
 
 def _rate(args: argparse.Namespace, name: str) -> float | None:
@@ -167,6 +185,7 @@ def to_json(answer: Answer, change: StepChange, after: Timeline | None, rates: R
         "money_per_day": _scaled(hours, rates.price),
         "kwh_per_day": _scaled(hours, rates.watts and rates.watts / 1e3),
         "extrapolated": list(answer.extrapolated),
+        "unseen": list(answer.unseen),
         "critical_path": None
         if after is None
         else {

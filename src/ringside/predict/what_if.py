@@ -2,8 +2,9 @@
 
 A step is work and what is left of the synchronisation after it. All ranks wait for the slowest, so work is the mean
 over steps of the longest own time: recorded own times are replayed, as the monitor's prices are. What is left of the
-synchronisation is `buckets.exposed_s` of one bucket's price. Both ends of a difference are priced with the same
-figures, which are wrong together: the band of the difference is that of the figures, not of two prices side by side.
+synchronisation follows from one bucket's price and from when every rank has its buckets ready (`left_s`). Both ends of
+a difference are priced with the same figures, which are wrong together: the band of the difference is that of the
+figures, not of two prices side by side.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringside.errors import UsageError
 from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import Band
-from ringside.predict.plan.buckets import BACKWARD, exposed_s
+from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.options import (
     AUTO,
     IN_NETWORK,
@@ -26,12 +28,13 @@ from ringside.predict.plan.options import (
     has_library,
     moved,
     option,
+    paced,
     schedule_for,
     tilted,
     with_measured,
 )
 from ringside.predict.plan.plan import CERTAIN, choose_option
-from ringside.predict.simulation.simulate import price, simulate
+from ringside.predict.simulation.simulate import price, prices, simulate
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
 
@@ -117,6 +120,11 @@ class PredictedStep:
         algorithm: A name of `options.names`, or `auto`.
         exposed_s: What was measured to be left of the synchronisation, by step, float64 [steps]; None: it is priced.
         measured: Sizes of buckets and what they took, bytes and seconds.
+        backward_s: Backward's part of own times, [steps, ranks]; None: `BACKWARD` of them.
+        wire_dtype: As what float32 gradients travel between hosts: a key of `WIRE_BYTES`.
+        has_own_links: The topology's figures are those that the run recorded of its links and buckets.
+        link_share: Which share of a message's time its link takes; the rest is the ranks', whatever the link.
+        unseen: What the run did not show, and what is taken in its place, a line each.
     """
 
     topology: Topology
@@ -126,6 +134,11 @@ class PredictedStep:
     algorithm: str = AUTO
     exposed_s: Floats | None = None
     measured: tuple[tuple[float, float], ...] = ()
+    backward_s: Floats | None = None
+    wire_dtype: str = "float32"
+    has_own_links: bool = False
+    link_share: float = 1.0
+    unseen: tuple[str, ...] = ()
 
     @property
     def recorded(self) -> bool:
@@ -142,6 +155,21 @@ class PredictedStep:
         """The slowest rank's own time, mean over steps, seconds."""
         return float(self.own_s.max(axis=1).mean())
 
+    def left_s(self, bucket_s: float) -> Floats:
+        """Return what is left of the synchronisation after the slowest rank's own time, by step, float64 [steps].
+
+        `buckets.exposed_s` of several ranks: a bucket is reduced once the last rank has it ready, and buckets one after
+        the other. Backward fills them evenly, so the end is decided by the first one or by the last.
+
+        Args:
+            bucket_s: What one bucket's all-reduce takes, seconds.
+        """
+        own, count = self.own_s, self.buckets
+        backward = BACKWARD * own if self.backward_s is None else self.backward_s
+        first = own - backward * (1.0 - 1.0 / count) + count * bucket_s
+        found: Floats = np.maximum(first, own + bucket_s).max(axis=1) - own.max(axis=1)
+        return found
+
 
 @dataclass(frozen=True)
 class StepChange:
@@ -157,6 +185,8 @@ class StepChange:
         bucket_bytes: Of one bucket.
         hosts: How many.
         algorithm: Another one.
+        link_rate: How many times as many bytes per second links between hosts carry.
+        wire_dtype: As what float32 gradients travel between hosts: a key of `WIRE_BYTES`.
     """
 
     slower: dict[int, float] = field(default_factory=dict)
@@ -168,11 +198,24 @@ class StepChange:
     bucket_bytes: float | None = None
     hosts: int | None = None
     algorithm: str | None = None
+    link_rate: float | None = None
+    wire_dtype: str | None = None
 
     @property
     def of_work(self) -> bool:
         """Whether it changes nothing but own times."""
         return self == StepChange(slower=self.slower, repaired=self.repaired)
+
+    @property
+    def of_run(self) -> bool:
+        """Whether a run answers it by itself, without its network: own times and buckets."""
+        return replace(self, bucket_bytes=None).of_work
+
+
+HALVINGS = 40
+_BLOCKS = 1.0 + 1.0 / 32.0  # a byte of scale for 32 elements: `engine/net/exchange/block_scaling.py`
+WIRE_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "int8": _BLOCKS, "fp8_e4m3": _BLOCKS}
+"""What a float32 element is between hosts, by the dtype that it travels as."""
 
 
 def _changed(step: PredictedStep, change: StepChange) -> PredictedStep:
@@ -187,6 +230,13 @@ def _changed(step: PredictedStep, change: StepChange) -> PredictedStep:
         topology = replace(topology, oversubscription=change.oversubscription)
     for host in change.lost_rails:
         topology = topology.without_rail(host)
+    if change.link_rate is not None:
+        topology = topology.with_link_rate(_felt(change.link_rate, step.link_share))
+    wire_dtype = change.wire_dtype or step.wire_dtype
+    if wire_dtype not in WIRE_BYTES:
+        raise UsageError(f"gradients cannot travel as {wire_dtype!r}; there are {', '.join(WIRE_BYTES)}")
+    if change.wire_dtype is not None:  # links carry as many more elements as these have fewer bytes
+        topology = topology.with_link_rate(_felt(WIRE_BYTES[step.wire_dtype] / WIRE_BYTES[wire_dtype], step.link_share))
     if change.bucket_bytes is not None:
         if not (math.isfinite(change.bucket_bytes) and change.bucket_bytes > 0):
             raise UsageError(f"a bucket of {change.bucket_bytes:g} bytes: more than 0, such as 25MB")
@@ -201,9 +251,37 @@ def _changed(step: PredictedStep, change: StepChange) -> PredictedStep:
         topology = _slowed(topology, algorithm, step.size_bytes / buckets, link)
     # What every rank works.
     own = _own_times(step, change)
-    if topology.ranks != step.topology.ranks:  # on other hosts the same work, rank for rank
-        own = own[:, np.arange(topology.ranks) % own.shape[1]]
-    return replace(step, topology=topology, own_s=own, buckets=buckets, algorithm=algorithm)
+    backward = step.backward_s
+    if backward is not None:  # as much more or less as the rest
+        backward = backward * np.divide(own, step.own_s, out=np.ones_like(own), where=step.own_s > 0)
+    if topology.ranks != step.topology.ranks:
+        rows, columns = _of_more_ranks(own, topology.ranks)
+        own, backward = own[rows, columns], backward if backward is None else backward[rows, columns]
+    return replace(
+        step,
+        topology=topology,
+        own_s=own,
+        backward_s=backward,
+        buckets=buckets,
+        algorithm=algorithm,
+        wire_dtype=wire_dtype,
+    )
+
+
+def _felt(times: float, share: float) -> float:
+    """Return how many times as fast messages are whose links, which take a share of their time, are `times` as fast."""
+    return 1.0 / (share / times + 1.0 - share) if 0 < times < math.inf else times
+
+
+def _of_more_ranks(own: Floats, ranks: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return whose recorded step is each rank's, as steps [steps, ranks] and ranks [ranks].
+
+    Ranks beyond the recorded ones do what these did in other steps: with more ranks some rank is slow more often.
+    """
+    steps, recorded = own.shape
+    number = np.arange(ranks)
+    copies = -(-ranks // recorded)
+    return (np.arange(steps)[:, None] + number // recorded * steps // copies) % steps, number % recorded
 
 
 def _own_times(step: PredictedStep, change: StepChange) -> Floats:
@@ -229,6 +307,48 @@ def _own_times(step: PredictedStep, change: StepChange) -> Floats:
 
 
 # -------------------------------------------------------------------------------------------------
+# What a recorded run shows of its network.
+
+OWN_LINKS = 1.2  # times what a changed bucket is said to take, either way, on links that the run recorded: by judgement
+
+
+def as_measured(topology: Topology, algorithm: str, measured: Sequence[tuple[float, float]]) -> tuple[Topology, float]:
+    """Return the topology over which an all-reduce takes what was measured, and which share of it links take.
+
+    What a collective takes beyond its bytes at the links' recorded rate is latency of its rounds: ranks that are woken.
+    Where its latency was measured, the rest is the ranks', too, but grows with bytes: copying and adding up. No faster
+    link shortens either.
+
+    Args:
+        topology: With the links' recorded rates.
+        algorithm: What was run: a name of `options.names`.
+        measured: As of `PredictedStep`, the size of a bucket last.
+    """
+    assert topology.between is not None
+    (size_bytes, seconds), *smaller = reversed(measured)
+    latency_s, whole_s = prices(schedule_for(topology, algorithm), topology, [0.0, size_bytes])
+    wire_s = whole_s - latency_s
+    seen_s = smaller[0][1] if smaller else max(seconds - wire_s, 0.0)
+    between = replace(topology.between, alpha_s=topology.between.alpha_s * seen_s / latency_s)
+    times = wire_s / (seconds - seen_s)
+    return replace(topology, between=between).with_link_rate(times), min(times, 1.0)
+
+
+def bucket_seconds(step: PredictedStep) -> float:
+    """Return what one bucket's all-reduce takes in a recorded step, seconds: as long as leaves what was left, in sum.
+
+    For runs whose buckets were not timed, as where the process group's own collective reduces them.
+    """
+    assert step.exposed_s is not None
+    left = float(step.exposed_s.mean())
+    low, high = 0.0, left  # the last bucket is left whole
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if step.left_s(middle).mean() < left else (low, middle)
+    return high
+
+
+# -------------------------------------------------------------------------------------------------
 # The difference that a change makes.
 
 DAY_S = 86_400.0
@@ -249,6 +369,7 @@ class Answer:
         work_delta: Of that, own work.
         left: What is left of the synchronisation, before and after.
         extrapolated: Why no data supports it; empty where data does.
+        unseen: What the run did not show, a line each.
     """
 
     before: PredictedStep
@@ -257,6 +378,7 @@ class Answer:
     work_delta: Band
     left: tuple[Exposed, Exposed]
     extrapolated: tuple[str, ...]
+    unseen: tuple[str, ...] = ()
 
     @property
     def step_s(self) -> tuple[float, float]:
@@ -295,7 +417,19 @@ def what_if(step: PredictedStep, change: StepChange) -> Answer:
     first, second, grows = _remaining(step, after, change)
     longer = _mean(after.own_s.max(axis=1) - step.own_s.max(axis=1))
     why = () if change.of_work and step.recorded else tuple(dict.fromkeys(filter(None, (first.why, second.why))))
-    return Answer(step, after, longer + grows, longer, (first, second), why)
+    return Answer(step, after, longer + grows, longer, (first, second), why, _unseen(step, change))
+
+
+def _unseen(step: PredictedStep, change: StepChange) -> tuple[str, ...]:
+    """Return what a recorded run did not show of a change, a line each."""
+    if not step.recorded:
+        return ()
+    found = () if change.of_work else step.unseen
+    if change.hosts is not None and change.hosts > step.topology.hosts:
+        found += ("own times of the hosts added: theirs are those of the recorded ones in other steps",)
+    if change.wire_dtype is not None and change.wire_dtype != step.wire_dtype:
+        found += (f"what rounding to {change.wire_dtype} takes on a rank, and what it does to training",)
+    return found
 
 
 def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) -> tuple[Exposed, Exposed, Band]:
@@ -308,21 +442,44 @@ def _remaining(before: PredictedStep, after: PredictedStep, change: StepChange) 
         mean = _mean(before.exposed_s)
         seen = Band(mean.value, max(mean.low, 0.0), mean.high)
         if change.of_work:
-            return Exposed(None, seen, ""), Exposed(None, seen, ""), NOTHING
+            grows = NOTHING
+            if before.measured:  # backward that takes longer hides more, or the last bucket comes later
+                bucket_s = before.measured[-1][1]
+                more = after.left_s(bucket_s) - before.left_s(bucket_s)
+                grows = _mean(more) if np.abs(more).max() > 1e-9 else NOTHING  # no clock shows less
+            return Exposed(None, seen, ""), Exposed(None, _not_negative(seen + grows), ""), grows
     # What was measured before moves how buckets are priced on both sides.
     old, new = (
         choose_option(lawful(step.topology), step.bucket_bytes, step.algorithm) if step.topology.ranks > 1 else None
         for step in (before, after)
     )
-    run = None if old is None else with_measured(old, before.measured)
-    options = old and moved(old, run), new and moved(new, run)
+    if before.has_own_links:
+        pace = _pace(old, before)
+        options = _paced(old, pace), _paced(new, pace)
+    else:
+        run = None if old is None else with_measured(old, before.measured)
+        options = old and moved(old, run), new and moved(new, run)
     first, second = (_exposed(step, option) for step, option in zip((before, after), options, strict=True))
     if seen is None:
         return first, second, _ordered(*(b - a for a, b in zip(first.seconds.ends, second.seconds.ends, strict=True)))
     grows = _growth(before, after, options, seen)
-    then = (seen + grows).map(lambda seconds: max(seconds, 0.0))
+    then = _not_negative(seen + grows)
     why = second.why or "the run measured only what it had; the change is priced on its topology"
     return Exposed(first.bucket, seen, ""), Exposed(second.bucket, then, why), grows
+
+
+def _paced(option: Option | None, pace: float) -> Option | None:
+    return option and replace(option, law=paced(option.law, pace))
+
+
+def _pace(ran: Option | None, run: PredictedStep) -> float:
+    """Return how many times longer a run's buckets took than what was run is priced."""
+    size, seconds = run.measured[-1]
+    return 1.0 if ran is None else seconds / float(ran.predict([size]).times_s[0])
+
+
+def _not_negative(band: Band) -> Band:
+    return band.map(lambda seconds: max(seconds, 0.0))
 
 
 def _ordered(value: float, *others: float) -> Band:
@@ -338,7 +495,7 @@ def _growth(before: PredictedStep, after: PredictedStep, options: Options, seen:
     their own price is.
     """
     alike = [(step.buckets, step.algorithm, step.topology.ranks) for step in (before, after)]
-    if alike[0] == alike[1]:
+    if alike[0] == alike[1] and not before.has_own_links:  # there links and ranks are told apart
         tilts = []  # growth if latency is more of a message's time by so many standard deviations, seconds
         for share in (0.0, -TILT, TILT):
             pair = [option and tilted(option, share) for option in options]
@@ -353,7 +510,7 @@ def _growth(before: PredictedStep, after: PredictedStep, options: Options, seen:
 
 
 def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
-    """Return what is left of the synchronisation after a step's work, `BACKWARD` of which hides buckets."""
+    """Return what is left of the synchronisation after a step's work, mean over steps."""
     if option is None:
         return Exposed(NOTHING, NOTHING, "")
     topology, size = step.topology, step.bucket_bytes
@@ -362,7 +519,9 @@ def _exposed(step: PredictedStep, option: Option | None) -> Exposed:
         schedule, why = schedule_for(plain, option.name), why or BY_SCHEDULE
         ratio = price(schedule, topology, size) / price(schedule, plain, size)
     bucket = option.predict([size]).bands[0].map(lambda seconds: seconds * ratio)
-    left = bucket.map(lambda seconds: exposed_s(step.buckets, seconds, BACKWARD * step.work_s))
+    if step.has_own_links:
+        bucket = Band(bucket.value, bucket.value / OWN_LINKS, bucket.value * OWN_LINKS)
+    left = bucket.map(lambda seconds: float(step.left_s(seconds).mean()))
     return Exposed(bucket, left, why)
 
 

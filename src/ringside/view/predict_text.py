@@ -315,6 +315,7 @@ def answer_lines(answer: Answer, change: StepChange, played: Timeline | None, ra
         shares = (f"{part_text(name)} {duration(part)} ({percent(part / played.seconds)})" for name, part in found)
         lines.append("  " + ", ".join(shares))
     lines += [f"extrapolated: {why}" for why in answer.extrapolated]
+    lines += [f"not seen: {what}" for what in answer.unseen]
     return [part for line in lines for part in wrapped(line)]
 
 
@@ -334,6 +335,9 @@ def change_text(change: StepChange) -> str:
         parts.append(f"buckets were {size(change.bucket_bytes)}")
     if change.hosts is not None:
         parts.append("there was one host" if change.hosts == 1 else f"there were {change.hosts} hosts")
+    if change.link_rate is not None:
+        parts.append(f"links between hosts carried {digits(change.link_rate)} × as much")
+    parts += [f"gradients were {change.wire_dtype} between hosts"] if change.wire_dtype else []
     parts += [f"the algorithm were {change.algorithm}"] if change.algorithm else []
     return ", ".join(parts) or "nothing changed"
 

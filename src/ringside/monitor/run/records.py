@@ -6,6 +6,7 @@ never change meaning without a new `SCHEMA`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -248,7 +249,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # -------------------------------------------------------------------------------------------------
-# Events of a run whose writers are elsewhere: where gradient buckets lie, and when an algorithm changed.
+# Events of a run whose writers are elsewhere: where gradient buckets lie, what they go by, and when that changed.
 
 
 class GradientMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,6 +282,28 @@ def gradient_memory(events: Iterable[Mapping[str, Any]]) -> dict[str, int]:
             newest[memory.model] = memory
     names = [name for name in GradientMemory.__struct_fields__ if name != "model"]
     return {name: sum(getattr(memory, name) for memory in newest.values()) for name in names} if newest else {}
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of kind `carried`: what gradient buckets go by between hosts, once it stays the same.
+
+    Args:
+        algorithm: As `ringside.engine.algorithm.AlgorithmSpec` writes it, such as `hosts/ring`.
+        wire_dtype: As what float32 elements travel.
+    """
+
+    algorithm: str
+    wire_dtype: str = "float32"
+
+
+def carried(events: Iterable[Mapping[str, Any]]) -> Carried | None:
+    """Return what gradients went by in the end; None where no event says."""
+    newest = None
+    for event in events:
+        if event.get("kind") == "carried":
+            with contextlib.suppress(*UNDECODABLE):
+                newest = msgspec.convert(event, Carried)
+    return newest
 
 
 # -------------------------------------------------------------------------------------------------

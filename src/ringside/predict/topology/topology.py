@@ -286,6 +286,30 @@ class Topology:
         link = LinkOverride(src, dst, alpha_s, self.rate_of(src, dst) / times)
         return replace(self, overrides=(*kept, link))
 
+    def with_link_rate(self, times: float) -> Topology:
+        """Return it with links between hosts that carry `times` as many bytes per second.
+
+        Raises:
+            UsageError: It is one host, or they cannot be so many times faster.
+        """
+        if not (math.isfinite(times) and times > 0):
+            raise UsageError(f"links cannot carry {times:g} times as much: give a number above 0, such as 2")
+        if self.between is None or self.hosts == 1:
+            raise UsageError(f"{self.name} is one host: nothing travels between hosts; give --to-hosts")
+        overrides = []
+        for link in self.overrides:
+            a, b = (int(self.host_of[end]) if link.of == "ranks" else end for end in (link.src, link.dst))
+            if link.bytes_per_s is not None and a != b:
+                link = replace(link, bytes_per_s=times * link.bytes_per_s)
+            overrides.append(link)
+        return replace(
+            self,
+            between=replace(self.between, bytes_per_s=times * self.between.bytes_per_s),
+            sharp=self.sharp and replace(self.sharp, bytes_per_s=times * self.sharp.bytes_per_s),
+            overrides=tuple(overrides),
+            host_rates=tuple((times * out, times * into) for out, into in self.host_rates),
+        )
+
     def without_rail(self, host: int) -> Topology:
         """Return it with one network interface fewer on a host; pooled rails only.
 

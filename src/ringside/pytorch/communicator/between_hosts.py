@@ -32,6 +32,8 @@ from ringside.schedule import Schedule
 
 _log = logging.getLogger(__name__)
 
+STEADY = 16
+"""Buckets in a row by one algorithm, after which the run is told of it: before, others may be on trial."""
 Key = tuple[int, int, str, "str | Schedule | None"]
 """What tells small all-reduces apart: elements, code of the dtype, reduction, algorithm."""
 
@@ -54,6 +56,7 @@ class BetweenHosts:
         self.selector: Tuner | None = None
         self.log = AcrossLog()
         self._has_said_whole = False
+        self._carried, self._in_a_row, self._told = "", 0, ""
 
     def start(self) -> None:
         """Choose an algorithm for every size by measurement, unless one is requested. A collective."""
@@ -225,7 +228,15 @@ class BetweenHosts:
         if self.selector is not None:  # then no bucket's algorithm is requested
             dtype = all_reduce.operation.call.dtype
             self.selector.after(size_bytes, all_reduce.spec, all_reduce.took_s, dtype=dtype)
-        self.log.note(all_reduce.operation.algorithm, sync_ns, size_bytes)
+        name = all_reduce.operation.algorithm
+        self.log.note(name, sync_ns, size_bytes)
+        self._in_a_row = self._in_a_row + 1 if name == self._carried else 1
+        self._carried = name
+        if self._in_a_row == STEADY and name != self._told:
+            self._told = name
+            session = sessions.current()
+            if session is not None and session.size == self.across.rank_map.size:
+                session.gradients_carried(name, self._options.wire.dtype if self._options.wire else "float32")
 
     def _choose(
         self, size_bytes: int, reduction: Reduction, fixed: AlgorithmSpec | None

@@ -38,7 +38,7 @@ from ringside.pytorch.recording.record_transport import Rank0Presence, RecordSen
 from ringside.pytorch.store import group_store, host_name
 
 WRITING_SECONDS = 120.0  # for the summary and the report of a long run, at the end
-OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "gradient_memory", "rank_lost", "ended"})
+OWN_KINDS = frozenset({"started", "verdict", "repaired", "revised", "carried", "gradient_memory", "rank_lost", "ended"})
 """Events that only the monitor writes."""
 DRAFTS_KEPT = 64  # not worked out yet: each holds every collective of its step, a record only their sums
 
@@ -249,6 +249,11 @@ class Session:
         """Put into the run, on rank 0, that gradients go another way from now on (`record_algorithm_change`)."""
         if self.rank0 is not None:
             self._event_guard.run(self.rank0.note, "revised", {"step": self.clock.step, **fields})
+
+    def gradients_carried(self, algorithm: str, wire_dtype: str) -> None:
+        """Put into the run, on rank 0, what gradients go by between hosts; see `ringside.monitor.run.records`."""
+        if self.rank0 is not None:
+            self._event_guard.run(self.rank0.note, "carried", {"algorithm": algorithm, "wire_dtype": wire_dtype})
 
     def gradient_memory(self, model: int, memory: dict[str, int]) -> None:
         """Put into the run, on rank 0, where a model's buckets lie; see `ringside.monitor.run.records`."""

@@ -199,6 +199,7 @@ def what_if_page(answer: Answer, change: StepChange, played: Pair, rates: Rates)
         ("Bottleneck", "; ".join(map(str, then.blamed[:PARTS])) if then is not None else ""),
         ("Where", hardware(answer.before.topology)),
         *(("Extrapolated", why) for why in answer.extrapolated),
+        *(("Not seen", what) for what in answer.unseen),
     ]
 
     figures: list[tuple[str, str, str]] = []
