@@ -28,8 +28,6 @@ from bench.common import make_parser, markdown_table, names_among, report_progre
 from bench.lab.jobs import run_ranks
 
 from ringside.commands import main as ringside
-from ringside.engine.net.exchange.compression import WireCompression
-from ringside.errors import UsageError
 from ringside.lab import Lab
 
 STEP, CHANGE, OF_STEP = 0.10, 0.25, 0.02  # what is good enough
@@ -184,12 +182,6 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, metavar="DIR", help="keep all runs; those that are there are not repeated")
     args: argparse.Namespace = parser.parse_args()
     questions = {name: QUESTIONS[name] for name in args.only}
-    for name in ("bfloat16", "int8"):
-        try:
-            WireCompression(name)  # type: ignore[arg-type]
-        except UsageError as error:
-            if questions.pop(name, None):
-                print(f"{name} skipped: {error}")
     turns = []
     with tempfile.TemporaryDirectory() as temporary:
         for number in range(args.turns):
