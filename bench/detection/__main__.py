@@ -3,9 +3,8 @@
     python -m bench.detection [--quick] [--steps N] [--jobs N] [--minutes M] [--part K/N] [--results FILE] [--write]
 
 Every setting's figures are kept in FILE (runs/detection.json), and a setting that is there is not measured again: the
-whole benchmark takes about half an hour and may be cut into pieces by `--minutes`. `--write` puts docs/detection.md
-together from FILE. Jobs run side by side through `ringside.monitor.slow_rank.window_test`, the arithmetic that runs on
-line.
+whole benchmark takes about an hour and may be cut into pieces by `--minutes`. `--write` puts docs/detection.md together
+from FILE. Every job is watched by a `Detector` of its own, as on line.
 """
 
 from __future__ import annotations
@@ -23,14 +22,9 @@ from bench.common import DOCS, RUNS, make_parser, read_results
 from bench.detection.baselines import RULES, Alarm
 from bench.detection.jobs import FAULTS, KINDS, Fault, Floats, Noise, culprits, own_times
 from bench.detection.page import page
-from numpy.typing import NDArray
 
 from ringside.monitor import Detector, StepRecord, detect
 from ringside.monitor.collector import StepCollector
-from ringside.monitor.slow_rank.detector import STREAMS
-from ringside.monitor.slow_rank.pauses import Pauses
-from ringside.monitor.slow_rank.window_test import WindowTest
-from ringside.monitor.stats import log_excess
 
 RANKS = (2, 4, 8, 128)
 JITTERS = (0.02, 0.10)
@@ -56,11 +50,9 @@ def healthy_task(noise: Noise, steps: int) -> Task:
 
     def task(rng: np.random.Generator) -> Figures:
         jobs = max(min(CELLS // noise.ranks, steps // 5_000, 52), 4)
-        screen, pauses, alarms = WindowTest(jobs, noise.ranks, streams=STREAMS), Pauses(jobs, noise.ranks), 0
-        begin = time.perf_counter()
-        for row in own_times(rng, noise, Fault(), -(-steps // jobs), jobs):
-            alarms += int(named_by_either(screen, pauses, row).sum())
-        return {"alarms": alarms, "steps": screen.steps * jobs, "seconds": time.perf_counter() - begin}
+        each, begin = -(-steps // jobs), time.perf_counter()
+        alarms = sum(1 for _ in watch(own_times(rng, noise, Fault(), each, jobs), noise.ranks, jobs))
+        return {"alarms": alarms, "steps": each * jobs, "seconds": time.perf_counter() - begin}
 
     return task
 
@@ -69,33 +61,30 @@ def fresh_task(noise: Noise, jobs: int) -> Task:
     """Count the alarms in the first 300 steps of healthy jobs, where little is known."""
 
     def task(rng: np.random.Generator) -> Figures:
-        screen, pauses, alarms = WindowTest(jobs, noise.ranks, streams=STREAMS), Pauses(jobs, noise.ranks), 0
-        for row in own_times(rng, noise, Fault(), 300, jobs):
-            alarms += int(named_by_either(screen, pauses, row).sum())
+        alarms = sum(1 for _ in watch(own_times(rng, noise, Fault(), 300, jobs), noise.ranks, jobs))
         return {"alarms": alarms, "jobs": jobs}
 
     return task
 
 
-def named_by_either(screen: WindowTest, pauses: Pauses, row: Floats) -> NDArray[np.bool_]:
-    """Show log own times [jobs, ranks] to both; return who was named for either, as `Detector` does."""
-    own = np.exp(row)
-    opened, _ = screen.update(log_excess(own))
-    pausing, _ = pauses.update(own, screen.open)
-    return opened | pausing
+def watch(rows: Iterable[Floats], ranks: int, jobs: int) -> Iterator[Alarm]:
+    """Yield the verdicts on jobs side by side, of which each row is the log own times [jobs, ranks] of one step."""
+    detectors = [Detector(ranks) for _ in range(jobs)]
+    for step, row in enumerate(rows):
+        for job, (detector, own) in enumerate(zip(detectors, np.exp(row), strict=True)):
+            for event in detector.update(own):
+                if not event.ended:
+                    yield Alarm(step, job, event.verdict.ranks[0])
 
 
 def injected_task(noise: Noise, fault: Fault, jobs: int) -> Task:
     """Let something go wrong in each of many jobs and score who is named when."""
 
     def task(rng: np.random.Generator) -> Figures:
-        screen, pauses = WindowTest(jobs, noise.ranks, streams=STREAMS), Pauses(jobs, noise.ranks)
-        alarms: list[Alarm] = []
         steps = fault.onset + (300 + AFTER if fault.kind in LENGTHY else AFTER)
-        for step, row in enumerate(own_times(rng, noise, fault, steps, jobs)):
-            opened = named_by_either(screen, pauses, row)
-            alarms += [Alarm(step, int(job), int(rank)) for job, rank in np.argwhere(opened)]
-        return score_alarms(alarms, fault, noise.ranks, jobs)
+        return score_alarms(
+            watch(own_times(rng, noise, fault, steps, jobs), noise.ranks, jobs), fault, noise.ranks, jobs
+        )
 
     return task
 

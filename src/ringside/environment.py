@@ -27,6 +27,7 @@ FOR_USERS = (
     Variable("RINGSIDE", "`off`: nothing is attached, recorded or synchronised by Ringside"),
     Variable("RINGSIDE_ENGINE", "`auto`, `ringside` (an error where it cannot be) or `native` (only watch)", "`auto`"),
     Variable("RINGSIDE_RUN_DIR", "where rank 0 writes the run", "`runs/` and a time"),
+    Variable("RINGSIDE_PRICE", "what an hour of one rank costs, in your currency: costs are told in money too"),
     Variable("RINGSIDE_WATCH", "`off`: no hang watch"),
     Variable("RINGSIDE_DIGEST_EVERY", "steps between two comparisons of parameters; 0: never", "100"),
     Variable("RINGSIDE_ON_VERDICT", "hooks, one a line"),

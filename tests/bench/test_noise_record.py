@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from bench.common import ROOT
 from bench.detection.record import LOG_STEP, PHASES, VITALS, Job, decode, encode, jobs, run
-from bench.detection.recorded import healthy_jobs, score, with_faults
+from bench.detection.recorded import DAY, conditions, healthy_jobs, oracle, poisson_ends, score, with_faults
 from tests.support.waiting import free_port
 
 
@@ -29,10 +29,11 @@ def test_a_seed_draws_the_same_jobs_and_each_load_in_turn() -> None:
 def test_a_rank_that_takes_a_third_longer_is_found_in_recorded_noise_of_ranks_that_wait() -> None:
     name, job, times = next(healthy_jobs([ROOT / "tests/data/noise/a0.npz"]))
     assert (name, job.ranks, job.model, job.load) == ("a0.0", 4, "waiting", "quiet")
-    found = score(*with_faults(times, 0.3, 10, 1))
+    found = score(with_faults(times, 0.3, 10, 1))
     assert found["found"] == 1.0
     assert found["median"] <= 8
     assert found["wrong"] == 0
+    assert found["price"] == pytest.approx(1.0, abs=0.1)
 
 
 def test_beside_a_busy_loop_a_rank_is_found_by_what_it_needs_without_its_waits_for_a_cpu() -> None:
@@ -41,11 +42,44 @@ def test_beside_a_busy_loop_a_rank_is_found_by_what_it_needs_without_its_waits_f
     assert (name, job.ranks, job.model) == ("b0.1", 4, "mlp")
     unknown = times.copy()
     unknown[-1] = 0.0
-    known, without = (score(*with_faults(each, 0.3, 10, 1)) for each in (times, unknown))
+    known, without = (score(with_faults(each, 0.3, 10, 1)) for each in (times, unknown))
     assert known["found"] == 1.0
     assert known["wrong"] == 0
     assert known["median"] <= 12
     assert known["median"] < without["median"]
+
+
+def test_who_knows_noise_and_size_needs_no_longer_where_ranks_wait_and_longer_for_less() -> None:
+    _, _, times = next(healthy_jobs([ROOT / "tests/data/noise/a0.npz"]))
+    delays = []
+    for size in (0.3, 0.02):
+        faulty = with_faults(times, size, 10, 1)
+        delays.append(oracle(times, faulty, size, is_input=False))
+    assert np.median(delays[0]) <= score(with_faults(times, 0.3, 10, 1))["median"]
+    assert np.median(delays[0]) < np.median(delays[1])
+
+
+def test_conditions_have_intervals_that_hold_what_was_counted() -> None:
+    job = {"ranks": 2, "model": "gpt", "load": "busy 1", "wrong": 1, "alarms": 2, "steps": 86_400, "prices": np.ones(1)}
+    slow, fast = np.array([40.0, 50.0, np.inf, 60.0]), np.array([5.0, 6.0, 7.0, 8.0])
+    rows = [
+        {**job, "name": name, "delays": delays, "oracle_delays": delays - 1}
+        for name, delays in (("a0.1", slow), ("a0.2", slow), ("b0.0", fast))
+    ]
+    (found,) = conditions(rows)
+    assert (found["condition"], found["sessions"], found["runs"]) == ("2 ranks that compute, busy 1", 2, 12)
+    share, low, high = found["found"]
+    assert share == pytest.approx(10 / 12)
+    assert low <= share <= high == 1.0
+    middle, low, high = found["median"]
+    assert low < middle < high, "whole sessions are drawn"
+    assert (found["wrong"], found["alarms_per_day"][0]) == (3, pytest.approx(2.0))
+
+
+def test_poissons_interval() -> None:
+    assert poisson_ends(0) == (0.0, pytest.approx(3.689, abs=1e-3))
+    assert poisson_ends(5) == (pytest.approx(1.623, abs=1e-3), pytest.approx(11.668, abs=1e-3))
+    assert DAY == 86_400
 
 
 @pytest.mark.native

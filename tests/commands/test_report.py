@@ -11,6 +11,7 @@ from ringside.commands import build_parser
 from ringside.commands.report import print_summary
 from ringside.errors import UsageError
 from ringside.monitor import RunInfo, StepRecord
+from ringside.monitor.price import RATE
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.summary import summarise
 from ringside.monitor.verdict import Verdict
@@ -50,6 +51,29 @@ def test_the_verdict_is_first_and_the_path_is_last(sixteen_ranks: Path, capsys: 
     assert len(lines) <= 24
     table = [line.split()[0] for line in lines if "host-name" in line]
     assert table[0] == "7"
+
+
+def test_a_rate_tells_the_cost_in_money_and_is_kept(
+    sixteen_ranks: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RATE, "")  # it is set by the command
+    assert call(str(sixteen_ranks), "--price", "3600", "--json") == 0
+    summary = json.loads(capsys.readouterr().out)
+    (verdict,) = summary["verdicts"]
+    assert summary["price_per_rank_hour"] == 3600
+    assert verdict["cost_money"] == pytest.approx(verdict["cost_rank_seconds"])
+    monkeypatch.setenv(RATE, "")
+    assert call(str(sixteen_ranks)) == 0
+    (cost,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Cost: ")]
+    assert f"({verdict['cost_money']:,.2f} at 3600 an hour)" in cost
+    assert call(str(sixteen_ranks), "--price", "1") == 0
+    assert "at 1 an hour)" in capsys.readouterr().out
+
+
+def test_what_is_no_rate_is_refused(sixteen_ranks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call(str(sixteen_ranks), "--price", "cheap")
+    assert "'cheap' is no rate" in capsys.readouterr().err
 
 
 def printed(ranks: int, *verdicts: Verdict, slow: int = 2) -> list[str]:

@@ -28,7 +28,8 @@ from ringside.monitor.causes import (
 from ringside.monitor.run.directory import RunWriter
 from ringside.monitor.run.records import Vitals
 from ringside.monitor.run.table import StepTable, tabulate
-from ringside.monitor.slow_rank.detector import SlowRankWatcher, detect
+from ringside.monitor.slow_rank.detector import detect
+from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 from ringside.monitor.summary import finish_run
 from ringside.view.html.run_report import render_report
 

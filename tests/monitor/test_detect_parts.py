@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ringside.monitor.slow_rank.detector import MOST_WITH_PARTS, PARTS, STREAMS, Detector
-from ringside.monitor.slow_rank.window_test import WindowTest
+from ringside.monitor.slow_rank.detector import Detector
+from ringside.monitor.slow_rank.streams import MOST_WITH_PARTS, PARTS, STREAMS
+from ringside.monitor.slow_rank.window_test import FALSE_ALARM_STEPS, WindowTest
 from ringside.monitor.verdict import VerdictEvent
 
 SHARES = np.array([0.005, 0.25, 0.5, 0.245])
@@ -96,8 +97,9 @@ def test_what_a_busy_machine_takes_is_told_apart_from_what_a_rank_needs() -> Non
 
 
 def test_the_streams_share_one_rate_of_false_alarms() -> None:
-    one, eight = WindowTest(1, 4), WindowTest(STREAMS, 4, streams=STREAMS, phases=len(PARTS))
-    assert NormalDist().cdf(-one.z) == pytest.approx(STREAMS * NormalDist().cdf(-eight.z))
+    few, many = WindowTest(1, 4), WindowTest(STREAMS, 8)
+    for screen, ranks in ((few, 4), (many, 8)):
+        assert NormalDist().cdf(-screen.z) * STREAMS * ranks == pytest.approx(1.0 / FALSE_ALARM_STEPS)
 
 
 @pytest.mark.parametrize("mends", ["moves", "is rebalanced", "is known no more"])

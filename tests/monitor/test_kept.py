@@ -675,12 +675,14 @@ def troubled(jobs: int, steps: int, ranks: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("ranks", [2, 4, 32])
 def test_when_episodes_of_many_jobs_begin_and_end(kept: Kept, ranks: int) -> None:
     jobs, steps = {2: 64, 4: 96, 32: 24}[ranks], 170
-    own, screen, told = troubled(jobs, steps, ranks, ranks), WindowTest(jobs, ranks), []
-    for step in range(steps):
-        opened, closed = screen.update(log_excess(own[step]))
-        told += [[step, "opened", job, rank, screen.onset[job, rank], screen.usual[job, rank]]
-                 for job, rank in np.argwhere(opened).tolist()]  # fmt: skip
-        told += [[step, "closed", job, rank, screen.relief[job, rank]] for job, rank in np.argwhere(closed).tolist()]
+    own, told = troubled(jobs, steps, ranks, ranks), []
+    for job in range(jobs):
+        screen = WindowTest(1, ranks)
+        for step in range(steps):
+            opened, closed = screen.update(log_excess(own[step, job : job + 1]))
+            told += [[step, "opened", job, rank, screen.onset[0, rank], screen.usual[0, rank]]
+                     for rank in np.flatnonzero(opened[0]).tolist()]  # fmt: skip
+            told += [[step, "closed", job, rank, screen.relief[0, rank]] for rank in np.flatnonzero(closed[0]).tolist()]
     learnt = learn(log_excess(own[3:80]), np.array([5, 12, 40]), 5.0)
     kept(f"episodes_{ranks}", [*told, [float(np.mean(part)) for part in learnt]])
 
@@ -700,19 +702,18 @@ def test_when_ranks_are_known_to_pause(kept: Kept) -> None:
         factor = pick(random, 1.4, 1.5, 1.6, 2.0, 3.0, 6.0, 3.0)
         own[np.arange(30, 30 + lasts, every), job, job % ranks] *= factor
         own[random.random(steps) < pick(random, 0.0, 0.01), job, (job + 1) % ranks] *= factor
-    pauses = Pauses(jobs, ranks)
-    busy = np.zeros((jobs, ranks), dtype=bool)
-    for step in range(steps):
-        busy[0, 0] = 200 <= step < 300
-        opened, closed = pauses.update(own[step], busy)
-        for job, rank in np.argwhere(opened).tolist():
-            rhythm = pauses.rhythm[job, rank]
-            verdict = judge_pauses(rank, rhythm, ranks, since_step=rhythm.first - 1, detected_step=step)
-            meter = PauseMeter(verdict)
-            meter.add(own[step : step + 40, job])
-            again = rejudge_pauses(verdict, own[rhythm.first - 1 : step, job])
-            told.append(
-                [step, "opened", job, rank, rhythm, *_short(verdict)[4:-1], *_short(again)[4:-1], meter.rank_seconds]
-            )
-        told += [[step, "closed", job, rank, pauses.last[job, rank]] for job, rank in np.argwhere(closed).tolist()]
+    for job in range(jobs):
+        pauses, busy = Pauses(ranks), np.zeros(ranks, dtype=bool)
+        for step in range(steps):
+            busy[0] = job == 0 and 200 <= step < 300
+            opened, closed = pauses.update(own[step, job], busy)
+            for rank in opened:
+                rhythm = pauses.open[rank]
+                verdict = judge_pauses(rank, rhythm, ranks, since_step=rhythm.first - 1, detected_step=step)
+                meter = PauseMeter(verdict)
+                meter.add(own[step : step + 40, job])
+                again = rejudge_pauses(verdict, own[rhythm.first - 1 : step, job])
+                said = [*_short(verdict)[4:-1], *_short(again)[4:-1], meter.rank_seconds]
+                told.append([step, "opened", job, rank, rhythm, *said])
+            told += [[step, "closed", job, rank, pauses.last[rank]] for rank in closed]
     kept("pauses", told)

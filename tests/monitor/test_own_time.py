@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ringside.monitor import StepRecord
-from ringside.monitor.slow_rank.detector import SlowRankWatcher
+from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 
 
 def watched(own, step_seconds):

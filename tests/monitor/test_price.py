@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from ringside.monitor.price import (
+    PER_RANK_HOUR,
+    RATE,
     Meter,
     cost_rank_seconds,
+    hourly_rate,
+    known_rate,
+    money,
     repair_ranks,
 )
 from ringside.monitor.slow_rank.detector import detect
@@ -151,3 +156,18 @@ def test_a_rank_that_becomes_slower_and_slower_is_priced_by_what_it_needs_at_the
     for row in own[300:]:
         meter.add(row[None])
     assert meter.rank_seconds == pytest.approx(lost, rel=0.05)
+
+
+@pytest.mark.parametrize("text", ["", "much", "0", "-1", "nan", "inf"])
+def test_what_is_no_rate_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=text or "convert"):
+        hourly_rate(text)
+    monkeypatch.setenv(RATE, text)
+    assert known_rate() is None
+
+
+def test_a_price_in_money_is_that_of_rank_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert money(7_200.0, 2.5) == pytest.approx(5.0)
+    assert known_rate({PER_RANK_HOUR: 3.0}) == 3.0
+    monkeypatch.setenv(RATE, "2.5")
+    assert known_rate({PER_RANK_HOUR: 3.0}) == 2.5, "what is said now counts"

@@ -29,6 +29,7 @@ Info = Callable[..., RunInfo]
 
 KEYS = {
     "schema", "world_size", "steps", "step_seconds", "ranks", "verdicts", "sync", "overhead", "questions", "assessment",
+    "undecided",
 }  # fmt: skip
 VERDICT_KEYS = list(Verdict.__struct_fields__)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.recorded_runs import own_times, slow_run, write_run
 
 from ringside.errors import RingsideError
+from ringside.monitor.assessment import Assessment
 from ringside.monitor.run.records import RunInfo, StepRecord
 from ringside.monitor.verdict import Verdict
 from ringside.view.run.live import RankNow
@@ -317,9 +318,8 @@ def test_a_price_is_said_where_there_is_one() -> None:
 
 
 def test_without_a_verdict_it_says_how_sure_that_is() -> None:
-    def told(steps: int, excess: tuple[float, ...] = (0.0, 0.02), slow: float = 1.0, **changes: object) -> str:
+    def told(steps: int, excess: tuple[float, ...] = (0.0, 0.02), **changes: object) -> str:
         own = own_times(steps, 2)
-        own[steps // 2 :, 1] *= slow
         ranks = tuple(RankNow(n, "", 9, 0.1, 0.0, 0.0, one, ()) for n, one in enumerate(excess))
         fields = {"step": steps - 1, "recorded": steps, "steps": np.arange(steps), "own_seconds": own, "ranks": ranks}
         return " ".join(verdict_block(a_run(**{**fields, **changes}), 200, 9).plain.split())
@@ -334,12 +334,13 @@ def test_without_a_verdict_it_says_how_sure_that_is() -> None:
         "● no verdict so far; the slowest takes 2.0% longer than the others, in too few or too unsteady steps "
         "to be sure"
     )
-    assert told(400) == (
+    known = {"assessment": Assessment(state="none", found_ratio=0.1)}
+    assert told(400, **known) == (
         "● no straggler; the slowest takes 2.0% longer than the others. A rank 10% slower would have been found."
     )
-    assert told(400, (0.0, 0.1)).startswith("● no straggler; the slowest takes 10% ")
+    assert told(400, (0.0, 0.1), **known).startswith("● no straggler; the slowest takes 10% ")
     assert told(400, (0.0, 0.101)) == "● no verdict so far; the slowest takes 10% longer than the others"
-    assert told(60, (0.0, 0.3), 1.3).startswith("● no verdict; rank 1 was slowest: ")
+    assert told(60, undecided="rank 1 may be 30% slower") == "● no verdict so far; rank 1 may be 30% slower"
     calm = Calm("All is well.", "So it seems.", True)
     assert [str(verdict_block(a_run(calm=c), 80, 9).spans[0].style) for c in (calm, calm._replace(sure=False))] == [
         "green", "yellow",

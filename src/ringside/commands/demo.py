@@ -61,7 +61,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ringside.commands import demo_kill, demo_link
-from ringside.commands.options import add_processes, add_verbosity
+from ringside.commands.options import add_price, add_processes, add_verbosity, use_price
 from ringside.demo.corpus import sources
 from ringside.demo.reveal import SIZE, comparison_lines, draw, facts, facts_lines, has_begun, injected, reveal
 from ringside.demo.size import is_at_bound
@@ -110,12 +110,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--corpus", type=Path, metavar="DIR", help="train on the *.py files below DIR (default: Python's own)")
     add("--size", choices=("tiny", "small"), help="size of the model (default: small)")
     add("--no-comparison", action="store_true", help="do not train over Gloo afterwards")
+    add_price(parser)
     add("--json", action="store_true", help="print the summary as JSON (keys: docs/json.md)")
     add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; return the exit status."""
+    use_price(args.price)
     if args.inject is not None and (args.all or args.kill):
         raise UsageError("--all and --kill choose their faults themselves: leave out --inject")
     if args.size is not None and _is_link(args.inject):

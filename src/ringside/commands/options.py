@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 from pathlib import Path
 
 from ringside.errors import RingsideError, UsageError
 from ringside.files import write_user_file
+from ringside.monitor.price import RATE, hourly_rate
 
 _LINK = re.compile(r"^(\d+)[:>](\d+)=([0-9.]+)x?$")
 
@@ -42,6 +44,30 @@ def link_of(text: str) -> tuple[int, int, float]:
     if match is None:
         raise UsageError(f"--slow-link {text}: from rank, to rank, and how many times slower, such as 7:8=4")
     return int(match[1]), int(match[2]), float(match[3])
+
+
+def add_price(parser: argparse.ArgumentParser) -> None:
+    """Add `--price` to a command that tells what verdicts cost; see `ringside.monitor.price`."""
+    help_text = "what an hour of one rank costs, in your currency: costs in money too"
+    parser.add_argument("--price", type=rate_of, metavar="RATE", help=help_text)
+
+
+def rate_of(text: str) -> float:
+    """Return the rate that `--price` gives.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        return hourly_rate(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate; give for example 2.5") from None
+
+
+def use_price(rate: float | None) -> None:
+    """Tell prices in money from here on, in this process and in those that it starts, where a rate was given."""
+    if rate is not None:
+        os.environ[RATE] = repr(rate)
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ringside.commands.options import add_price, use_price
 from ringside.doctor.calls.follow import judge_folder
 from ringside.errors import UsageError
 from ringside.monitor.nccl.logs import read_log_folder
@@ -61,11 +62,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--perfetto", metavar="FILE", type=Path, help="write a trace for ui.perfetto.dev (.json or .json.gz) instead"
     )
+    add_price(parser)
     add("--steps", metavar="A:B", type=parse_range, default=ALL_STEPS, help="with --perfetto: steps A to before B")
 
 
 def run(args: argparse.Namespace) -> int:
     """Rebuild the report; print the verdict, a table of ranks, and the report's path as the last line."""
+    use_price(args.price)
     if args.perfetto is None and args.steps != ALL_STEPS:
         raise UsageError("--steps is for a trace: give --perfetto FILE too")
     if args.perfetto is not None:

@@ -26,6 +26,8 @@ options of ours, before the script:
   --survive              start a keeper per rank, which starts its worker again
                          when it dies: for scripts that train with
                          ringside.survive.training; nothing is recorded
+  --price RATE           what an hour of one rank costs, in your currency: costs
+                         are told in money too (default: RINGSIDE_PRICE)
   --metrics-port PORT    serve Prometheus metrics for this host (default: no);
                          ADDRESS:PORT for others needs RINGSIDE_METRICS_TOKEN
   -v, --verbose          log more on stderr; -vv: for debugging
@@ -61,7 +63,7 @@ from pathlib import Path
 import msgspec
 
 from ringside import _core
-from ringside.commands.options import set_verbosity
+from ringside.commands.options import rate_of, set_verbosity, use_price
 from ringside.engine.topology import usable_cores
 from ringside.errors import UsageError
 from ringside.files import replace_file
@@ -92,7 +94,7 @@ from ringside.view.terminal import closing_summary, open_console, verdict_line
 HELP = "watch an unmodified DDP script, started as by torchrun"
 
 ALERTS = {"--on-verdict": ON_VERDICT, "--metrics-port": METRICS_PORT}
-OURS = ("--run-dir", "--digest-every", *ALERTS)
+OURS = ("--run-dir", "--digest-every", "--price", *ALERTS)
 VERBOSE = {"-v": 1, "--verbose": 1, "-vv": 2}
 QUIET = ("-q", "--quiet")
 NCCL = "--nccl"
@@ -111,7 +113,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "ringside run [-n N] [--run-dir DIR] [--on-verdict HOOK]\n"
         "                    [--digest-every STEPS] [--as-gloo] [--nccl] [--survive]\n"
-        "                    [--metrics-port PORT] [-v | -q]\n"
+        "                    [--price RATE] [--metrics-port PORT] [-v | -q]\n"
         "                    [torchrun flags] train.py [arguments]"
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -129,6 +131,11 @@ def run(args: argparse.Namespace) -> int:
     set_verbosity("run", max((VERBOSE.get(flag, 0) for flag in line.ours), default=0), quiet=quiet)
     line.check_script()
     line.check_ranks()
+    if "--price" in line.ours:
+        try:
+            use_price(rate_of(line.ours["--price"]))
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"--price: {error}") from None
     if AS_GLOO in line.ours:
         os.environ["RINGSIDE_AS_GLOO"] = "1"
     if SURVIVE in line.ours:

@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from ringside.commands.options import add_price, use_price
 from ringside.errors import RingsideError, UsageError
 from ringside.monitor.run.directory import RUN, runs_under
 from ringside.monitor.run.registry import running_runs
@@ -52,6 +53,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--once", action="store_true", help="print it once, as much as fits the screen, and end")
     add("--all", action="store_true", help="with --once: all ranks, however many")
     add("--json", action="store_true", help="print it once, as JSON (keys: docs/json.md)")
+    add_price(parser)
     add("--sort", choices=SORTS, default="excess", help="what ranks are sorted by (default: excess)")
     add("--reverse", action="store_true", help="sort the other way round")
     add("--filter", metavar="TEXT", default="", help="only ranks like 3 or 8-15, part of a host or of a verdict's kind")
@@ -59,6 +61,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show a run until the user quits, or once."""
+    use_price(args.price)
     source, remark = choose_run(args.run)
     order = SortOrder(sort=args.sort, reverse=args.reverse, filter=args.filter)
     # A screen needs a terminal at both ends, and one that knows where its cursor is.

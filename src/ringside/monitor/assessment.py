@@ -1,43 +1,37 @@
-"""How sure a run's record can make us that no rank was a straggler: a verdict, nothing to see, or undecided.
+"""How sure a run without a verdict makes us that no rank was a straggler: nothing to see, or undecided.
 
-Where the detector named nobody, that means health only if it would have named a straggler in this very run: that
-follows from the run's own noise. Nothing else here knows the detector, and the tests hold the promise against it.
+Where the detector named nobody, that means health only if it would have named a straggler in this very run. What it
+suspects and what it would have found is its own state (`undecided.py`); here that becomes a promise, or the lack of it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import NormalDist
 from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ringside.monitor.causes import PHASES, extra_phase_seconds
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.stats import Floats, log_excess
+from ringside.monitor.undecided import TOO_LITTLE, Undecided
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import percent
 
 PROMISED = 0.10
 """A rank slower by this ratio is what a run without a straggler must have been able to show."""
-LONGEST = 192
-"""Steps that the detector's longest mean is of."""
-CLEARLY = 11.0
-"""Errors of that mean that are enough: fewer than 6 are no verdict, and in 100 trials none above 10.6 was missed."""
+
+SURE_TO_FIND = 0.55
+"""Who is slower by so much that this share of it would be named in the end was named from the run's middle on, when the
+detector knew less: in 92 trials of 92 below this share, and in half of those right above it."""
+
+LIKELY = 5_000
+"""A suspicion is worth a word where chance gives as much once in so many steps: so seldom does a healthy run end
+with one."""
 
 MOST_UNCLEAR = PROMISED / 2
 """Of own times: so much in which a rank may have been waiting hides a straggler."""
 
-WARM_UP = 3
-FEWEST = 20
-"""A rank that was visibly slower was so for this many steps at least, up to the last."""
-VISIBLE = 0.10
-"""It takes this much longer than the others in most of them ..."""
-CHANCE = 0.0002
-"""... and by more than chance would show in one rank of all in so many runs, by the error of a mean."""
 NEARLY_ALL, MOSTLY = 0.85, 0.6
 
 PHASE_NAMES = {
@@ -73,128 +67,62 @@ class Assessment(msgspec.Struct, frozen=True, kw_only=True):
     compared: bool = True
 
 
-def assess_stragglers(table: StepTable, verdicts: Sequence[Verdict], peers: Sequence[Sequence[int]] = ()) -> Assessment:
-    """Return what a run's records say about stragglers.
+UNKNOWN = Assessment(state="undecided")
+
+
+def assess_stragglers(
+    table: StepTable, verdicts: Sequence[Verdict], undecided: Undecided, peers: Sequence[Sequence[int]] = ()
+) -> Assessment:
+    """Return what a run says about stragglers.
 
     Args:
         table: Its step records.
         verdicts: What was found in it.
+        undecided: What the detector had not decided in the end.
         peers: Ranks that do the same work, where not all do: only these are compared.
     """
     if any(verdict.ranks and verdict.kind in OWN_TIME_KINDS for verdict in verdicts):
         return Assessment(state="straggler")
-    if len(peers) > 1:
-        if any(len(ranks) == 1 for ranks in peers):
-            return Assessment(state="undecided", compared=False)
-        each = [_of_job(assess_stragglers(table.of_ranks(ranks), []), ranks) for ranks in peers]
-        # The job's is that of the worst of them: whose slowest rank is the slowest, else who would not show one.
-        return max(each, key=lambda found: (found.excess_ratio or 0.0, found.found_ratio is None))
+    if table.ranks < 2:
+        return Assessment(state="none")  # there is nobody to compare it with
+    if len(peers) > 1 and any(len(ranks) == 1 for ranks in peers):
+        return Assessment(state="undecided", compared=False)
     # What may have been waiting is in own times; where that is much, they show nothing.
     newest = slice(len(table) // 2, None)
     unclear, own = (np.nansum(table[name][newest], axis=0) for name in ("unclear_seconds", "own_seconds"))
     if (unclear > MOST_UNCLEAR * own).any():
-        return Assessment(state="undecided")
-    found = assess_own_times(table.steps, table["own_seconds"])
+        return UNKNOWN
+    found = assess(undecided)
     if found.rank is None or found.since_step is None:
         return found
-    # The phase in which most of its extra time is; none where no phase holds most.
-    extra = extra_phase_seconds(found.rank, table.between(found.since_step))
+    # The phase in which most of its extra time is, beside its peers; none where no phase holds most.
+    among = next((ranks for ranks in peers if found.rank in ranks), range(table.ranks))
+    extra = extra_phase_seconds(among.index(found.rank), table.of_ranks(among).between(found.since_step))
     total = sum(max(value, 0.0) for value in extra.values())
     phase = max(PHASES, key=lambda name: extra[name])
     share = extra[phase] / total if total > 0 else 0.0
     return msgspec.structs.replace(found, phase=phase, phase_ratio=share) if share >= MOSTLY else found
 
 
-def _of_job(found: Assessment, peers: Sequence[int]) -> Assessment:
-    """Return what was found of a rank among its peers with its number in the job."""
-    return found if found.rank is None else msgspec.structs.replace(found, rank=peers[found.rank])
+def assess(undecided: Undecided) -> Assessment:
+    """Return what the detector's state says about stragglers where no verdict names one."""
+    found = PROMISED if would_be_found(undecided) else None
+    for suspect in undecided.suspects:
+        is_likely = not suspect.healthy_steps or suspect.healthy_steps >= LIKELY
+        if is_likely and suspect.excess_ratio >= PROMISED and suspect.why != TOO_LITTLE:
+            return Assessment(
+                state="undecided",
+                rank=suspect.rank,
+                excess_ratio=suspect.excess_ratio,
+                since_step=suspect.since_step,
+                found_ratio=found,
+            )
+    return Assessment(state="undecided" if found is None else "none", found_ratio=found)
 
 
-def assess_own_times(steps: NDArray[np.int64], own: Floats) -> Assessment:
-    """Return what own times say about stragglers where no verdict names one.
-
-    Args:
-        steps: Training steps, ascending, int64 [steps].
-        own: Own times, float64 [steps, ranks], seconds; NaN: not known.
-    """
-    if own.shape[1] < 2:
-        return Assessment(state="none")  # there is nobody to compare it with
-    found = PROMISED if would_be_found(own) else None
-    slowest = _slowest(own)
-    if slowest is None:
-        return Assessment(state="undecided" if found is None else "none", found_ratio=found)
-    rank, row, excess = slowest
-    return Assessment(
-        state="undecided",
-        rank=rank,
-        excess_ratio=math.expm1(excess),
-        since_step=int(steps[row]),
-        found_ratio=found,
-    )
-
-
-def would_be_found(own: Floats, ratio: float = PROMISED) -> bool:
-    """Return whether a rank slower than the others by `ratio` for a run's second half would have been found in it.
-
-    It would where the mean of that half's steps, or of `LONGEST` of them, lies `CLEARLY` times its own error above what
-    the rank exceeds the others by anyway. The error is that of this run's own noise, of which neighbouring steps may be
-    alike.
-
-    Args:
-        own: Own times, float64 [steps, ranks], seconds; NaN: not known.
-        ratio: 0.1 is 10% slower.
-    """
-    excess = log_excess(own[WARM_UP:])
-    steps = min(len(excess) // 2, LONGEST)
-    if steps < FEWEST:
-        return False
-    for rank in range(excess.shape[1]):
-        values = excess[np.isfinite(excess[:, rank]), rank]
-        if len(values) < 0.9 * len(excess):
-            return False  # too little is known of this rank
-        usual = max(float(np.median(values)), 0.0)
-        if math.log1p(ratio) - usual < CLEARLY * _error_of_mean(values, steps):
-            return False
-    return True
-
-
-def _error_of_mean(values: Floats, count: int) -> float:
-    """The standard error of the mean of `count` values in a row like these."""
-    centred = values - values.mean()
-    power = float((centred * centred).sum())
-    if power <= 0:
-        return 0.0
-    # (1 + r) / (1 - r) neighbours count as one
-    correlation = float((centred[1:] * centred[:-1]).sum()) / power
-    correlation = min(max(correlation, 0.0), 0.95)
-    return math.sqrt(power / len(values) / count * (1 + correlation) / (1 - correlation))
-
-
-def _slowest(own: Floats) -> tuple[int, int, float] | None:
-    """The rank that is visibly slower than the others up to the end, the row since which, and its median log excess."""
-    best: tuple[float, int, int] | None = None
-    if len(own) < WARM_UP + FEWEST:
-        return None
-    errors = NormalDist().inv_cdf(1.0 - CHANCE / own.shape[1])
-    excess = log_excess(own)
-    for rank in range(own.shape[1]):
-        rows = np.flatnonzero(np.isfinite(excess[:, rank]))
-        rows = rows[rows >= WARM_UP]
-        if len(rows) < FEWEST:
-            continue
-        values = excess[rows, rank]
-        # Since when: where the sum of what lies beyond half of the excess is greatest (Page 1955), which is known then.
-        since = values
-        for height in (math.log1p(VISIBLE), None):
-            half = (float(np.median(since)) if height is None else height) / 2
-            beyond = np.clip(values - half, -1.0, 1.0)
-            begin = min(int(np.argmax(np.cumsum(beyond[::-1])[::-1])), len(values) - FEWEST)
-            since = values[begin:]
-        error = _error_of_mean(since, len(since))
-        mean, middle = float(since.mean()), float(np.median(since))
-        if middle >= math.log1p(VISIBLE) and mean >= errors * error and (best is None or middle > best[0]):
-            best = middle, rank, int(rows[begin])
-    return None if best is None else (best[1], best[2], best[0])
+def would_be_found(undecided: Undecided, ratio: float = PROMISED) -> bool:
+    """Return whether a rank slower than the others by `ratio` (0.1: 10%) would have been named by then."""
+    return min(undecided.found.values(), default=ratio) < SURE_TO_FIND * ratio
 
 
 def describe_assessment(found: Assessment) -> str:

@@ -7,13 +7,22 @@ changes little, and where times vary, the maximum of many ranks was late before.
 
 from __future__ import annotations
 
+import math
+import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ringside.monitor.stats import Floats, known_median, log_excess, row_medians, usable
+
+RATE = "RINGSIDE_PRICE"
+"""What an hour of one rank costs, in any currency; what `--price` sets."""
+
+PER_RANK_HOUR, MONEY = "price_per_rank_hour", "cost_money"
+"""Keys of JSON that exist where it is known: of a whole run, and of each verdict."""
 
 BLOCK = 96
 """Steps that are repaired by one factor; a rank may become slower and slower."""
@@ -101,3 +110,38 @@ class Meter:
             repaired = times.copy()
             repaired[self._rank] *= np.exp(-max(float(np.median(self._excess)) - self._usual, 0.0))
             self.rank_seconds += spared_rank_seconds(times[None], repaired[None])
+
+
+# -------------------------------------------------------------------------------------------------
+# The same in money, where somebody says what an hour of a rank costs.
+
+
+def hourly_rate(text: str) -> float:
+    """Return a rate as it is written on a command line or in `RATE`.
+
+    Raises:
+        ValueError: It is no positive number.
+    """
+    rate = float(text)
+    if not (math.isfinite(rate) and rate > 0):
+        raise ValueError(text)
+    return rate
+
+
+def known_rate(content: Mapping[str, Any] | None = None) -> float | None:
+    """Return what an hour of one rank costs; None where nobody said so.
+
+    Args:
+        content: A run's summary, of which somebody may have said it before.
+    """
+    for text in (os.environ.get(RATE, ""), str((content or {}).get(PER_RANK_HOUR) or "")):
+        try:
+            return hourly_rate(text)
+        except ValueError:
+            continue
+    return None
+
+
+def money(rank_seconds: float, rate: float) -> float:
+    """Return what rank-seconds cost at a rate per rank and hour."""
+    return rank_seconds / 3600.0 * rate

@@ -122,6 +122,11 @@ def median(window: Floats) -> Floats:
     return np.where(2 * known[0] >= len(window), 0.5 * (pair[0] + pair[1]), np.nan)
 
 
+def deviation(away: Floats) -> Floats:
+    """Return the standard deviation that the median of distances from the middle stands for, over the first axis."""
+    return 1.4826 * median(np.abs(away))
+
+
 def known_or_0(values: Floats) -> Floats:
     """Return values with 0 for NaN (in a tenth of the time of NumPy's `nan_to_num`, which minds infinities)."""
     return np.where(np.isnan(values), 0.0, values)

@@ -23,14 +23,17 @@ from ringside.monitor.links.sampler import LinkLedger, LinkTotals
 from ringside.monitor.nccl.attribution import attribute
 from ringside.monitor.nccl.report import read_reports
 from ringside.monitor.pipeline import BubbleLedger, Bubbles, reprice_stage
-from ringside.monitor.price import repair_ranks, spared_rank_seconds
+from ringside.monitor.price import MONEY, PER_RANK_HOUR, known_rate, money, repair_ranks, spared_rank_seconds
 from ringside.monitor.run.directory import REPORT, SUMMARY, Event, RunReader, finite
 from ringside.monitor.run.records import SCHEMA, Revised, Row, RunInfo, StepRecord, gradient_memory, revisions
 from ringside.monitor.run.table import StepTable, fill_waits, job_exposed_seconds, job_step_seconds, tabulate
-from ringside.monitor.slow_rank.detector import detect, rejudge
+from ringside.monitor.slow_rank.detector import Detector, detect
+from ringside.monitor.slow_rank.judge import rejudge
 from ringside.monitor.slow_rank.pauses import is_of_pauses, without_pauses
 from ringside.monitor.slow_rank.peers import PeersWatcher, among_peers
+from ringside.monitor.slow_rank.window_test import KEPT as REMEMBERED
 from ringside.monitor.stats import excess_ratios, known_median
+from ringside.monitor.undecided import Undecided, undecided_of_job
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 
 Render = Callable[[dict[str, Any], RunInfo, StepTable], str]
@@ -67,6 +70,7 @@ def summarise(
     mesh: Mesh | None = None,
     bubbles: Bubbles | None = None,
     blocked: Sequence[Blocked] = (),
+    undecided: Undecided | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`; it holds no NaN and no infinity (null instead).
@@ -81,10 +85,12 @@ def summarise(
         mesh: How its ranks are arranged; None: all do the same work.
         bubbles: How long the ranks of its pipeline wait for each other; None: it has none.
         blocked: How long they were blocked along each dimension of it.
+        undecided: What the detector had not decided in the end; None: it looks at the newest records again.
         extra: Parts to pass through (see `PASSED_THROUGH`); other keys are left out.
     """
     table = records if isinstance(records, StepTable) else tabulate(records, run_info.world_size)
     mesh = mesh or Mesh(run_info.world_size)
+    undecided = undecided or _undecided(table, mesh)
     steps = int((table.steps[-1] - table.steps[0]) // table.stride + 1) * table.stride if len(table) else 0
     seconds = job_step_seconds(table)
     known = seconds[np.isfinite(seconds)]
@@ -111,7 +117,8 @@ def summarise(
         },
         "overhead": {"seconds_per_step": overhead_s, "ratio": overhead_s / step_s if step_s > 0 else 0.0},
         "questions": to_plain(answer_questions(run_info, table, verdicts, links)),
-        "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts, mesh.peers)),
+        "assessment": msgspec.to_builtins(assess_stragglers(table, verdicts, undecided, mesh.peers)),
+        "undecided": {**msgspec.to_builtins(undecided, str_keys=True), "words": undecided.describe()},
     }
     if blocked:
         summary["blocked"] = msgspec.to_builtins(list(blocked), builtin_types=(float,))
@@ -121,6 +128,11 @@ def summarise(
         summary["revisions"] = [{**msgspec.to_builtins(change), "words": change.describe()} for change in revised]
     if bubbles is not None:
         summary["pipeline"] = msgspec.to_builtins(bubbles)
+    rate = known_rate(extra)
+    if rate is not None:
+        summary[PER_RANK_HOUR] = rate
+        for verdict in summary["verdicts"]:
+            verdict[MONEY] = money(verdict["cost_rank_seconds"], rate)
     loss = _loss(table)
     given = {key: value for key, value in (extra or {}).items() if key in PASSED_THROUGH and value is not None}
     content: dict[str, Any] = finite({**summary, **({"loss": loss} if loss else {}), **given})
@@ -194,10 +206,9 @@ def assess_run(reader: RunReader, *, extra: Mapping[str, Any] | None = None) -> 
         mesh=mesh,
         bubbles=bubbles.total(),
         blocked=blocked,
+        undecided=reader.undecided(),
         extra=given,
     )
-    if (undecided := reader.undecided()) is not None:
-        summary["undecided"] = {**msgspec.to_builtins(undecided, str_keys=True), "words": undecided.describe()}
     if blocked:
         summary["waits"] = _waits(verdicts, sample.rows, mesh)
     return summary, table
@@ -263,6 +274,21 @@ def _verdicts(events: Sequence[Event], table: StepTable, mesh: Mesh, run_dir: Pa
         msgspec.structs.replace(verdict, evidence={**verdict.evidence, **together}) if verdict in slow else verdict
         for verdict in verdicts
     ]
+
+
+def _undecided(table: StepTable, mesh: Mesh) -> Undecided:
+    """Return what the detector has not decided after the newest records, as many as it remembers."""
+    table, states = table.between(int(table.steps[-REMEMBERED:][0])) if len(table) else table, []
+    for ranks in mesh.peers:
+        among, detector = table.of_ranks(ranks), Detector(len(ranks), has_parts=True)
+        forward = np.nansum([among["forward_seconds"], among["compute_seconds"]], axis=0)
+        parts = [among["data_seconds"], forward, among["backward_seconds"], among["optimizer_seconds"]]
+        rows = zip(table.steps, among["own_seconds"], among["samples"], among["run_delay_seconds"], strict=True)
+        for row, (step, own, samples, run_delay) in enumerate(rows):
+            part = np.array([phase[row] for phase in parts])
+            detector.update(own, samples, step=int(step), parts=part, run_delay=run_delay)
+        states.append((ranks, detector.undecided()))
+    return undecided_of_job(states)
 
 
 def _watch_again(records: Iterable[StepRecord], mesh: Mesh, stride: int) -> list[Verdict]:

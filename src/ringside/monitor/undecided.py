@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ringside.text import name_ranks, percent
 
-SUSPECTED = 0.6
-"""A rank is suspected from this share of the bar on: chance gives so much once in some hundred steps."""
-
-
-NO_CHANCE = 1e-9
-"""A chance per step below this is none."""
+NOT_LASTED, TOO_LITTLE = "it has not lasted", "it takes up too little of a step"
+"""Why a rank that is slow for sure is not told of."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,3 +60,26 @@ class Undecided(msgspec.Struct, frozen=True, kw_only=True):
             more = f", {percent(self.found[late])} within {late}" if self.found[late] < 0.9 * self.found[soon] else ""
             said.append(f"a rank slower by {percent(self.found[soon])} would be named within {soon} steps{more}")
         return "; ".join(said)
+
+
+NOTHING = Undecided(step=-1)
+"""Before the detector was looked at."""
+
+
+def undecided_of_job(states: Sequence[tuple[Sequence[int], Undecided]]) -> Undecided:
+    """Return the state of a job of several sets of ranks that are compared, with the job's numbers of ranks.
+
+    Args:
+        states: The ranks of each set, and its state, in which they are numbered from 0.
+    """
+    suspects = [
+        msgspec.structs.replace(suspect, rank=ranks[suspect.rank])
+        for ranks, state in states
+        for suspect in state.suspects
+    ]
+    lengths = set.intersection(*(set(state.found) for _, state in states)) if states else set()
+    return Undecided(
+        step=max((state.step for _, state in states), default=0),
+        suspects=sorted(suspects, key=lambda suspect: -suspect.bar_ratio),
+        found={length: max(state.found[length] for _, state in states) for length in sorted(lengths)},
+    )

@@ -16,7 +16,8 @@ from rich.text import Text
 from ringside.monitor.job.questions import read_answers
 from ringside.monitor.run.records import summary_notes
 from ringside.monitor.verdict import Verdict, headline, onset
-from ringside.text import clock, counted, duration, percent, rank_time, size, sparkline
+from ringside.text import clock, counted, duration, percent, size, sparkline
+from ringside.view.cost_text import cost_text
 from ringside.view.mesh_text import blocked_line, chain_line, mesh_order, rank_cells, read_blocked
 from ringside.view.run.live import HISTORY_STEPS, RECENT_STEPS, RunFollower, ShownFinding
 from ringside.view.tui.console import SafeConsole, WithoutTrailingBlanks
@@ -120,8 +121,8 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
     # The newest verdicts.
     if not run.findings:
         parts.append(Text("● no verdict so far"))
-        if run.undecided:
-            line = Text(f"  {run.undecided}")
+        if words := run.undecided.describe():
+            line = Text(f"  {words}")
             line.truncate(width, overflow="ellipsis")
             parts.append(line)
     for finding in run.findings[-2:]:
@@ -130,7 +131,7 @@ def live_picture(run: RunFollower, title: str, elapsed_s: float, width: int = 80
         lines = [Text(f"  {verdict.cause}")]
         if verdict.kind != "dead_rank":
             resolved = " (resolved)" if finding.over else ""
-            lines.append(Text(f"  cost so far: {rank_time(finding.cost_rank_seconds)}{resolved}", style="bold"))
+            lines.append(Text(f"  cost so far: {cost_text(finding.cost_rank_seconds)}{resolved}", style="bold"))
         for line in lines:
             line.truncate(width, overflow="ellipsis")
         parts += lines
@@ -171,7 +172,7 @@ def closing_summary(summary: Mapping[str, Any], verdicts: Sequence[Verdict]) -> 
     for verdict in verdicts:
         parts.append(Text(f"● {headline(verdict)} {onset(verdict)}.", style="bold red"))
         cost = verdict.cost_rank_seconds
-        lost = f"{rank_time(cost)} lost, summed over ranks"
+        lost = f"{cost_text(cost, summary)} lost, summed over ranks"
         price = f"{lost}; detected at step {verdict.detected_step}" if cost > 0 else ""
         lines = Table.grid(padding=(0, 2, 0, 0))
         for heading, text in (

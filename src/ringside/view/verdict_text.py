@@ -14,6 +14,7 @@ from ringside.monitor.job.questions import Question
 from ringside.monitor.slow_rank.window_test import PERSISTENCE, WARM_UP
 from ringside.monitor.verdict import Verdict, headline, onset
 from ringside.text import counted, duration, label, name_ranks, percent, rank_time, ratio, signed_percent
+from ringside.view.cost_text import cost_text
 
 FEWEST_STEPS = WARM_UP + PERSISTENCE
 PAST = {" is ": " was ", " are ": " were ", " gets ": " got ", " needs ": " needed ", " waits ": " waited "}
@@ -146,7 +147,7 @@ def _price(verdict: Verdict, summary: dict[str, Any]) -> str:
     elapsed = (int(until) - verdict.since_step) * (summary["step_seconds"]["median"] or 0.0)
     of_time = f", {percent(cost / ranks / elapsed)} of the time since then" if elapsed > cost / ranks else ""
     everyone = "both ranks" if ranks == 2 else f"all {ranks} ranks"
-    return f"{rank_time(cost)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
+    return f"{cost_text(cost, summary)}: {everyone} lost {duration(cost / ranks)} each{of_time}."
 
 
 # -------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from ringside.monitor.causes import PHASES
 from ringside.monitor.groups import JobGroups, Mesh, Waited, chain, describe_chain, who_waited
 from ringside.monitor.run.records import Row, StepRecord
 from ringside.monitor.run.table import StepTable
-from ringside.monitor.slow_rank.detector import SLOW_CAUSE, SlowRankWatcher
+from ringside.monitor.slow_rank.judge import SLOW_CAUSE
+from ringside.monitor.slow_rank.watcher import SlowRankWatcher
 from ringside.monitor.slow_rank.window_test import WARM_UP
-from ringside.monitor.undecided import Undecided
+from ringside.monitor.undecided import Undecided, undecided_of_job
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict, VerdictEvent, episode_end
 from ringside.text import name_ranks
 
@@ -71,18 +72,7 @@ class PeersWatcher:
 
     def undecided(self) -> Undecided:
         """Return who may be slow, with the job's numbers of ranks."""
-        states = [(compared, compared.undecided()) for compared in self._compared]
-        suspects = [
-            msgspec.structs.replace(suspect, rank=compared.ranks[suspect.rank])
-            for compared, state in states
-            for suspect in state.suspects
-        ]
-        lengths = set.intersection(*(set(state.found) for _, state in states)) if states else set()
-        return Undecided(
-            step=max((state.step for _, state in states), default=0),
-            suspects=sorted(suspects, key=lambda suspect: -suspect.bar_ratio),
-            found={length: max(state.found[length] for _, state in states) for length in sorted(lengths)},
-        )
+        return undecided_of_job([(compared.ranks, compared.undecided()) for compared in self._compared])
 
     def _with_evidence(self, verdict: Verdict) -> Verdict:
         more = self._evidence.get(verdict.ranks[0])

@@ -12,7 +12,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ringside.monitor.slow_rank.noise import CUTS, Noise, learn
+from ringside.monitor.slow_rank.noise import CUTS, TOLERATED, Noise, learn
+from ringside.monitor.slow_rank.streams import DELAY, REST, STREAMS, WHOLE
 from ringside.monitor.stats import Floats, divergence, known_median, known_or_0, median
 
 EFFECT = math.log(1.05)
@@ -24,18 +25,35 @@ PERSISTENCE = 5
 MOST, MOST_OF_SHORT, SHORT = 0.6, 2 / 3, 12
 """Nor on less than this share of its window's steps, of windows up to `SHORT` on less than two in three."""
 
-WINDOWS = ((5, 6, 8, 10, 12, 16, 20, 24), (28, 32, 40, 48, 56, 64, 80), (96, 112, 128, 160, 192))
-"""Steps whose mean excess is judged: short ones find much at once, long ones find little in noise. The noise of each
-class is learnt from the steps before its longest window: what may be the beginning of an episode teaches nothing."""
+GROWTH, LONGEST = 1.2, (24, 80, 192)
+"""Windows whose mean excess is judged: short ones find much at once, long ones find little in noise. Each is a fifth
+longer than the one before, so that an excess of any length nearly fills one. They fall into classes of at most so many
+steps: the noise of each is learnt from the steps before its longest window, as what may be the beginning of an episode
+teaches nothing."""
 
-EVERY = (1, 4, 8)
-"""Steps between two looks at the windows of each class."""
+
+def _windows() -> list[NDArray[np.int64]]:
+    """Return the lengths of all windows in steps, ascending, by class."""
+    lengths = [float(PERSISTENCE)]
+    while lengths[-1] * GROWTH < LONGEST[-1] + 1:
+        lengths.append(max(lengths[-1] * GROWTH, lengths[-1] + 1))
+    whole = np.array(lengths).astype(np.int64)
+    return np.split(whole, np.searchsorted(whole, LONGEST[:-1], side="right"))
+
+
+WINDOWS = _windows()
+"""Their lengths by class."""
+
+LOOKS = 8
+"""In the time of its shortest window a class is looked at so many times, at every step at most."""
 
 WARM_UP = 3
 """Steps at the start that count for nothing: allocations, DDP's bucket rebuild, cold caches."""
 
-FALSE_ALARM_STEPS = 86_400 * 10
-"""Job steps in which each of the windows gives one false alarm; those of similar length give the same ones."""
+FALSE_ALARM_STEPS = 864_000
+"""Job steps in which each of the windows gives one false alarm; those of similar length give the same ones. All streams
+share that rate, each an equal part (union bound): together they keep it whatever their dependence, and so they do in a
+job of which only some are known."""
 
 JUMP_SHARE = 0.8
 """Of what the means of two windows must differ by, the difference of their medians must be so much."""
@@ -43,22 +61,22 @@ JUMP_SHARE = 0.8
 FEWEST, FEWEST_BEFORE = 7, 20
 """Steps without which nothing is known of the noise; before windows that are not short."""
 
-YOUNG, OLD, YOUNG_SHARE = 80, 256, 0.45
-"""Up to so many steps noise is learnt often, and from so many on seldom. In a young job no short window is longer than
-this share of all its steps."""
+YOUNG_SHARE = 0.45
+"""In a young job no short window is longer than this share of all its steps."""
+
+RENEWALS, SELDOM = 16, 32
+"""Noise is learnt again when a job is older by one step in so many, and at least every so many steps; among many ranks,
+where that takes long and is known well, four times as seldom."""
 
 MEMORY, MEMORY_CELLS = 576, 1 << 15
 """Noise is learnt from so many steps at most; of many ranks from fewer, so many numbers, but 64 steps at least."""
 
-KEPT = MEMORY + WINDOWS[-1][-1]
+KEPT = MEMORY + LONGEST[-1]
 """Steps that are remembered."""
 
-GONE, GONE_SCALES = 0.06, 0.7
-"""An episode may be over where most steps lie no further than this above the usual, or so many standard deviations of
-the noise's core, and below half of the excess."""
-
-MENDED_LENGTHS = (12, 16, 24, 32, 48, 64, 96, 128, 192)
-"""Steps since an alarm that may show that it is over."""
+GONE_SCALES = 0.7
+"""An episode may be over where most steps lie no further than what is tolerated above the usual, or so many standard
+deviations of the noise's core, and below half of the excess."""
 
 MENDED_SHARE, MENDED_NEPERS, MOST_LATE = 0.3, 9.0, 0.95
 """No more than this share of them may be late, and that must be so rare (e^-9) where as many steps are late as in the
@@ -70,54 +88,50 @@ LONG = 48
 
 
 class WindowTest:
-    """Watches `[jobs, ranks]` of log excess; an episode opens when the mean of a window is too great and closes after.
+    """Watches `[streams, ranks]` of log excess; an episode opens when a window's mean is too great and closes after.
+
+    The first stream is the whole own time. A part of it is news only where the whole bears it: what moves from one
+    phase to another costs nobody anything. What is an episode in one stream teaches none of the others.
 
     Args:
-        jobs: Independent jobs side by side (1 but in benchmarks); or streams of one job, the whole before its parts.
-        ranks: Ranks per job.
-        streams: How many streams a job has that are tested, which share its rate of false alarms: each gets an equal
-            part (union bound), so together they keep it whatever their dependence.
-        phases: How many streams after the whole are its phases; None: the first axis is jobs. A part is news only where
-            the whole bears it: what moves from one phase to another costs nobody anything. What is an episode in one
-            stream teaches none of the others.
+        streams: How many streams of a job are tested: all of `ringside.monitor.slow_rank.streams`, or the first.
+        ranks: How many ranks it has.
 
     Attributes:
         steps: How many steps were seen.
         z: How many standard deviations as rare as a false alarm may be.
-        open: Which ranks are in an episode, bool [jobs, ranks].
-        usual: What each rank usually exceeds the others by, as far as that is known, [jobs, ranks].
-        onset: Number of steps before the episode that opened last, int [jobs, ranks]; 0 where that was in warm-up.
-        rise: How far above the usual the window that opened it lay, [jobs, ranks].
-        contrast: The same in standard deviations of the noise's core, [jobs, ranks].
-        relief: Number of steps before the excess began to be missing, int [jobs, ranks]: where an episode ended.
+        open: Which ranks are in an episode, bool [streams, ranks].
+        usual: What each rank usually exceeds the others by, as far as that is known, [streams, ranks].
+        onset: Number of steps before the episode that opened last, int [streams, ranks]; 0 where that was in warm-up.
+        contrast: How far above the usual the window that opened it lay, in standard deviations of the noise's core.
+        relief: Number of steps before the excess began to be missing, int [streams, ranks]: where an episode ended.
     """
 
-    def __init__(self, jobs: int, ranks: int, *, streams: int = 1, phases: int | None = None) -> None:
-        shape = (jobs, ranks)
+    def __init__(self, streams: int, ranks: int) -> None:
+        shape = (streams, ranks)
         self.steps = 0
         self.open = np.zeros(shape, dtype=bool)
-        self.usual, self._height, self.rise, self.contrast = np.zeros((4, *shape))
+        self.usual, self._height, self.contrast = np.zeros((3, *shape))
         self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
-        self.z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * ranks * streams))
-        self._phases = phases
+        self.z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * STREAMS * ranks))
         self._memory = min(max(MEMORY_CELLS // ranks, 64), MEMORY)
         self._excess = np.full((KEPT, *shape), np.nan)
         self._slow = np.zeros((KEPT, *shape), dtype=bool)  # steps of episodes, which teach nothing
         # By class of windows: their lengths, their noise, and sums of cut excess up to each step, to which step.
-        self._lengths = [np.array(windows) for windows in WINDOWS]
-        self._noise: list[Noise | None] = [None] * len(WINDOWS)
-        self._sums = np.zeros((len(WINDOWS), KEPT, len(CUTS), *shape), dtype=np.float32)
-        self._summed = [0] * len(WINDOWS)
+        self._lengths = WINDOWS
+        self._noise: list[Noise | None] = [None] * len(LONGEST)
+        self._sums = np.zeros((len(LONGEST), KEPT, len(CUTS), *shape), dtype=np.float32)
+        self._summed, self._learnt = [0] * len(LONGEST), [0] * len(LONGEST)
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Take in one step of log excess [jobs, ranks]; return who just opened and who just closed an episode."""
+        """Take in one step of log excess [streams, ranks]; return who just opened and who just closed an episode."""
         self.steps += 1
         slot = self.steps % KEPT
         self._excess[slot] = excess
         self._slow[slot] = self.open
         opened, closed = np.zeros((2, *self.open.shape), dtype=bool)
-        for which, every in enumerate(EVERY):
-            if self.steps % every == 0:
+        for which, lengths in enumerate(self._lengths):
+            if self.steps % max(lengths[0] // LOOKS, 1) == 0:
                 self._learn(which)
                 noise = self._noise[which]
                 if noise is not None:
@@ -132,30 +146,31 @@ class WindowTest:
         seen = self.steps - WARM_UP
         lengths = self._lengths[which]
         lengths = lengths[lengths <= (YOUNG_SHARE * seen if which == 0 else seen - FEWEST_BEFORE)]
-        often = 4 if seen < YOUNG else (16 if seen < OLD else 32) * (1 if self._memory == MEMORY else 4)
-        if len(lengths) == 0 or (self._noise[which] is not None and self.steps % often):
+        often = SELDOM if self._memory == MEMORY else 4 * SELDOM
+        since = self.steps - self._learnt[which]
+        if len(lengths) == 0 or (self._noise[which] is not None and since < min(seen // RENEWALS, often)):
             return
         until = self.steps - int(lengths[-1])
         numbers = np.arange(max(until - self._memory, WARM_UP) + 1, until + 1) % KEPT
         if len(numbers) < FEWEST:
             return
         slow = self._slow[numbers]
-        if self._phases is not None:
-            slow[:] = slow.any(axis=1, keepdims=True)
+        slow[:] = slow.any(axis=1, keepdims=True)
         if self.open.shape[1] <= 3:  # the others' excess mirrors a culprit's
             slow[:] = slow.any(axis=2, keepdims=True)
         is_known = (~slow).sum(axis=0).max(axis=1)[:, None] >= FEWEST  # else an episode is all there is
         rows = np.where(slow & is_known, np.nan, self._excess[numbers])
+        self._learnt[which] = self.steps
         self._noise[which] = noise = learn(rows, lengths, self.z)
-        unknown = (~np.isnan(rows)).sum(axis=0).max(axis=1) < FEWEST
-        noise.bars[..., unknown, :] = noise.jumps[:, unknown] = np.inf
+        unknown = (~np.isnan(rows)).sum(axis=0) < FEWEST
+        noise.bars[..., unknown] = noise.jumps[:, unknown] = np.inf
         if which == 0:
             self.usual = noise.usual
         self._summed[which] = max(self.steps - 2 * int(lengths[-1]), 0)
         self._sums[which, self._summed[which] % KEPT] = 0.0
 
     def _judge(self, which: int, noise: Noise) -> NDArray[np.bool_]:
-        """Return who is news by one class of windows, [jobs, ranks]."""
+        """Return who is news by one class of windows, [streams, ranks]."""
         new = np.arange(self._summed[which] + 1, self.steps + 1) % KEPT
         last = self._sums[which, self._summed[which] % KEPT]
         self._sums[which, new] = last + np.cumsum(_cut(self._excess[new, None], noise), axis=0)
@@ -163,7 +178,7 @@ class WindowTest:
         lengths = self._lengths[which][: len(noise.jumps)]
         sums, steps = self._sums[which], lengths.reshape(-1, 1, 1)
         now, then = sums[self.steps % KEPT], sums[(self.steps - lengths) % KEPT]
-        inside = now - then  # [windows, cuts, jobs, ranks]
+        inside = now - then  # [windows, cuts, streams, ranks]
         seen = self.steps - np.maximum(self.relief, WARM_UP)
         level = (inside[:, :-1] >= noise.bars).any(axis=1)
         news = level & (steps <= seen) & ~self.open
@@ -172,29 +187,32 @@ class WindowTest:
             jumps = inside[:, -1] - np.maximum(earlier, 0.0) >= noise.jumps
             news |= jumps & (2 * steps <= seen) & ~self.open
         opened = np.zeros_like(self.open)
-        for job, rank in np.argwhere(news.any(axis=0)) if news.any() else ():
-            base = float(noise.base[job, rank])
-            for index in np.flatnonzero(news[:, job, rank]):
+        for stream, rank in np.argwhere(news.any(axis=0)) if news.any() else ():
+            base = float(noise.base[stream, rank])
+            for index in np.flatnonzero(news[:, stream, rank]):
                 length = int(lengths[index])
-                rows = self._rows(self.steps - 2 * length, job, rank)
+                rows = self._rows(self.steps - 2 * length, stream, rank)
                 before, rows = known_median(rows[:-length]), rows[-length:][~np.isnan(rows[-length:])]
                 height = known_median(rows)
                 # Few great steps may have lifted a mean that is cut so wide: the medians must tell of a jump as well.
                 jump = (height - max(before, base)) * length
-                if not level[index, job, rank] and jump < JUMP_SHARE * noise.jumps[index, job, rank]:
+                if not level[index, stream, rank] and jump < JUMP_SHARE * noise.jumps[index, stream, rank]:
                     continue
-                if self._phases is not None and job and not self.is_borne(int(job), int(rank), length, height - base):
+                if stream and not self.is_borne(int(stream), int(rank), length, height - base):
                     continue
                 late = int((rows > (base + height) / 2).sum())
                 fewest = max(PERSISTENCE, (MOST_OF_SHORT if length <= SHORT else MOST) * length)
                 if height - base >= EFFECT and late >= fewest:
-                    opened[job, rank] = True
-                    self._begin(int(job), int(rank), height, noise)
+                    opened[stream, rank] = True
+                    self._begin(int(stream), int(rank), height, noise)
                     break
         return opened
 
     def is_borne(self, part: int, rank: int, length: int, rise: float) -> bool:
         """Return whether the whole takes longer as well, and no other phase less: time may move between them.
+
+        Where waits for a CPU are known, what a phase takes longer for want of one is for their own stream to tell, and
+        the rest must bear it.
 
         Args:
             part: The stream that rose.
@@ -204,9 +222,11 @@ class WindowTest:
         """
         rows = self._excess[np.arange(self.steps - length + 1, self.steps + 1) % KEPT, :, rank]
         above = median(rows) - self.usual[:, rank]
-        phases = range(1, 1 + (self._phases or 0))
-        moved = part in phases and any(above[phase] < -rise / 2.0 for phase in phases if phase != part)
-        return bool(above[0] >= max(EFFECT, rise / 2.0)) and not moved
+        whole, moved = above[WHOLE], False
+        if part < DELAY:
+            whole = np.fmin(whole, above[REST])
+            moved = any(above[phase] < -rise / 2.0 for phase in range(1, DELAY) if phase != part)
+        return bool(whole >= max(EFFECT, rise / 2.0)) and not moved
 
     def _lasts(self, part: int, rank: int, length: int) -> bool:
         """Return whether a part's episode may go on: it is known, and the whole has not been as usual for long."""
@@ -215,19 +235,19 @@ class WindowTest:
         whole = known_median(self._rows(self.steps - length, 0, rank), math.inf)
         return length < LONG or whole - float(self.usual[0, rank]) >= EFFECT / 2.0
 
-    def _begin(self, job: int, rank: int, height: float, noise: Noise) -> None:
+    def _begin(self, stream: int, rank: int, height: float, noise: Noise) -> None:
         """Note an episode: since when, and what it takes to be over."""
-        base, scale = float(noise.base[job, rank]), float(noise.limits[0, job, 0]) / CUTS[0]
-        onset = self._change(job, rank, int(self.relief[job, rank]), (base + height) / 2.0, 1.0)
-        self.open[job, rank] = True
-        self.onset[job, rank] = 0 if onset <= WARM_UP else onset
-        self._opened[job, rank] = self.steps
-        self.rise[job, rank], self.contrast[job, rank] = height - base, (height - base) / scale
-        self._height[job, rank] = base + min((height - base) / 2, max(GONE, GONE_SCALES * scale))
-        self._slow[np.arange(max(onset, self.steps - KEPT) + 1, self.steps + 1) % KEPT, job, rank] = True
+        base, scale = float(noise.base[stream, rank]), float(noise.limits[0, stream, 0]) / CUTS[0]
+        onset = self._change(stream, rank, int(self.relief[stream, rank]), (base + height) / 2.0, 1.0)
+        self.open[stream, rank] = True
+        self.onset[stream, rank] = 0 if onset <= WARM_UP else onset
+        self._opened[stream, rank] = self.steps
+        self.contrast[stream, rank] = (height - base) / scale
+        self._height[stream, rank] = base + min((height - base) / 2, max(TOLERATED, GONE_SCALES * scale))
+        self._slow[np.arange(max(onset, self.steps - KEPT) + 1, self.steps + 1) % KEPT, stream, rank] = True
 
     def _close(self, opened: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return whose episode is over: few of the last steps are late, too few for chance, [jobs, ranks].
+        """Return whose episode is over: few of the last steps are late, too few for chance, [streams, ranks].
 
         Chernoff's bound (1952) on a binomial tail, for as many independent steps as a window's mean is worth.
         """
@@ -235,33 +255,33 @@ class WindowTest:
         noise = self._noise[0]
         if noise is None:
             return closed
-        for job, rank in np.argwhere(self.open & ~opened):
-            height = float(self._height[job, rank])
-            since = self._rows(int(self._opened[job, rank]), job, rank)
-            whole = self._rows(int(self.onset[job, rank]), job, rank) > height
-            worth = 1.0 / max(float(noise.inflation[-1, job, 0]), 1.0)
-            for length in MENDED_LENGTHS:
+        for stream, rank in np.argwhere(self.open & ~opened):
+            height = float(self._height[stream, rank])
+            since = self._rows(int(self._opened[stream, rank]), stream, rank)
+            whole = self._rows(int(self.onset[stream, rank]), stream, rank) > height
+            worth = 1.0 / max(float(noise.inflation[-1, stream, 0]), 1.0)
+            for length in map(int, np.concatenate(self._lengths)):
                 if length > len(since):
                     break
-                if job and self._phases is not None and not self._lasts(int(job), int(rank), length):
-                    closed[job, rank] = True
-                    self.relief[job, rank] = self.steps - length
-                    self._slow[np.arange(self.steps - length + 1, self.steps + 1) % KEPT, job, rank] = False
+                if stream and not self._lasts(int(stream), int(rank), length):
+                    closed[stream, rank] = True
+                    self.relief[stream, rank] = self.steps - length
+                    self._slow[np.arange(self.steps - length + 1, self.steps + 1) % KEPT, stream, rank] = False
                     break
                 rows = since[-length:][~np.isnan(since[-length:])]
                 late = min(max(float(np.mean(whole[:-length])), MOST), MOST_LATE)
                 rare = length * worth * divergence(1.0 - MENDED_SHARE, 1.0 - late)
                 if rare >= MENDED_NEPERS and 2 * len(rows) >= length and np.mean(rows > height) <= MENDED_SHARE:
-                    closed[job, rank] = True
-                    first = int(self._opened[job, rank]) - PERSISTENCE
-                    relief = self._change(int(job), int(rank), first, height, -1.0)
-                    self.relief[job, rank] = relief
-                    self._slow[np.arange(relief + 1, self.steps + 1) % KEPT, job, rank] = False
+                    closed[stream, rank] = True
+                    first = int(self._opened[stream, rank]) - PERSISTENCE
+                    relief = self._change(int(stream), int(rank), first, height, -1.0)
+                    self.relief[stream, rank] = relief
+                    self._slow[np.arange(relief + 1, self.steps + 1) % KEPT, stream, rank] = False
                     break
         return closed
 
     def nearest(self) -> tuple[Floats, NDArray[np.int64]]:
-        """Return how near each is to its bar, as a share of it, and of how many steps that window is, [jobs, ranks]."""
+        """Return how near each is to its bar, as a share of it, and by how many steps, [streams, ranks]."""
         best, lengths = np.zeros(self.open.shape), np.zeros(self.open.shape, dtype=np.int64)
         for which, noise in enumerate(self._noise):
             for index, bars in enumerate(() if noise is None else noise.bars):
@@ -273,12 +293,12 @@ class WindowTest:
                 best, lengths = np.where(is_nearer, share, best), np.where(is_nearer, length, lengths)
         return best, lengths
 
-    def height(self, job: int, rank: int, length: int) -> float:
+    def height(self, stream: int, rank: int, length: int) -> float:
         """Return how far above the usual the median of the newest steps lies."""
-        return known_median(self._rows(self.steps - length, job, rank)) - float(self.usual[job, rank])
+        return known_median(self._rows(self.steps - length, stream, rank)) - float(self.usual[stream, rank])
 
     def least(self) -> dict[int, Floats]:
-        """Return the excess that the longest window of each class would name, [jobs, ranks], by its length."""
+        """Return the excess that the longest window of each class would name, [streams, ranks], by its length."""
         found = {}
         for lengths, noise in zip(self._lengths, self._noise, strict=True):
             if noise is not None:
@@ -286,23 +306,23 @@ class WindowTest:
                 found[length] = np.maximum(noise.bars[-1].min(axis=0) / length, EFFECT)
         return found
 
-    def _rows(self, first: int, job: int, rank: int) -> Floats:
+    def _rows(self, first: int, stream: int, rank: int) -> Floats:
         """Log excess of the steps numbered first < step, as far as they are remembered."""
-        rows: Floats = self._excess[np.arange(max(first, self.steps - KEPT) + 1, self.steps + 1) % KEPT, job, rank]
+        rows: Floats = self._excess[np.arange(max(first, self.steps - KEPT) + 1, self.steps + 1) % KEPT, stream, rank]
         return rows
 
-    def _change(self, job: int, rank: int, first: int, middle: float, sign: float) -> int:
+    def _change(self, stream: int, rank: int, first: int, middle: float, sign: float) -> int:
         """Return the number of steps before the excess went beyond `middle`: where the sum of the rest is greatest.
 
         For a step between two levels that is the likeliest place (Page 1955).
         """
         first = max(first, self.steps - KEPT, WARM_UP)
-        beyond = np.nan_to_num(np.clip(sign * (self._rows(first, job, rank) - middle), -abs(middle), abs(middle)))
+        beyond = np.nan_to_num(np.clip(sign * (self._rows(first, stream, rank) - middle), -abs(middle), abs(middle)))
         return first + int(np.argmax(np.cumsum(beyond[::-1])[::-1]))
 
 
 def _cut(excess: Floats, noise: Noise) -> Floats:
-    """Return the excess over the base by cut, [..., cuts, jobs, ranks]; 0 where it is missing."""
+    """Return the excess over the base by cut, [..., cuts, streams, ranks]; 0 where it is missing."""
     over = known_or_0(excess - noise.base).astype(np.float32)
     limits = noise.limits.astype(np.float32)
     return np.clip(over, -limits, limits)

@@ -12,6 +12,7 @@ from ringside.errors import UsageError
 from ringside.monitor.assessment import Assessment, would_be_found
 from ringside.monitor.run.table import job_exposed_seconds
 from ringside.monitor.stats import Floats, known_median, row_medians
+from ringside.monitor.undecided import Undecided
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import size
 from ringside.view.run.recorded import Run
@@ -136,11 +137,14 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS) -> R
     }
     uncertain = [
         verdict
-        for verdicts, other, run in ((new, assessment["before"], before), (gone, assessment["after"], after))
+        for verdicts, other, undecided in (
+            (new, assessment["before"], _undecided(before)),
+            (gone, assessment["after"], _undecided(after)),
+        )
         for verdict in verdicts
         if verdict.kind in OWN_TIME_KINDS
         and other.state == "undecided"
-        and (other.rank in verdict.ranks or not would_be_found(run.own_seconds, verdict.excess_ratio))
+        and (other.rank in verdict.ranks or not would_be_found(undecided, verdict.excess_ratio))
     ]
     return RunComparison(
         step=changes[0],
@@ -152,6 +156,10 @@ def compare(before: Run, after: Run, *, warm_up_steps: int = WARM_UP_STEPS) -> R
         unlike=unlike,
         assessment=assessment,
     )
+
+
+def _undecided(run: Run) -> Undecided:
+    return msgspec.convert(run.summary["undecided"], Undecided, strict=False)  # JSON's keys are strings
 
 
 def _change(name: str, before: Floats, after: Floats, rng: np.random.Generator) -> RunChange:

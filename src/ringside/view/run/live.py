@@ -31,10 +31,11 @@ from ringside.monitor.nccl.report import NcclReport, read_reports, report_files
 from ringside.monitor.run.directory import RUN, STEPS, Event, RunReader
 from ringside.monitor.run.records import NOTES_KEPT, Revised, RunInfo, StepRecord, read_revised
 from ringside.monitor.run.registry import running_runs
-from ringside.monitor.slow_rank.detector import PriceMeter, meter_of
+from ringside.monitor.slow_rank.judge import PriceMeter, meter_of
 from ringside.monitor.slow_rank.peers import of_peers
 from ringside.monitor.stats import excess_ratios, known_median, row_medians
 from ringside.monitor.summary import assess_run
+from ringside.monitor.undecided import NOTHING, Undecided
 from ringside.monitor.verdict import OWN_TIME_KINDS, Verdict
 from ringside.text import counted
 from ringside.view.mesh_text import read_blocked
@@ -119,7 +120,7 @@ class RunFollower:
         own: Own times of all ranks in the newest steps where all are known, oldest first, seconds [ranks].
         revised: When gradients went another way between hosts, oldest first.
         mesh: How ranks are arranged, as far as their groups tell; None before the start.
-        undecided: What the detector of slow ranks has not decided, in words.
+        undecided: What the detector of slow ranks has not decided.
         log_folder: Where NCCL's profilers write logs of single collectives; empty: not known.
     """
 
@@ -135,7 +136,7 @@ class RunFollower:
     own: deque[NDArray[np.float64]] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
     revised: deque[Revised] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
     mesh: Mesh | None = None
-    undecided: str = ""
+    undecided: Undecided = NOTHING
     log_folder: str = ""
     _rows: deque[dict[int, StepRecord]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     _row: dict[int, StepRecord] = field(default_factory=dict)
@@ -459,8 +460,7 @@ class LiveRun:
             self._keep(records)
             self.records_read += len(records)
             self.fresh_findings = self.following.feed(records, events)
-            undecided = self._reader.undecided()
-            self.following.undecided = "" if undecided is None else undecided.describe()
+            self.following.undecided = self._reader.undecided() or self.following.undecided
             self.ended |= any(event["kind"] == "ended" for event in events)
         is_news |= self._poll_logs()
         if records or events or is_news:

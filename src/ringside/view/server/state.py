@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from ringside.monitor.alerts.book import as_text
+from ringside.monitor.assessment import assess
 from ringside.monitor.groups import describe_place, kind_of_work, place_in_mesh, read_chain
 from ringside.monitor.job.questions import QUESTIONS, read_answers
 from ringside.monitor.links.sampler import LinkTotals
 from ringside.monitor.stats import known_median
 from ringside.schedule import ALGORITHMS, by_name
-from ringside.text import duration, figure, percent, rank_time, rate, size, title
+from ringside.text import duration, figure, percent, rate, size, title
+from ringside.view.cost_text import cost_text
 from ringside.view.html.rings import longest_waits
 from ringside.view.mesh_text import blocked_cells, chain_dimensions
 from ringside.view.run.live import FIGURES, RECENT_STEPS, LiveRun, RankNow
@@ -44,7 +46,8 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         links: What its links carried, slowest first.
 
     Returns:
-        Names, stage and step; `verdicts` in words with prices; `undecided`, what the detector has not decided;
+        Names, stage and step; `verdicts` in words with prices; `undecided`, what the detector has not decided, and
+        `assessment`, what that makes of a run without a verdict;
         `calm`, of an ended run without any: headline, reasons and whether it is sure; `tiles`; `figures` per rank
         (base64 float32 seconds, and ratios), medians over `window`; `arrows` [waiting, awaited, mean seconds per step],
         over `arrows_window`; `links`; `questions`; `notes`, sentences. Where they are known: `mesh`, see `_mesh`, and
@@ -83,8 +86,9 @@ def page_state(live: LiveRun, links: Sequence[LinkTotals]) -> dict[str, Any]:
         "host_of": packed([host_index[host] for host in info.hosts[: live.ranks]], np.int32),
         "verdicts": verdicts,
         "calm": live.calm,
-        "undecided": as_text(live.following.undecided),
-        "cost": rank_time(sum(verdict["cost_rank_seconds"] for verdict in verdicts)),
+        "undecided": as_text(following.undecided.describe()),
+        "assessment": assess(following.undecided),
+        "cost": cost_text(sum(verdict["cost_rank_seconds"] for verdict in verdicts)),
         "tiles": _tiles(live, verdicts),
         "step_seconds": _or_none(_step_seconds(live)),
         "window": live.window,
@@ -224,7 +228,7 @@ def _tiles(live: LiveRun, verdicts: Sequence[dict[str, Any]]) -> list[tuple[str,
     lost = sum(verdict["cost_rank_seconds"] for verdict in verdicts)
     each = f"{duration(lost / live.ranks)} for every rank" if lost else "no verdict has a cost"
     return [
-        ("lost" if settled else "lost so far", rank_time(lost) if lost else "nothing", each),
+        ("lost" if settled else "lost so far", cost_text(lost) if lost else "nothing", each),
         ("step time", duration(step), f"median, {live.window}"),
         ("exposed communication", duration(exposed), f"{share}median, {live.window}"),
         ("overlapped with backward", percent(hidden, 1), overlapped),

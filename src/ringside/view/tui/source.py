@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ringside.decoding import UNDECODABLE
 from ringside.errors import RingsideError, UsageError
+from ringside.monitor.assessment import UNKNOWN, Assessment, assess
 from ringside.monitor.groups import Blocked
 from ringside.monitor.run.directory import MOST_RANKS, STEPS, decode_record, open_regular
 from ringside.monitor.run.records import SCHEMA, RunInfo, StepRecord
@@ -80,6 +81,7 @@ class Snapshot:
         window: What the ranks' figures are medians of, in words.
         calm: What an ended run without a verdict says; None of others.
         undecided: What the detector has not decided, in words.
+        assessment: What that makes of a run without a verdict.
         reading: What is read and judged first, in words; empty once that is done.
         blocked: How long ranks are blocked along each dimension of the mesh.
     """
@@ -101,6 +103,7 @@ class Snapshot:
     window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
     undecided: str = ""
+    assessment: Assessment = UNKNOWN
     reading: str = ""
     blocked: tuple[Blocked, ...] = ()
 
@@ -196,7 +199,8 @@ class Local:
             notes=tuple(live.notes),
             window=live.window,
             calm=live.calm,
-            undecided=run.undecided,
+            undecided=run.undecided.describe(),
+            assessment=assess(run.undecided),
             reading=self._reading,
             blocked=tuple(live.blocked()),
         )
@@ -275,6 +279,7 @@ class _Now(msgspec.Struct, kw_only=True):
     window: str = f"last {RECENT_STEPS} steps"
     calm: Calm | None = None
     undecided: str = ""
+    assessment: Assessment = UNKNOWN
     mesh: _Mesh = msgspec.field(default_factory=_Mesh)
     blocked: list[dict[str, Any]] = []
 
@@ -383,6 +388,7 @@ class Remote:
             window=now.window,
             calm=now.calm,
             undecided=now.undecided,
+            assessment=now.assessment,
             blocked=tuple(read_blocked({"blocked": blocked})),
         )
 

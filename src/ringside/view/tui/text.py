@@ -12,12 +12,14 @@ import msgspec
 import numpy as np
 from rich.text import Text
 
-from ringside.monitor.assessment import assess_own_times, describe_assessment
+from ringside.monitor.assessment import describe_assessment
 from ringside.monitor.groups import describe_place
+from ringside.monitor.price import MONEY, PER_RANK_HOUR, known_rate, money
 from ringside.monitor.run.directory import finite
 from ringside.monitor.run.records import StepRecord
 from ringside.monitor.verdict import headline, onset
-from ringside.text import duration, figure, percent, rank_time, signed_percent, title
+from ringside.text import duration, figure, percent, signed_percent, title
+from ringside.view.cost_text import cost_text
 from ringside.view.mesh_text import blocked_line, chain_line
 from ringside.view.run.live import RankNow, progress_text
 from ringside.view.tui.console import printable
@@ -114,10 +116,7 @@ def _no_verdict(snapshot: Snapshot) -> tuple[str, str]:
         return "there is nobody to wait for: one rank is all there is", "green"
     if snapshot.undecided.startswith("rank "):  # suspected
         return f"no verdict so far; {snapshot.undecided}", "yellow"
-    found = assess_own_times(snapshot.steps, snapshot.own_seconds.astype(np.float64))
-    if found.rank is not None:
-        words = describe_assessment(found)
-        return f"no verdict; {words[0].lower()}{words[1:].rstrip('.')}", "yellow"
+    found = snapshot.assessment
     if max(known) > UNSURE:
         return f"no verdict so far; the slowest takes {percent(max(known))} longer than the others", "yellow"
     slowest = f"the slowest takes {percent(max(known))} longer than the others"
@@ -143,7 +142,7 @@ def price_text(verdict: Open) -> str:
     cost = verdict.cost_rank_seconds
     if verdict.verdict.kind in UNPRICED or not (math.isfinite(cost) and cost > 0):
         return ""
-    return f"{rank_time(cost)} lost, summed over ranks"
+    return f"{cost_text(cost)} lost, summed over ranks"
 
 
 def verdict_headline(verdict: Open) -> str:
@@ -290,6 +289,7 @@ def once_lines(snapshot: Snapshot, order: SortOrder, width: int) -> Iterator[str
 
 def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
     """Return a run as plain data: what is not known is null, times are seconds."""
+    rate = known_rate()
     content: dict[str, Any] = finite({
         "schema": SCHEMA,
         "where": snapshot.where,
@@ -299,9 +299,15 @@ def as_json(snapshot: Snapshot, order: SortOrder) -> dict[str, Any]:
         "of": snapshot.of,
         "trouble": snapshot.trouble,
         "verdicts": [
-            {**msgspec.to_builtins(shown.verdict), "cost_rank_seconds": shown.cost_rank_seconds, "over": shown.over}
+            {
+                **msgspec.to_builtins(shown.verdict),
+                "cost_rank_seconds": shown.cost_rank_seconds,
+                "over": shown.over,
+                **({} if rate is None else {MONEY: money(shown.cost_rank_seconds, rate)}),
+            }
             for shown in snapshot.verdicts
         ],
+        **({} if rate is None else {PER_RANK_HOUR: rate}),
         "notes": list(snapshot.notes),
         "ranks": [_rank_json(rank) for rank in arrange_ranks(snapshot.ranks, order)],
         **({"blocked": list(snapshot.blocked)} if snapshot.blocked else {}),
