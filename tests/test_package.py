@@ -78,7 +78,7 @@ ENTRANCES = {
         "summary undecided verdict vitals.gpu vitals.process wait_meter"
     ),
     "predict": (
-        "fit laws.calibrate laws.knowledge plan.buckets plan.memory plan.options plan.plan "
+        "fit laws.calibrate laws.knowledge plan.advice plan.buckets plan.memory plan.options plan.plan plan.step "
         "score simulation.simulate simulation.timeline tables tables.table "
         "topology.files topology.topology what_if"
     ),

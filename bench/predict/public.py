@@ -30,12 +30,12 @@ import numpy as np
 from bench.common import ROOT, make_parser
 
 from ringside.predict import score
-from ringside.predict.laws.calibrate import Prediction
+from ringside.predict.laws.calibrate import Prediction, expect
 from ringside.predict.laws.knowledge import Knowledge
 from ringside.predict.score import hockney, interpolate, measured
 from ringside.predict.tables import aiconfigurator, read_tables
 from ringside.predict.tables.checks import check_rows
-from ringside.predict.tables.table import ALL_REDUCE, Table, TableRow
+from ringside.predict.tables.table import ALL_REDUCE, Table, TableRow, bus_factor
 
 PAGE = ROOT / "docs" / "predict-public.md"
 TUNING_SYSTEMS = ("a100_sxm", "b300_sxm", "gb300", "h200_sxm", "rtx_pro_6000_server")
@@ -264,6 +264,37 @@ def version_rows(tables: Sequence[Measured]) -> Iterable[tuple[str, str, Sequenc
     yield "of which differ by more than 5%", "≤ 0.8 carried", far
 
 
+OTHERS = ("all_gather", "reduce_scatter", "alltoall")
+
+
+def other_collectives(tables: Sequence[Measured]) -> Iterable[tuple[str, str, Sequence[Result]]]:
+    """Yield the scores of other collectives of halves without a row of their own: from nothing, and from all-reduce.
+
+    *Carried over* is the all-reduce's time by the bytes that a ring moves of either.
+    """
+    reduces: dict[tuple[str, str, int], Table] = {}
+    for one in tables:
+        if one.table.collective == ALL_REDUCE and one.table.dtype == "half":
+            reduces.setdefault((one.system, one.table.library, one.table.ranks), one.table)
+    for name in OTHERS:
+        alone, moved = [], []
+        for one in tables:
+            table, tuning = one.table, one.system in TUNING_SYSTEMS
+            reduce = reduces.get((one.system, table.library, table.ranks))
+            law = KNOWN.law(table)
+            if table.collective != name or table.dtype != "half" or reduce is None or law is None:
+                continue
+            sizes, true = np.array([row.size_bytes for row in table.rows]), measured(table.rows)
+            alone.append(result(tuning, expect(law).predict(sizes), true))
+            rows = np.array([row.size_bytes for row in reduce.rows]), measured(reduce.rows)
+            share = bus_factor(name, table.ranks) / bus_factor(ALL_REDUCE, table.ranks)
+            beside = {"line": share * hockney(*rows, sizes), "carried": share * interpolate(*rows, sizes)}
+            prediction = expect(score.moved_law([reduce], table, KNOWN)).predict(sizes)
+            moved.append(result(tuning, prediction, true, **beside))
+        yield f"{name} from nothing", "", alone
+        yield f"{name} from all_reduce's table", "≤ carried", moved
+
+
 def repeats(tables: Sequence[Measured]) -> float:
     """Return how far two tables of the same system, version, type and number of GPUs are apart: the median of pairs."""
     first: dict[tuple[str, ...], Table] = {}
@@ -330,7 +361,7 @@ def scores(alps: Path | None, checked: bool, scoring: bool) -> Iterable[str]:
         name = f"{'old ' * (package == 'aiconfigurator')}{' '.join(collectives)} {' and '.join(dtypes)}"
         rows.append((name, "≤ 3.3%" if rows == [] else "", chosen))
     reduces = [one for one in tables if one.table.collective == ALL_REDUCE]
-    yield from board([*rows, *version_rows(reduces)], scoring)
+    yield from board([*rows, *other_collectives(tables), *version_rows(reduces)], scoring)
     yield ""
 
 

@@ -1,4 +1,4 @@
-"""The predictor at scale: a heterogeneous ring of 24,576 ranks, and every algorithm at 30 sizes on as many.
+"""The predictor at scale: a heterogeneous ring of 24,576 ranks, every algorithm at 30 sizes on as many, and plans.
 
     python -m bench.predict.scale [--json]
 
@@ -20,6 +20,7 @@ import numpy as np
 from bench.common import make_parser
 
 from ringside.predict import LinkClass, LinkOverride, Topology, closed_form, preset, prices, simulate
+from ringside.predict.plan.plan import PlanQuestion, plan
 from ringside.schedule import ALGORITHMS, by_name, hierarchical, ring
 
 RANKS = 24_576
@@ -31,7 +32,7 @@ def main() -> int:
     parser = make_parser("bench.predict.scale", __doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args()
-    rows = [heterogeneous_ring(), *all_algorithms()]
+    rows = [heterogeneous_ring(), *all_algorithms(), *plans()]
     rows.append(_floor_row("peak memory, MB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, 1000))
     if args.json:
         print(json.dumps(rows, indent=2))
@@ -64,7 +65,18 @@ def all_algorithms() -> list[dict[str, Any]]:
         total += took
         note = f"  {'formula' if form else 'simulated'}, {found[0]:.3g} to {found[-1]:.3g} s"
         rows.append({"what": f"{name}, {len(SIZES)} sizes, CPU s", "value": took, "most": None, "note": note})
-    return [*rows, _floor_row(f"all algorithms x {len(SIZES)} sizes x {RANKS} ranks, CPU s", total, 30)]
+    return [*rows, _floor_row(f"all algorithms x {len(SIZES)} sizes x {RANKS} ranks, CPU s", total, 1)]
+
+
+def plans() -> list[dict[str, Any]]:
+    """A plan with a step: of as many GPUs, and of CPU hosts, whose schedules are simulated."""
+    rows = []
+    for name, hosts in (("dgx-h100", RANKS // 8), ("ethernet-10g", 64)):
+        question = PlanQuestion(preset(name, hosts=hosts), 1e9, compute_s=0.25)
+        took, found = _cpu_time(partial(plan, question))
+        note = f"  {found.priced.algorithm}, {found.priced.seconds.value:.3g} s"
+        rows.append(_floor_row(f"plan of {question.topology.ranks} ranks, {name}, CPU s", took, 0.5, note))
+    return rows
 
 
 def _cpu_time(call: Callable[[], Any]) -> tuple[float, Any]:

@@ -104,7 +104,7 @@ def measured_topology(tables: Sequence[Table], known: Knowledge) -> Topology:
 # A system that NVIDIA's aiconfigurator has measured: its tables are read where pip has put them.
 
 INSTALL = "pip install 'torch-ringside[presets]' && pip install --no-deps aiconfigurator-core"
-USED = (ALL_REDUCE, "all_gather", "reduce_scatter")
+USED = (ALL_REDUCE, "all_gather", "reduce_scatter", "alltoall")
 
 
 def installed_system(system: str, gpus: int, nccl: str = "") -> tuple[Topology, str]:

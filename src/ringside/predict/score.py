@@ -16,7 +16,7 @@ from ringside.errors import UsageError
 from ringside.predict.laws import mpi
 from ringside.predict.laws.bumps import Floats
 from ringside.predict.laws.calibrate import Calibration, Prediction, expect, fit, transfer, vague
-from ringside.predict.laws.fabric import Law
+from ringside.predict.laws.fabric import STRAIGHT, Law
 from ringside.predict.laws.knowledge import Knowledge, is_mpi
 from ringside.predict.laws.nccl import nccl_constants
 from ringside.predict.tables.checks import check_rows
@@ -158,7 +158,10 @@ def moved_law(others: Sequence[Table], table: Table, known: Knowledge) -> Law:
         laws = [vague(table.ranks, noisy=is_mpi(table)) for table in tables]
     there, *theirs = laws
     fitted = [fit(_sizes(t.rows), measured(t.rows), law) for t, law in zip(others, theirs, strict=True)]
-    return transfer(fitted, there)
+    moved = transfer(fitted, there)
+    if table.collective in STRAIGHT and any(other.collective != table.collective for other in others):
+        return replace(moved, beside=None)  # by other protocols: an all-reduce's bumps are not theirs
+    return moved
 
 
 def _refused(table: Table, mode: str, why: str) -> Score:

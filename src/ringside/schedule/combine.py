@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import lcm
 
 import numpy as np
@@ -57,11 +58,16 @@ def pipelined(s: Schedule, segments: int) -> Schedule:
 
 def _pipelined_round(s: Schedule, segments: int, t: int) -> Round:
     # In round t segment j does what its chunk did in round t - j.
-    parts = []
-    for j in range(max(0, t - s.rounds + 1), min(segments, t + 1)):
-        step = s.representatives(t - j) if s.rotational else s.round(t - j)
-        parts.append(Round(step.src, step.dst, step.chunk * segments + j, step.reduce))
-    return joined(parts)
+    parts = [(j, _round_of(s, t - j)) for j in range(max(0, t - s.rounds + 1), min(segments, t + 1))]
+    chunks = np.concatenate([step.chunk * segments + j for j, step in parts])
+    src, dst, reduce = (np.concatenate([getattr(step, name) for _, step in parts]) for name in ("src", "dst", "reduce"))
+    return Round(src, dst, chunks, reduce)
+
+
+@lru_cache(maxsize=64)
+def _round_of(s: Schedule, k: int) -> Round:
+    """Return a round, or a rotational one's representatives: each is needed once for every segment."""
+    return s.representatives(k) if s.rotational else s.round(k)
 
 
 def striped(schedules: Sequence[Schedule], name: str = "striped") -> Schedule:

@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ringside.predict.laws.calibrate import Band
+from ringside.predict.plan.advice import WORTH_IT, Help, Worth
 from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.memory import LINEAR, SQUARE_ROOT, STAGE_WORDS, Fit
 from ringside.predict.plan.options import LIBRARY, UNSEEN, simulated_band
 from ringside.predict.plan.plan import Bound, Priced, TrainingPlan
+from ringside.predict.plan.step import StepTime
 from ringside.predict.simulation.timeline import Timeline
 from ringside.predict.topology.topology import Topology
 from ringside.predict.what_if import Answer, StepChange, work
 from ringside.text import counted, digits, duration, giga, percent, signed_percent, size
 
-WIDTH = 80
+WIDTH, LINES = 80, 24
 BASELINE_NAMES = {"hockney": "Hockney's line", "interpolation": "interpolation", "nccl_constants": "NCCL's constants"}
 SWITCHES = "in_network requires switches that reduce (SHARP); it is the answer only with --algorithm in_network."
 OPTIMISTIC = "Rows priced by schedule ignore per-message GPU overhead, so they are optimistic."
@@ -30,8 +32,13 @@ PLACES = {"inside": "inside hosts", "between": "between hosts"}
 
 def short_plan(plan: TrainingPlan) -> list[str]:
     """Return a plan in at most 24 lines of 80 columns."""
-    lines = [*_answer(plan), *_here(plan, most=3), _crossovers(plan), *_scaling(plan, most=3)]
-    return [part for line in lines for part in wrapped(line)]
+    found: list[str] = []
+    for most in (3, 2, 1):  # of each list, as many as there is room for
+        lines = [*_answer(plan, most), *_here(plan, most), _crossovers(plan), *_scaling(plan, max(most, 2))]
+        found = [part for line in lines for part in wrapped(line)]
+        if len(found) <= LINES:
+            break
+    return found
 
 
 def wrapped(line: str) -> list[str]:
@@ -48,6 +55,12 @@ def full_plan(plan: TrainingPlan) -> list[str]:
         best = "; ".join(f"{price.algorithm}{_mark(price).strip()} {band_text(price.seconds)}" for price in running)
         lines.append(f"  {size(nbytes):>8}  {best}")
     lines += ["", *_scaling(plan, most=len(plan.scaling))]
+    if plan.worth is not None:
+        lines += ["", f"hosts, step, times as fast as half of them (the knee: the last of {WORTH_IT} × or more)"]
+        for scale in plan.worth.scales:
+            knee = "  knee" if scale.hosts == plan.worth.hosts and plan.worth.next is not None else ""
+            doubling = "" if scale.doubling is None else f"  {scale.doubling:.2f} ×"
+            lines.append(f"  {scale.hosts:>5}  {band_text(scale.seconds)}{doubling}{knee}")
     if plan.fit is not None:
         lines += ["", f"memory of a rank: weights + gradients + optimizer, {size(plan.fit.memory_bytes)} there"]
         for state in plan.fit.states:
@@ -108,31 +121,38 @@ def _rounded(value: float, known: int, unit: Callable[[float], str]) -> tuple[st
 # ------------------------------------------------------------------------------------------------ verdict first
 
 
-def _answer(plan: TrainingPlan) -> Iterator[str]:
-    """Yield the answer, then whether the model fits, then why it takes so long and what to do."""
+def _answer(plan: TrainingPlan, most: int = 3) -> Iterator[str]:
+    """Yield how long it takes, how many hosts are worth it, whether it fits, what bounds it, what would help most."""
     question, fit = plan.question, plan.fit
+    indent = ""
+    if plan.step is not None:
+        step, indent = plan.step, "  "
+        yield f"step: {about(step.seconds)}, {duration(question.compute_s or 0.0)} of it computing"
+        yield f"  {step_text(step)}"
     what = f"all-reduce of {size(question.size_bytes)} among {question.topology.ranks} ranks"
-    yield f"{what}: {about(plan.priced.seconds)}"
+    yield f"{indent}{what}: {about(plan.priced.seconds)}"
     yield f"  on {hardware(question.topology)}"
     if plan.priced.extrapolated:
         yield f"  extrapolated: {plan.priced.extrapolated}"
+    if plan.worth is not None:
+        yield f"worth it: {worth_text(plan.worth)}"
 
     # Whether it fits, and what would where plain data parallel does not: sharded, or on more ranks.
     if fit is not None:
         each = fit.states[0].total_bytes / fit.parameters
         yield fit_text(fit)
-        yield f"  {parameter_count(fit.parameters)} parameters × {each:.0f} bytes (weights, gradients, Adam)"
-        if plan.sharded is not None:
-            sharded = plan.sharded
-            gathers = f"{sharded.gathers} all-gathers" if sharded.gathers > 1 else "all-gather"
-            extrapolated = ", extrapolated" if sharded.extrapolated else ""
-            yield f"  {STAGE_WORDS[sharded.stage]}: {size(fit.states[sharded.stage].total_bytes)} per rank"
-            yield f"  reduce-scatter + {gathers} per step: {band_text(sharded.total)}{extrapolated}"
-            if sharded.exposed is not None:
-                yield f"  exposed after overlap, best case: {band_text(sharded.exposed)}"
+        part = "" if fit.parameters == question.parameters else " of a rank's part"
+        yield f"  {parameter_count(fit.parameters)} parameters{part} × {each:.0f} bytes (weights, gradients, Adam)"
+        if fit.stage:
+            yield f"  {STAGE_WORDS[fit.stage]}: {size(fit.states[fit.stage].total_bytes)} per rank"
         elif fit.refused:
             yield f"  nor sharded over {question.topology.ranks} ranks: {size(fit.states[3].total_bytes)} each"
             yield f"  needs {fit.least_ranks} ranks: --hosts, or more --memory"
+        if plan.sharded is not None and plan.step is None:
+            sharded = plan.sharded
+            gathers = f"{sharded.gathers} all-gathers" if sharded.gathers > 1 else "all-gather"
+            extrapolated = ", extrapolated" if sharded.extrapolated else ""
+            yield f"  reduce-scatter + {gathers} per step: {band_text(sharded.total)}{extrapolated}"
 
     # What the time follows, and what travels.
     bounds = " ".join("; ".join(map(bound_text, plan.bounds[:2])).split())
@@ -145,6 +165,11 @@ def _answer(plan: TrainingPlan) -> Iterator[str]:
     if wires.interface_bytes_per_s:
         sent += f"; {band_text(wires.interface_bytes_per_s, giga)} GB/s per NIC"
     yield sent
+
+    if plan.helps:
+        yield f"would help most: {help_text(plan.helps[0])}"
+        if then := plan.helps[1:most]:
+            yield f"  then {'; '.join(map(help_text, then))}"
 
     # Buckets and batch.
     compute = question.compute_s
@@ -164,6 +189,33 @@ def _answer(plan: TrainingPlan) -> Iterator[str]:
     yield f"global batch: {' × '.join(factors)}{whole}"
     rates = f"× {digits(batch.linear)} (SGD, Goyal 2017), × {digits(batch.square_root)} (Adam, Malladi 2022)"
     yield f"  learning rate usually {rates}"
+
+
+def step_text(step: StepTime) -> str:
+    """Return what a step waits for, and how it is trained: `exposed 60 ms of 130 ms communication: FSDP, 32 layers`."""
+    job = step.job
+    ways = {0: "data parallel", 3: "FSDP"}
+    parts = [ways.get(job.stage, f"ZeRO stage {job.stage}")]
+    if job.stage == 3:
+        parts.append(f"{counted(job.layers, 'layer')}, {job.prefetch} ahead{'' if job.reshard else ', kept'}")
+    parts += [f"tensor {job.tensor}"] if job.tensor > 1 else []
+    parts += [f"pipeline {job.pipeline}"] if job.pipeline > 1 else []
+    bubble = f", bubble {band_text(step.bubble)}" if job.pipeline > 1 else ""
+    exposed = f"exposed {band_text(step.exposed)} of {duration(step.communication.value)} communication"
+    return f"{exposed}{bubble}: {', '.join(parts)}"
+
+
+def worth_text(worth: Worth) -> str:
+    """Return how many hosts are worth it: `up to the knee at 8 hosts (64 ranks); the next doubling gives 1.4 ×`."""
+    where = f"{counted(worth.hosts, 'host')} ({counted(worth.ranks, 'rank')})"
+    if worth.next is None:
+        return f"{where} at least: no knee (a doubling below {WORTH_IT} ×)"
+    return f"up to the knee at {where}; the next doubling gives {worth.next:.1f} ×"
+
+
+def help_text(one: Help) -> str:
+    """Return what would help: `twice the bandwidth of infiniband between hosts (31 ms less, 9%)`."""
+    return f"{one.what} ({duration(one.saved.value)} less, {percent(one.share)})"
 
 
 def fit_text(fit: Fit) -> str:

@@ -16,9 +16,10 @@ from typing import Any
 from ringside.commands.options import algorithm_name, host_count, write_output
 from ringside.errors import UsageError
 from ringside.predict.fit import installed_system
-from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES
+from ringside.predict.plan.memory import DEVICE_BYTES, WEIGHT_BYTES, fit
 from ringside.predict.plan.options import AUTO
 from ringside.predict.plan.plan import PlanQuestion, TrainingPlan, plan
+from ringside.predict.plan.step import Job
 from ringside.predict.topology.files import load_topology, preset, presets
 from ringside.predict.topology.topology import Topology
 from ringside.text import parse_ranks_per_host, size, size_bytes
@@ -50,6 +51,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add("--batch-per-rank", type=int, default=1, metavar="N", help="samples per rank and micro-step (default: 1)")
     add("--accumulate", type=int, default=1, metavar="N", help="micro-steps per synchronisation (default: 1)")
     add("--base-batch", type=int, metavar="N", help="batch that the learning rate was found with (default: a rank's)")
+    add("--zero", type=int, metavar="STAGE", help="sharding: 0 none, 1, 2, 3 is FSDP (default: the least that fits)")
+    add("--layers", type=int, default=Job.layers, metavar="N", help=f"of the model (default: {Job.layers})")
+    add("--prefetch", type=int, default=Job.prefetch, metavar="N", help="FSDP: layers gathered ahead (default: 1)")
+    add("--no-reshard", action="store_true", help="FSDP: reshard_after_forward=False")
+    add("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
+    add("--pipeline-parallel", type=int, default=1, metavar="N", help="stages; micro-batches by --accumulate")
+    add("--activation-bytes", metavar="SIZE", help="of a micro-batch between layers, for these two")
     add("--all", action="store_true", help="all tables, however long")
     add("--html", type=Path, metavar="FILE", help="write it as a page with its curves")
     add("--json", action="store_true", help="print JSON (keys: docs/json.md)")
@@ -105,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         accumulated=args.accumulate,
         base_batch=args.base_batch,
     )
+    question = replace(question, job=asked_job(args, question))
     found = plan(question)
     if args.json:
         print(json.dumps(to_json(found), indent=1))
@@ -114,8 +123,29 @@ def run(args: argparse.Namespace) -> int:
         print(f"({size(DEFAULT_BYTES)} of gradients assumed: give --bytes or --model)", file=sys.stderr)
     if args.html is not None:
         write_page(args.html, plan_page(found))
-    unfit = found.fit is not None and found.fit.refused and found.sharded is None
+    unfit = found.fit is not None and found.fit.refused and found.fit.stage is None
     return 1 if unfit else 0
+
+
+def asked_job(args: argparse.Namespace, question: PlanQuestion) -> Job:
+    """Return how the model is trained: with the least stage of ZeRO that fits where none is given."""
+    activations = size_bytes(args.activation_bytes, "--activation-bytes") if args.activation_bytes else 0.0
+    job = Job(
+        args.zero or 0,
+        args.layers,
+        args.prefetch,
+        not args.no_reshard,
+        args.tensor_parallel,
+        args.pipeline_parallel,
+        max(question.accumulated, 1),  # what is less is refused with the batch
+        activations,
+    )
+    if args.zero is not None or question.parameters is None:
+        return job
+    parts = job.tensor * job.pipeline
+    sharing = max(question.topology.ranks // parts, 1)
+    fits = fit(question.parameters / parts, sharing, question.memory_bytes, question.dtype)
+    return replace(job, stage=fits.stage or 0)
 
 
 def write_page(path: Path, page: str) -> None:

@@ -9,6 +9,11 @@ narrowest link class; `PipelineLaw` joins the two. The laws, with n ranks on h h
   twice a ring's. From three hosts on an inner host sends it twice. Inside the host the chain passes it up and down.
 - NVLS tree: the same between hosts, the switch inside.
 - switches between hosts that reduce (SHARP): a host sends the tensor once and receives it once, however many there are.
+- all-gather, reduce-scatter: once round the ring, so twice an all-reduce's algbw.
+- all-to-all of S per rank: every rank sends S/n to each other one, straight there, so a host of g sends g·S·(n-g)/n
+  into the network, where a ring crosses it once. A rank's own part takes as long as any other: published tables have
+  the same algbw with 2, 4 and 8 ranks.
+- send and receive: a message of its own, over a port or one interface.
 
 Ranks of a host share its interfaces: the network's rate is the host's, whatever the number of ranks.
 
@@ -109,6 +114,7 @@ NETWORK_RING = 0.98
 NETWORK_TREE = 0.87
 NETWORK_NVLS_TREE = 0.94
 
+STRAIGHT = ("alltoall", "sendrecv")  # collectives whose bytes go straight to who wants them
 BETWEEN_HOSTS = 3.0  # doublings of ranks that one host and several are apart; chosen by hand
 PROXY_S = 6e-6  # a proxy thread that hands messages to the network interface
 # The pipeline's fill (`PipelineLaw`) inside one host, among hosts, and inside a host whose ranks are one hop apart.
@@ -173,7 +179,7 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
 
     Args:
         topology: Its inside, between, nics and nvls are read.
-        collective: `all_reduce`; the others move their bytes as a ring does.
+        collective: `all_reduce`, `all_gather`, `reduce_scatter`, `alltoall` or `sendrecv`; all else goes round a ring.
         algorithm: As a table names it; `Ring`, `Tree` and `NVLS` are taken at their word, all else is NCCL's choice.
 
     Raises:
@@ -183,6 +189,8 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
         raise UsageError(f"{topology.name}: one rank has nobody to reduce with; give a topology of two or more")
     if collective == ALL_REDUCE:
         found = candidates(topology)
+    elif collective in STRAIGHT:
+        found = [_straight(topology, collective)]
     else:  # its bytes go round a ring, and up or down a tree once, not both
         ring = _ring(topology)
         bus = ring.bytes_per_s * bus_factor(ALL_REDUCE, topology.ranks)
@@ -196,6 +204,26 @@ def law(topology: Topology, collective: str = ALL_REDUCE, algorithm: str = "auto
     words = f"{topology.name}: {chosen.name}, {chosen.bound} {chosen.bytes_per_s / 1e9:.4g} GB/s, {base * 1e6:.3g} µs"
     scale = math.log2(topology.ranks) + BETWEEN_HOSTS * (topology.hosts > 1)
     return Law(mean, np.array(SPREAD), words, place=(scale, math.nan))
+
+
+def _straight(topology: Topology, collective: str) -> Candidate:
+    """Return an all-to-all among hosts, or a message: straight to the receiver, through all of the way's links once.
+
+    An all-to-all waits for the later of what stays in the host and what leaves it. The tensor is what a rank sends.
+    """
+    ranks, local = topology.ranks, _largest(topology)
+    inside, network = RING * _inside(topology), NETWORK_RING * _network(topology)
+    link, bound = (topology.inside, "inside") if topology.hosts == 1 else (topology.between, "between")
+    if collective == "sendrecv":
+        rate = inside if bound == "inside" else min(inside, network / topology.nics)
+    else:
+        inside *= ranks / local
+        network *= ranks / max(local * (ranks - local), 1)  # infinite inside one host
+        rate, bound = min(inside, network), "inside" if inside < network else "between"
+    hop = link.alpha_s if link is not None else 0.0
+    if collective == "alltoall" and topology.hosts == 1:  # a message for every other rank, begun one by one
+        hop = _inside_hops(topology) / 2
+    return Candidate("ring", hop + topology.overhead_s, rate, bound)
 
 
 def reach(topology: Topology) -> int:

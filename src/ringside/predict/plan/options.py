@@ -47,14 +47,21 @@ class Scheduled(TermsLaw):
         topology: What it runs over.
         fixed_s: What is spent beside it, seconds.
         pipelined: Whether chunks may be cut.
+        tensors: How many of the sizes that are asked for are the schedule's tensor.
     """
 
     drift = PIPELINE.drift[[BASE, RATE]]  # as of a cluster's latency and rate
 
     def __init__(
-        self, schedule: Schedule, topology: Topology, fixed_s: float = 0.0, *, pipelined: bool = False
+        self,
+        schedule: Schedule,
+        topology: Topology,
+        fixed_s: float = 0.0,
+        *,
+        pipelined: bool = False,
+        tensors: float = 1.0,
     ) -> None:
-        self.schedule, self.topology, self.fixed_s = schedule, topology, fixed_s
+        self.schedule, self.topology, self.fixed_s, self.tensors = schedule, topology, fixed_s, tensors
         most = MOST_MESSAGES // max(schedule.ranks, 1) if pipelined else 1
         self.segments = tuple(one for one in SEGMENTS if one <= max(most, 1))
         self._known: dict[float, tuple[float, float]] = {}
@@ -65,7 +72,8 @@ class Scheduled(TermsLaw):
         best = np.full((len(new), 2), np.inf)
         for segments in self.segments if new else ():
             # The price of an empty tensor is the latency; what a size takes beyond it is time on wires.
-            found = prices(self.schedule, self.topology, [0.0, *new], segments=segments)
+            whole = [self.tensors * size for size in new]
+            found = prices(self.schedule, self.topology, [0.0, *whole], segments=segments)
             latency, total = found[0] + self.fixed_s, found[1:] + self.fixed_s
             better = total < best.sum(axis=1)
             best[better] = np.stack([np.full(len(new), latency), total - latency], axis=1)[better]
@@ -222,20 +230,39 @@ def options(topology: Topology) -> list[Option]:
     return [option(topology, name) for name in names(topology)]
 
 
+BY_SCHEDULE = {  # who carries a collective where there is no library
+    "all_gather": "ring_all_gather",
+    "reduce_scatter": "ring_reduce_scatter",
+    "alltoall": "direct_all_to_all",
+    "sendrecv": "chain_broadcast",
+}
+NO_TABLE = "no published table of {} between hosts"
+
+
 def collective(topology: Topology, name: str) -> Option:
-    """Return an all-gather or a reduce-scatter of a whole tensor, moved as a ring does.
+    """Return a collective that is no all-reduce.
 
     Args:
         topology: Of two ranks or more.
-        name: `all_gather` or `reduce_scatter`.
+        name: `all_gather` and `reduce_scatter` of a whole tensor, moved as a ring does; `alltoall` of a tensor that
+            every rank has and divides among all; `sendrecv` of one from a rank to another, of another host if any.
     """
+    if name == "sendrecv" and topology.ranks > 2:
+        nics = topology.nics
+        topology = topology.sized(2, 1) if topology.hosts > 1 else topology.sized(1, 2)
+        topology = replace(topology, nics=nics)
+    n = topology.ranks
+    sent = 1.0 if name == "sendrecv" else n - 1.0
     if has_library(topology):
         law, here, beyond = _held_to_tables(topology, fabric.law(topology, name), collective=name)
-        return Option(name, LIBRARY, law, topology.ranks - 1.0, None, None, beyond, measured=here)
-    schedule = by_name(f"ring_{name}", topology.ranks)
-    law = Law(np.zeros(2), SPREADS, name, backbone=Scheduled(schedule, topology), noise=NOISY)
+        if not beyond and name in fabric.STRAIGHT and topology.hosts > 1:
+            beyond = NO_TABLE.format(name)
+        return Option(name, LIBRARY, law, sent, None, None, beyond, measured=here)
+    schedule = by_name(BY_SCHEDULE[name], n)
+    backbone = Scheduled(schedule, topology, tensors=n if name == "alltoall" else 1.0)
+    law = Law(np.zeros(2), SPREADS, name, backbone=backbone, noise=NOISY)
     beyond = f"no published table of {name} here, priced by its schedule"
-    return Option(name, SCHEDULE, law, topology.ranks - 1.0, None, schedule.rounds, beyond)
+    return Option(name, SCHEDULE, law, sent, None, schedule.rounds, beyond)
 
 
 # ------------------------------------------------------------------------------------------------ a library's
@@ -273,7 +300,8 @@ def _held_to_tables(
     in words.
 
     Tables of the same collective count, or where there is none those of all-reduce: whatever makes a cluster slower
-    than its datasheet makes all of its collectives so.
+    than its datasheet makes all of its collectives so. Those whose bytes go straight to their receiver have other
+    protocols: they take over latency and rate, not what an all-reduce has at one size (docs/predict-public.md).
 
     Args:
         topology: With what was measured of it.
@@ -294,6 +322,8 @@ def _held_to_tables(
         if times.collective == collective and times.ranks_per_host == topology.ranks_per_host and alike:
             here = fitted[-1]
     law = transfer(fitted, law) if fitted else law
+    if collective in fabric.STRAIGHT and any(times.collective != collective for times in own):
+        law = replace(law, beside=None)
     # How far the hosts are beyond all tables.
     rack = max(topology.ranks_per_host) > 16
     most, unit = (TABLE_RACKS, "racks") if rack else (TABLE_HOSTS, "hosts")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
+from ringside.predict.plan.advice import Help, Situation, Worth, helps, with_link, worth
 from ringside.predict.plan.buckets import COUNTS, BucketSizes, best_buckets
 from ringside.predict.plan.memory import Batch, Fit, Sharded, batch, fit, sharded
 from ringside.predict.plan.options import (
@@ -26,8 +27,9 @@ from ringside.predict.plan.options import (
     options,
     with_measured,
 )
+from ringside.predict.plan.step import Job, StepTime, default_blocking, step_time
 from ringside.predict.tables.table import ALL_REDUCE, bus_factor
-from ringside.predict.topology.topology import LinkClass, Topology
+from ringside.predict.topology.topology import Topology
 
 MOST_BYTES = 1e18
 MOST_RANKS = 1 << 18  # schedules of more take minutes to price
@@ -50,6 +52,7 @@ class PlanQuestion:
         base_batch: With which the learning rate was found; None: one rank's.
         measured: Sizes of buckets and what they took in a run, bytes and seconds.
         ran: Into how many buckets the run cut its gradients; None: there was no run.
+        job: How the model is trained; None: with data parallelism alone, of the least stage of ZeRO that fits.
     """
 
     topology: Topology
@@ -64,6 +67,7 @@ class PlanQuestion:
     base_batch: int | None = None
     measured: tuple[tuple[float, float], ...] = ()
     ran: int | None = None
+    job: Job | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,9 @@ class TrainingPlan:
         fit: Whether the model fits; None without a model.
         sharded: What sharded data parallel costs, where plain does not fit and it does.
         buckets: Best first; empty where computation is not known, or plain data parallel does not fit.
+        step: How long a step takes; None: computation is not known.
+        worth: How many hosts are worth it; None: likewise, or hosts of several sizes.
+        helps: What would help, the most first.
     """
 
     question: PlanQuestion
@@ -141,6 +148,9 @@ class TrainingPlan:
     fit: Fit | None
     sharded: Sharded | None
     buckets: tuple[BucketSizes, ...]
+    step: StepTime | None
+    worth: Worth | None
+    helps: tuple[Help, ...]
 
 
 def plan(question: PlanQuestion) -> TrainingPlan:
@@ -157,13 +167,15 @@ def plan(question: PlanQuestion) -> TrainingPlan:
 
     # The requested algorithm, or the fastest; what a run measured of it moves all the others alike.
     named = option(topology, question.algorithm) if question.algorithm != AUTO or has_library(topology) else None
-    every = options(topology)
+    every, sizes = options(topology), sorted({*SIZES, size})
+    for way in every:  # all sizes at once: a schedule's rounds are made but once
+        way.predict(sizes)
     chosen = named or fastest_option(every, size)
     seen = with_measured(chosen, question.measured)
     every = [moved(other, seen) for other in every]
 
     # By size: who is fastest, and from where on. At this size the row of what was measured is the measured one.
-    running, sizes = contenders(every), sorted({*SIZES, size})
+    running = contenders(every)
     table = ranking(every, sizes)
     (price,) = priced(seen, [size])
     here = tuple(price if seen.measured is not None and row.algorithm == seen.name else row for row in table[size])
@@ -174,16 +186,46 @@ def plan(question: PlanQuestion) -> TrainingPlan:
         per_nic = (host := chosen.host_sent * size) / topology.nics
         each = price.seconds.falling(lambda seconds: per_nic / seconds)
 
-    # Whether the model fits; where it does not, sharded data parallel is priced, and no buckets are.
-    memory = None
+    # Whether a rank's part of the model fits; where it does not, sharded data parallel is priced, and no buckets are.
+    memory, job = None, question.job
+    parts = job.tensor * job.pipeline if job else 1
     if question.parameters is not None:
-        memory = fit(question.parameters, topology.ranks, question.memory_bytes, question.dtype)
+        sharing = max(topology.ranks // parts, 1)
+        memory = fit(question.parameters / parts, sharing, question.memory_bytes, question.dtype)
     refused = memory is not None and memory.refused
     buckets: tuple[BucketSizes, ...] = ()
-    if not refused and question.compute_s is not None:
+    if not refused and parts == 1 and question.compute_s is not None:
         counts = COUNTS if question.ran is None else tuple(sorted({*COUNTS, question.ran}))
         buckets = best_buckets(seen, size, question.compute_s or 0.0, counts)
     name = AUTO if question.algorithm == AUTO and has_library(topology) else chosen.name
+
+    # A step, of as many pieces as are best, and what would be of it on other hosts and with other links.
+    job = job or Job(stage=(memory.stage or 0) if memory else 0, micro_batches=question.accumulated)
+    if job.stage == 3 and not job.blocking:
+        job = replace(job, blocking=default_blocking(topology))
+    best = buckets[0].count if buckets and job.stage == 0 else None
+    job = replace(job, buckets=question.ran or best) if best else job
+
+    def step_of(there: Situation) -> StepTime:
+        def reduction(part: Topology, nbytes: float) -> Option:
+            if part is topology and there.algorithm == name:
+                return seen
+            return moved(choose_option(part, nbytes, there.algorithm), seen)
+
+        assert there.compute_s is not None
+        assert there.job is not None
+        return step_time(there.topology, there.size_bytes, there.compute_s, there.job, reduction)
+
+    def seconds_of(there: Situation) -> Band:
+        if there.compute_s is not None:
+            return step_of(there).seconds
+        way = moved(choose_option(there.topology, there.size_bytes, there.algorithm), seen)
+        return way.predict([there.size_bytes]).bands[0]
+
+    now = Situation(topology, size, question.compute_s, job, name)
+    step = None if question.compute_s is None else step_of(now)
+    quickest = next(row.algorithm for row in here if row.algorithm in {one.name for one in running})
+    fastest = quickest if job.stage == 0 and quickest != chosen.name else ""
     return TrainingPlan(
         question=question,
         priced=price,
@@ -198,8 +240,13 @@ def plan(question: PlanQuestion) -> TrainingPlan:
         scaling=_scaling(question, name, seen, refused),
         batch=batch(topology.ranks, question.batch_per_rank, question.accumulated, question.base_batch),
         fit=memory,
-        sharded=sharded(topology, memory, question.dtype, question.compute_s) if memory and refused else None,
+        sharded=sharded(topology, memory, question.dtype, question.compute_s)
+        if memory and refused and parts == 1
+        else None,
         buckets=buckets,
+        step=step,
+        worth=None if step is None else worth(topology, lambda sized: step_of(replace(now, topology=sized)).seconds),
+        helps=helps(now, seconds_of, fastest, best),
     )
 
 
@@ -395,27 +442,13 @@ def _worsened(topology: Topology) -> Iterator[tuple[str, str, str, Topology]]:
         link = getattr(topology, where)
         if link is None or (where == "between" and topology.hosts == 1):
             continue
-        yield "latency", where, link.kind, _slower(topology, where, replace(link, alpha_s=link.alpha_s * WORSE))
+        yield "latency", where, link.kind, with_link(topology, where, replace(link, alpha_s=link.alpha_s * WORSE))
         shared = link.host_bytes_per_s and link.host_bytes_per_s / WORSE
         narrow = replace(link, bytes_per_s=link.bytes_per_s / WORSE, host_bytes_per_s=shared)
-        yield "bandwidth", where, link.kind, _slower(topology, where, narrow)
+        yield "bandwidth", where, link.kind, with_link(topology, where, narrow)
     for name in ("nvls", "sharp"):
         switch = getattr(topology, name)
         if switch is not None:
             late, slow = replace(switch, alpha_s=switch.alpha_s * WORSE), switch.bytes_per_s / WORSE
             yield "latency", "switch", name, replace(topology, **{name: late})
             yield "bandwidth", "switch", name, replace(topology, **{name: replace(switch, bytes_per_s=slow)})
-
-
-def _slower(topology: Topology, where: str, worse: LinkClass) -> Topology:
-    """Return it with a link class worse, and the links and interfaces of their own with it."""
-    before: LinkClass = getattr(topology, where)
-    if where == "inside":
-        return replace(topology, inside=worse)
-    rate, delay = worse.bytes_per_s / before.bytes_per_s, WORSE if worse.alpha_s > before.alpha_s else 1.0
-    own = []
-    for link in topology.overrides:
-        alpha_s, bytes_per_s = link.alpha_s and link.alpha_s * delay, link.bytes_per_s and link.bytes_per_s * rate
-        own.append(replace(link, alpha_s=alpha_s, bytes_per_s=bytes_per_s))
-    rates = tuple((out * rate, into * rate) for out, into in topology.host_rates)
-    return replace(topology, between=worse, overrides=tuple(own), host_rates=rates)

@@ -304,6 +304,7 @@ FORMS: dict[str, Callable[[Even, Floats], Floats | None]] = {
     "ring_all_gather": lambda e, size: _around(e, size, e.ranks - 1, 0),
     "direct_reduce_scatter": lambda e, size: _to_everybody(e, size / e.ranks, True),
     "direct_all_gather": lambda e, size: _to_everybody(e, size / e.ranks, False),
+    "direct_all_to_all": lambda e, size: _to_everybody(e, size / e.ranks**2, False),
 }
 
 

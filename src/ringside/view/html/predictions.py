@@ -11,6 +11,7 @@ import numpy as np
 
 from ringside.monitor.stats import Floats
 from ringside.predict.laws.calibrate import Band
+from ringside.predict.plan.advice import WORTH_IT
 from ringside.predict.plan.memory import STAGE_WORDS
 from ringside.predict.plan.options import LIBRARY, has_library, option
 from ringside.predict.plan.plan import SIZES, TrainingPlan, busbw, priced
@@ -39,9 +40,12 @@ from ringside.view.predict_text import (
     difference_text,
     fit_text,
     hardware,
+    help_text,
     parameter_count,
     part_text,
     played_algorithm,
+    step_text,
+    worth_text,
 )
 from ringside.view.verdict_text import as_sentence
 
@@ -60,13 +64,18 @@ def plan_page(plan: TrainingPlan) -> str:
     """Return the page of a plan."""
     topology, chosen, fit, batch = plan.question.topology, plan.priced, plan.fit, plan.batch
     subject = size(plan.question.size_bytes)
-    headline = f"{subject} among {topology.ranks} ranks: {about(chosen.seconds)}"
-    # The answer, then whether it fits, then why: as in the terminal.
+    reduced = f"{subject} among {topology.ranks} ranks: {about(chosen.seconds)}"
+    headline = reduced if plan.step is None else f"a step takes {about(plan.step.seconds)}"
+    # How long, how many hosts are worth it, whether it fits, what bounds it, what would help: as in the terminal.
     sharded = plan.sharded
     lines = [
+        ("Step", step_text(plan.step) if plan.step else ""),
+        ("All-reduce", reduced if plan.step else ""),
+        ("Worth it", worth_text(plan.worth) if plan.worth else ""),
         ("Memory", fit_text(fit) if fit else ""),
         ("Instead", f"{STAGE_WORDS[sharded.stage]}: {band_text(sharded.total)} a step" if sharded else ""),
         ("Why", "; ".join(map(bound_text, plan.bounds[:2]))),
+        ("Would help most", "; ".join(map(help_text, plan.helps[:3]))),
         ("How", f"{chosen.algorithm}, {hardware(topology)}"),
         ("Extrapolated", chosen.extrapolated),
     ]
@@ -87,6 +96,7 @@ def plan_page(plan: TrainingPlan) -> str:
     aside = {row.basis == LIBRARY for row in plan.here if row.algorithm not in plan.contenders}
     caveats = [words for words, of_library in ((SWITCHES, True), (OPTIMISTIC, False)) if of_library in aside]
     sections = [
+        *_worth_curve(plan),
         *_curves_over_sizes(plan),
         *_curves_over_hosts_and_buckets(plan),
         table(
@@ -112,6 +122,23 @@ def plan_page(plan: TrainingPlan) -> str:
     where = f"{topology.hosts} host{'s' * (topology.hosts > 1)} · {topology.ranks} ranks"
     sections = [verdict, tiles(figures), *sections, footer(PLAN_NOTE)]
     return render_page(headline, f"predict · {topology.name}", where, sections, scripts=("report.js",))
+
+
+def _worth_curve(plan: TrainingPlan) -> Iterator[Markup]:
+    """Yield how fast it trains by hosts, in units of the fewest, and in the note where the knee is."""
+    if plan.worth is None:
+        return
+    scales = plan.worth.scales
+    first, hosts = scales[0], np.array([float(scale.hosts) for scale in scales])
+    paces = [
+        scale.seconds.falling(lambda s, scale=scale: scale.ranks / first.ranks * first.seconds.value / s)  # type: ignore[misc]
+        for scale in scales
+    ]
+    line = _band_curve(0, "samples per second", hosts, paces, True)
+    whole = Axis(lambda value: f"{value:.0f}", marks=tuple(hosts.tolist()))
+    note = f"Same work per rank. Worth it: {worth_text(plan.worth)}. The knee: the last host count to which every "
+    note += f"doubling trains at least {WORTH_IT} times as fast."
+    yield curves("worth", "How many times as fast it trains, by hosts", [line], whole, Axis(digits), note)
 
 
 def _curves_over_sizes(plan: TrainingPlan) -> list[Markup]:

@@ -1,0 +1,328 @@
+"""How long a training step takes: what a rank computes and what it waits for, played one after the other.
+
+A rank's step is a program: it computes, starts a collective, waits for one, hands a tensor to the next stage of a
+pipeline, takes one. Collectives of a rank's data-parallel group share one wire and are carried in the order in which
+they were started, as a communicator carries them; what is not over when it is waited for is exposed. All ranks of a
+stage do the same, so each stage is played by one rank.
+
+- plain data parallel: gradients in buckets, each reduced as soon as backward has filled it (S. Li et al., "PyTorch
+  Distributed", VLDB 2020);
+- ZeRO stages 1 and 2: they are reduce-scattered so, and weights gathered after the optimizer's step; with stage 2
+  after every micro-batch (S. Rajbhandari et al., "ZeRO", SC 2020);
+- stage 3 (FSDP2): layer by layer, weights are gathered before a layer computes, `prefetch` layers ahead, in forward
+  and, unless they were kept, in backward, where gradients are reduce-scattered (Y. Zhao et al., "PyTorch FSDP", 2023);
+- tensor parallel: two all-reduces of the activations per layer in forward and two in backward, each waited for
+  (M. Shoeybi et al., "Megatron-LM", 2019);
+- pipeline: stages hand activations on and gradients back, 1F1B (D. Narayanan et al., SC 2021) or all forward first
+  (Y. Huang et al., "GPipe", 2019). A stage asks for a tensor when it needs it, so nothing hides its transfer; what it
+  waits for others, transfers included, is the bubble.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ringside.errors import UsageError
+from ringside.predict.laws.calibrate import Band
+from ringside.predict.plan.buckets import BACKWARD
+from ringside.predict.plan.options import Option, collective, has_library
+from ringside.predict.topology.topology import Topology
+
+MOST_ACTIONS = 200_000  # layers times micro-batches that are played
+SCHEDULES = ("1f1b", "gpipe")
+
+
+@dataclass(frozen=True)
+class Job:
+    """How a model is trained.
+
+    Args:
+        stage: Of ZeRO, as in `memory.STAGE_WORDS`; 3 is FSDP2.
+        layers: Of the model: weights are gathered, and their gradients reduced, one by one.
+        prefetch: Of stage 3: how many layers ahead weights are gathered; 0: when they are needed.
+        reshard: Of stage 3: whether weights are given up after forward and gathered again in backward.
+        tensor: Ranks that share every layer; neighbours.
+        pipeline: Stages, of neighbouring hosts or ranks.
+        micro_batches: Per step: through the pipeline, or accumulated.
+        activation_bytes: Of a micro-batch between two layers.
+        buckets: Into how many pieces gradients are cut at stages 0 to 2; None: as many as layers.
+        schedule: Of the pipeline, one of `SCHEDULES`.
+        blocking: Collectives (`all_gather`, `reduce_scatter`, `all_reduce`) that a rank waits for where it starts them.
+
+    Raises:
+        UsageError: A figure cannot be.
+    """
+
+    stage: int = 0
+    layers: int = 32
+    prefetch: int = 1
+    reshard: bool = True
+    tensor: int = 1
+    pipeline: int = 1
+    micro_batches: int = 1
+    activation_bytes: float = 0.0
+    buckets: int | None = None
+    schedule: str = SCHEDULES[0]
+    blocking: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.stage not in range(4):
+            raise UsageError(f"--zero {self.stage}: a stage of ZeRO is 0 to 3; 3 is FSDP")
+        counts = {"layers": self.layers, "tensor-parallel": self.tensor, "pipeline-parallel": self.pipeline}
+        counts |= {"accumulate": self.micro_batches, "buckets": 1 if self.buckets is None else self.buckets}
+        for name, count in counts.items():
+            if count < 1:
+                raise UsageError(f"--{name} {count}: at least 1")
+        if self.prefetch < 0:
+            raise UsageError(f"--prefetch {self.prefetch}: layers gathered ahead, 0 or more")
+        if self.layers < self.pipeline:
+            raise UsageError(f"--layers {self.layers}: fewer than the {self.pipeline} stages of --pipeline-parallel")
+        if self.layers * self.micro_batches > MOST_ACTIONS:
+            raise UsageError(f"--layers {self.layers} times --accumulate {self.micro_batches}: at most {MOST_ACTIONS}")
+        if not (math.isfinite(self.activation_bytes) and self.activation_bytes >= 0):
+            raise UsageError(f"--activation-bytes {self.activation_bytes:g}: 0 or more")
+        if not self.activation_bytes and self.tensor * self.pipeline > 1:
+            raise UsageError("--activation-bytes SIZE: what tensor and pipeline parallelism send of a micro-batch")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """What a step takes. Bands are of times that are wrong together, so ends belong to ends.
+
+    Args:
+        seconds: All of it.
+        communication: How long the rank's wires are busy.
+        exposed: What the rank waits for of it.
+        bubble: What a stage waits for others, transfers included; 0 without a pipeline.
+        data: Ranks that average their gradients; of `tensor` times `pipeline` times these are all.
+        job: How it is trained.
+        extrapolated: Why; empty where tables support it.
+    """
+
+    seconds: Band
+    communication: Band
+    exposed: Band
+    bubble: Band
+    data: int
+    job: Job
+    extrapolated: str
+
+
+def step_time(
+    topology: Topology,
+    size_bytes: float,
+    compute_s: float,
+    job: Job,
+    reduction: Callable[[Topology, float], Option],
+) -> StepTime:
+    """Return what a step takes.
+
+    Args:
+        topology: Of all ranks.
+        size_bytes: Of the model's gradients, and of its weights, in all.
+        compute_s: Of forward and backward that a rank computes in a step, in all micro-batches, seconds.
+        job: How it is trained.
+        reduction: The all-reduce of a topology, at a size.
+
+    Raises:
+        UsageError: The ranks cannot be divided so.
+    """
+    data, tensor, lane = groups(topology, job)
+    own = size_bytes / (job.tensor * job.pipeline)  # of a rank's part of the model, before it is sharded
+    pieces = -(-job.layers // job.pipeline) if job.stage == 3 else (job.buckets or -(-job.layers // job.pipeline))
+    zero, reasons = Band(0.0, 0.0, 0.0), []
+
+    def price(way: Option, size: float) -> Band:
+        reasons.append(way.why_extrapolated(size))
+        return way.predict([size]).bands[0]
+
+    costs = {"gather": zero, "reduce": zero, "tensor": zero, "hand_on": zero}
+    if data is not None and job.stage == 0:
+        costs["reduce"] = price(reduction(data, own / pieces), own / pieces)
+    elif data is not None:
+        costs["gather"] = price(collective(data, "all_gather"), own / pieces)
+        costs["reduce"] = price(collective(data, "reduce_scatter"), own / pieces)
+    if tensor is not None:
+        costs["tensor"] = price(reduction(tensor, job.activation_bytes), job.activation_bytes)
+    if lane is not None:
+        costs["hand_on"] = price(collective(lane, "sendrecv"), job.activation_bytes)
+
+    played = []
+    for end in range(3):
+        seconds = {name: band.ends[end] for name, band in costs.items()}
+        ranks = _play([list(_program(job, stage, pieces, compute_s, seconds)) for stage in range(job.pipeline)])
+        played.append(max(ranks, key=lambda rank: rank.clock))
+    total, busy, exposed, bubble = (
+        Band(*(getattr(rank, name) for rank in played)) for name in ("clock", "busy", "exposed", "bubble")
+    )
+    members = topology.ranks // (job.tensor * job.pipeline)
+    return StepTime(total, busy, exposed, bubble, members, job, next(filter(None, reasons), ""))
+
+
+# -------------------------------------------------------------------------------------------------
+# Who communicates with whom. Tensor-parallel ranks are neighbours, then data-parallel ones, stages lie outermost, as
+# Megatron-LM numbers them. Groups that use a host's interfaces at once have their share of them.
+
+
+def groups(topology: Topology, job: Job) -> tuple[Topology | None, Topology | None, Topology | None]:
+    """Return what a data-parallel group, a tensor-parallel one, and two neighbouring stages run over; None: alone.
+
+    Raises:
+        UsageError: Ranks or hosts cannot be divided so.
+    """
+    n, t, p = topology.ranks, job.tensor, job.pipeline
+    if t * p == 1:
+        return (topology if n > 1 else None), None, None
+    local = topology.ranks_per_host[0]
+    stage = n // p  # ranks of a stage
+    near = min(local, stage)  # of them on a host
+    sizes = {(n, t * p), (stage, near), (local, near), (max(t, near), min(t, near))}
+    if len(set(topology.ranks_per_host)) > 1 or any(whole % part for whole, part in sizes if part):
+        raise UsageError(
+            f"{topology.name}: {topology.hosts} hosts of {local} ranks cannot be divided into --tensor-parallel {t} "
+            f"times --pipeline-parallel {p}: hosts or ranks of a host by each"
+        )
+    tensor = _part(topology, min(t, near), -(-t // near)) if t > 1 else None
+    data = n // (t * p)
+    members = max(near // t, 1)
+    group = _part(topology, members, data // members) if data > 1 else None
+    lane = None
+    if p > 1:
+        lane = _part(topology, 1, 2) if stage >= local and topology.hosts > 1 else _part(topology, 2, 1)
+    return group, tensor, lane
+
+
+def _part(topology: Topology, local: int, hosts: int) -> Topology:
+    """Return `hosts` hosts with `local` ranks each, with these ranks' share of a host's interfaces."""
+    between, full = topology.between, topology.ranks_per_host[0]
+    sized = topology.sized(hosts, local)
+    if between is not None:
+        rate = topology.nics * between.bytes_per_s * local / full / sized.nics
+        sized = replace(sized, between=replace(between, bytes_per_s=rate))
+    return sized
+
+
+# -------------------------------------------------------------------------------------------------
+# Programs: actions (kind, key, seconds).
+
+Action = tuple[str, tuple[object, ...], float]
+
+
+def _program(job: Job, stage: int, pieces: int, compute_s: float, costs: dict[str, float]) -> Iterator[Action]:
+    """Yield what a rank of a pipeline's stage does in a step."""
+    last, many = job.pipeline - 1, job.micro_batches
+    ahead = many if job.schedule == "gpipe" else min(last - stage, many)
+    order = [True] * ahead + [True, False] * (many - ahead) + [False] * ahead
+    done = {True: 0, False: 0}
+    shares = {True: (1.0 - BACKWARD) * compute_s / many, False: BACKWARD * compute_s / many}
+    started: list[tuple[object, ...]] = []
+    for forward in order:
+        number = done[forward]
+        done[forward] += 1
+        before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
+        if 0 <= before <= last:
+            yield "receive", (forward, number, before), costs["hand_on"]
+        reduces = not forward and (number == many - 1 or job.stage >= 2)
+        for action in _through_layers(job, pieces, shares[forward], costs, forward, reduces):
+            kind, key, seconds = action
+            yield kind, (*key, forward, number), seconds
+            if kind == "start" and key[0] == "reduce":
+                started.append((*key, forward, number))
+        if 0 <= after <= last:
+            yield "send", (forward, number, stage), 0.0
+    for key in started:
+        yield "wait", key, 0.0
+    if job.stage in (1, 2):
+        for piece in range(pieces):
+            yield from _start_and_wait(("weights", piece), costs["gather"])
+
+
+def _through_layers(
+    job: Job, pieces: int, compute_s: float, costs: dict[str, float], forward: bool, reduces: bool
+) -> Iterator[Action]:
+    """Yield what a micro-batch does in a stage's layers, forward or backward."""
+    layers = -(-job.layers // job.pipeline)
+    shared = 2 * costs["tensor"]
+    if job.stage < 3 and not reduces:  # nothing happens between layers
+        yield "compute", (), compute_s
+        yield "block", (), layers * shared
+        return
+    if job.stage < 3:  # buckets, which need not be as many as layers
+        layers, shared = pieces, shared * layers / pieces
+    gathered = 0 if job.stage == 3 and (forward or job.reshard) else layers
+    for layer in range(layers):
+        while gathered < min(layer + 1 + job.prefetch, layers):
+            yield from _started(job, "all_gather", ("gather", gathered), costs["gather"])
+            gathered += 1
+        if job.stage == 3 and (forward or job.reshard):
+            yield "wait", ("gather", layer), 0.0
+        yield "compute", (), compute_s / layers
+        yield "block", (), shared
+        if reduces:
+            name = "reduce_scatter" if job.stage else "all_reduce"
+            yield from _started(job, name, ("reduce", layer), costs["reduce"])
+
+
+def _started(job: Job, name: str, key: tuple[object, ...], seconds: float) -> Iterator[Action]:
+    yield from _start_and_wait(key, seconds) if name in job.blocking else [("start", key, seconds)]
+
+
+def _start_and_wait(key: tuple[object, ...], seconds: float) -> Iterator[Action]:
+    yield "start", key, seconds
+    yield "wait", key, 0.0
+
+
+@dataclass
+class _Played:
+    """A stage's rank while it is played: its clock, when its wires are free, and what it has spent."""
+
+    clock: float = 0.0
+    wire: float = 0.0
+    busy: float = 0.0
+    exposed: float = 0.0
+    bubble: float = 0.0
+
+
+def _play(programs: list[list[Action]]) -> list[_Played]:
+    """Return the ranks of stages after their programs."""
+    ranks, places = [_Played() for _ in programs], [0] * len(programs)
+    sent: dict[tuple[object, ...], float] = {}
+    over: list[dict[tuple[object, ...], float]] = [{} for _ in programs]
+    moving = True
+    while moving:
+        moving = False
+        for number, (rank, program) in enumerate(zip(ranks, programs, strict=True)):
+            ends = over[number]
+            while places[number] < len(program):
+                kind, key, seconds = program[places[number]]
+                if kind == "compute":
+                    rank.clock += seconds
+                elif kind == "block":
+                    rank.clock += seconds
+                    rank.busy += seconds
+                    rank.exposed += seconds
+                elif kind == "start":
+                    rank.wire = ends[key] = max(rank.clock, rank.wire) + seconds
+                    rank.busy += seconds
+                elif kind == "wait":
+                    rank.exposed += max(0.0, ends[key] - rank.clock)
+                    rank.clock = max(rank.clock, ends[key])
+                elif kind == "send":
+                    sent[key] = rank.clock
+                elif key not in sent:
+                    break
+                else:  # a message is carried once both its ends are there
+                    there = max(rank.clock, sent[key]) + seconds
+                    rank.bubble += there - rank.clock
+                    rank.busy += seconds
+                    rank.clock = there
+                places[number] += 1
+                moving = True
+    return ranks
+
+
+def default_blocking(topology: Topology) -> tuple[str, ...]:
+    """Return what FSDP2 waits for where it starts it: on GPUs nothing, as streams carry it; on CPUs everything."""
+    return () if has_library(topology) else ("all_gather", "reduce_scatter")
