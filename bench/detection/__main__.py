@@ -69,7 +69,7 @@ def fresh_task(noise: Noise, jobs: int) -> Task:
 
 def watch(rows: Iterable[Floats], ranks: int, jobs: int) -> Iterator[Alarm]:
     """Yield the verdicts on jobs side by side, of which each row is the log own times [jobs, ranks] of one step."""
-    detectors = [Detector(ranks) for _ in range(jobs)]
+    detectors = [Detector(ranks, has_parts=True) for _ in range(jobs)]
     for step, row in enumerate(rows):
         for job, (detector, own) in enumerate(zip(detectors, np.exp(row), strict=True)):
             for event in detector.update(own):

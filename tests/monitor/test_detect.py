@@ -300,7 +300,7 @@ def test_an_episode_is_judged_on_its_steps_so_far_and_in_the_end_on_all_of_them(
 
 def test_an_episode_that_is_noticed_late_is_judged_on_the_steps_that_are_remembered(make_own: Make) -> None:
     own = make_own(400, 8, jitter=0.17, seed=1)
-    own[60:, 3] *= 1.11
+    own[60:, 3] *= 1.1
     detector = Detector(8)
     (begun,) = (finding.verdict for row in own for finding in detector.update(row))
     assert (begun.ranks, begun.since_step) == ([3], 61)

@@ -98,8 +98,8 @@ def test_what_a_busy_machine_takes_is_told_apart_from_what_a_rank_needs() -> Non
 
 def test_the_streams_share_one_rate_of_false_alarms() -> None:
     few, many = WindowTest(1, 4), WindowTest(STREAMS, 8)
-    for screen, ranks in ((few, 4), (many, 8)):
-        assert NormalDist().cdf(-screen.z) * STREAMS * ranks == pytest.approx(1.0 / FALSE_ALARM_STEPS)
+    for screen, shares in ((few, 4), (many, 8 * STREAMS)):
+        assert NormalDist().cdf(-screen.z) * shares == pytest.approx(1.0 / FALSE_ALARM_STEPS)
 
 
 @pytest.mark.parametrize("mends", ["moves", "is rebalanced", "is known no more"])

@@ -702,18 +702,19 @@ def test_when_ranks_are_known_to_pause(kept: Kept) -> None:
         factor = pick(random, 1.4, 1.5, 1.6, 2.0, 3.0, 6.0, 3.0)
         own[np.arange(30, 30 + lasts, every), job, job % ranks] *= factor
         own[random.random(steps) < pick(random, 0.0, 0.01), job, (job + 1) % ranks] *= factor
-    for job in range(jobs):
-        pauses, busy = Pauses(ranks), np.zeros(ranks, dtype=bool)
-        for step in range(steps):
-            busy[0] = job == 0 and 200 <= step < 300
-            opened, closed = pauses.update(own[step, job], busy)
-            for rank in opened:
-                rhythm = pauses.open[rank]
-                verdict = judge_pauses(rank, rhythm, ranks, since_step=rhythm.first - 1, detected_step=step)
-                meter = PauseMeter(verdict)
-                meter.add(own[step : step + 40, job])
-                again = rejudge_pauses(verdict, own[rhythm.first - 1 : step, job])
-                said = [*_short(verdict)[4:-1], *_short(again)[4:-1], meter.rank_seconds]
-                told.append([step, "opened", job, rank, rhythm, *said])
-            told += [[step, "closed", job, rank, pauses.last[rank]] for rank in closed]
+    pauses = Pauses(jobs, ranks)
+    busy = np.zeros((jobs, ranks), dtype=bool)
+    for step in range(steps):
+        busy[0, 0] = 200 <= step < 300
+        opened, closed = pauses.update(own[step], busy)
+        for job, rank in np.argwhere(opened).tolist():
+            rhythm = pauses.rhythm[job, rank]
+            verdict = judge_pauses(rank, rhythm, ranks, since_step=rhythm.first - 1, detected_step=step)
+            meter = PauseMeter(verdict)
+            meter.add(own[step : step + 40, job])
+            again = rejudge_pauses(verdict, own[rhythm.first - 1 : step, job])
+            told.append(
+                [step, "opened", job, rank, rhythm, *_short(verdict)[4:-1], *_short(again)[4:-1], meter.rank_seconds]
+            )
+        told += [[step, "closed", job, rank, pauses.last[job, rank]] for job, rank in np.argwhere(closed).tolist()]
     kept("pauses", told)

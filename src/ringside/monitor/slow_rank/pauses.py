@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringside.monitor.price import spared_rank_seconds
-from ringside.monitor.slow_rank.window_test import EFFECT, MEMORY_CELLS
-from ringside.monitor.stats import SMALLEST, Floats, deviation, divergence, known_or_0, median, usable
+from ringside.monitor.stats import Floats, divergence, known_or_0, median, usable
 from ringside.monitor.verdict import Verdict
 from ringside.text import duration
 
@@ -27,12 +26,18 @@ KEPT = 480
 EVERY = 24
 """A look every so many steps."""
 
+TYPICAL = 48
+"""Steps whose median a pause is held against."""
+
 LATE, ROUGH, BEYOND_OTHERS = 1.5, 6.0, 1.25
 """A step is late from so many times the rank's typical one on, and so many of its standard deviations above it; it is
 the rank's own if it takes so many times what the slowest of the others needs."""
 
 FEWEST, SPAN = 6, 96
 """Pauses, and steps from the first to now, below which nothing is said."""
+
+LEAST_LOSS = 0.05
+"""The share of the job's time that they cost, at least."""
 
 WEIGHTY = 0.5
 """Of all pauses, those count that are at least this share of the rank's own median one: a little pause here and there
@@ -41,8 +46,8 @@ on another rank is no other case of what this rank does."""
 RARE = 13.0
 """Nepers: how rarely one rank of many alike has so many of all pauses, at one look."""
 
-PARTS = 3
-"""Each third of the span has half its share of the pauses at least: a burst is over before anybody reads of it."""
+PARTS, PART_SHARE = 3, 1 / 6
+"""Of each third of the span so many of the pauses, at least: a burst is over before anybody reads of it."""
 
 SILENCE = 8.0
 """After so many times the usual distance without one they are over."""
@@ -69,86 +74,128 @@ class Rhythm(NamedTuple):
 
 
 class Pauses:
-    """Counts late steps, again at every look; memory is O(ranks).
+    """Counts late steps of `[jobs, ranks]`, one step at a time; memory is O(ranks).
 
     Args:
-        ranks: How many ranks there are.
+        jobs: Independent jobs side by side (1 but in benchmarks).
+        ranks: Ranks per job.
 
     Attributes:
         steps: How many steps were seen.
-        open: How the ranks that are known to pause do it, by rank.
-        last: Number of the step of each rank's newest pause, by rank.
+        open: Which ranks are known to pause, bool [jobs, ranks].
+        rhythm: How, by job and rank, of those in `open`.
+        last: Number of the step of each rank's newest pause, int [jobs, ranks].
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, jobs: int, ranks: int) -> None:
         self.steps = 0
-        self.open: dict[int, Rhythm] = {}
-        self.last: dict[int, int] = {}
-        self._own = np.full((KEPT, ranks), np.nan)
-        self._busy = np.zeros((KEPT, ranks), dtype=bool)
+        self.open = np.zeros((jobs, ranks), dtype=bool)
+        self.rhythm: dict[tuple[int, int], Rhythm] = {}
+        self.last = np.zeros((jobs, ranks), dtype=np.int64)
+        self._own = np.full((TYPICAL, jobs, ranks), np.nan)
+        self._typical, self._bar = np.full((2, jobs, ranks), np.inf)
+        self._late, self._begun = np.zeros((2, KEPT, jobs, ranks), dtype=bool)
+        self._extra, self._lost = np.zeros((2, KEPT, jobs, ranks), dtype=np.float32)
+        self._whole = np.zeros((KEPT, jobs))
 
-    def update(self, own: Floats, busy: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-        """Take in one step; return who is known to pause from now on, and who has stopped.
+    def update(self, own: Floats, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Take in one step; return who is known to pause from now on, and who has stopped, bool [jobs, ranks] each.
 
         Args:
-            own: Own times in seconds, [ranks]; NaN where missing.
-            busy: Ranks that are known to be slow anyhow: nothing counts that they do, [ranks].
+            own: Own times in seconds, [jobs, ranks]; NaN where missing.
+            busy: Ranks that are known to be slow anyhow: nothing counts that they do, [jobs, ranks].
         """
         self.steps += 1
-        self._own[self.steps % KEPT], self._busy[self.steps % KEPT] = own, busy
-        return self._look(busy) if self.steps % EVERY == 0 and self.steps >= SPAN else ([], [])
-
-    def discard(self, rank: int) -> None:
-        """Discard what a rank did so far: it is known for something else, or has stopped."""
-        self.open.pop(rank, None)
-        self._busy[:, rank] = True
-
-    def _look(self, busy: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-        numbers = np.arange(max(self.steps - KEPT, 0) + 1, self.steps + 1)
-        seen = self._own[numbers % KEPT]
-        sample = seen[:: max(seen.size // MEMORY_CELLS, 1)]
-        typical = median(sample)
-        scale = deviation(sample - typical)
-        bar = np.maximum(LATE * typical, typical + ROUGH * scale)
-        own = known_or_0(seen)
-        second, slowest = np.partition(own, (-2, -1), axis=1)[:, -2:].T[..., None] if own.shape[1] > 1 else (own, own)
-        others = np.where(own >= slowest, second, slowest)
-        late = (own > bar) & (own > BEYOND_OTHERS * others) & ~self._busy[numbers % KEPT]
-        begun = late & ~np.vstack([late[:1] & False, late[:-1]])
-        extra = np.where(late, own - typical, 0.0)
-        lost = np.where(late, own - np.maximum(others, typical), 0.0).sum(axis=0)
-        counts = begun.sum(axis=0)
-        opened: list[int] = []
-        closed: list[int] = []
-        for rank in np.flatnonzero(counts).tolist():
-            self.last[rank] = int(numbers[late[:, rank]][-1])
-        for rank in list(self.open):
-            begins = numbers[begun[:, rank]]
-            if len(begins) < FEWEST or self.steps - begins[-1] > max(SILENCE * np.diff(begins).mean(), EVERY):
-                closed.append(rank)
-                self.discard(rank)
-        is_much = (counts >= FEWEST) & (lost >= math.expm1(EFFECT) * slowest.sum()) & ~busy
-        for rank in np.flatnonzero(is_much).tolist():
-            begins = numbers[begun[:, rank]]
-            weighty = begun & (extra >= WEIGHTY * np.median(extra[begun[:, rank], rank]))
-            span = self.steps - int(begins[0]) + 1
-            parts = np.bincount((begins - begins[0]) * PARTS // span, minlength=PARTS)
-            if (
-                rank not in (*self.open, *closed)
-                and span >= SPAN
-                and parts.min() >= len(begins) / (2 * PARTS)
-                and stands_out(int(weighty[:, rank].sum()), int(weighty.sum()), len(counts))
-            ):
-                opened.append(rank)
-                self.open[rank] = Rhythm(
-                    first=int(begins[0]),
-                    pauses=len(begins),
-                    typical=float(typical[rank]),
-                    bar=float(bar[rank]),
-                    extra=float(extra[:, rank].sum()),
-                    lost=float(lost[rank]),
-                )
+        self._own[self.steps % TYPICAL] = own
+        self._count(own, busy)
+        opened = closed = np.zeros_like(self.open)
+        if self.steps % EVERY == 0:
+            if self.steps >= SPAN:
+                opened, closed = self._judge(busy)
+            self._learn()
         return opened, closed
+
+    def reset(self, job: int, rank: int) -> None:
+        """Discard what a rank did so far: it is known for something else."""
+        self.open[job, rank] = False
+        self.rhythm.pop((job, rank), None)
+        for kept in (self._late, self._begun, self._extra, self._lost):
+            kept[:, job, rank] = 0
+
+    def _count(self, own: Floats, busy: NDArray[np.bool_]) -> None:
+        slot, before = self.steps % KEPT, (self.steps - 1) % KEPT
+        times = known_or_0(own)
+        ordered = np.sort(times, axis=-1)
+        slowest, second = ordered[:, -1:], ordered[:, -2:][:, :1]  # a rank alone is both, and so never late
+        others = np.where(times >= slowest, second, slowest)
+        late = (times > self._bar) & (times > BEYOND_OTHERS * others) & ~busy
+        self._late[slot] = late
+        self.last[late] = self.steps
+        self._begun[slot] = late & ~self._late[before]
+        typical = np.where(late, self._typical, times)
+        self._extra[slot] = times - typical
+        self._lost[slot] = np.where(late, times - np.maximum(others, typical), 0.0)
+        self._whole[slot] = slowest[:, 0]
+
+    def _learn(self) -> None:
+        self._typical = median(self._own)
+        scale = 1.4826 * median(np.abs(self._own - self._typical))
+        bar = np.maximum(LATE * self._typical, self._typical + ROUGH * scale)
+        self._bar = np.where(np.isfinite(bar), bar, np.inf)
+
+    def _judge(self, busy: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        opened, closed = np.zeros_like(self.open), np.zeros_like(self.open)
+        for job, rank in self.rhythm:
+            closed[job, rank] = self._is_over(job, rank)
+        for job, rank in np.argwhere(closed):
+            self.reset(int(job), int(rank))
+        counts = self._begun.sum(axis=0)
+        loss = self._lost.sum(axis=0) / np.maximum(self._whole.sum(axis=0), 1e-9)[:, None]
+        for job, rank in np.argwhere((counts >= FEWEST) & (loss >= LEAST_LOSS) & ~self.open & ~busy):
+            if not stands_out(*self._weighty(int(job), int(rank)), counts.shape[1]):
+                continue
+            rhythm = self._rhythm(int(job), int(rank))
+            if rhythm is not None:
+                self.rhythm[int(job), int(rank)] = rhythm
+                opened[job, rank] = True
+        self.open |= opened
+        return opened, closed
+
+    def _rhythm(self, job: int, rank: int) -> Rhythm | None:
+        """Return the pauses of the steps that are kept, if they go on all the time."""
+        numbers = self._numbers(job, rank)
+        span = self.steps - int(numbers[0]) + 1
+        parts = np.bincount((numbers - numbers[0]) * PARTS // span, minlength=PARTS)
+        if span < SPAN or parts.min() < PART_SHARE * len(numbers):
+            return None
+        return Rhythm(
+            first=int(numbers[0]),
+            pauses=len(numbers),
+            typical=float(self._typical[job, rank]),
+            bar=float(self._bar[job, rank]),
+            extra=float(self._extra[:, job, rank].sum()),
+            lost=float(self._lost[:, job, rank].sum()),
+        )
+
+    def _weighty(self, job: int, rank: int) -> tuple[int, int]:
+        """Return how many pauses that weigh as much as a rank's own do it had, and all ranks together."""
+        begun, extra = self._begun[:, job], self._extra[:, job]
+        weighty = begun & (extra >= WEIGHTY * np.median(extra[begun[:, rank], rank]))
+        return int(weighty[:, rank].sum()), int(weighty.sum())
+
+    def _is_over(self, job: int, rank: int) -> bool:
+        numbers = self._numbers(job, rank)
+        if len(numbers) < FEWEST:
+            return True
+        distance = float(numbers[-1] - numbers[0]) / (len(numbers) - 1)
+        return self.steps - int(numbers[-1]) > max(SILENCE * distance, EVERY)
+
+    def _numbers(self, job: int, rank: int) -> NDArray[np.int64]:
+        """The numbers of the steps at which a rank's pauses began, as far as they are kept, ascending."""
+        oldest = max(self.steps - KEPT, 0) + 1
+        numbers = np.arange(oldest, self.steps + 1)
+        kept: NDArray[np.int64] = numbers[self._begun[numbers % KEPT, job, rank]]
+        return kept
 
 
 def stands_out(count: int, total: int, ranks: int) -> bool:
@@ -193,7 +240,7 @@ def judge_pauses(rank: int, rhythm: Rhythm, ranks: int, *, since_step: int, dete
         ranks=[rank],
         since_step=since_step,
         detected_step=detected_step,
-        excess_ratio=rhythm.extra / max(span * rhythm.typical, SMALLEST),
+        excess_ratio=rhythm.extra / max(span * rhythm.typical, 1e-9),
         evidence={"own_seconds": rhythm.typical, "pause_bar_seconds": rhythm.bar, "usual_excess_ratio": 0.0},
         cost_rank_seconds=ranks * rhythm.lost,
         advice=ADVICE,
@@ -224,7 +271,7 @@ def rejudge_pauses(verdict: Verdict, own: ArrayLike) -> Verdict:
     kept = {name: value for name, value in verdict.evidence.items() if name not in WRITING_EVIDENCE}
     again = msgspec.structs.replace(
         verdict,
-        excess_ratio=extra / max(len(times) * typical, SMALLEST),
+        excess_ratio=extra / max(len(times) * typical, 1e-9),
         evidence={**kept, "own_seconds": typical},
         advice=ADVICE,
         cost_rank_seconds=spared_rank_seconds(times, without_pauses(verdict, times)),

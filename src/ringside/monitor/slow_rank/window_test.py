@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringside.monitor.slow_rank.noise import CUTS, TOLERATED, Noise, learn
-from ringside.monitor.slow_rank.streams import DELAY, REST, STREAMS, WHOLE
+from ringside.monitor.slow_rank.streams import DELAY, REST, WHOLE
 from ringside.monitor.stats import Floats, divergence, known_median, known_or_0, median
 
 EFFECT = math.log(1.05)
@@ -25,35 +25,19 @@ PERSISTENCE = 5
 MOST, MOST_OF_SHORT, SHORT = 0.6, 2 / 3, 12
 """Nor on less than this share of its window's steps, of windows up to `SHORT` on less than two in three."""
 
-GROWTH, LONGEST = 1.2, (24, 80, 192)
-"""Windows whose mean excess is judged: short ones find much at once, long ones find little in noise. Each is a fifth
-longer than the one before, so that an excess of any length nearly fills one. They fall into classes of at most so many
-steps: the noise of each is learnt from the steps before its longest window, as what may be the beginning of an episode
-teaches nothing."""
+WINDOWS = ((5, 6, 8, 10, 12, 16, 20, 24), (28, 32, 40, 48, 56, 64, 80), (96, 112, 128, 160, 192))
+"""Steps whose mean excess is judged: short ones find much at once, long ones find little in noise. The noise of each
+class is learnt from the steps before its longest window: what may be the beginning of an episode teaches nothing."""
 
-
-def _windows() -> list[NDArray[np.int64]]:
-    """Return the lengths of all windows in steps, ascending, by class."""
-    lengths = [float(PERSISTENCE)]
-    while lengths[-1] * GROWTH < LONGEST[-1] + 1:
-        lengths.append(max(lengths[-1] * GROWTH, lengths[-1] + 1))
-    whole = np.array(lengths).astype(np.int64)
-    return np.split(whole, np.searchsorted(whole, LONGEST[:-1], side="right"))
-
-
-WINDOWS = _windows()
-"""Their lengths by class."""
-
-LOOKS = 8
-"""In the time of its shortest window a class is looked at so many times, at every step at most."""
+EVERY = (1, 4, 8)
+"""Steps between two looks at the windows of each class."""
 
 WARM_UP = 3
 """Steps at the start that count for nothing: allocations, DDP's bucket rebuild, cold caches."""
 
 FALSE_ALARM_STEPS = 864_000
-"""Job steps in which each of the windows gives one false alarm; those of similar length give the same ones. All streams
-share that rate, each an equal part (union bound): together they keep it whatever their dependence, and so they do in a
-job of which only some are known."""
+"""Job steps in which each of the windows gives one false alarm; those of similar length give the same ones. The streams
+that are tested share that rate, each an equal part (union bound): together they keep it whatever their dependence."""
 
 JUMP_SHARE = 0.8
 """Of what the means of two windows must differ by, the difference of their medians must be so much."""
@@ -61,17 +45,14 @@ JUMP_SHARE = 0.8
 FEWEST, FEWEST_BEFORE = 7, 20
 """Steps without which nothing is known of the noise; before windows that are not short."""
 
-YOUNG_SHARE = 0.45
-"""In a young job no short window is longer than this share of all its steps."""
-
-RENEWALS, SELDOM = 16, 32
-"""Noise is learnt again when a job is older by one step in so many, and at least every so many steps; among many ranks,
-where that takes long and is known well, four times as seldom."""
+YOUNG, OLD, YOUNG_SHARE = 80, 256, 0.45
+"""Up to so many steps noise is learnt often, and from so many on seldom. In a young job no short window is longer than
+this share of all its steps."""
 
 MEMORY, MEMORY_CELLS = 576, 1 << 15
 """Noise is learnt from so many steps at most; of many ranks from fewer, so many numbers, but 64 steps at least."""
 
-KEPT = MEMORY + LONGEST[-1]
+KEPT = MEMORY + WINDOWS[-1][-1]
 """Steps that are remembered."""
 
 GONE_SCALES = 0.7
@@ -113,15 +94,15 @@ class WindowTest:
         self.open = np.zeros(shape, dtype=bool)
         self.usual, self._height, self.contrast = np.zeros((3, *shape))
         self.onset, self.relief, self._opened = np.zeros((3, *shape), dtype=np.int64)
-        self.z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * STREAMS * ranks))
+        self.z = NormalDist().inv_cdf(1.0 - 1.0 / (FALSE_ALARM_STEPS * streams * ranks))
         self._memory = min(max(MEMORY_CELLS // ranks, 64), MEMORY)
         self._excess = np.full((KEPT, *shape), np.nan)
         self._slow = np.zeros((KEPT, *shape), dtype=bool)  # steps of episodes, which teach nothing
         # By class of windows: their lengths, their noise, and sums of cut excess up to each step, to which step.
-        self._lengths = WINDOWS
-        self._noise: list[Noise | None] = [None] * len(LONGEST)
-        self._sums = np.zeros((len(LONGEST), KEPT, len(CUTS), *shape), dtype=np.float32)
-        self._summed, self._learnt = [0] * len(LONGEST), [0] * len(LONGEST)
+        self._lengths = [np.array(windows) for windows in WINDOWS]
+        self._noise: list[Noise | None] = [None] * len(WINDOWS)
+        self._sums = np.zeros((len(WINDOWS), KEPT, len(CUTS), *shape), dtype=np.float32)
+        self._summed = [0] * len(WINDOWS)
 
     def update(self, excess: Floats) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Take in one step of log excess [streams, ranks]; return who just opened and who just closed an episode."""
@@ -130,8 +111,8 @@ class WindowTest:
         self._excess[slot] = excess
         self._slow[slot] = self.open
         opened, closed = np.zeros((2, *self.open.shape), dtype=bool)
-        for which, lengths in enumerate(self._lengths):
-            if self.steps % max(lengths[0] // LOOKS, 1) == 0:
+        for which, every in enumerate(EVERY):
+            if self.steps % every == 0:
                 self._learn(which)
                 noise = self._noise[which]
                 if noise is not None:
@@ -146,9 +127,8 @@ class WindowTest:
         seen = self.steps - WARM_UP
         lengths = self._lengths[which]
         lengths = lengths[lengths <= (YOUNG_SHARE * seen if which == 0 else seen - FEWEST_BEFORE)]
-        often = SELDOM if self._memory == MEMORY else 4 * SELDOM
-        since = self.steps - self._learnt[which]
-        if len(lengths) == 0 or (self._noise[which] is not None and since < min(seen // RENEWALS, often)):
+        often = 4 if seen < YOUNG else (16 if seen < OLD else 32) * (1 if self._memory == MEMORY else 4)
+        if len(lengths) == 0 or (self._noise[which] is not None and self.steps % often):
             return
         until = self.steps - int(lengths[-1])
         numbers = np.arange(max(until - self._memory, WARM_UP) + 1, until + 1) % KEPT
@@ -160,7 +140,6 @@ class WindowTest:
             slow[:] = slow.any(axis=2, keepdims=True)
         is_known = (~slow).sum(axis=0).max(axis=1)[:, None] >= FEWEST  # else an episode is all there is
         rows = np.where(slow & is_known, np.nan, self._excess[numbers])
-        self._learnt[which] = self.steps
         self._noise[which] = noise = learn(rows, lengths, self.z)
         unknown = (~np.isnan(rows)).sum(axis=0) < FEWEST
         noise.bars[..., unknown] = noise.jumps[:, unknown] = np.inf
