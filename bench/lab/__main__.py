@@ -2,7 +2,8 @@
 
 Hosts are network namespaces with links of a known rate (`ringside lab`), so it needs root and iproute2.
 
-    python -m bench.lab bytes|star|moves|selection|selection-alone|laws|two-tree|delay|mesh|ddp|ddp-slower|ddp-cpu|all
+    python -m bench.lab bytes|star|moves|selection|selection-alone|as-a-job-apart|as-a-job-mixed|as-a-job-steps
+                        |laws|two-tree|delay|mesh|ddp|ddp-slower|ddp-cpu|all
                         [--repeat N] [--json] [--write PAGE]
 
     bytes     kernel counters of every host's link against the schedule, every algorithm
@@ -10,6 +11,9 @@ Hosts are network namespaces with links of a known rate (`ringside lab`), so it 
     moves     the other collectives, 4 hosts x 2 ranks: through the hosts' shared memory, without, and Gloo's
     selection what start-up takes, and the default choice against stock Gloo, 4 B to 64 MB, 4 hosts x 2 ranks
               (selection-alone: x 1 rank)
+    as-a-job-apart, as-a-job-mixed, as-a-job-steps
+              the default choice against stock Gloo from a job's first call on: calls apart from each other, sizes mixed
+              with work in between, DDP steps; 4 hosts x 2 ranks
     laws      one rank per host, n = 2 to 8: time against the busiest link's bytes, every algorithm
     two-tree  its gain over the single tree; leaves use both directions at once
     delay     5 ms from host to host: time against rounds x delay
@@ -28,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.common import make_parser, report_progress
-from bench.lab import collectives, ddp_step, one_rank_per_host, sections, slow_link, tuner
+from bench.lab import as_a_job, collectives, ddp_step, one_rank_per_host, sections, slow_link, tuner
 from bench.lab.report import Section, filled, verdict
 
 from ringside.errors import RingsideError
@@ -41,6 +45,9 @@ SECTIONS: dict[str, tuple[Callable[[int], Section], int]] = {
     "moves": (collectives.moves, 5),
     "selection": (tuner.selection, 15),
     "selection-alone": (tuner.alone, 15),
+    "as-a-job-apart": (lambda repeat: as_a_job.as_a_job(repeat, "apart"), 2),
+    "as-a-job-mixed": (lambda repeat: as_a_job.as_a_job(repeat, "mixed"), 1),
+    "as-a-job-steps": (lambda repeat: as_a_job.as_a_job(repeat, "steps"), 1),
     "laws": (one_rank_per_host.laws, 2),
     "two-tree": (one_rank_per_host.two_tree, 5),
     "delay": (one_rank_per_host.delay, 3),

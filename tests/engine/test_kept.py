@@ -161,7 +161,6 @@ def test_how_choices_take_turns(kept) -> None:
                     "called": "".join(map(str, called)),
                     "result": trials.result(),
                     "turns": trials.turns,
-                    "speed_ratio": trials.speed_ratio,
                     "why": settled.why,
                     "best": [[row.choice, row.expected_s, row.eligible] for row in settled.rows[:4]],
                 }

@@ -40,6 +40,7 @@ class Chooser:
         self.tried, self.is_settled = tries, settled
         self.told: list[tuple[Any, ...]] = []
         self.version, self.calls, self.startup_s = 1, {7: 0}, 1.5
+        self.trial_at = {7: 1.0} if tries else {}
         self.history = ["first", "second"]
         self.listeners: list[Any] = []
 
@@ -50,12 +51,12 @@ class Chooser:
         self.told.append(("choose", size_bytes, dtype, op))
         return AlgorithmSpec.parse(WAY)
 
-    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int) -> bool:
-        self.told.append(("tries", size_bytes, str(choice), dtype))
+    def is_trial_due(self, size_bytes: int) -> bool:
         return self.tried
 
-    def assemble(self) -> None:
-        self.told.append(("assemble",))
+    def begin_trial(self, elements: int, reduction: Any, choice: AlgorithmSpec) -> bool:
+        self.told.append(("begin", elements, str(choice), reduction.dtype))
+        return self.tried
 
     def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, *, dtype: int) -> None:
         self.told.append(("after", size_bytes, str(choice), dtype, 0 < seconds < 60))
@@ -80,15 +81,9 @@ class Chooser:
 def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
     """All-reduce with a chooser: twice the same small one, a large one, buckets begun before others are finished."""
     found: dict[str, Any] = {}
-    chooser, rehearsed = Chooser(tries, settled), []
-
-    def choose_by_it(across: Any, *_: Any, **how: Any) -> Chooser:
-        rehearse = across.rehearse
-        across.rehearse = lambda *words: (rehearsed.append(words[0]), rehearse(*words))
-        return chooser
-
+    chooser = Chooser(tries, settled)
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setattr(between_hosts, "Tuner", choose_by_it)
+        patch.setattr(between_hosts, "Tuner", lambda *_, **__: chooser)
         comm = stack.enter_context(communicator(path, [0, 1], algorithm=None))
         sums = [comm.all_reduce(torch.full((8,), 1.0 + comm.rank)).tolist() for _ in range(2 * EVERY_NOTED)]
         found["sums"] = sums == [[3.0] * 8] * len(sums)
@@ -104,7 +99,6 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
         comm.all_reduce(torch.ones(LARGE_BYTES // 4))
         comm.all_reduce(torch.ones(LARGE_BYTES // 4))
         found["large"] = [word for word, *_ in chooser.heard()]
-        rehearsed.clear()
         buckets = [torch.full((16,), float(number + comm.rank)) for number in range(3)]
         finish = [
             comm.buckets.start_storage(flatten(bucket), None, scale=0.5, stamp_ns=time.monotonic_ns())
@@ -119,13 +113,12 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
                 one.wait()  # once is enough
         found["buckets"] = [bucket.tolist() for bucket in buckets] == [[0.5 + number] * 16 for number in range(3)]
         found["told"] = chooser.heard()
-        found["rehearsed"] = rehearsed
         found["log"] = (totals.collectives, totals.payload_bytes, dict(totals.by_name), totals.sync_ns > 0)
         found["words"] = (comm.explain(64), comm.settled(64), comm.startup_s, comm.revisions, comm.inside is None)
     return found
 
 
-SMALL = [("choose", 32, 0, 0), ("tries", 32, WAY, 0), ("after", 32, WAY, 0, True)]
+SMALL = [("choose", 32, 0, 0), ("begin", 8, WAY, 0), ("after", 32, WAY, 0, True)]
 
 
 def test_who_chooses_is_told_of_every_size_and_of_one_in_some_of_those_that_are_ready() -> None:
@@ -134,27 +127,25 @@ def test_who_chooses_is_told_of_every_size_and_of_one_in_some_of_those_that_are_
             assert found["sums"]
             assert found["small"] == [*SMALL, ("choose", 32, 0, 0), ("note", 32, WAY, 0, True)]
             assert found["calls"] == 2 * EVERY_NOTED - 1
-            assert found["again"] == ["choose", "tries", "after", "choose"]
-            assert found["asked for"] == ["choose", "tries", "after", "choose"]  # the weighted one
-            assert found["large"] == ["choose", "tries", "after"] * 2
+            assert found["again"] == ["choose", "begin", "after", "choose"]
+            assert found["asked for"] == ["choose", "begin", "after", "choose"]  # the weighted one
+            assert found["large"] == ["choose", "begin", "after"] * 2
             assert found["left"] == [False] * 3, "over ranks it is done when it is started"
             assert found["done"] == 3
             assert found["buckets"]
-            assert found["told"] == [("choose", 64, 0, 0), ("tries", 64, WAY, 0), ("after", 64, WAY, 0, True)] * 3
-            assert found["rehearsed"] == []
+            assert found["told"] == [("choose", 64, 0, 0), ("begin", 16, WAY, 0), ("after", 64, WAY, 0, True)] * 3
             assert found["log"] == (3, 192, {WAY: 3}, True)
             assert found["words"] == ("a table for 64", True, 1.5, ("first", "second"), True)
 
 
-def test_a_way_that_is_tried_out_is_rehearsed_and_has_the_links_for_itself() -> None:
+def test_a_way_that_is_tried_is_chosen_anew_each_time_and_has_the_links_for_itself() -> None:
     with meeting_point() as path:
         for found in on_ranks(2, chooses, path, True, False):
-            assert found["small"] == [SMALL[0], SMALL[1], ("assemble",), SMALL[2]] * (2 * EVERY_NOTED)
+            assert found["small"] == SMALL * (2 * EVERY_NOTED)
             assert found["left"] == [False] * 3
             assert found["done"] == 3
             assert found["buckets"]
-            assert [word for word, *_ in found["told"]] == ["choose", "tries", "assemble", "after"] * 3
-            assert found["rehearsed"] == [16] * 3
+            assert [word for word, *_ in found["told"]] == ["choose", "begin", "after"] * 3
             assert found["words"][1] is False
 
 

@@ -9,6 +9,7 @@ network has changed, they time and decide anew. See docs/design/0006-selection.m
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import time
@@ -22,11 +23,13 @@ import numpy as np
 
 from ringside._core.enums import DType, ReduceOp
 from ringside.engine.algorithm import NATIVE, AlgorithmSpec
+from ringside.engine.dtypes import ITEM_BYTES
 from ringside.engine.net.exchange.wire import Wire
 from ringside.engine.net.hierarchical import HierarchicalEngine
+from ringside.engine.net.reduction import Reduction
 from ringside.engine.probe.prober import QUICK, Probe, Prober
 from ringside.engine.tuner.cache import Mode, cache_path, load_table, store_table
-from ringside.engine.tuner.drift import DRIFT, DRIFT_SMALL, EVERY_NOTED, LARGE_BYTES, Drift
+from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES, Drift
 from ringside.engine.tuner.explain import AlgorithmChange, Explanation, difference
 from ringside.engine.tuner.table import LADDER, Rank, TimingTable
 from ringside.engine.tuner.timing import Rank0Broadcast, StartupTiming
@@ -48,8 +51,8 @@ _OTHERWISE = AlgorithmSpec("ring", "hosts")  # with RINGSIDE_SELECTION=off
 class Tuner:
     """One rank's part in the choice of all-reduces. Every method but the cheap ones below is a collective.
 
-    `choose`, `explain`, `observe`, `tries` and `due` are local; `start`, `assemble`, `vote` and `revise` must be called
-    by all ranks alike.
+    `choose`, `explain`, `observe`, `is_trial_due` and `due` are local; `start`, `begin_trial`, `vote` and `revise` must
+    be called by all ranks alike.
 
     Args:
         across: The group.
@@ -68,7 +71,8 @@ class Tuner:
         listeners: Called with every revision on the thread that executes all-reduces, on all ranks.
         version: Grows with every change of the choices in use.
         startup_s: What `start` took, seconds.
-        calls: How many small all-reduces there were, by class of sizes, once that class is settled.
+        calls: How many all-reduces there were, by class of sizes.
+        trial_at: With which of them a trial may begin, by class; only where there are choices to be tried.
     """
 
     def __init__(
@@ -100,6 +104,8 @@ class Tuner:
         self._choices: tuple[AlgorithmSpec, ...] = (_OTHERWISE,)
         self._choices_without_native: tuple[AlgorithmSpec, ...] = (_OTHERWISE,)
         self._trials: dict[int, OnlineTrials] = {}  # by class; only while they last
+        self.trial_at: dict[int, float] = {}
+        self._trial_besides_s = self._vote_s = 0.0  # of the trial under way, and of the vote after the last one
         self._drift = Drift(())
         self._due_bytes = 0  # the size of the last all-reduce, which a vote is about
         self.calls: Counter[int] = Counter()
@@ -111,7 +117,7 @@ class Tuner:
     def choose(self, size_bytes: int, dtype: int = 0, op: int = 0) -> AlgorithmSpec:
         """Return how an all-reduce of this size is executed; equal on all ranks.
 
-        The first ones of a size are executed by the promising choices in turn.
+        Now and then the next promising choice is tried beside the one in use.
 
         Args:
             size_bytes: Of the tensor.
@@ -129,7 +135,10 @@ class Tuner:
         """Return why an all-reduce of this size goes the way it goes; `str` of it is a ranked table."""
         if self.table is None:
             return Explanation(size_bytes, str(self.choose(size_bytes)), "nothing was measured: RINGSIDE_SELECTION=off")
-        return Explanation.of(size_bytes, self.table.at(size_bytes), tuple(self.history))
+        rank, trials = self.table.at(size_bytes), self._trials.get(self.size_class(size_bytes))
+        if trials is not None and trials.using != rank.winner:
+            rank = settled_rank(rank, trials)
+        return Explanation.of(size_bytes, rank, tuple(self.history))
 
     @property
     def history(self) -> list[str]:
@@ -140,13 +149,10 @@ class Tuner:
         """Return whether the choice for this size has been tried out in the job's own all-reduces."""
         return bisect_left(self._bounds, size_bytes) not in self._trials
 
-    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int = _FLOAT32) -> bool:
-        """Return whether a large all-reduce is a turn of its choice; then all begin together (`assemble`)."""
+    def is_trial_due(self, size_bytes: int) -> bool:
+        """Return whether the next all-reduce of float32 of this size is one of a trial."""
         size_class = bisect_left(self._bounds, size_bytes)
-        if self.table is None or size_class not in self._trials or dtype != _FLOAT32:
-            return False
-        large = self.table.ranks[size_class].size_bytes >= LARGE_BYTES
-        return large and str(choice) == self._trials[size_class].current
+        return self.calls[size_class] + 1 >= self.trial_at.get(size_class, math.inf)
 
     def size_class(self, size_bytes: int) -> int:
         """Return the class of sizes that are chosen for together: the place in `calls`."""
@@ -222,9 +228,27 @@ class Tuner:
         self._across.exchange.bytes_per_s = probe.usual_rate
         return probe
 
-    def assemble(self) -> None:
-        """Return when all ranks are here: that a rank came early, or went on late, is not to count for a choice."""
-        self._prober.most(np.zeros(1))
+    def begin_trial(self, elements: int, reduction: Reduction, choice: AlgorithmSpec) -> bool:
+        """Prepare an all-reduce that is about to begin if it is one of a trial, and return whether it is.
+
+        Of a large tensor nothing else is on the links, buffers and connections are there, and all ranks are here: that
+        a rank came early, or went on late, is not to count for a choice.
+        """
+        size_bytes = elements * ITEM_BYTES[reduction.dtype]
+        trials = self._trials.get(self.size_class(size_bytes))
+        if trials is None or reduction.dtype != _FLOAT32 or str(choice) != trials.current:
+            return False
+        if not self.is_trial_due(size_bytes):
+            return False
+        if size_bytes >= LARGE_BYTES:
+            began = self._clock()
+            while self._across.pending:
+                self._across.pending[0].wait()
+            self._across.rehearse(elements, reduction, choice)
+            self._prober.most(np.zeros(1))
+            self._trial_besides_s += self._clock() - began
+        trials.under_way = str(choice) == trials.current
+        return trials.under_way
 
     def vote(self) -> bool:
         """Return whether all ranks find that all-reduces take longer than they should."""
@@ -244,7 +268,7 @@ class Tuner:
         previous = self.probe
         self.probe = self._time_links()
         left_s = REVISION_S - (self._clock() - began)
-        self.use(self._startup.make_table(self.probe, left_s, self.key, before, self._due_bytes))
+        self.use(self._startup.make_table(self.probe, left_s, self.key, before, self._due_bytes), revised=True)
         assert self.table is not None
         old, new = before.at(self._due_bytes).winner, self.table.at(self._due_bytes).winner
         changed = [rank.winner for rank in before.ranks] != [rank.winner for rank in self.table.ranks]
@@ -262,14 +286,12 @@ class Tuner:
 
     def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int = _FLOAT32) -> None:
         """Observe an all-reduce, and vote and revise where that is due; alike on all ranks."""
+        size_class = bisect_left(self._bounds, size_bytes)
+        self.calls[size_class] += 1
+        if self._note_trial(size_bytes, choice, seconds, dtype):
+            return
         # Most of the small ones are only counted: to note what one takes costs a tenth of what the smallest take.
-        if size_bytes < LARGE_BYTES:
-            size_class = bisect_left(self._bounds, size_bytes)
-            if size_class not in self._trials:
-                self.calls[size_class] += 1
-                if self.calls[size_class] % EVERY_NOTED != 0:
-                    return
-        if not self._note_trial(size_bytes, choice, seconds, dtype):
+        if size_bytes >= LARGE_BYTES or self.calls[size_class] % EVERY_NOTED == 0:
             self.note(size_bytes, choice, seconds, dtype)
 
     def note(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
@@ -280,10 +302,10 @@ class Tuner:
             self.revise(f"all-reduces of {size(size_bytes)} take {level:.1f} times what they took")
 
     def _note_trial(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> bool:
-        """Return whether an all-reduce was part of trials; when these are over, use and keep their result."""
+        """Return whether an all-reduce was one of a trial; after its last one judge it, and use what follows."""
         size_class = bisect_left(self._bounds, size_bytes)
         trials = self._trials.get(size_class)
-        if self.table is None or trials is None or dtype != _FLOAT32 or str(choice) != trials.current:
+        if self.table is None or trials is None or not trials.under_way:
             return False
         # Scale the time to the size that stands for the class.
         rank = self.table.ranks[size_class]
@@ -291,38 +313,46 @@ class Tuner:
         trials.took(seconds * (expected[0] / expected[1] if expected[0] and expected[1] else 1.0))
         if not trials.complete:
             return True
-        trials.judge(self._prober.most(np.array(trials.times)).tolist())
-        if not trials.over:
-            return True
-        # Decided: the class's row of the table is replaced.
-        del self._trials[size_class]
-        rank, medians = settled_rank(rank, trials), trials.result()
-        self._drift.tried(rank.size_bytes)
-        ranks = (*self.table.ranks[:size_class], rank, *self.table.ranks[size_class + 1 :])
-        self._set_table(TimingTable(self.table.key, self.table.topology, ranks))
-        if self._rank0.is_here:
-            self._startup.timings.update({(name, rank.size_bytes): took_s for name, took_s in medians.items()})
-            _log.info("all-reduces of about %s: %s", size(rank.size_bytes), rank.why)
-            if self._path is not None:
-                store_table(self._path, self.table)
-        if trials.speed_ratio > (DRIFT if size_bytes >= LARGE_BYTES else DRIFT_SMALL):
-            self._due_bytes = size_bytes
-            self.revise(f"the network changed while choices for {size(size_bytes)} were tried out")
+        # Agree on the slowest rank's times, and on what the last rank to come spent on it besides.
+        began, used = self._clock(), trials.using
+        besides_s = self._trial_besides_s + self._vote_s
+        *slowest, least_s = self._prober.most(np.array([*trials.times, -besides_s])).tolist()
+        trials.judge(slowest, -least_s)
+        self._trial_besides_s, self._vote_s = 0.0, self._clock() - began
+        self.trial_at[size_class] = trials.paid_at
+        # The class's row of the table is replaced.
+        if trials.using != used or trials.over:
+            rank, medians = settled_rank(rank, trials), trials.result()
+            ranks = (*self.table.ranks[:size_class], rank, *self.table.ranks[size_class + 1 :])
+            self._set_table(TimingTable(self.table.key, self.table.topology, ranks))
+            if self._rank0.is_here:
+                self._startup.timings.update({(name, rank.size_bytes): took_s for name, took_s in medians.items()})
+                _log.info("all-reduces of about %s: %s", size(rank.size_bytes), rank.why)
+                if self._path is not None:
+                    store_table(self._path, self.table)
+        if trials.over:
+            del self._trials[size_class], self.trial_at[size_class]
+            self._drift.tried(rank.size_bytes)
         return True
 
     # -------------------------------------------------------------------------------------------- the table in use
 
-    def use(self, data: bytes) -> None:
+    def use(self, data: bytes, *, revised: bool = False) -> None:
         """Choose by a table from now on, and try its promising choices out; every rank must be given the same.
 
         Args:
             data: The table, encoded.
+            revised: It takes another one's place.
         """
         self._set_table(TimingTable.decode(data))
         assert self.table is not None
         pieces_from = self._across.pieces_from_bytes(self._wire)
-        trials = {index: trials_for(rank, pieces_from) for index, rank in enumerate(self.table.ranks)}
-        self._trials = {index: own for index, own in trials.items() if own is not None}
+        trials = {
+            at: trials_for(rank, pieces_from, revised=revised, calls_before=self.calls[at])
+            for at, rank in enumerate(self.table.ranks)
+        }
+        self._trials = {at: own for at, own in trials.items() if own is not None}
+        self.trial_at = {at: own.paid_at for at, own in self._trials.items()}
 
     def _set_table(self, table: TimingTable) -> None:
         self.table = table

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringside._core.enums import DType
 from ringside.engine.algorithm import AlgorithmSpec, canonical_choice, refuse_other_orders
 from ringside.engine.buffers import Flat, flatten
 from ringside.engine.dtypes import DTYPES, ITEM_BYTES, OPS
@@ -32,6 +33,7 @@ from ringside.schedule import Schedule
 
 _log = logging.getLogger(__name__)
 
+_FLOAT32 = int(DType.float32)
 STEADY = 16
 """Buckets in a row by one algorithm, after which the run is told of it: before, others may be on trial."""
 Key = tuple[int, int, str, "str | Schedule | None"]
@@ -137,10 +139,8 @@ class BetweenHosts:
         """
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, tuner = self._choose(size_bytes, reduction, fixed)
-        # A trial: buffers and connections are made before it is timed, and all ranks start together.
-        if tuner is not None and tuner.tries(size_bytes, choice, reduction.dtype):
-            self.across.rehearse(flat.numel, reduction, choice)
-            tuner.assemble()
+        if tuner is not None:
+            tuner.begin_trial(flat.numel, reduction, choice)
         began = time.perf_counter()
         self.across.all_reduce(flat.address, flat.numel, reduction, choice)
         if tuner is not None:
@@ -149,7 +149,7 @@ class BetweenHosts:
             return
         # Keep what the next one of its kind may be run by at once.
         if tuner is not None:
-            if size_bytes >= LARGE_BYTES or not tuner.settled(size_bytes):
+            if size_bytes >= LARGE_BYTES or tuner.is_trial_due(size_bytes):
                 return
             choice = tuner.choose(size_bytes, reduction.dtype, reduction.op)
         version = 0 if self.selector is None else self.selector.version
@@ -169,7 +169,10 @@ class BetweenHosts:
         if tuner is None or key[3] is not None:
             self.across.run_prepared(small, flat.address)
         else:
-            calls = tuner.calls[small.size_class] = tuner.calls[small.size_class] + 1
+            calls = tuner.calls[small.size_class] + 1
+            if calls >= tuner.trial_at.get(small.size_class, math.inf) and flat.dtype == _FLOAT32:
+                return False
+            tuner.calls[small.size_class] = calls
             began = time.perf_counter()
             self.across.run_prepared(small, flat.address)
             if calls % EVERY_NOTED == 0:  # as the tuner itself counts those that are not ready
@@ -209,12 +212,7 @@ class BetweenHosts:
         reduction = Reduction(flat.dtype, SUM, scale, wire=feedback or self._options.wire, storage=storage)
         size_bytes = flat.numel * ITEM_BYTES[flat.dtype]
         choice, tuner = self._choose(size_bytes, reduction, self.fixed(None, flat))
-        is_trial = tuner is not None and tuner.tries(size_bytes, choice, reduction.dtype)
-        if is_trial and tuner is not None:
-            while self.across.pending:
-                self.across.pending[0].wait()
-            self.across.rehearse(flat.numel, reduction, choice)
-            tuner.assemble()
+        is_trial = tuner is not None and tuner.begin_trial(flat.numel, reduction, choice)
         bucket = self.across.start(flat.address, flat.numel, reduction, choice)
         bucket.record, bucket.stamp_ns = self.record, stamp_ns
         if is_trial or bucket.is_done:

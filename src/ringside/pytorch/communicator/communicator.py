@@ -274,7 +274,7 @@ class GroupCommunicator(Collectives):
     def settled(self, size_bytes: int) -> bool:
         """Tell whether the algorithm for all-reduces of float32 of that size is decided.
 
-        The first few of a size are run by the promising ones in turn.
+        Until then a promising one is tried beside the one in use now and then.
 
         Args:
             size_bytes: Of the tensor.
