@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside.decoding import MOST_RANKS
 from ringside.monitor.nccl.calls import WAITS, Joined
 from ringside.monitor.nccl.ring import Communicator
 
@@ -35,6 +37,10 @@ MOST_OPEN, FEW_OPEN = 50_000, 1_000
 of a communicator some of whose ranks were never seen here."""
 
 Sums = defaultdict[str, float]
+Ranks = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, lt=1e12)]
+"""In a file of the run directory, which anybody may have written, other numbers are damage."""
 
 LATE_RANK, SLOW_GPU, SLOW_LINK, NOT_KNOWN = "late rank", "slow GPU", "slow link", "not known"
 _MOST_PARTS = 64
@@ -70,9 +76,9 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     rank: int
     peer: int = -1
-    seconds: float
-    host_seconds: float = 0.0
-    gpu_seconds: float = 0.0
+    seconds: Seconds
+    host_seconds: Seconds = 0.0
+    gpu_seconds: Seconds = 0.0
     communicator: str
     in_communicator: bool = False
 
@@ -95,12 +101,12 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     peer: int
     sends: bool
-    steps: int
-    size_bytes: int
-    send_gpu_seconds: float
-    send_peer_seconds: float
-    send_seconds: float
-    recv_seconds: float
+    steps: Count
+    size_bytes: Count
+    send_gpu_seconds: Seconds
+    send_peer_seconds: Seconds
+    send_seconds: Seconds
+    recv_seconds: Seconds
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,15 +130,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    ranks: int
-    ranks_seen: int
-    calls: int
-    captured: int
+    ranks: Ranks
+    ranks_seen: Ranks
+    calls: Count
+    captured: Count
     seen_ratio: float
-    seconds: float
-    late_seconds: dict[int, float]
-    late_host_seconds: dict[int, float] = {}
-    late_gpu_seconds: dict[int, float] = {}
+    seconds: Seconds
+    late_seconds: dict[int, Seconds]
+    late_host_seconds: dict[int, Seconds] = {}
+    late_gpu_seconds: dict[int, Seconds] = {}
     in_communicator: bool = False
     waits: list[PeerWaits]
 
