@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ from ringside.commands import main
 from ringside.doctor.calls import follow
 from ringside.doctor.calls.follow import LogFollower, judge_folder
 from ringside.monitor.nccl.logs import log_folder, read_log_folder
+from ringside.processes import Process
 from ringside.view.run.live import LiveRun
 
 from .call_logs import CallJob, write_comma, write_inspector
@@ -58,6 +61,60 @@ def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypat
     follower.poll()
     follower.close()
     assert follower._child is None
+
+
+def test_nothing_of_the_working_directory_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, here = tmp_path / "logs", tmp_path / "here"
+    logs.mkdir()
+    here.mkdir()
+    write_inspector(CallJob(), logs)
+    (here / "msgspec.py").write_text("open('run', 'w')")
+    monkeypatch.chdir(here)
+    follower = LogFollower(logs)
+    monkeypatch.setattr(follow, "LEAST_SECONDS", 0.0)
+    until(follower.poll, "what the logs say")
+    assert not (here / "run").exists()
+
+
+def test_the_process_beside_ends_with_a_view_that_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "never")
+    code = """import sys, time
+from pathlib import Path
+from ringside.doctor.calls import follow
+(Path(sys.argv[1]) / "log").touch()
+follow._CHILD = follow._CHILD.replace("main()", "follow.log_files = lambda _: time.sleep(600); main()")
+follow._CHILD = "import time, ringside.doctor.calls.follow as follow; " + follow._CHILD
+follower = follow.LogFollower(Path(sys.argv[1]))
+follower.poll()
+print(follower._child.pid, flush=True)
+time.sleep(600)"""
+    view = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
+    assert view.stdout is not None
+    beside = Process(int(view.stdout.readline()))
+    assert beside.alive()
+    view.kill()
+    view.communicate()
+    assert beside.wait(60.0)
+    beside.close()
+
+
+def test_what_is_no_log_stops_nothing(tmp_path: Path) -> None:
+    write_inspector(LATE, tmp_path)
+    os.mkfifo(tmp_path / "a-fifo")
+    (tmp_path / "a-loop").symlink_to("a-loop")
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "a-link").symlink_to(tmp_path)
+    unreadable = tmp_path / "a-secret"
+    unreadable.touch(mode=0)
+    (line,) = judge_folder(tmp_path)
+    assert "rank 2" in line
+
+
+def test_of_too_many_files_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_inspector(LATE, tmp_path)
+    monkeypatch.setattr(follow, "MOST_FILES", 2)
+    *_, line = judge_folder(tmp_path)
+    assert line == f"of the files in {tmp_path} the first 2 by name were read"
 
 
 def test_a_run_names_the_folder_and_views_say_what_lies_there(
