@@ -82,7 +82,7 @@ def test_the_process_beside_ends_with_a_view_that_is_killed(tmp_path: Path) -> N
 from pathlib import Path
 from ringside.doctor.calls import follow
 (Path(sys.argv[1]) / "log").touch()
-follow._CHILD = follow._CHILD.replace("main()", "follow.log_files = lambda _: time.sleep(600); main()")
+follow._CHILD = follow._CHILD.replace("main()", "follow.log_files = lambda *_: time.sleep(600); main()")
 follow._CHILD = "import time, ringside.doctor.calls.follow as follow; " + follow._CHILD
 follower = follow.LogFollower(Path(sys.argv[1]))
 follower.poll()
@@ -115,6 +115,14 @@ def test_of_too_many_files_it_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(follow, "MOST_FILES", 2)
     *_, line = judge_folder(tmp_path)
     assert line == f"of the files in {tmp_path} the first 2 by name were read"
+
+
+def test_logs_of_an_earlier_job_in_the_same_folder_are_not_this_ones(tmp_path: Path) -> None:
+    write_inspector(LATE, tmp_path)
+    path = next(tmp_path.iterdir())
+    written = path.stat().st_mtime
+    assert judge_folder(tmp_path, written + 3600.0) == ()
+    assert "rank 2" in judge_folder(tmp_path, written - 3600.0)[0]
 
 
 def test_a_run_names_the_folder_and_views_say_what_lies_there(

@@ -29,7 +29,7 @@ MOST_FILES = 4096
 MOST_CPU_SECONDS = 600
 MOST_LINES = 3
 MOST_LETTERS = 600
-_CHILD = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main()"
+_CHILD = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; main()"
 """It imports what the view does: with `-m`, a `numpy.py` in the user's working directory would be run."""
 
 
@@ -38,14 +38,15 @@ class LogFollower:
 
     Args:
         folder: The folder; nothing below it is read.
+        since_unix: When the job began: files that were last written before are an earlier one's.
 
     Attributes:
         lines: What they say, in words; empty while nothing is known.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, since_unix: float = 0.0) -> None:
         self.lines: tuple[str, ...] = ()
-        self._folder = folder
+        self._folder, self._since_unix = folder, since_unix
         self._child: subprocess.Popen[bytes] | None = None
         self._began = self._next = 0.0
         self._judged: list[tuple[str, int, int]] = []
@@ -65,11 +66,11 @@ class LogFollower:
             return self.lines != lines
         if now < self._next:
             return False
-        files = [(str(path), *_version(path)) for path in log_files(self._folder)]
+        files = [(str(path), *_version(path)) for path in log_files(self._folder, self._since_unix)]
         self._next = now + max(LEAST_SECONDS, (time.monotonic() - now) / SHARE)
         if files and files != self._judged:
             self._judged, self._began = files, now
-            words = [sys.executable, "-c", _CHILD, str(self._folder), *sys.path]
+            words = [sys.executable, "-c", _CHILD, str(self._folder), str(self._since_unix), *sys.path]
             with contextlib.suppress(OSError):
                 # nothing is written to its stdin: that closes when this process ends, however it does
                 self._child = subprocess.Popen(
@@ -89,21 +90,34 @@ class LogFollower:
             self._child = None
 
 
-def log_files(folder: Path) -> list[Path]:
-    """Return the regular files right in a folder, the first `MOST_FILES` by name; none where it cannot be read."""
+def log_files(folder: Path, since_unix: float = 0.0) -> list[Path]:
+    """Return the regular files right in a folder, the first `MOST_FILES` by name; none where it cannot be read.
+
+    Args:
+        folder: The folder.
+        since_unix: Only files that were written then or later.
+    """
+    names = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-        return [folder / name for name in names[:MOST_FILES]]
-    return []
+        for entry in entries:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime >= since_unix:
+                    names.append(entry.name)
+    return [folder / name for name in sorted(names)[:MOST_FILES]]
 
 
-def judge_folder(folder: Path) -> tuple[str, ...]:
-    """Return what the logs of single collectives in a folder say, in words; nothing where there are none."""
+def judge_folder(folder: Path, since_unix: float = 0.0) -> tuple[str, ...]:
+    """Return what the logs of single collectives in a folder say, in words; nothing where there are none.
+
+    Args:
+        folder: The folder.
+        since_unix: When the job began.
+    """
     from ringside.doctor.calls import clog, comma, inspector  # whoever only asks the child needs none of the readers
     from ringside.doctor.examine import examine
 
     readers = (inspector, comma, clog)  # what else lies there is not read
-    files = log_files(folder)
+    files = log_files(folder, since_unix)
     lines = _describe(examine(files, readers=readers), [reader.KIND for reader in readers])
     if lines and len(files) == MOST_FILES:
         lines += (f"of the files in {folder} the first {MOST_FILES:,} by name were read",)
@@ -145,7 +159,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS))
     with contextlib.suppress(OSError):  # where memory runs out this process is ended, and no rank
         Path("/proc/self/oom_score_adj").write_text("1000")
-    sys.stdout.buffer.write(msgspec.json.encode(judge_folder(Path(sys.argv[1]))))
+    sys.stdout.buffer.write(msgspec.json.encode(judge_folder(Path(sys.argv[1]), float(sys.argv[2]))))
 
 
 def _end_with_stdin() -> None:
