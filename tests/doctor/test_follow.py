@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +18,6 @@ from ringside.commands import main
 from ringside.doctor.calls import follow
 from ringside.doctor.calls.follow import LogFollower, judge_folder
 from ringside.monitor.nccl.logs import log_folder, read_log_folder
-from ringside.processes import Process
 from ringside.view.run.live import LiveRun
 
 from .call_logs import CallJob, write_comma, write_inspector
@@ -46,21 +46,29 @@ def test_what_names_nobody_says_how_much_was_seen(tmp_path: Path) -> None:
 def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(follow, "SHARE", 1e9)
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(*args: Any, _popen: Any = subprocess.Popen, **options: Any) -> subprocess.Popen[bytes]:
+        begun.append(_popen(*args, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
     follower = LogFollower(tmp_path)
     assert not follower.poll()
-    assert follower._child is None
+    assert not begun
     write_inspector(CallJob(), tmp_path)
     until(follower.poll, "what the logs say")
     assert follower.lines == ("NCCL Inspector logs: 240 calls, nobody holds the others up",)
     assert not follower.poll()
-    assert follower._child is None  # nothing has changed
+    assert len(begun) == 1  # nothing has changed
     write_inspector(LATE, tmp_path)
     until(follower.poll, "what they say now")
     assert "rank 2" in follower.lines[0]
     (tmp_path / "more").touch()
     follower.poll()
     follower.close()
-    assert follower._child is None
+    assert len(begun) == 3
+    assert begun[-1].returncode is not None
 
 
 def test_nothing_of_the_working_directory_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,26 +84,17 @@ def test_nothing_of_the_working_directory_is_run(tmp_path: Path, monkeypatch: py
     assert not (here / "run").exists()
 
 
-def test_the_process_beside_ends_with_a_view_that_is_killed(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "never")
-    code = """import sys, time
-from pathlib import Path
-from ringside.doctor.calls import follow
-(Path(sys.argv[1]) / "log").touch()
-follow._CHILD = follow._CHILD.replace("main()", "follow.log_files = lambda *_: time.sleep(600); main()")
-follow._CHILD = "import time, ringside.doctor.calls.follow as follow; " + follow._CHILD
-follower = follow.LogFollower(Path(sys.argv[1]))
-follower.poll()
-print(follower._child.pid, flush=True)
-time.sleep(600)"""
-    view = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    assert view.stdout is not None
-    beside = Process(int(view.stdout.readline()))
-    assert beside.alive()
-    view.kill()
-    view.communicate()
-    assert beside.wait(60.0)
-    beside.close()
+def test_the_process_beside_ends_when_the_view_that_holds_its_stdin_does(tmp_path: Path) -> None:
+    code = "import time; from ringside.doctor.calls import follow; "
+    code += "follow.judge_folder = lambda *_: time.sleep(600); follow.main()"
+    words = [sys.executable, "-c", code, str(tmp_path), "0"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as beside:
+        assert beside.stdin is not None
+        beside.stdin.close()
+        try:
+            assert beside.wait(60.0) == 1
+        finally:
+            beside.kill()
 
 
 def test_what_is_no_log_stops_nothing(tmp_path: Path) -> None:
