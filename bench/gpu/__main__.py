@@ -7,17 +7,19 @@ others. All limits together are less than ten minutes. The exit status is 1 wher
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.common import RUNS, make_parser, module_command, numbers, report_progress
 from bench.gpu.parts import machine
@@ -137,8 +139,8 @@ def json_lines(printed: str) -> list[Any]:
 
 
 def rows_of_bench(printed: str) -> dict[str, Any]:
-    """Return the times and ratios of `ringside bench --json`, and which peers there were."""
-    told = json.loads(printed)
+    """Return the times and ratios of `ringside bench --json`, and which peers there were; no number is null."""
+    told = json.loads(printed, parse_constant=lambda _: None)
     keys = ("engine", "algorithm", "tensor", "cache", "size_bytes", "time_seconds", "ratios", "wrong")
     rows = [{key: row[key] for key in keys} for row in told["rows"]]
     return {"rows": rows, "skipped": told["skipped"], "peers": told["peers"]}
@@ -149,19 +151,24 @@ def run_section(section: Section, limit_s: float) -> Outcome:
     if section.missing:
         return Outcome(section.name, "skipped", section.missing)
     began = time.monotonic()
-    try:
-        process = subprocess.Popen(
-            section.command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-    except OSError as error:
-        return Outcome(section.name, "failed", str(error))
-    try:
-        printed, said = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return Outcome(section.name, "timed out", f"it was ended after {limit_s:.0f} s", time.monotonic() - began)
-    took_s = round(time.monotonic() - began, 1)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # a pipe closes when all who hold it end
+        try:
+            process = subprocess.Popen(section.command, stdout=out, stderr=err, start_new_session=True)
+        except OSError as error:
+            return Outcome(section.name, "failed", str(error))
+        try:
+            process.wait(limit_s)
+            why = ""
+        except subprocess.TimeoutExpired:
+            why = f"it was ended after {limit_s:.0f} s"
+        finally:  # also after Ctrl-C, and what a section has left behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        took_s = round(time.monotonic() - began, 1)
+        if why:
+            return Outcome(section.name, "timed out", why, took_s)
+        printed, said = (_text_of(file) for file in (out, err))
     try:
         figures = section.figures(printed)
     except (ValueError, LookupError, TypeError):
@@ -172,14 +179,18 @@ def run_section(section: Section, limit_s: float) -> Outcome:
     return Outcome(section.name, "failed", told[:LONGEST_WHY], took_s, figures)
 
 
-def run_all(every: Sequence[Section], longest_s: float = LONGEST_S) -> list[Outcome]:
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def run_all(every: Sequence[Section], longest_s: float = LONGEST_S) -> Iterator[Outcome]:
     """Try sections one after the other, and say what became of each; no longer than `longest_s` together."""
-    outcomes, ends = [], time.monotonic() + longest_s
+    ends = time.monotonic() + longest_s
     for section in every:
-        outcomes.append(run_section(section, max(min(section.limit_s, ends - time.monotonic()), 1.0)))
-        found = outcomes[-1]
+        found = run_section(section, max(min(section.limit_s, ends - time.monotonic()), 1.0))
         report_progress(f"{found.outcome:9} {found.name} ({found.took_s:.0f} s){found.why and ': '}{found.why}")
-    return outcomes
+        yield found
 
 
 def main() -> int:
@@ -194,11 +205,15 @@ def main() -> int:
     date, began = time.strftime("%Y-%m-%d"), time.monotonic()
     here = {**machine(), "cores": usable_cores()}
     every = [s for s in sections(here, args.ranks, args.sizes) if not args.only or s.name.startswith(tuple(args.only))]
-    outcomes = run_all([replace(s, limit_s=s.limit_s * args.times) for s in every], LONGEST_S * args.times)
-    told = {"schema": 1, "date": date, "machine": here, "took_s": round(time.monotonic() - began, 1)}
+    if not every:
+        parser.error(f"no section begins with {' or '.join(args.only)}")
     out: Path = args.out or RUNS / f"gpu-{date}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**told, "sections": [asdict(found) for found in outcomes]}, indent=1) + "\n")
+    outcomes: list[Outcome] = []
+    for found in run_all([replace(s, limit_s=s.limit_s * args.times) for s in every], LONGEST_S * args.times):
+        outcomes.append(found)  # written each time: nothing is lost by Ctrl-C
+        told = {"schema": 1, "date": date, "machine": here, "took_s": round(time.monotonic() - began, 1)}
+        out.write_text(json.dumps({**told, "sections": [asdict(each) for each in outcomes]}, indent=1) + "\n")
     print(out)
     return int(any(found.outcome in ("failed", "timed out") for found in outcomes))
 

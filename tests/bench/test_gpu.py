@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,14 +75,54 @@ def test_a_section_that_fails_or_hangs_stops_no_other(capfd: pytest.CaptureFixtu
         section("print('no figures')"),
         section("""print('noise\\n{"a": NaN, "b": 1}')"""),
     ]
-    found = gpu.run_all(every)
+    found = list(gpu.run_all(every))
     assert [one.outcome for one in found] == ["failed", "timed out", "failed", "failed", "passed"]
     assert [one.why for one in found[:2]] == ["GPU", "it was ended after 1 s"]
     assert "/nowhere/at/all" in found[2].why
     assert found[4].figures == [{"a": None, "b": 1}]
     assert len(capfd.readouterr().err.splitlines()) == len(every)
-    late = gpu.run_all([section("import time; time.sleep(60)")], longest_s=0.0)
-    assert late[0].outcome == "timed out", "what is left of ten minutes"
+    (late,) = gpu.run_all([section("import time; time.sleep(60)")], longest_s=0.0)
+    assert late.outcome == "timed out", "what is left of ten minutes"
+
+
+def test_what_is_no_text_and_whoever_holds_its_output_stop_no_section() -> None:
+    holds = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    every = [
+        section("""import sys; sys.stdout.buffer.write(b'\\xff\\n{"a": 1}\\n')"""),
+        section(f"""{holds}; print('{{"a": 1}}')"""),
+    ]
+    began = time.monotonic()
+    assert [one.outcome for one in gpu.run_all(every)] == ["passed", "passed"]
+    assert time.monotonic() - began < 40.0
+
+
+def test_ctrl_c_ends_the_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait()
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.run_section(section("import time; time.sleep(60)"), 60.0)
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    row = dict.fromkeys(("engine", "algorithm", "tensor", "cache", "size_bytes", "time_seconds", "ratios", "wrong"), 1)
+    told = gpu.rows_of_bench(json.dumps({"rows": [{**row, "ratios": float("nan")}], "skipped": [], "peers": []}))
+    assert told["rows"][0]["ratios"] is None
+
+
+def test_a_section_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu", "--only", "nonsense", "--out", str(tmp_path / "gpu.json")])
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code == 2
 
 
 def test_tests_that_were_all_skipped_tried_nothing() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,21 +46,82 @@ def test_what_names_nobody_says_how_much_was_seen(tmp_path: Path) -> None:
 def test_files_are_judged_again_when_they_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(follow, "SHARE", 1e9)
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(*args: Any, _popen: Any = subprocess.Popen, **options: Any) -> subprocess.Popen[bytes]:
+        begun.append(_popen(*args, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
     follower = LogFollower(tmp_path)
     assert not follower.poll()
-    assert follower._child is None
+    assert not begun
     write_inspector(CallJob(), tmp_path)
     until(follower.poll, "what the logs say")
     assert follower.lines == ("NCCL Inspector logs: 240 calls, nobody holds the others up",)
     assert not follower.poll()
-    assert follower._child is None  # nothing has changed
+    assert len(begun) == 1  # nothing has changed
     write_inspector(LATE, tmp_path)
     until(follower.poll, "what they say now")
     assert "rank 2" in follower.lines[0]
     (tmp_path / "more").touch()
     follower.poll()
     follower.close()
-    assert follower._child is None
+    assert len(begun) == 3
+    assert begun[-1].returncode is not None
+
+
+def test_nothing_of_the_working_directory_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, here = tmp_path / "logs", tmp_path / "here"
+    logs.mkdir()
+    here.mkdir()
+    write_inspector(CallJob(), logs)
+    (here / "msgspec.py").write_text("open('run', 'w')")
+    monkeypatch.chdir(here)
+    follower = LogFollower(logs)
+    monkeypatch.setattr(follow, "LEAST_SECONDS", 0.0)
+    until(follower.poll, "what the logs say")
+    assert not (here / "run").exists()
+
+
+def test_the_process_beside_ends_when_the_view_that_holds_its_stdin_does(tmp_path: Path) -> None:
+    code = "import time; from ringside.doctor.calls import follow; "
+    code += "follow.judge_folder = lambda *_: time.sleep(600); follow.main()"
+    words = [sys.executable, "-c", code, str(tmp_path), "0"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as beside:
+        assert beside.stdin is not None
+        beside.stdin.close()
+        try:
+            assert beside.wait(60.0) == 1
+        finally:
+            beside.kill()
+
+
+def test_what_is_no_log_stops_nothing(tmp_path: Path) -> None:
+    write_inspector(LATE, tmp_path)
+    os.mkfifo(tmp_path / "a-fifo")
+    (tmp_path / "a-loop").symlink_to("a-loop")
+    (tmp_path / "a-folder").mkdir()
+    (tmp_path / "a-link").symlink_to(tmp_path)
+    unreadable = tmp_path / "a-secret"
+    unreadable.touch(mode=0)
+    (line,) = judge_folder(tmp_path)
+    assert "rank 2" in line
+
+
+def test_of_too_many_files_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_inspector(LATE, tmp_path)
+    monkeypatch.setattr(follow, "MOST_FILES", 2)
+    *_, line = judge_folder(tmp_path)
+    assert line == f"of the files in {tmp_path} the first 2 by name were read"
+
+
+def test_logs_of_an_earlier_job_in_the_same_folder_are_not_this_ones(tmp_path: Path) -> None:
+    write_inspector(LATE, tmp_path)
+    path = next(tmp_path.iterdir())
+    written = path.stat().st_mtime
+    assert judge_folder(tmp_path, written + 3600.0) == ()
+    assert "rank 2" in judge_folder(tmp_path, written - 3600.0)[0]
 
 
 def test_a_run_names_the_folder_and_views_say_what_lies_there(

@@ -143,6 +143,20 @@ def test_repairing_one_rank_saves_no_more_than_the_second_last_allows() -> None:
     assert blames == []
 
 
+def test_whoever_is_late_because_another_rank_held_it_up_elsewhere_is_not_named() -> None:
+    """Ranks 2 and 3 wait for each other before 0 and 2, and 1 and 3, do: 2 is as late as 3, which it has waited for."""
+    causes = Causes()
+    waits, in_time, queued = [0.021] * 60, [0.001] * 60, [0.0] * 60
+    groups = [((0, 1), in_time), ((2, 3), waits), ((0, 2), waits), ((1, 3), waits)]
+    for number, (ranks, of_first) in enumerate(groups):
+        for rank, (name, stay) in enumerate(zip(ranks, (of_first, in_time), strict=True)):
+            communicator = Communicator(number, 2, rank, "")
+            joined = Joined(made_calls(stay, queued), np.zeros(0, WAIT))
+            causes.add(lambda _, found=communicator: found, name, joined)  # type: ignore[misc]
+    causes.compare()
+    assert [blame.rank for blame in causes.blames()] == [3, 3]
+
+
 def test_what_version_4_does_not_tell_leaves_the_cause_open() -> None:
     ranks = [made_calls(LONG, NO), made_calls(SHORT, NO)]
     for calls in ranks:

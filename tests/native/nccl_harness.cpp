@@ -21,10 +21,186 @@
 #include <thread>
 #include <vector>
 
-#include "nccl_interface.hpp"
 #include "nccl_ring.hpp"
 
-using namespace ringside::nccl;
+using ringside::nccl::kRecords;
+using ringside::nccl::Ring;
+
+// What NCCL hands to a plugin, written down from its published headers (src/include/plugin/profiler/profiler_v4.h to _v6.h,
+// nccl_profiler.h) and not from the plugin's: a layout or a value that is wrong there does not meet itself here.
+enum Result : int { kSuccess = 0, kSystemError = 2 };
+enum : int { kWarn = 2, kInfo = 3 };
+
+constexpr int kGroup = 0x1, kColl = 0x2, kP2p = 0x4, kProxyOp = 0x8, kProxyStep = 0x10, kKernelCh = 0x40;
+constexpr int kNetPlugin = 0x80, kCollApi = 0x200, kKernelLaunch = 0x800, kCeColl = 0x1000;
+
+constexpr int kSendGpuWait = 8, kSendWait = 9, kProxyOpInProgress = 19, kSendPeerWait = 20, kKernelChStop = 22;
+
+using Logger = void (*)(int level, unsigned long flags, const char* file, int line, const char* format, ...);
+
+namespace v4 {
+
+struct Descriptor {
+  uint8_t type;
+  void* parentObj;
+  int rank;
+  union {
+    struct {
+      uint64_t seqNumber;
+      const char* func;
+      const void* sendBuff;
+      void* recvBuff;
+      size_t count;
+      int root;
+      const char* datatype;
+      uint8_t nChannels;
+      uint8_t nWarps;
+      const char* algo;
+      const char* proto;
+    } coll;
+    struct {
+      const char* func;
+      void* buff;
+      const char* datatype;
+      size_t count;
+      int peer;
+      uint8_t nChannels;
+    } p2p;
+    struct {
+      int pid;
+      uint8_t channelId;
+      int peer;
+      int nSteps;
+      int chunkSize;
+      int isSend;
+    } proxyOp;
+    struct {
+      int step;
+    } proxyStep;
+    struct {
+      uint8_t channelId;
+      uint64_t pTimer;
+    } kernelCh;
+    struct {
+      int64_t id;
+      void* data;
+    } netPlugin;
+  };
+};
+
+union StateArgs {
+  struct {
+    size_t transSize;
+  } proxyStep;
+  struct {
+    int appendedProxyOps;
+  } proxyCtrl;
+  struct {
+    void* data;
+  } netPlugin;
+  struct {
+    uint64_t pTimer;
+  } kernelCh;
+};
+
+struct Profiler {
+  const char* name;
+  int (*init)(void** context, int* mask, const char* commName, uint64_t commHash, int nNodes, int nranks, int rank, Logger log);
+  int (*startEvent)(void* context, void** handle, Descriptor* descriptor);
+  int (*stopEvent)(void* handle);
+  int (*recordEventState)(void* handle, int state, StateArgs* args);
+  int (*finalize)(void* context);
+};
+
+}  // namespace v4
+
+// Of version 6 too: what it adds, copy engines, is not played, and makes the union no larger.
+namespace v5 {
+
+struct Descriptor {
+  uint64_t type;
+  void* parentObj;
+  int rank;
+  union {
+    struct {
+      bool graphCaptured;
+      int groupDepth;
+    } groupApi;
+    struct {
+      const char* func;
+      size_t count;
+      const char* datatype;
+      int root;
+      void* stream;
+      bool graphCaptured;
+    } collApi;
+    struct {
+      const char* func;
+      size_t count;
+      const char* datatype;
+      void* stream;
+      bool graphCaptured;
+    } p2pApi;
+    struct {
+      void* stream;
+    } kernelLaunch;
+    struct {
+      uint64_t seqNumber;
+      const char* func;
+      const void* sendBuff;
+      void* recvBuff;
+      size_t count;
+      int root;
+      const char* datatype;
+      uint8_t nChannels;
+      uint8_t nWarps;
+      const char* algo;
+      const char* proto;
+      void* parentGroup;
+    } coll;
+    struct {
+      const char* func;
+      void* buff;
+      const char* datatype;
+      size_t count;
+      int peer;
+      uint8_t nChannels;
+      void* parentGroup;
+    } p2p;
+    struct {
+      int pid;
+      uint8_t channelId;
+      int peer;
+      int nSteps;
+      int chunkSize;
+      int isSend;
+    } proxyOp;
+    struct {
+      int step;
+    } proxyStep;
+    struct {
+      uint8_t channelId;
+      uint64_t pTimer;
+    } kernelCh;
+    struct {
+      int64_t id;
+      void* data;
+    } netPlugin;
+  };
+};
+
+using StateArgs = v4::StateArgs;
+
+struct Profiler {
+  const char* name;
+  int (*init)(void** context, uint64_t commId, int* mask, const char* commName, int nNodes, int nranks, int rank, Logger log);
+  int (*startEvent)(void* context, void** handle, Descriptor* descriptor);
+  int (*stopEvent)(void* handle);
+  int (*recordEventState)(void* handle, int state, StateArgs* args);
+  int (*finalize)(void* context);
+};
+
+}  // namespace v5
 
 #define EXPECT(what) \
   do { \
@@ -39,7 +215,7 @@ static int mask;
 static int dies_at = -1;  // the process, at this call of the first that comes to it
 static void* const kNowhere = reinterpret_cast<void*>(uintptr_t(0xdead0000dead0000));  // of another process
 
-static void log_line(int level, unsigned long, const char*, int, const char*, ...) { EXPECT(level <= kLogInfo); }
+static void log_line(int level, unsigned long, const char*, int, const char*, ...) { EXPECT(level == kWarn || level == kInfo); }
 
 static uint64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
   timespec now;
@@ -50,82 +226,93 @@ static uint64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
 // One communicator over one version of the interface.
 struct Player {
   int version;
-  ProfilerV4* v4 = nullptr;
-  ProfilerV5* v5 = nullptr;
+  v4::Profiler* old = nullptr;
+  v5::Profiler* now = nullptr;
   void* context = nullptr;
   uint64_t id = 0;
 
   Player(void* library, int version) : version(version) {
     const std::string symbol = "ncclProfiler_v" + std::to_string(version);
-    (version == 4 ? reinterpret_cast<void*&>(v4) : reinterpret_cast<void*&>(v5)) = dlsym(library, symbol.c_str());
-    EXPECT(v4 != nullptr || v5 != nullptr);
+    (version == 4 ? reinterpret_cast<void*&>(old) : reinterpret_cast<void*&>(now)) = dlsym(library, symbol.c_str());
+    EXPECT(old != nullptr || now != nullptr);
   }
   int init(uint64_t of, int ranks, int rank) {
     id = of;
-    return v4 ? v4->init(&context, &mask, "dp", id, 2, ranks, rank, log_line)
-              : v5->init(&context, id, &mask, "dp", 2, ranks, rank, log_line);
+    return old ? old->init(&context, &mask, "dp", id, 2, ranks, rank, log_line)
+               : now->init(&context, id, &mask, "dp", 2, ranks, rank, log_line);
   }
-  void* start(DescriptorV5& descriptor, void* of_context) {
+  // An event of either version; `fill` sets the member of the union that it is of.
+  template <typename Fill>
+  void* start(int type, void* parent, void* of_context, Fill fill) {
     void* handle = kNowhere;
-    if (v5) {
-      EXPECT(v5->start(of_context, &handle, &descriptor) == kSuccess);
-      return handle;
-    }
-    DescriptorV4 old{};
-    old.type = uint8_t(descriptor.type);
-    old.parent = descriptor.parent;
-    old.rank = descriptor.rank;
-    memcpy(static_cast<void*>(&old.coll), &descriptor.coll, sizeof(CollV4));
-    EXPECT(v4->start(of_context, &handle, &old) == kSuccess);
+    const auto begin = [&](auto* profiler, auto descriptor) {
+      memset(static_cast<void*>(&descriptor), 0xA5, sizeof descriptor);  // what it does not set means nothing
+      descriptor.type = decltype(descriptor.type)(type);
+      descriptor.parentObj = parent;
+      descriptor.rank = 1;
+      fill(descriptor);
+      EXPECT(profiler->startEvent(of_context, &handle, &descriptor) == kSuccess);
+    };
+    old ? begin(old, v4::Descriptor{}) : begin(now, v5::Descriptor{});
     return handle;
   }
-  void* start(DescriptorV5& descriptor) { return start(descriptor, context); }
-  void stop(void* handle) { EXPECT((v4 ? v4->stop(handle) : v5->stop(handle)) == kSuccess); }
+  void stop(void* handle) { EXPECT((old ? old->stopEvent(handle) : now->stopEvent(handle)) == kSuccess); }
   void state(void* handle, int state, uint64_t value) {
-    StateArguments arguments{value};
-    EXPECT((v4 ? v4->record(handle, state, &arguments) : v5->record(handle, state, &arguments)) == kSuccess);
+    v4::StateArgs args;
+    if (state == kKernelChStop)
+      args.kernelCh.pTimer = value;
+    else
+      args.proxyStep.transSize = value;
+    EXPECT((old ? old->recordEventState(handle, state, &args) : now->recordEventState(handle, state, &args)) == kSuccess);
   }
-  void finalize() { EXPECT((v4 ? v4->finalize(context) : v5->finalize(context)) == kSuccess); }
+  void finalize() { EXPECT((old ? old->finalize(context) : now->finalize(context)) == kSuccess); }
 
   void* api(int type, bool is_captured = false) {
-    DescriptorV5 descriptor{};
-    descriptor.type = uint64_t(type);
-    descriptor.coll_api.is_captured = is_captured;
-    return start(descriptor);
+    return start(type, nullptr, context, [&](auto& descriptor) {
+      if constexpr (sizeof(descriptor.type) > 1) {
+        if (type == kCollApi)
+          descriptor.collApi = {"AllReduce", 7, "ncclFloat32", 0, nullptr, is_captured};
+        else
+          descriptor.groupApi = {is_captured, 1};
+      }
+    });
   }
   void* collective(uint64_t number, int channels, void* parent) {
-    DescriptorV5 descriptor{};
-    descriptor.type = kColl;
-    descriptor.parent = parent;
-    descriptor.coll = {number, "AllReduce", nullptr, nullptr, 1000 + number, 0, "ncclFloat32", uint8_t(channels), 16, "RING", "SIMPLE"};
-    return start(descriptor);
+    return start(kColl, parent, context, [&](auto& descriptor) {
+      auto& coll = descriptor.coll;
+      coll.seqNumber = number;
+      coll.func = "AllReduce";
+      coll.sendBuff = coll.recvBuff = nullptr;
+      coll.count = 1000 + number;
+      coll.root = 0;
+      coll.datatype = "ncclFloat32";
+      coll.nChannels = uint8_t(channels);
+      coll.nWarps = 16;
+      coll.algo = "RING";
+      coll.proto = "SIMPLE";
+    });
   }
   void* message(int peer) {
-    DescriptorV5 descriptor{};
-    descriptor.type = kP2p;
-    descriptor.p2p = {"Send", nullptr, "ncclBfloat16", 77, peer, 2};
-    return start(descriptor);
+    return start(kP2p, nullptr, context, [&](auto& descriptor) {
+      auto& p2p = descriptor.p2p;
+      p2p.func = "Send";
+      p2p.buff = nullptr;
+      p2p.datatype = "ncclBfloat16";
+      p2p.count = 77;
+      p2p.peer = peer;
+      p2p.nChannels = 2;
+    });
   }
   void* kernel(void* parent, int channel, uint64_t timer) {
-    DescriptorV5 descriptor{};
-    descriptor.type = kKernelCh;
-    descriptor.parent = parent;
-    descriptor.kernel = {uint8_t(channel), timer};
-    return start(descriptor);
+    return start(kKernelCh, parent, context, [&](auto& descriptor) { descriptor.kernelCh = {uint8_t(channel), timer}; });
   }
   void* proxy(void* parent, int pid, int channel, int peer, bool sends) {
-    DescriptorV5 descriptor{};
-    descriptor.type = kProxyOp;
-    descriptor.parent = parent;
-    descriptor.proxy_op = {pid, uint8_t(channel), peer, 2, 65536, sends};
-    return start(descriptor, pid == getpid() ? context : kNowhere);
+    return start(kProxyOp, parent, pid == getpid() ? context : kNowhere, [&](auto& descriptor) {
+      descriptor.proxyOp = {pid, uint8_t(channel), peer, 2, 65536, sends};
+    });
   }
   void* step(void* parent, int number) {
-    DescriptorV5 descriptor{};
-    descriptor.type = kProxyStep;
-    descriptor.parent = parent;
-    descriptor.proxy_step = number;
-    return start(descriptor);
+    return start(kProxyStep, parent, context, [&](auto& descriptor) { descriptor.proxyStep = {number}; });
   }
 };
 
@@ -183,7 +370,7 @@ static void play(void* library, int version, uint64_t id, int calls, unsigned se
     player.stop(player.step(foreign, 0));
     player.stop(foreign);
     // what is not asked for, and null handles
-    EXPECT(player.api(kKernelLaunch) == nullptr && player.api(kNetPlugin) == nullptr && player.api(1 << 12) == nullptr);
+    EXPECT(player.api(kKernelLaunch) == nullptr && player.api(kNetPlugin) == nullptr && player.api(kCeColl) == nullptr);
     EXPECT(player.kernel(nullptr, 0, 1) == nullptr && player.step(nullptr, 0) == nullptr);
     player.stop(nullptr);
     player.state(nullptr, kKernelChStop, 1);

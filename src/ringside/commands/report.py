@@ -80,8 +80,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"{count:,} events of {len(steps):,} steps; open the file at https://ui.perfetto.dev", file=sys.stderr)
         print(args.perfetto)
         return 0
-    logs = read_log_folder(RunReader(args.run_dir).poll_events())
-    said = judge_folder(Path(logs)) if logs else ()
+    reader = RunReader(args.run_dir)
+    logs = read_log_folder(reader.poll_events())
+    said = judge_folder(Path(logs), reader.info.started_unix) if logs else ()
     extra = {"call_logs": {"folder": logs, "words": "; ".join(said)}} if said else None
     summary = finish_run(args.run_dir, render_report, extra=extra)
     if args.markdown:

@@ -59,13 +59,20 @@ MOST_LEFT_OUT = 100
 """Files of one kind that make their reader fail, beyond which all of that kind are left out."""
 
 
-def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, limits: Limits | None = None) -> Findings:
+def examine(
+    paths: Sequence[str | Path],
+    progress: Progress | None = None,
+    *,
+    limits: Limits | None = None,
+    readers: Sequence[Reader] = READERS,
+) -> Findings:
     """Read all files at `paths` and judge them together.
 
     Args:
         paths: Files, folders and globs; `.gz`, `.tar`, `.tar.gz` and `.zip` are looked into.
         progress: Receives how far it is.
         limits: What is too deep, too large or too much.
+        readers: Of which kinds; files of others are of an unknown format.
 
     Returns:
         Findings with at least one note per file. Nothing readable means: no note is `used`.
@@ -73,7 +80,7 @@ def examine(paths: Sequence[str | Path], progress: Progress | None = None, *, li
     progress = progress or Progress()
     with gather(paths, progress=progress, limits=limits) as gathered:
         # Every source to the first reader that knows its kind.
-        groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in READERS]
+        groups: list[tuple[Reader, list[Source]]] = [(reader, []) for reader in readers]
         unknown = []
         for source in gathered.sources:
             for reader, members in groups:

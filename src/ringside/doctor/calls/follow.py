@@ -1,16 +1,16 @@
 """What a job's profilers write of single collectives (Inspector, CoMMA, ClogHook), judged again while the job goes on.
 
 A process of its own, of the lowest priority, reads and judges the files as `ringside doctor` does, and ends: no view
-waits for it or keeps what it read. It takes at most a fiftieth of a processor's time.
+waits for it or keeps what it read. It takes at most a fiftieth of a processor's time, and ends when the view does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +29,8 @@ MOST_FILES = 4096
 MOST_CPU_SECONDS = 600
 MOST_LINES = 3
 MOST_LETTERS = 600
+_CHILD = f"import sys; sys.path[:] = sys.argv[3:]; from {__name__} import main; main()"
+"""It imports what the view does: with `-m`, a `numpy.py` in the user's working directory would be run."""
 
 
 class LogFollower:
@@ -36,14 +38,15 @@ class LogFollower:
 
     Args:
         folder: The folder; nothing below it is read.
+        since_unix: When the job began: files that were last written before are an earlier one's.
 
     Attributes:
         lines: What they say, in words; empty while nothing is known.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, since_unix: float = 0.0) -> None:
         self.lines: tuple[str, ...] = ()
-        self._folder = folder
+        self._folder, self._since_unix = folder, since_unix
         self._child: subprocess.Popen[bytes] | None = None
         self._began = self._next = 0.0
         self._judged: list[tuple[str, int, int]] = []
@@ -63,14 +66,19 @@ class LogFollower:
             return self.lines != lines
         if now < self._next:
             return False
-        self._next = now + LEAST_SECONDS
-        files = [(str(path), *_version(path)) for path in log_files(self._folder)]
+        files = [(str(path), *_version(path)) for path in log_files(self._folder, self._since_unix)]
+        self._next = now + max(LEAST_SECONDS, (time.monotonic() - now) / SHARE)
         if files and files != self._judged:
             self._judged, self._began = files, now
-            words = [sys.executable, "-m", __name__, str(self._folder)]
+            words = [sys.executable, "-c", _CHILD, str(self._folder), str(self._since_unix), *sys.path]
             with contextlib.suppress(OSError):
+                # nothing is written to its stdin: that closes when this process ends, however it does
                 self._child = subprocess.Popen(
-                    words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                    words,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 )
         return False
 
@@ -82,23 +90,38 @@ class LogFollower:
             self._child = None
 
 
-def log_files(folder: Path) -> list[Path]:
-    """Return the regular files right in a folder, by name; none where it cannot be read."""
-    found = []
-    with contextlib.suppress(OSError):
-        for path in sorted(folder.iterdir())[:MOST_FILES]:
-            with contextlib.suppress(OSError):
-                if stat.S_ISREG(path.lstat().st_mode):
-                    found.append(path)
-    return found
+def log_files(folder: Path, since_unix: float = 0.0) -> list[Path]:
+    """Return the regular files right in a folder, the first `MOST_FILES` by name; none where it cannot be read.
+
+    Args:
+        folder: The folder.
+        since_unix: Only files that were written then or later.
+    """
+    names = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime >= since_unix:
+                    names.append(entry.name)
+    return [folder / name for name in sorted(names)[:MOST_FILES]]
 
 
-def judge_folder(folder: Path) -> tuple[str, ...]:
-    """Return what the logs of single collectives in a folder say, in words; nothing where there are none."""
+def judge_folder(folder: Path, since_unix: float = 0.0) -> tuple[str, ...]:
+    """Return what the logs of single collectives in a folder say, in words; nothing where there are none.
+
+    Args:
+        folder: The folder.
+        since_unix: When the job began.
+    """
     from ringside.doctor.calls import clog, comma, inspector  # whoever only asks the child needs none of the readers
     from ringside.doctor.examine import examine
 
-    return _describe(examine(log_files(folder)), (inspector.KIND, comma.KIND, clog.KIND))
+    readers = (inspector, comma, clog)  # what else lies there is not read
+    files = log_files(folder, since_unix)
+    lines = _describe(examine(files, readers=readers), [reader.KIND for reader in readers])
+    if lines and len(files) == MOST_FILES:
+        lines += (f"of the files in {folder} the first {MOST_FILES:,} by name were read",)
+    return lines
 
 
 def _describe(found: Findings, known: Sequence[str]) -> tuple[str, ...]:
@@ -128,13 +151,17 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Judge the folder that is named and write the words to stdout."""
+    """Judge the folder that is named and write the words to stdout; end when stdin does."""
     import resource  # not on every system, and of no use to who asks
 
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     os.nice(19)
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS))  # whoever asked may be gone
-    sys.stdout.buffer.write(msgspec.json.encode(judge_folder(Path(sys.argv[1]))))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_SECONDS, MOST_CPU_SECONDS))
+    with contextlib.suppress(OSError):  # where memory runs out this process is ended, and no rank
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    sys.stdout.buffer.write(msgspec.json.encode(judge_folder(Path(sys.argv[1]), float(sys.argv[2]))))
 
 
-if __name__ == "__main__":
-    main()
+def _end_with_stdin() -> None:
+    os.read(0, 1)
+    os._exit(1)

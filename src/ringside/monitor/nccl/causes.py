@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ringside.decoding import MOST_RANKS
 from ringside.monitor.nccl.calls import WAITS, Joined
 from ringside.monitor.nccl.ring import Communicator
 
@@ -35,6 +37,10 @@ MOST_OPEN, FEW_OPEN = 50_000, 1_000
 of a communicator some of whose ranks were never seen here."""
 
 Sums = defaultdict[str, float]
+Ranks = Annotated[int, msgspec.Meta(ge=0, le=MOST_RANKS)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, lt=1e12)]
+"""In a file of the run directory, which anybody may have written, other numbers are damage."""
 
 LATE_RANK, SLOW_GPU, SLOW_LINK, NOT_KNOWN = "late rank", "slow GPU", "slow link", "not known"
 _MOST_PARTS = 64
@@ -70,9 +76,9 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     cause: str
     rank: int
     peer: int = -1
-    seconds: float
-    host_seconds: float = 0.0
-    gpu_seconds: float = 0.0
+    seconds: Seconds
+    host_seconds: Seconds = 0.0
+    gpu_seconds: Seconds = 0.0
     communicator: str
     in_communicator: bool = False
 
@@ -95,12 +101,12 @@ class PeerWaits(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     peer: int
     sends: bool
-    steps: int
-    size_bytes: int
-    send_gpu_seconds: float
-    send_peer_seconds: float
-    send_seconds: float
-    recv_seconds: float
+    steps: Count
+    size_bytes: Count
+    send_gpu_seconds: Seconds
+    send_peer_seconds: Seconds
+    send_seconds: Seconds
+    recv_seconds: Seconds
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,15 +130,15 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    ranks: int
-    ranks_seen: int
-    calls: int
-    captured: int
+    ranks: Ranks
+    ranks_seen: Ranks
+    calls: Count
+    captured: Count
     seen_ratio: float
-    seconds: float
-    late_seconds: dict[int, float]
-    late_host_seconds: dict[int, float] = {}
-    late_gpu_seconds: dict[int, float] = {}
+    seconds: Seconds
+    late_seconds: dict[int, Seconds]
+    late_host_seconds: dict[int, Seconds] = {}
+    late_gpu_seconds: dict[int, Seconds] = {}
     in_communicator: bool = False
     waits: list[PeerWaits]
 
@@ -157,6 +163,7 @@ class _Known:
         self.calls = self.captured = 0
         self.first_ns, self.last_ns = math.inf, 0.0
         self.late, self.host, self.gpu = (np.zeros(0) for _ in range(3))  # by rank; empty: no call was compared
+        self.held = np.zeros((0, 0))  # what each rank waited in calls into which another came last: [last, rank]
         # `late` in so many calls each, in order; where there are too many, two become one.
         self.parts: list[NDArray[np.float64]] = []
         self.part_calls = 1
@@ -185,11 +192,14 @@ class _Known:
         ranks = self.communicator.ranks
         if not len(self.late):
             self.late, self.host, self.gpu = np.zeros((3, ranks))
+            self.held = np.zeros((ranks, ranks))
         row = np.arange(len(stays))
         last = stays["seconds"].argmin(axis=1)
         shortest = np.partition(stays["seconds"], 1, axis=1)
         late = shortest[:, 1] - shortest[:, 0]
         self.late += np.bincount(last, late, ranks)
+        for one in np.unique(last):
+            self.held[one] += (stays["seconds"] - shortest[:, :1])[last == one].sum(axis=0)
         others = stays["enqueued_ns"].copy()
         is_called = (others >= 0).all(axis=1)
         own = others[row, last]
@@ -224,6 +234,10 @@ class _Known:
         seen: Counter[int] = sum(self.seen.values(), Counter())
         least = min(seen.values(), default=0) if len(seen) == self.communicator.ranks else 0
         return least / calls if calls else 1.0
+
+    def has_held(self, name: int, last: int, seconds: float) -> bool:
+        """Whether the rank of that name in the job waited so long in calls into which `last` came last."""
+        return any(self.names.get(rank) == name for rank in np.flatnonzero(self.held[last] >= seconds).tolist())
 
     def name(self, rank: int) -> int:
         return self.names.get(rank, rank)
@@ -298,29 +312,43 @@ class Causes:
     def blames(self) -> list[Blame]:
         """Return who holds the job up, the costliest first."""
         self.compare()
-        found = []
+        found, late = [], []
         for known in self._known.values():
-            name = f"{known.communicator.id:#018x}"
-            found += self._slow_links(known, name)
+            found += self._slow_links(known, f"{known.communicator.id:#018x}")
             if known.seen_ratio() < LEAST_SEEN:
                 continue
             whole, span = float(known.late.sum()), (known.last_ns - known.first_ns) / 1e9
             for rank, seconds in enumerate(known.late.tolist()):
-                if not (seconds >= EFFECT * span > 0 and seconds >= whole / 2 and known.is_late_throughout(rank, span)):
-                    continue
-                host, gpu = float(known.host[rank]), float(known.gpu[rank])
-                found.append(
-                    Blame(
-                        cause=cause_of_lateness(seconds, host, gpu),
-                        rank=known.name(rank),
-                        seconds=seconds,
-                        host_seconds=host,
-                        gpu_seconds=gpu,
-                        communicator=name,
-                        in_communicator=rank not in known.names,
-                    )
+                if seconds >= EFFECT * span > 0 and seconds >= whole / 2 and known.is_late_throughout(rank, span):
+                    late.append((known, rank))
+        for known, rank in late:
+            if self._is_victim(known, rank, late):
+                continue
+            seconds, host, gpu = (float(of[rank]) for of in (known.late, known.host, known.gpu))
+            found.append(
+                Blame(
+                    cause=cause_of_lateness(seconds, host, gpu),
+                    rank=known.name(rank),
+                    seconds=seconds,
+                    host_seconds=host,
+                    gpu_seconds=gpu,
+                    communicator=f"{known.communicator.id:#018x}",
+                    in_communicator=rank not in known.names,
                 )
+            )
         return sorted(found, key=lambda blame: -blame.seconds)
+
+    @staticmethod
+    def _is_victim(known: _Known, rank: int, late: list[tuple[_Known, int]]) -> bool:
+        """Whether a rank is late because another one held it up in another communicator, for half as long or longer."""
+        name, half = known.names.get(rank), float(known.late[rank]) / 2
+        return name is not None and any(
+            other is not known
+            and other.names.get(last) != name
+            and other.late[last] > half
+            and other.has_held(name, last, half)
+            for other, last in late
+        )
 
     @staticmethod
     def _slow_links(known: _Known, name: str) -> list[Blame]:

@@ -472,8 +472,8 @@ class LiveRun:
         """Return whether logs of single collectives say something else by now."""
         if self.ended:
             self._end_logs()
-        elif self._logs is None and self._follow_logs and self.following.log_folder:
-            self._logs = LogFollower(Path(self.following.log_folder))
+        elif self._logs is None and self._follow_logs and self.following.log_folder and self.info is not None:
+            self._logs = LogFollower(Path(self.following.log_folder), self.info.started_unix)
         return self._logs is not None and self._logs.poll()
 
     def _end_logs(self) -> None:
