@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from ringside import _core
 from ringside._core import numpy_kernels as twins
+from ringside._core.enums import DType, ReduceOp
+from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import address_of
 from ringside.engine.net.exchange.block_scaling import BlockScaling, ErrorFeedback
 from ringside.engine.net.exchange.exchange import Exchange
 from ringside.engine.net.exchange.receive_buffers import HEADER_BYTES
+from ringside.engine.net.reduction import Reduction
 from ringside.schedule import by_name, chunk_bounds
 
+from .threaded import on_threads as on_hosts
 from .transports.schedules import run_schedule
 from .transports.vertices import on_threads
 
@@ -238,3 +242,16 @@ def test_a_step_that_overflows_does_not_spoil_those_after_it() -> None:
     assert np.isnan(x[5])
     assert np.isfinite(x[40:]).all()
     assert (reduced("ring", inputs, wires)[0][0] == 3).all()
+
+
+def test_a_rehearsal_leaves_what_is_kept_as_it_is() -> None:
+    def rehearsed(across: Any) -> bool:
+        x = np.ones(1 << 18, dtype=np.float32)
+        feedback = ErrorFeedback(BlockScaling("int8"), address_of(x), len(x))
+        feedback.residual[:] = kept = np.linspace(0, 1, len(x), dtype=np.float32)
+        reduction = Reduction(int(DType.float32), ReduceOp.sum, wire=feedback)
+        for choice in ("ring", "hosts/ring", "hosts/tree", "leaders/ring"):
+            across.rehearse(len(x), reduction, AlgorithmSpec.parse(choice))
+        return bool((feedback.residual == kept).all() and (x == 1).all())
+
+    assert on_hosts(2, rehearsed) == [True, True]

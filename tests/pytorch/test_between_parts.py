@@ -15,6 +15,7 @@ import torch.distributed as dist  # noqa: E402
 from tests.pytorch.groups import communicator, meeting_point, process_group  # noqa: E402
 from tests.support.ranks import on_ranks, place  # noqa: E402
 
+from ringside._core.enums import ReduceOp  # noqa: E402
 from ringside.engine.algorithm import AlgorithmSpec  # noqa: E402
 from ringside.engine.buffers import flatten  # noqa: E402
 from ringside.engine.tuner.drift import EVERY_NOTED, LARGE_BYTES  # noqa: E402
@@ -51,8 +52,8 @@ class Chooser:
         self.told.append(("choose", size_bytes, dtype, op))
         return AlgorithmSpec.parse(WAY)
 
-    def is_trial_due(self, size_bytes: int) -> bool:
-        return self.tried
+    def is_trial_due(self, size_bytes: int, dtype: int, op: int) -> bool:
+        return self.tried and op != ReduceOp.max
 
     def begin_trial(self, elements: int, reduction: Any, choice: AlgorithmSpec) -> bool:
         self.told.append(("begin", elements, str(choice), reduction.dtype))
@@ -96,6 +97,9 @@ def chooses(path: str, tries: bool, settled: bool) -> dict[str, Any]:
         comm.all_reduce(torch.ones(8), algorithm="ring")
         comm.all_reduce(torch.ones(4), "avg", weights=1.0)
         found["asked for"] = [word for word, *_ in chooser.heard()]
+        comm.all_reduce(torch.ones(8), "max")
+        comm.all_reduce(torch.ones(8), "max")
+        found["not tried"] = [word for word, *_ in chooser.heard()]
         comm.all_reduce(torch.ones(LARGE_BYTES // 4))
         comm.all_reduce(torch.ones(LARGE_BYTES // 4))
         found["large"] = [word for word, *_ in chooser.heard()]
@@ -142,6 +146,7 @@ def test_a_way_that_is_tried_is_chosen_anew_each_time_and_has_the_links_for_itse
     with meeting_point() as path:
         for found in on_ranks(2, chooses, path, True, False):
             assert found["small"] == SMALL * (2 * EVERY_NOTED)
+            assert found["not tried"] == ["choose", "begin", "after", "choose"], "the second one is kept ready"
             assert found["left"] == [False] * 3
             assert found["done"] == 3
             assert found["buckets"]

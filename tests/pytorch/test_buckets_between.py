@@ -1,4 +1,4 @@
-"""Buckets between hosts while choices are tried out: each turn has the links for itself, and counts as such."""
+"""Buckets between hosts while choices are tried: each trial has the links for itself, and counts as such."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ pytest.importorskip("torch")
 
 from tests.engine.threaded import on_threads
 
+from ringside._core.enums import ReduceOp
 from ringside.engine.algorithm import AlgorithmSpec
 from ringside.engine.buffers import Flat
-from ringside.engine.dtypes import DTYPES
+from ringside.engine.dtypes import DTYPES, ITEM_BYTES
 from ringside.engine.net.exchange.signature import CollectiveSignature, Operation
 from ringside.engine.net.hierarchical import PendingAllReduce
-from ringside.engine.net.reduction import ALL_REDUCE
+from ringside.engine.net.reduction import ALL_REDUCE, Reduction
 from ringside.engine.tuner.selector import Tuner
 from ringside.engine.tuner.table import Rank, TimingRow, TimingTable
 from ringside.pytorch.communicator.between_hosts import STEADY, BetweenHosts
@@ -61,14 +62,13 @@ class Recorded:
     def choose(self, size_bytes: int, dtype: int, op: int) -> AlgorithmSpec:
         return AlgorithmSpec("ring")
 
-    def tries(self, size_bytes: int, choice: AlgorithmSpec, dtype: int) -> bool:
-        return size_bytes // 4 in self.tried
-
-    def rehearse(self, elements: int, what: Any, choice: AlgorithmSpec) -> None:
-        self.said.append(f"rehearse {elements}")
-
-    def assemble(self) -> None:
-        self.said.append("assemble")
+    def begin_trial(self, elements: int, reduction: Any, choice: AlgorithmSpec) -> bool:
+        if elements not in self.tried:
+            return False
+        while self.pending:
+            self.pending[0].wait()
+        self.said.append(f"try {elements}")
+        return True
 
     def after(self, size_bytes: int, choice: AlgorithmSpec, seconds: float, dtype: int) -> None:
         self.said.append(f"after {size_bytes // 4}")
@@ -86,7 +86,7 @@ def bucket(one: BetweenHosts, elements: int) -> PendingAllReduce | None:
     return one.start_storage(Flat(0, elements, FLOAT32, (elements,), None), None, scale=0.5, stamp_ns=0)
 
 
-def test_a_turn_of_a_choice_waits_for_what_is_open_and_for_all_ranks_and_is_done_at_once() -> None:
+def test_a_trial_begins_when_what_is_open_is_recorded_and_is_done_at_once() -> None:
     recorded = Recorded({7})
     one = between(recorded)
     finish = bucket(one, 5)
@@ -95,7 +95,7 @@ def test_a_turn_of_a_choice_waits_for_what_is_open_and_for_all_ranks_and_is_done
     finish.wait()  # nothing is left of it
     assert recorded.said == [
         *("begin 5", "finish 5", "after 5"),
-        *("rehearse 7", "assemble", "begin 7", "finish 7", "after 7"),
+        *("try 7", "begin 7", "finish 7", "after 7"),
     ]
 
 
@@ -137,16 +137,19 @@ def test_a_run_is_told_what_buckets_go_by_once_it_stays_the_same(monkeypatch: py
     assert len(told) == 1
 
 
-def test_only_large_float32_ones_of_the_choice_whose_turn_it_is_are_tried() -> None:
-    def rank(size_bytes: int) -> Rank:
-        rows = tuple(TimingRow(name, 1.0, None, 1.0, True) for name in ("ring", "direct", "native"))
-        return Rank(size_bytes, "ring", "", rows)
-
+def test_only_sums_of_float32_by_the_choice_whose_turn_it_is_are_tried() -> None:
+    rows = tuple(TimingRow(name, 1.0, None, 1.0, True) for name in ("ring", "direct", "native"))
     selector, _ = on_threads(2, lambda across: Tuner(across, environ={}))
-    assert not selector.tries(MB, AlgorithmSpec("ring"))
-    selector.use(TimingTable({}, {}, (rank(4), rank(MB))).encode())
-    turn = selector.choose(MB, FLOAT32)
-    assert selector.tries(MB, turn, FLOAT32)
-    assert not selector.tries(MB, turn, FLOAT64)
-    assert not selector.tries(MB, AlgorithmSpec("tree"), FLOAT32), "asked for by name, or for another reduction"
-    assert not selector.tries(4, selector.choose(4, FLOAT32), FLOAT32), "small ones are called several times in a row"
+    turn, total = AlgorithmSpec("ring"), Reduction(FLOAT32, ReduceOp.sum)
+    assert not selector.begin_trial(1, total, turn)
+    selector.use(TimingTable({}, {}, (Rank(4, "ring", "", rows), Rank(MB, "ring", "", rows))).encode())
+    turn, at = selector.choose(4), selector.size_class(4)
+    assert not selector.is_trial_due(4)
+    assert not selector.begin_trial(1, total, turn)
+    selector.calls[at] = int(selector.trial_at[at])
+    assert selector.is_trial_due(4)
+    for dtype, op in ((FLOAT64, ReduceOp.sum), (FLOAT32, ReduceOp.max), (FLOAT32, ReduceOp.min)):
+        assert not selector.is_trial_due(4, dtype, op)
+        assert not selector.begin_trial(4 // ITEM_BYTES[dtype], Reduction(dtype, op), turn)
+    assert not selector.begin_trial(1, total, AlgorithmSpec("tree")), "asked for by name"
+    assert selector.begin_trial(1, total, turn)

@@ -10,8 +10,10 @@
 namespace ringside {
 namespace {
 
-constexpr int kYieldsToOthers = 4;            // before sleeping where others are to run on this CPU
-constexpr int64_t kNapNs = 10 * 1000000;  // how long a sleeper goes without looking for dead peers
+constexpr int kYieldsToOthers = 4;             // before sleeping where others are to run on this CPU
+constexpr uint64_t kLongYieldNs = 200 * 1000;  // longer than ranks take to go through a small collective
+constexpr int kWaitsWithoutYield = 256;        // then a yield of a few ms costs each of them some 10 us
+constexpr int64_t kNapNs = 10 * 1000000;       // how long a sleeper goes without looking for dead peers
 
 uint32_t hash_shape(const int64_t* dims, int n) {
   uint64_t h = 0xcbf29ce484222325ull ^ uint64_t(n);
@@ -61,6 +63,27 @@ Patience Communicator::patience_for(int from, const Has& has) {
   return patience_;
 }
 
+// Leave the CPU to others until a condition holds, at most so often. Something else that computes here, such as another
+// job's process, keeps the CPU for a slice of milliseconds at each yield, while a sleeper is woken before it: then sleep
+// at once, this time and for a while.
+template <class Ready>
+bool Communicator::yield_until(const Ready& ready, int yields) {
+  if (waits_without_yield_ > 0) {
+    --waits_without_yield_;
+    return false;
+  }
+  for (int i = 0; i < yields; ++i) {
+    const uint64_t before = now_ns();
+    sched_yield();
+    if (now_ns() - before > kLongYieldNs) {
+      waits_without_yield_ = kWaitsWithoutYield;
+      return ready();
+    }
+    if (ready()) return true;
+  }
+  return false;
+}
+
 // Wait until `has` holds for every rank. False: the collective failed.
 template <class Has>
 bool Communicator::wait(Gate& gate, const Has& has, Turn turn) {
@@ -76,10 +99,7 @@ bool Communicator::wait(Gate& gate, const Has& has, Turn turn) {
     pause_cpu();
     come = ready();
   }
-  for (int i = 0; !come && i < patience.yields; ++i) {
-    sched_yield();
-    come = ready();
-  }
+  come = come || yield_until(ready, patience.yields);
   const uint64_t since = come ? 0 : now_ns();
   while (!come) {
     gate.sleep(ready, kNapNs);

@@ -178,6 +178,8 @@ class Communicator {
   bool wait(Gate& gate, const Has& has, Turn turn);
   template <class Has>
   Patience patience_for(int from, const Has& has);
+  template <class Ready>
+  bool yield_until(const Ready& ready, int yields);
   void tell_cpu();
   bool look_around(const std::function<bool(int)>& has, uint64_t since, Turn turn);
   bool holds(Turn turn);
@@ -277,6 +279,7 @@ class Communicator {
   double divisor_ = 1.0;         // of its avg
   double scales_[kMaxRanks];     // of every rank's contribution, where they may differ
   int cpu_ = -1;                 // that this rank has told
+  int waits_without_yield_ = 0;  // still to come: a yield took long
   bool in_place_ = false;        // the program under way works in the tensors
   unsigned char* tensors_[kMaxRanks];  // of every rank that gives, where `locate` has found all of them
   std::atomic<int64_t> in_use_{-1};    // own region that peers may be writing to; kTaken: it was taken from them

@@ -2,6 +2,7 @@
 //
 // Whoever spins for a rank that is to run on the same CPU keeps it from coming. So every rank tells on which CPU it was last
 // seen (`RankBlock::cpu`), and a waiting rank spins only if none of those it waits for was seen on its own.
+// Whoever yields to another job's process waits for its whole slice: after a yield that took long, ranks sleep at once.
 //
 // A `Gate` is a futex word shared by all ranks. A condition over flags ("all ranks have reached k") is waited for with
 // `Gate::sleep`; whoever makes it true calls `Gate::open`. The pair of sequentially consistent fences (after the flag

@@ -28,7 +28,7 @@ class Settings:
         stream_bytes: From this many bytes (tensor × ranks) on, results bypass the caches; 0 takes the size of the
             last-level cache.
         spins: Looks at the flags before yielding the core, where nobody shares it; -1: as many as pay.
-        yields: Yields of the core before sleeping; -1: as many as pay.
+        yields: Yields of the core before sleeping, while none takes long; -1: as many as pay.
         system: Where the kernel describes the machine; another folder pretends another machine.
         cpus: The CPUs this rank is taken to run on; (): those it may run on.
 

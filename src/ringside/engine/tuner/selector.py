@@ -149,8 +149,16 @@ class Tuner:
         """Return whether the choice for this size has been tried out in the job's own all-reduces."""
         return bisect_left(self._bounds, size_bytes) not in self._trials
 
-    def is_trial_due(self, size_bytes: int) -> bool:
-        """Return whether the next all-reduce of float32 of this size is one of a trial."""
+    def is_trial_due(self, size_bytes: int, dtype: int = 0, op: int = 0) -> bool:
+        """Return whether the next all-reduce is one of a trial, as those of float32 are but for min and max.
+
+        Args:
+            size_bytes: Of the tensor.
+            dtype: Code of the element type.
+            op: Code of the reduction.
+        """
+        if dtype != _FLOAT32 or op in _NOT_NATIVE_OPS:
+            return False
         size_class = bisect_left(self._bounds, size_bytes)
         return self.calls[size_class] + 1 >= self.trial_at.get(size_class, math.inf)
 
@@ -236,9 +244,9 @@ class Tuner:
         """
         size_bytes = elements * ITEM_BYTES[reduction.dtype]
         trials = self._trials.get(self.size_class(size_bytes))
-        if trials is None or reduction.dtype != _FLOAT32 or str(choice) != trials.current:
+        if trials is None or str(choice) != trials.current:
             return False
-        if not self.is_trial_due(size_bytes):
+        if not self.is_trial_due(size_bytes, reduction.dtype, reduction.op):
             return False
         if size_bytes >= LARGE_BYTES:
             began = self._clock()

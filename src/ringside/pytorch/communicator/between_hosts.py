@@ -149,7 +149,7 @@ class BetweenHosts:
             return
         # Keep what the next one of its kind may be run by at once.
         if tuner is not None:
-            if size_bytes >= LARGE_BYTES or tuner.is_trial_due(size_bytes):
+            if size_bytes >= LARGE_BYTES or tuner.is_trial_due(size_bytes, reduction.dtype, reduction.op):
                 return
             choice = tuner.choose(size_bytes, reduction.dtype, reduction.op)
         version = 0 if self.selector is None else self.selector.version
@@ -170,8 +170,10 @@ class BetweenHosts:
             self.across.run_prepared(small, flat.address)
         else:
             calls = tuner.calls[small.size_class] + 1
-            if calls >= tuner.trial_at.get(small.size_class, math.inf) and flat.dtype == _FLOAT32:
-                return False
+            if calls >= tuner.trial_at.get(small.size_class, math.inf):
+                call = small.operation.call
+                if tuner.is_trial_due(small.size_bytes, call.dtype, call.op):
+                    return False
             tuner.calls[small.size_class] = calls
             began = time.perf_counter()
             self.across.run_prepared(small, flat.address)

@@ -63,7 +63,8 @@ def communicator(
             whose error is stated in `ringside.engine.net.exchange.compression`, or, of sums and means, `int8` or
             `fp8_e4m3` (`ringside.engine.net.exchange.block_scaling`).
         reproducible: Results do not depend on algorithm, message size, bucket layout or the ranks' hosts: every
-            element is ((x0 + x1) + x2) + ... (default RINGSIDE_REPRODUCIBLE=1).
+            element is ((x0 + x1) + x2) + ... (default RINGSIDE_REPRODUCIBLE=1). With `int8` and `fp8_e4m3` on the wire
+            they depend on the bucket layout, as blocks are parts of a bucket.
         switch: A reducer takes part as an additional vertex (`algorithm="in_network"`).
         machine: What tells hosts apart, in place of what the kernel says (for tests): ranks with equal values share
             memory.

@@ -38,7 +38,7 @@ class Options:
         if reproducible is None:
             reproducible = environ.get("RINGSIDE_REPRODUCIBLE", "") not in ("", "0")
         self.selection = environ.get("RINGSIDE_SELECTION") or "measured"
-        self.feeds_back = environ.get("RINGSIDE_ERROR_FEEDBACK", "1") not in ("", "0")
+        self.feeds_back = environ.get("RINGSIDE_ERROR_FEEDBACK") != "0"
         self.problem = ""
         try:
             self.settings = Settings.of_environment(environ, timeout=timeout)
