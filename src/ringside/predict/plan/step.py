@@ -189,8 +189,8 @@ def groups(topology: Topology, job: Job) -> tuple[Topology | None, Topology | No
     members = max(near // t, 1)
     group = _part(topology, members, data // members) if data > 1 else None
     lane = None
-    if p > 1:
-        lane = _part(topology, 1, 2) if stage >= local and topology.hosts > 1 else _part(topology, 2, 1)
+    if p > 1:  # among several hosts some stages are neighbours across hosts, and a pipeline is as fast as its slowest
+        lane = _part(topology, 1, 2) if topology.hosts > 1 else _part(topology, 2, 1)
     return group, tensor, lane
 
 
