@@ -191,12 +191,15 @@ def test_what_helps_is_what_it_saves_when_the_job_is_priced_anew():
 
 
 def test_what_cannot_be_played_is_no_help():
-    now = Situation(FLAT, SIZE, 0.3, Job(layers=150_000, buckets=1), "ring")
+    now = Situation(FLAT, SIZE, 0.3, Job(stage=3, layers=150_000), "ring")
+    found = helps(now, lambda there: Band(*3 * (1.0 + there.size_bytes / SIZE,)), "", None)
+    assert [one.what for one in found] == ["half the bytes on the wire"]
 
-    def seconds(there):
-        return step_time(there.topology, there.size_bytes, there.compute_s, there.job, ring).seconds
 
-    assert not any(one.what.startswith("--accumulate") for one in helps(now, seconds, "", None))
+def test_many_micro_batches_are_played_where_they_change_nothing_between_layers():
+    assert step(Job(layers=LAYERS, micro_batches=10_000)).seconds.value < COMPUTE_S + 1.6
+    with pytest.raises(UsageError, match="--accumulate 10000: at most"):
+        Job(stage=3, micro_batches=10_000)
 
 
 def test_the_stage_that_was_asked_for_is_the_one_whose_memory_is_told():

@@ -151,7 +151,7 @@ def _changes(now: Situation, fastest: str, buckets: int | None) -> Iterator[tupl
         yield f"--algorithm {fastest}", replace(now, algorithm=fastest), 1.0
     if now.job is None or now.compute_s is None:
         return
-    if 2 * now.job.micro_batches * now.job.layers <= MOST_ACTIONS:
+    if 2 * now.job.actions < MOST_ACTIONS:
         twice = replace(now.job, micro_batches=2 * now.job.micro_batches)
         yield f"--accumulate {twice.micro_batches}", replace(now, job=twice, compute_s=2 * now.compute_s), 2.0
     if buckets and buckets != now.job.buckets:
