@@ -15,6 +15,10 @@ from ringside.commands import main
 jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
 
 RUNS, DATA = ROOT / "tests" / "golden" / "runs", ROOT / "tests" / "data"
+SCORED = " ".join(  # scored, refused, with flags, of another collective
+    f"{DATA}/bandwidth/{name}.csv"
+    for name in ("osu_shm_2r", "dgxh100_2n16g_pathology", "vultr_b200_1n8g_allgather", "nccl_tuning_latencies", "INDEX")
+)
 H100 = "predict --preset dgx-h100 --hosts 4 --json"
 COMMANDS = {
     "report": [f"report {RUNS}/demo --json", f"report {RUNS}/hosts --json"],
@@ -33,7 +37,7 @@ COMMANDS = {
     "predict-fit": [f"predict fit {DATA}/bandwidth/aws_p5_h100_2n16g.csv -o fabric.toml --json"],
     "predict-score": [
         f"predict score {DATA}/bandwidth/aws_p5_h100_2n16g.csv --json --points",
-        f"predict score {DATA}/bandwidth {DATA}/README.md --json",
+        f"predict score {SCORED} {DATA}/README.md --json",
     ],
     "predict-simulate": [
         "predict simulate ring --preset ethernet-10g --hosts 4 --bytes 4MB --slow-link 1:2=4 --json",

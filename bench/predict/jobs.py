@@ -157,13 +157,16 @@ def page_of(page: dict[str, Any]) -> str:
     ]
     head = ["job", "links", "step, s", "predicted", "off by", "communication, s", "predicted", "off by"]
     loaded = any(row["loaded"] for row in page["jobs"])
+    names = {row["job"] for row in page["jobs"]}
+    missing = "; ".join(WORDS[name] for name in JOBS if name not in names)
+    none = f"\nNo kept measurement yet: {missing}.\n" if missing else ""
     load = "\n\\* Taken while other work ran on the same two cores.\n" if loaded else ""
     goals = f"the step within {STEP_GOAL:.0%}, communication within {COMMUNICATION_GOAL:.0%}"
     return (
         "# Steps of real jobs, predicted\n\n"
         f"Written by `python -m bench.predict.jobs --write`: {page['hosts']} hosts of the lab with a rank each,\n"
         "process group `ringside`. Layers wait instead of computing; nothing is fitted. The script's docstring says\n"
-        f"how both are counted. Goals: {goals}.\n\n" + page_table(head, rows) + load
+        f"how both are counted. Goals: {goals}.\n\n" + page_table(head, rows) + load + none
     )
 
 

@@ -1,5 +1,7 @@
 """A training step: what its programs take where theory says it, groups of ranks, what is worth it, what helps."""
 
+from dataclasses import replace
+
 import pytest
 
 from ringside.errors import UsageError
@@ -134,6 +136,16 @@ def test_ranks_that_cannot_be_divided_are_refused_in_one_line():
         assert "\n" not in str(refused.value)
 
 
+def test_stages_that_share_hosts_hand_on_between_hosts_too():
+    """Eight stages on four hosts: every second hand-on leaves the host, and the slowest sets the pace."""
+    _, _, lane = groups(preset("dgx-h100", hosts=4), Job(pipeline=8, activation_bytes=1.0))
+    assert lane is not None
+    assert lane.hosts == 2
+    _, _, lane = groups(preset("dgx-h100", hosts=1), Job(pipeline=8, activation_bytes=1.0))
+    assert lane is not None
+    assert lane.hosts == 1
+
+
 def test_one_rank_computes_and_no_more():
     alone = Topology("alone", (1,))
     assert step(Job(stage=3, layers=LAYERS), topology=alone).seconds.value == pytest.approx(COMPUTE_S)
@@ -176,6 +188,28 @@ def test_what_helps_is_what_it_saves_when_the_job_is_priced_anew():
     assert found["--accumulate 2"].saved.value == pytest.approx(wire / 2)
     assert found["8 buckets"].saved.value > 0
     assert all(one.saved.low <= one.saved.value <= one.saved.high for one in found.values())
+
+
+def test_what_cannot_be_played_is_no_help():
+    now = Situation(FLAT, SIZE, 0.3, Job(stage=3, layers=150_000), "ring")
+    found = helps(now, lambda there: Band(*3 * (1.0 + there.size_bytes / SIZE,)), "", None)
+    assert [one.what for one in found] == ["half the bytes on the wire"]
+
+
+def test_many_micro_batches_are_played_where_they_change_nothing_between_layers():
+    assert step(Job(layers=LAYERS, micro_batches=10_000)).seconds.value < COMPUTE_S + 1.6
+    with pytest.raises(UsageError, match="--accumulate 10000: at most"):
+        Job(stage=3, micro_batches=10_000)
+
+
+def test_the_stage_that_was_asked_for_is_the_one_whose_memory_is_told():
+    from ringside.view.predict_text import short_plan
+
+    question = PlanQuestion(preset("dgx-h100", 4), 14e9, parameters=7e9, memory_bytes=80e9, compute_s=0.2)
+    for asked, told in ((3, 3), (2, 2), (0, 1)):  # 1 is the least that fits
+        found = plan(replace(question, job=Job(stage=asked)))
+        (line,) = (line for line in short_plan(found) if "(ZeRO stage" in line)
+        assert f"(ZeRO stage {told}" in line
 
 
 def test_a_plan_answers_in_order():

@@ -295,6 +295,13 @@ def test_a_dtype_on_the_wire_is_links_that_carry_as_many_more_elements():
         what_if(run, StepChange(wire_dtype="fp8"))
 
 
+def test_faster_links_and_fewer_bytes_shorten_what_links_take_and_nothing_twice():
+    """The ranks' share of a message stays once, not once for either."""
+    run = replace(recorded(bucket_s=0.05), link_share=0.4)
+    both = what_if(run, StepChange(link_rate=2.0, wire_dtype="bfloat16"))
+    assert both.delta.value == pytest.approx(what_if(run, StepChange(link_rate=4.0)).delta.value)
+
+
 @pytest.mark.parametrize(("bucket_s", "part"), [(0.2, 1 - 2 / 3 * 3 / 4), (1e-3, 1.0)])
 def test_backward_that_takes_longer_hides_more_of_a_synchronisation_that_is_longer(bucket_s, part):
     """Where links decide, a slow rank delays the first bucket only; where nothing is left but the last, all of it."""
@@ -349,7 +356,7 @@ def test_faster_links_are_those_between_hosts_alone():
     assert (fast.inside, fast.between.bytes_per_s) == (inside, 2e9)
     assert [link.bytes_per_s for link in fast.overrides] == [5e8, 1e9, 8e8]
     assert fast.host_rates == ((2e9, 4e9), (2e9, 2e9))
-    for times in (0.0, -1.0, math.inf, math.nan):
+    for times in (0.0, -1.0, 1e300, 1e-300, math.inf, math.nan):
         with pytest.raises(UsageError, match="give a number above 0, such as 2"):
             two.with_link_rate(times)
     with pytest.raises(UsageError, match="loopback is one host: nothing travels between hosts"):

@@ -230,13 +230,14 @@ def _changed(step: PredictedStep, change: StepChange) -> PredictedStep:
         topology = replace(topology, oversubscription=change.oversubscription)
     for host in change.lost_rails:
         topology = topology.without_rail(host)
-    if change.link_rate is not None:
-        topology = topology.with_link_rate(_felt(change.link_rate, step.link_share))
     wire_dtype = change.wire_dtype or step.wire_dtype
     if wire_dtype not in WIRE_BYTES:
         raise UsageError(f"gradients cannot travel as {wire_dtype!r}; there are {', '.join(WIRE_BYTES)}")
-    if change.wire_dtype is not None:  # links carry as many more elements as these have fewer bytes
-        topology = topology.with_link_rate(_felt(WIRE_BYTES[step.wire_dtype] / WIRE_BYTES[wire_dtype], step.link_share))
+    if change.link_rate is not None or change.wire_dtype is not None:
+        # Links carry as many more elements as these have fewer bytes; a message feels both at once.
+        times = 1.0 if change.link_rate is None else change.link_rate
+        times *= WIRE_BYTES[step.wire_dtype] / WIRE_BYTES[wire_dtype]
+        topology = topology.with_link_rate(_felt(times, step.link_share))
     if change.bucket_bytes is not None:
         if not (math.isfinite(change.bucket_bytes) and change.bucket_bytes > 0):
             raise UsageError(f"a bucket of {change.bucket_bytes:g} bytes: more than 0, such as 25MB")

@@ -143,8 +143,9 @@ def _answer(plan: TrainingPlan, most: int = 3) -> Iterator[str]:
         yield fit_text(fit)
         part = "" if fit.parameters == question.parameters else " of a rank's part"
         yield f"  {parameter_count(fit.parameters)} parameters{part} × {each:.0f} bytes (weights, gradients, Adam)"
-        if fit.stage:
-            yield f"  {STAGE_WORDS[fit.stage]}: {size(fit.states[fit.stage].total_bytes)} per rank"
+        asked = question.job.stage if question.job is not None else 0
+        if fit.stage is not None and (stage := max(fit.stage, asked)):
+            yield f"  {STAGE_WORDS[stage]}: {size(fit.states[stage].total_bytes)} per rank"
         elif fit.refused:
             yield f"  nor sharded over {question.topology.ranks} ranks: {size(fit.states[3].total_bytes)} each"
             yield f"  needs {fit.least_ranks} ranks: --hosts, or more --memory"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from ringside.errors import UsageError
 from ringside.predict.laws.calibrate import Band
-from ringside.predict.plan.step import Job
+from ringside.predict.plan.step import MOST_ACTIONS, Job
 from ringside.predict.topology.topology import LinkClass, Topology
 
 WORTH_IT = 1.6  # of the 2 that a doubling could give
@@ -151,8 +151,9 @@ def _changes(now: Situation, fastest: str, buckets: int | None) -> Iterator[tupl
         yield f"--algorithm {fastest}", replace(now, algorithm=fastest), 1.0
     if now.job is None or now.compute_s is None:
         return
-    twice = replace(now.job, micro_batches=2 * now.job.micro_batches)
-    yield f"--accumulate {twice.micro_batches}", replace(now, job=twice, compute_s=2 * now.compute_s), 2.0
+    if 2 * now.job.actions < MOST_ACTIONS:
+        twice = replace(now.job, micro_batches=2 * now.job.micro_batches)
+        yield f"--accumulate {twice.micro_batches}", replace(now, job=twice, compute_s=2 * now.compute_s), 2.0
     if buckets and buckets != now.job.buckets:
         yield f"{buckets} buckets", replace(now, job=replace(now.job, buckets=buckets)), 1.0
     if now.job.stage == 3:

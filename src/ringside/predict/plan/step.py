@@ -30,7 +30,7 @@ from ringside.predict.plan.buckets import BACKWARD
 from ringside.predict.plan.options import Option, collective, has_library
 from ringside.predict.topology.topology import Topology
 
-MOST_ACTIONS = 200_000  # layers times micro-batches that are played
+MOST_ACTIONS = 200_000  # that are played, as `Job.actions` counts them
 SCHEDULES = ("1f1b", "gpipe")
 
 
@@ -79,12 +79,17 @@ class Job:
             raise UsageError(f"--prefetch {self.prefetch}: layers gathered ahead, 0 or more")
         if self.layers < self.pipeline:
             raise UsageError(f"--layers {self.layers}: fewer than the {self.pipeline} stages of --pipeline-parallel")
-        if self.layers * self.micro_batches > MOST_ACTIONS:
+        if self.actions > MOST_ACTIONS:
             raise UsageError(f"--layers {self.layers} times --accumulate {self.micro_batches}: at most {MOST_ACTIONS}")
         if not (math.isfinite(self.activation_bytes) and self.activation_bytes >= 0):
             raise UsageError(f"--activation-bytes {self.activation_bytes:g}: 0 or more")
         if not self.activation_bytes and self.tensor * self.pipeline > 1:
             raise UsageError("--activation-bytes SIZE: what tensor and pipeline parallelism send of a micro-batch")
+
+    @property
+    def actions(self) -> int:
+        """About how many actions are played: layer by layer in every micro-batch, or below stage 2 in the last one."""
+        return self.layers * (self.micro_batches if self.stage >= 2 else 1) + self.micro_batches - 1
 
 
 @dataclass(frozen=True)
@@ -189,8 +194,8 @@ def groups(topology: Topology, job: Job) -> tuple[Topology | None, Topology | No
     members = max(near // t, 1)
     group = _part(topology, members, data // members) if data > 1 else None
     lane = None
-    if p > 1:
-        lane = _part(topology, 1, 2) if stage >= local and topology.hosts > 1 else _part(topology, 2, 1)
+    if p > 1:  # among several hosts some stages are neighbours across hosts, and a pipeline is as fast as its slowest
+        lane = _part(topology, 1, 2) if topology.hosts > 1 else _part(topology, 2, 1)
     return group, tensor, lane
 
 

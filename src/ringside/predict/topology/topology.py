@@ -156,6 +156,7 @@ class MeasuredTimes:
 
 RAILS = ("pooled", "own")
 MOST_RANKS = 1 << 24
+MOST_TIMES = 1e9  # as fast, or as slow: what links can be asked to become
 
 
 @dataclass(frozen=True)
@@ -292,7 +293,7 @@ class Topology:
         Raises:
             UsageError: It is one host, or they cannot be so many times faster.
         """
-        if not (math.isfinite(times) and times > 0):
+        if not 1.0 / MOST_TIMES <= times <= MOST_TIMES:
             raise UsageError(f"links cannot carry {times:g} times as much: give a number above 0, such as 2")
         if self.between is None or self.hosts == 1:
             raise UsageError(f"{self.name} is one host: nothing travels between hosts; give --to-hosts")
